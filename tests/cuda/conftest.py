@@ -11,7 +11,7 @@ from tests.guarantees import harness
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
-    """A card of 128 MiB for the processes that the test starts; in the end nothing is left on it.
+    """A card of 128 MiB for the processes of the test; at the end nothing is left on it.
 
     It unmaps one chunk a call, as a driver may.
     """

@@ -19,7 +19,7 @@ class World:
         self.fake = fake
 
     def daemon(self, name: str = "d", **settings: object) -> harness.Daemon:
-        """A strict one on `cuda:0`, with 16 MiB in chunks of 2 MiB unless it is told otherwise."""
+        """A strict one on `cuda:0`, with 16 MiB in chunks of 2 MiB unless `settings` differ."""
         return self._made.daemon(name, **{"device": "cuda:0", "chunk": "2MiB", **settings})
 
     def workers(self, daemon: harness.Daemon, *labels: str) -> list[harness.Worker]:
@@ -29,7 +29,7 @@ class World:
         return self._made.worker(daemon, label)
 
     def hold(self, function: str, process: harness.Worker | harness.Daemon | None = None) -> None:
-        """Hold back what this puts on streams, in one process or in all, until `go_on`."""
+        """Hold back the work that this function queues, in one process or in all, until `go_on`."""
         only = f" pid={process.pid}" if process is not None else ""
         self.fake.faults(f"{function} hold async{only}")
 

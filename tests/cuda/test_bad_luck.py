@@ -1,4 +1,4 @@
-"""What goes wrong while a GPU is served: it costs whom it concerns, is said, and leaks nothing."""
+"""Failures while the daemon serves a GPU: each hurts only its user, is reported, leaks nothing."
 
 import pytest
 
@@ -11,7 +11,7 @@ REFUSED = "CUDA_ERROR_INVALID_VALUE (1)"
 
 
 def failure(worker: Worker, command: str, *arguments: object) -> str:
-    """What is said to a worker whose `command` the device fails."""
+    """The message to a worker whose `command` fails on the device."""
     with pytest.raises(WorkerError) as said:
         worker.start(command, *arguments).result()
     assert said.value.kind == "DeviceFailed"
@@ -60,7 +60,7 @@ def test_a_copy_out_that_fails_loses_nothing(world: World) -> None:
 
 
 def test_a_client_that_closes_keeps_what_could_not_be_saved(world: World) -> None:
-    """And nobody else is given its chunks while its process runs."""
+    """And no other process gets its chunks while its process runs."""
     daemon = world.daemon()
     writer, other = world.workers(daemon, "writer", "other")
     writer.register("written", 10 * MIB, mutable=True)
@@ -168,7 +168,7 @@ def test_pinning_that_is_refused_half_way_costs_speed_alone(
     worker = world.worker(daemon)
     world.fake.faults(*([f"{fault} pid={daemon.pid}"] if fault else []))
     expected = {name: worker.register(name, 4 * MIB, seed=i) for i, name in enumerate("ab")}
-    # they are pinned one after the other, when nobody waits for it
+    # the daemon pins them in sequence, in the background
     expected_note = f"{pinned} of host copies are pinned; the rest is copied"
     while not any(note.startswith(expected_note) for note in daemon.status().notes):
         assert daemon.running
@@ -242,7 +242,7 @@ def test_memory_that_others_have_eaten_is_asked_for_until_it_is_back(world: Worl
         waiting = other.start("use", "b")
         daemon.await_record("Acquire", names=("b",))
         while not (notes := daemon.status().notes):
-            pass  # the driver is asked in the background
+            pass  # the daemon asks the driver in the background
         assert worker.use("a")[1] == expected
         with pytest.raises(WorkerError, match="12 MiB lent, and not back from the driver yet"):
             worker.acquire("b", timeout=0.01)
@@ -257,7 +257,7 @@ def test_memory_that_others_have_eaten_is_asked_for_until_it_is_back(world: Worl
 
 
 def test_nothing_is_left_of_what_failed(world: World) -> None:
-    """Neither memory nor descriptors, in the daemon or in who was told."""
+    """Neither memory nor descriptors, in the daemon or in the workers."""
     daemon = world.daemon()
     worker, writer = world.workers(daemon, "worker", "writer")
     worker.register("a", 10 * MIB)
@@ -281,6 +281,6 @@ def test_nothing_is_left_of_what_failed(world: World) -> None:
     before = descriptors(daemon.pid), worker.count_descriptors(), writer.count_descriptors()
     fail_in_every_way()
     while len(descriptors(daemon.pid)) > len(before[0]):
-        pass  # one of those may have been on its way out, or still is
+        pass  # some were closing before, or still are
     assert (worker.count_descriptors(), writer.count_descriptors()) == before[1:]
     assert world.fake.held_bytes() == daemon.status().budget_bytes

@@ -1,6 +1,6 @@
-"""`swapd serve --device cuda:0` where it cannot, or where there is something to be said.
+"""`swapd serve --device cuda:0` where it cannot start, or where it has warnings.
 
-Each refusal is one line, with what to do; and nothing is left on the GPU.
+Each refusal is one line with the remedy; and nothing is left on the GPU.
 """
 
 import json
@@ -30,7 +30,7 @@ def folder() -> Iterator[Path]:
 
 
 def limits(**most: int) -> Callable[[], None]:
-    """For a child, before it runs: no more than that of each resource."""
+    """For a child, before it runs: at most this much of each resource."""
 
     def set_them() -> None:
         for name, value in most.items():
@@ -45,7 +45,7 @@ def refusal(
     *flags: str,
     before: Callable[[], None] | None = None,
 ) -> str:
-    """What `swapd serve` says, one line, in place of serving."""
+    """The one line that `swapd serve` prints instead of serving."""
     settings = {"device": "cuda:0", "budget": "16MiB", "chunk": "2MiB", "runtime-dir": folder}
     command = [sys.executable, "-m", "swapd", "serve"]
     command += [f"--{name}={value}" for name, value in settings.items()]
@@ -66,7 +66,7 @@ def test_no_driver(folder: Path) -> None:
     assert "--device host" in said
 
 
-#: What is wrong: knobs of the machine, the environment, flags, and what is then said.
+#: Each fault: knobs of the machine, the environment, flags, and the parts of the message.
 WRONG: dict[str, tuple[dict[str, object], dict[str, str], list[str], list[str]]] = {
     "no GPU": (
         {},

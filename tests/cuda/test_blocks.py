@@ -1,4 +1,4 @@
-"""A component streamed block by block on a GPU: the host runs ahead of it, and not too far."""
+"""A component streamed block by block on a GPU: the host runs ahead of it, within bounds."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_a_stream_waits_for_a_block_and_the_host_does_not(
 ) -> None:
     digests = worker.register_blocks(2, 2 * MIB, resident=0)
     world.hold("cuMemcpyHtoDAsync", daemon)
-    worker.run_pass()  # both blocks have slots, and nothing has come
+    worker.run_pass()  # both blocks have slots, and nothing has arrived
     assert all(c.state == "loading" for c in daemon.status().components)
     world.go_on()
     assert worker.results() == digests

@@ -1,4 +1,4 @@
-"""A process captures graphs in global mode, and nothing that swapd does meanwhile spoils them."""
+"""A process captures graphs in global mode, and no action of swapd meanwhile invalidates them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ WORK = "cuMemcpyDtoDAsync"
 
 
 def prepared(world: World, isolation: str) -> tuple[Daemon, Worker, Worker]:
-    """A worker with `a`, which is in, and another with `b`: they do not fit both."""
+    """A worker with `a`, which is resident, and another with `b`: only one of them fits."""
     daemon = world.daemon(isolation=isolation)
     worker, other = world.workers(daemon, "worker", "other")
     worker.register("a", 10 * MIB, seed=1)
@@ -54,7 +54,7 @@ def test_a_lease_is_kept_and_its_work_is_asked_for(world: World) -> None:
     waiting = other.start("acquire", "b")
     daemon.await_record("Waiting")
     world.go_on()
-    waiting.result()  # so the keeper's thread has asked, and given it back
+    waiting.result()  # so the keeper's thread has queried the work, and released
     assert worker.end_capture() == "CUDA_SUCCESS"
 
 
@@ -133,7 +133,7 @@ def test_the_daemon_dies(world: World) -> None:
 
 
 def test_without_the_exchange_the_same_calls_would_spoil_it(world: World) -> None:
-    """The driver here does mind: what the worker asks by itself ends its capture."""
+    """The driver here is strict: a query by the worker itself ends its capture."""
     _, worker, _ = prepared(world, "strict")
     worker.begin_capture()
     with pytest.raises(Exception, match="CAPTURE_UNSUPPORTED"):

@@ -1,4 +1,4 @@
-"""Chunks are mapped while they are copied, and none can be touched before its bytes have come."""
+"""The client maps chunks during the copy, and no access reaches a chunk before its bytes."""
 
 import os
 import select
@@ -17,10 +17,10 @@ COPY_IN = "cuMemcpyHtoDAsync"
 def calls(
     fake: fakecuda.Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator["Calls"]:
-    """What processes call of the driver that are started from now on: so ask for it first."""
+    """The driver calls of processes that start later: so request this fixture first."""
     fifo = tmp_path / "calls"
     os.mkfifo(fifo)
-    # a writer of its own, or a process that ends would leave an end of file to be read
+    # with a writer here, the end of a process is no end of file
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     monkeypatch.setenv("FAKECUDA_TRACE", str(fifo))
     yield Calls(reader)
@@ -53,7 +53,7 @@ def test_the_calls_of_the_driver_are_made_while_the_bytes_come(calls: Calls, wor
     daemon = world.daemon()
     worker = world.worker(daemon)
     expected = worker.register("a", 8 * MIB, seed=1)
-    # of four pieces, one to a chunk, three come
+    # of four pieces, one for each chunk, three arrive
     world.fake.faults(f"{COPY_IN} hold async after=3 pid={daemon.pid}")
     waiting = worker.start("acquire", "a")
     calls.until(daemon.pid, f"{COPY_IN}_v2", 1, "held")
@@ -74,7 +74,7 @@ def test_the_calls_of_the_driver_are_made_while_the_bytes_come(calls: Calls, wor
 def test_no_byte_can_be_read_that_has_not_come(
     calls: Calls, world: World, chunk: int, *, faults: bool
 ) -> None:
-    """Another component's are still there."""
+    """Another component's bytes are still there."""
     daemon = world.daemon(budget="8MiB", isolation="relaxed")
     worker, other = world.workers(daemon, "worker", "other")
     worker.register("a", 8 * MIB, seed=1)

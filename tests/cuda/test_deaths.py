@@ -1,4 +1,4 @@
-"""Whoever dies, the others go on: workers and daemons by SIGKILL, sessions by a fence."""
+"""Workers and daemons die by SIGKILL, sessions by a fence: the others go on."""
 
 import os
 import signal
@@ -33,8 +33,7 @@ def test_a_killed_worker_costs_the_others_nothing(world: World) -> None:
 
 @pytest.fixture
 def doomed(world: World) -> Iterator[tuple[Daemon, Worker, int]]:
-    """A worker has written to a mutable component, and is killed; what it has put on the GPU
-    writes on."""
+    """A worker has written to a mutable component, and is killed; its kernel continues to write."""
     daemon = world.daemon()
     worker = world.worker(daemon, "doomed")
     worker.register("m", 12 * MIB, mutable=True)
@@ -118,7 +117,7 @@ def test_the_daemon_dies_and_what_is_held_stays(world: World, isolation: str) ->
     worker.disconnect()
     assert worker.look("held") == [address, expected[0]]
     assert worker.look("idle")[1] == expected[1]
-    worker.write("held", 5)  # it is its own now
+    worker.write("held", 5)  # it belongs to the worker now
     assert worker.look("held")[1] != expected[0]
 
 
@@ -162,7 +161,7 @@ def test_a_worker_that_is_fenced_is_on_none_of_the_others_chunks(world: World) -
     theirs = other.register("b", 10 * MIB, seed=2)
     slow.use("a")
     slow.stop()
-    assert other.use("b")[1] == theirs  # once the time for the acknowledgement was up
+    assert other.use("b")[1] == theirs  # after the time-out of the acknowledgement
     slow.go_on()
     assert slow.await_end().startswith("SessionFenced")
     with pytest.raises(WorkerError) as said:
@@ -208,7 +207,7 @@ def test_a_daemon_that_stops_lets_the_workers_keep_what_they_hold(world: World) 
 
 
 def test_a_revocation_leaves_no_import_s_memory_mapped(world: World) -> None:
-    """The memory of an evicted component can be given to somebody else's allocator."""
+    """The memory of an evicted component can go to another process's allocator."""
     daemon = world.daemon(budget="16MiB")
     worker, other = world.workers(daemon, "worker", "other")
     expected = worker.register("a", 12 * MIB, seed=1)

@@ -1,7 +1,7 @@
 """The daemon's own GPU work ends for good, by an error that its context does not survive.
 
-The daemon stays: it says so by the error's name, grants what is on the GPU, refuses the rest
-with what to do, loses nothing in silence, and stops when it is told to.
+The daemon goes on: it reports the error by name, grants components on the GPU, refuses all others
+with the remedy, loses nothing silently, and stops on a signal.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 LOST = "cuda:0 is lost: CUDA_ERROR_LAUNCH_FAILED (719)"
 ADVICE = "until swapd is restarted"
 
-#: The copy is taken, and found to have failed when it is waited for; or is not taken.
+#: The driver takes the copy, and the wait for it fails; or the driver refuses the copy.
 FAULTS = ["cuMemcpyHtoDAsync 719 times=1 async", "cuMemcpyHtoDAsync 719 times=1 sticky"]
 
 
@@ -143,7 +143,7 @@ def test_waits_for_what_was_to_come_in_early_end(world: World) -> None:
     worker.acquire("a", early=True)
     worker.work_on_segment("a", 3)
     world.fake.faults(f"cuEventSynchronize 702 sticky pid={daemon.pid}")
-    worker.result()  # whatever it is, the stream went on
+    worker.result()  # any bytes: the stream went on
     said = failure(worker, "wait_for", "a", 3)
     assert said.kind == "DeviceFailed"
     assert "CUDA_ERROR_LAUNCH_TIMEOUT (702)" in said.message

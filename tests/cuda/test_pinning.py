@@ -1,4 +1,4 @@
-"""Host copies are pinned whether or not the driver takes memory that is mapped read-only."""
+"""Host copies are pinned, with a driver that takes memory mapped read-only or without."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SAYS_SO = "the GPU claims to pin memory that is mapped read-only, but refuses"
 def test_components_come_in_where_memory_that_is_read_only_is(
     world: World, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    """In all other tests the driver says that it is not."""
+    """In all other tests the driver refuses such memory."""
     monkeypatch.setenv("FAKECUDA_READ_ONLY_PINS", "1")
     if refuses:
         world.fake.faults(f"{PIN} 801 times=1")
@@ -28,7 +28,7 @@ def test_components_come_in_where_memory_that_is_read_only_is(
 
 
 def test_what_is_pinned_is_in_the_swap_log(world: World) -> None:
-    """Also what of it is refused, and one record for components that come together."""
+    """Also the refused part, and one record for components that are registered together."""
     daemon = world.daemon(pin_limit="6MiB")
     worker = world.worker(daemon)
     for number, name in enumerate("abc"):

@@ -1,4 +1,4 @@
-"""What becomes of a component on the GPU when it is swapd's no more, and when there is no room."""
+"""The fate of a component on the GPU that leaves swapd, with and without free memory."""
 
 import pytest
 
@@ -88,7 +88,7 @@ def test_what_is_not_to_be_kept_takes_no_memory_when_the_client_closes(world: Wo
 
 
 def test_a_mutable_one_without_room_stays_where_it_is(world: World) -> None:
-    """Its chunks are kept for this process until it ends."""
+    """Its chunks stay with this process until it ends."""
     daemon = world.daemon(budget="80MiB")
     worker, other = world.workers(daemon, "worker", "other")
     worker.register("a", 60 * MIB, mutable=True)

@@ -1,6 +1,6 @@
 """A component's range on the GPU, alone: each test is a case of a program, with a card of its own.
 
-It makes chunks itself, as the daemon would, and sends them by `Files`.
+The program makes chunks, as the daemon would, and sends them by `Files`.
 """
 
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_late_revocation_takes_no_newer_chunks_away() -> None:
 
 
 def test_a_range_waits_for_chunks_and_meanwhile_for_nobody_else() -> None:
-    """The thread that brings them has revocations to see to first."""
+    """The thread that brings the chunks must handle revocations first."""
     run("waiting_for_chunks")
 
 

@@ -1,4 +1,4 @@
-"""Weights that are on the GPU already come to their host copy through a few pinned places."""
+"""Weights on the GPU are copied to their host copy through a few pinned places."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,12 +10,12 @@ from tests.cuda.gpu_world import MIB, Worker, WorkerError, World
 
 PIN, FETCH = "cuMemHostAlloc", "cuMemcpyDtoHAsync"
 SAID = "no memory can be pinned for it here"
-#: Of no round number of places, with one that is less than a place.
+#: No multiple of the size of a place, and one size below it.
 SIZES = 9 * PLACE_BYTES + 12345, 777
 
 
 def calls(trace: Path, worker: Worker) -> list[str]:
-    """What the worker has called, in order."""
+    """The worker's calls, in order."""
     lines = [line.split() for line in trace.read_text().splitlines()]
     return [name.removesuffix("_v2") for pid, _, name, *_ in lines if int(pid) == worker.pid]
 
@@ -40,7 +40,7 @@ def test_every_byte_comes_and_no_second_copy_is_made_of_it(world: World, trace: 
     assert made[FETCH] == 10 + 1
     assert made["cuEventCreate"] == made["cuEventDestroy"] == PLACES
     assert worker.use("a")[1] == expected
-    # the host copy, which is mapped for so long, and the places
+    # the host copy, mapped during the registration, and the places
     assert peak < SIZES[0] + PLACES * PLACE_BYTES + 8 * MIB
 
 

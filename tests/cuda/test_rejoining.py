@@ -1,10 +1,10 @@
-"""What lost its daemon, and is registered with the next, on the GPU: the same addresses."""
+"""Components that lost their daemon register with the next one, on the GPU: the same addresses."""
 
 import pytest
 
 from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 
-#: What a range of 5 MiB and 3 bytes has in private memory, and in chunks.
+#: The size of a range of 5 MiB and 3 bytes in private memory, and in chunks.
 NBYTES, WHOLE = 5 * MIB + 3, 6 * MIB
 
 
@@ -14,7 +14,7 @@ def imported() -> tuple[str, ...]:
 
 
 def lose(world: World, daemon: Daemon, *workers: Worker, **settings: str) -> Daemon:
-    """The next daemon; the workers have their weights in private memory."""
+    """Kill the daemon and return the next; the workers have their weights in private memory."""
     daemon.kill()
     for worker in workers:
         worker.disconnect()

@@ -125,7 +125,7 @@ def test_the_thread_of_another_stream_waits_where_no_more_are_to_be_had(world: W
 
 
 def test_a_thread_may_go_on_to_what_does_not_fit_beside_what_is_ending(world: World) -> None:
-    """It waits for nobody but the GPU, and that is no deadlock."""
+    """It waits for the GPU only, and that is no deadlock."""
     daemon = world.daemon()
     worker = world.worker(daemon)
     worker.register("a", 10 * MIB)
@@ -295,7 +295,7 @@ def test_a_loop_whose_work_outlasts_its_leases_need_not_ask_at_every_step(world:
     steps = 100
     worker.decode("a", steps)
     assert len(daemon.watch.seen("Acquire")) < steps
-    assert other.use("b")  # nothing of it is left held
+    assert other.use("b")  # it holds nothing any more
     assert daemon.component("a").hits + 1 >= steps
 
 
@@ -329,11 +329,11 @@ def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> Non
     assert leases(daemon, "a") == 0
 
 
-# --- by the threads that had the leases --------------------------------------------------
+# --- threads that had the leases ---------------------------------------------------------
 
 
 def in_turn(world: World) -> tuple[Daemon, Worker]:
-    """A worker whose main thread has used `a` and `b` in turn and is trusted to come back."""
+    """A worker whose main thread has used `a` and `b` in turn; the keeper expects it back."
     daemon = world.daemon(isolation="relaxed")
     worker = world.worker(daemon)
     for name in "ab":
@@ -344,7 +344,7 @@ def in_turn(world: World) -> tuple[Daemon, Worker]:
 
 
 def test_hits_with_work_wake_no_thread(world: World) -> None:
-    """Neither of several components in turn, nor of a loop, however often they are given back."""
+    """Neither with several components in turn, nor in a loop, at any frequency of releases."""
     _, worker = in_turn(world)
     assert worker.sleeps_of_steps(["a", "b"], 50) == {}
     worker.sleeps_of_steps(["a"], 2)

@@ -1,4 +1,4 @@
-"""Scratch on a GPU: zeroed there, saved in parts, private memory of its own in the end."""
+"""Scratch on a GPU: zeroed there, saved in parts, private memory at the end."""
 
 import pytest
 
@@ -80,7 +80,9 @@ def test_scratch_that_is_held_when_the_daemon_dies_stays_where_it_is(world: Worl
 
 
 def test_what_is_back_of_a_workspace_is_used_before_the_rest_is(world: World) -> None:
-    """The driver gives back a part of what a worker's allocator had, and is asked for the rest."""
+    """The driver returns a part of the memory of a worker's allocator, and the daemon asks for the
+    rest.
+    """
     daemon = world.daemon()
     borrower, other = world.workers(daemon, "borrower", "other")
     expected = other.register("a", 12 * MIB, seed=1)

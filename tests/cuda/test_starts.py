@@ -1,10 +1,10 @@
-"""Engines that start at once on one GPU: each measures what it has taken itself, and no more."""
+"""Engines that start at once on one GPU: each measures its own memory, and no other's."""
 
 from tests.cuda.gpu_world import MIB, World
 
 
 def test_three_engines_that_start_at_once_measure_themselves_alone(world: World) -> None:
-    """What is lent to one to load in is not free for another; what one keeps, none has used."""
+    """An engine's workspace is not free for another; a cache of one does not count as another's."""
     daemon = world.daemon()
     workers = world.workers(daemon, "thinker", "talker", "code2wav")
     for worker in workers:

@@ -1,4 +1,4 @@
-"""A stream waits for what the host does not wait for, and never for ever."""
+"""A stream waits for copies that the host does not wait for, and never endlessly."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def worker(world: World, daemon: Daemon) -> Worker:
 
 
 def acquire_early(world: World, daemon: Daemon, worker: Worker) -> list[str]:
-    """A lease on `a`, of which nothing has arrived; the digests of its segments."""
+    """A lease on `a`, of which nothing has arrived; returns the digests of its segments."""
     digests: list[str] = worker.register_in_segments("a", 2 * MIB, SEGMENTS)
     world.hold(COPY_IN, daemon)
     worker.acquire("a", early=True)
@@ -78,7 +78,7 @@ def test_the_daemon_dies_while_a_stream_waits(world: World, daemon: Daemon, work
     acquire_early(world, daemon, worker)
     worker.work_on_segment("a", 3)
     daemon.kill()
-    worker.result()  # whatever it is, the stream went on
+    worker.result()  # any bytes: the stream went on
     with pytest.raises(WorkerError) as said:
         worker.check("a")
     assert said.value.kind == "DaemonGone"
@@ -108,7 +108,7 @@ def test_a_load_that_fails_lets_the_stream_go_on_and_is_said(world: World) -> No
     daemon = world.daemon(budget="32MiB")
     worker = world.worker(daemon)
     digests = worker.register_in_segments("a", 6 * MIB, SEGMENTS)
-    # the first piece of the copy is held back, the others are refused
+    # the daemon's first piece is held back, and the others fail
     refusal = f"{COPY_IN} 1 pid={daemon.pid}"
     world.fake.faults(f"{COPY_IN} hold times=1 async pid={daemon.pid}", refusal)
     worker.acquire("a", early=True)
@@ -116,7 +116,7 @@ def test_a_load_that_fails_lets_the_stream_go_on_and_is_said(world: World) -> No
     worker.check("a")
     assert not worker.is_done()
     world.fake.faults(refusal)
-    worker.result()  # whatever it is: the stream went on, and has not faulted
+    worker.result()  # any bytes: the stream went on, and has not faulted
     for use in ("check", "wait_for", "release"):
         with pytest.raises(WorkerError, match="was not loaded") as said:
             worker.start(use, "a").result()

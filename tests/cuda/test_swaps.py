@@ -1,4 +1,4 @@
-"""Components come and go on the GPU: the same addresses, the right bytes, nothing left over."""
+"""Components are swapped on the GPU: the same addresses, the right bytes, no leftovers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which GPU a worker means, and what it is told when it cannot use it."""
+"""The GPU that a worker means, and the message if it cannot use it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
-"""A worker process on a GPU: what `tests.guarantees.worker` does, with bytes the CPU cannot read.
+"""A worker process on a GPU: `tests.guarantees.worker`, with bytes that the CPU cannot read.
 
-Its "compute" is copies within GPU memory, on streams it has by name: they can be held back
-(`cuMemcpyDtoDAsync hold async`), and fault like kernels where they may not read or write.
+Its "compute" is copies within GPU memory, on named streams. A test can hold them back
+(`cuMemcpyDtoDAsync hold async`), and they fault like kernels where they may not read or write.
 """
 
 import ctypes
@@ -24,18 +24,18 @@ from tests.guarantees.worker import digest, pattern
 from tests.sleeping import more_sleeps, sleeps
 
 MIB = 1 << 20
-#: Writes to memory that others had, for ever.
+#: Writes to memory that others had, without end.
 KERNEL = Path(__file__).parent / "programs" / "kernel.py"
 
 
 class GpuWorker(worker.Worker):
-    """A method for each command, beside those of the base."""
+    """A method for each command, in addition to the base's."""
 
     def __init__(self) -> None:
         super().__init__()
         self._driver: Driver | None = None
         self._streams: dict[str, Any] = {}
-        #: What work has copied: address and size, by stream or by name.
+        #: The copies that work has made: address and size, by stream or by name.
         self._results: dict[str, tuple[int, int]] = {}
         self._taken: list[Any] = []
 
@@ -52,15 +52,16 @@ class GpuWorker(worker.Worker):
         """The CPU cannot see it."""
 
     def register_tensor(self, name: str, nbytes: int, *, seed: int = 0, **options: Any) -> str:
-        """As the base; its tensor is the CPU's, which can reach the memory of the fake GPU."""
+        """As the base, but its tensor is on the CPU, which can reach the memory of the fake GPU."""
         from swapd_client.memory import dlpack
 
         dlpack.gpu = lambda index: dlpack.HOST
         return super().register_tensor(name, nbytes, seed=seed, **options)
 
     def register_from_gpu(self, name: str, *sizes: int) -> tuple[str, int]:
-        """Register tensors of so many bytes that are on the GPU; the digest of what the component
-        has then, and how much more host memory this process had at its peak meanwhile."""
+        """Register tensors of so many bytes that are on the GPU; return the digest of the
+        component, and the peak of this process's additional host memory meanwhile.
+        """
         import torch
 
         from swapd_client.memory import dlpack
@@ -87,14 +88,14 @@ class GpuWorker(worker.Worker):
         return expected, _peak() - before
 
     def arrive(self, lease: str, segment: int) -> str:
-        """Wait for a segment, all of a size; return its digest."""
+        """Wait for a segment, all of one size; return its digest."""
         part = self._parts[lease]
         self._leases[lease].wait(segment)
         nbytes = part.nbytes // part.segments
         return digest(self._fetch(part.address + segment * nbytes, nbytes))
 
     def look(self, name: str) -> tuple[int, str]:
-        """Where the bytes are, and their digest: to be asked under a lease, or in the end."""
+        """The address of the bytes, and their digest; under a lease, or at the end only."""
         part = self._parts[name]
         return part.address, digest(self._fetch(part.address, part.nbytes))
 
@@ -103,7 +104,7 @@ class GpuWorker(worker.Worker):
         return self._fetch(self._parts[name].address, 1)[0]
 
     def peek_at(self, name: str, offset: int) -> int:
-        """The same, somewhere else."""
+        """The same at another address."""
         return self._fetch(self._parts[name].address + offset, 1)[0]
 
     def write(self, name: str, seed: int) -> str:
@@ -119,7 +120,7 @@ class GpuWorker(worker.Worker):
             self.client.acquire(other).release()
 
     def work(self, name: str, *, stream: str = "s", lease: str = "", use: bool = True) -> None:
-        """Put a copy of the component on a stream, which its lease is told of if `use`."""
+        """Queue a copy of the component on a stream; if `use`, its lease is told of the stream."""
         part = self._parts[name]
         self._copy(stream, part.address, part.nbytes)
         if use:
@@ -133,14 +134,16 @@ class GpuWorker(worker.Worker):
         self._leases[lease].wait(segment, stream=int(self._stream(stream)))
 
     def work_on_segment(self, name: str, segment: int, *, stream: str = "s") -> None:
-        """The same with one segment, of segments of a size; the stream waits for it."""
+        """The same for one segment, all of one size; the stream waits for it."""
         part = self._parts[name]
         nbytes = part.nbytes // part.segments
         self._leases[name].wait(segment, stream=int(self._stream(stream)))
         self._copy(stream, part.address + segment * nbytes, nbytes)
 
     def step_with_work(self, name: str, steps: int) -> int:
-        """A loop that acquires at every step, with work in the first; how many streams it names."""
+        """A loop that acquires at every step, with work in the first; the number of streams it
+        names.
+        """
         streams = 0
         for step in range(steps):
             held = self.client.acquire(name)
@@ -154,7 +157,7 @@ class GpuWorker(worker.Worker):
         return streams
 
     def decode(self, name: str, steps: int) -> None:
-        """A loop that gives its lease back before the work of each step is done."""
+        """A loop that releases its lease before the work of each step is done."""
         part, stream, driver = self._parts[name], self._stream("s"), self.driver
         with driver.current():
             target = driver.call(driver.api.cuMemAlloc, part.nbytes)
@@ -170,12 +173,13 @@ class GpuWorker(worker.Worker):
             driver.call(driver.api.cuMemFree, target)
 
     def linger_on(self) -> None:
-        """What is kept for a moment is kept for ever, as far as clocks say."""
+        """Extend the short waits of the keeper to an hour, so that they never end in a test."""
         keeping.LINGER_S = keeping.BACK_S = keeping.SWEEP_S = 3600.0
 
     def sleeps_of_steps(self, names: list[str], steps: int) -> dict[str, int]:
-        """Use these in turn, each given back before its work is done; how often other threads of
-        Python's went to sleep meanwhile, by name, but for those that slept on."""
+        """Use these in turn, and release each before its work is done; return how often other
+        Python threads went to sleep meanwhile, by name, without those that slept throughout.
+        """
         stream, driver = self._stream("s"), self.driver
         with driver.current():
             target = driver.call(driver.api.cuMemAlloc, MIB)
@@ -196,10 +200,10 @@ class GpuWorker(worker.Worker):
         return more
 
     def leave_a_kernel(self) -> int:
-        """Have something write to all chunks that this process has, also when it is gone.
+        """Start a process that writes to all chunks of this process, also after its end; its pid.
 
-        As a kernel does until the driver has ended it: memory that it reaches is not free. It is a
-        process that has the same descriptors; its number.
+        It has the same descriptors. Like a kernel until the driver has ended it: the memory in its
+        reach is not free.
         """
         fds = {}
         for fd in os.listdir("/proc/self/fd"):
@@ -208,14 +212,14 @@ class GpuWorker(worker.Worker):
                 if "/gpu0/" in path and path.endswith(".memory"):
                     fds[path] = fd
         command = [sys.executable, str(KERNEL), *fds.values()]
-        null = subprocess.DEVNULL  # or it would hold what the worker is listened to by
+        null = subprocess.DEVNULL  # otherwise it would hold the worker's pipes
         kernel = subprocess.Popen(
             command, pass_fds=[int(fd) for fd in fds.values()], stdin=null, stdout=null, stderr=null
         )
         return kernel.pid
 
     def result(self, *, stream: str = "s") -> str:
-        """The digest of what was copied on the stream, when that is done. Blocks."""
+        """The digest of the copy on the stream, when it is done. Blocks."""
         address, nbytes = self._results[stream]
         with self.driver.current():
             self.driver.finish(self._stream(stream))
@@ -232,20 +236,21 @@ class GpuWorker(worker.Worker):
         self._leases[lease].wait(segment)
 
     def allocate(self, nbytes: int) -> None:
-        """Take GPU memory by an allocator of one's own, and keep it."""
+        """Take GPU memory with another allocator, and keep it."""
         with self.driver.current():
             self._taken.append(self.driver.call(self.driver.api.cuMemAlloc, nbytes))
 
     def free(self) -> None:
-        """Give back what was allocated."""
+        """Free the allocated memory."""
         with self.driver.current():
             for address in self._taken:
                 self.driver.call(self.driver.api.cuMemFree, address)
         self._taken.clear()
 
     def start_as_engine(self, loads: int, keeps: int) -> list[int]:
-        """Load in memory that is lent, measure, and keep a cache, in its turn to start; by how much
-        each of these steps has changed what is free on the GPU."""
+        """In its turn to start, load in a workspace, measure, and keep a cache; return the change
+        of the GPU's free memory by each of these steps.
+        """
         with self.client.acquire_start():
             free = [self.measure()]
             with self.client.acquire_workspace(loads):
@@ -268,7 +273,7 @@ class GpuWorker(worker.Worker):
         self._parts[name].view("data")
 
     def close_and_tell(self) -> list[str]:
-        """Close the client; return what it warned of."""
+        """Close the client; return its warnings."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.disconnect()
@@ -278,23 +283,23 @@ class GpuWorker(worker.Worker):
         return len(os.listdir("/proc/self/fd"))
 
     def allow_descriptors(self, more: int, *, at_most: int | None = None) -> None:
-        """Have the system give this process so many more than it has, and no more than that.
+        """Limit this process to so many more descriptors than it has.
 
-        `at_most`: how many more it may allow itself.
+        `at_most`: the number by which it may raise that limit itself.
         """
         now = self.count_descriptors()
         hard = now + (more if at_most is None else at_most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (now + more, hard))
 
     def uses_cuda(self) -> bool:
-        """Whether the driver is loaded here at all."""
+        """Whether this process has loaded the driver."""
         return "/libcuda.so" in Path("/proc/self/maps").read_text()
 
     def threads(self) -> list[str]:
         return sorted(thread.name for thread in threading.enumerate())
 
     def grant_no_threads(self, prefix: str) -> None:
-        """From now on no thread with such a name can be started."""
+        """From now on threads with such a name cannot start."""
         start = threading.Thread.start
 
         def granted(self: threading.Thread) -> None:
@@ -305,12 +310,12 @@ class GpuWorker(worker.Worker):
         threading.Thread.start = granted  # type: ignore[method-assign]
 
     def count_boards(self) -> int:
-        """How many sessions' boards this process still has mapped."""
+        """The number of sessions whose boards this process still has mapped."""
         gc.collect()
         return Path("/proc/self/maps").read_text().count("swapd-board")
 
     def join_threads(self, prefix: str) -> None:
-        """Until no thread with such a name is left."""
+        """Wait until no thread with such a name is left."""
         for thread in threading.enumerate():
             if thread.name.startswith(prefix):
                 thread.join()
@@ -326,7 +331,7 @@ class GpuWorker(worker.Worker):
         return digests
 
     def run_pass(self) -> None:
-        """A pass over the blocks, with a copy of each put on the default stream."""
+        """A pass over the blocks, with a copy of each queued on the default stream."""
         self._passes.enter()
         for i, part in enumerate(self._blocks):
             self._passes.need(i)
@@ -335,7 +340,7 @@ class GpuWorker(worker.Worker):
         self._passes.leave()
 
     def results(self) -> list[str]:
-        """The digests of what the last pass copied, when all is done. Blocks."""
+        """The digests of the copies of the last pass, when all are done. Blocks."""
         with self.driver.current():
             self.driver.finish(0)
         return [digest(self._fetch(*self._results[str(i)])) for i in range(len(self._blocks))]
@@ -343,12 +348,12 @@ class GpuWorker(worker.Worker):
     # --- captures ------------------------------------------------------------------------
 
     def destroy(self, stream: str) -> None:
-        """Destroy a stream, whatever is on it."""
+        """Destroy a stream, even with work on it."""
         with self.driver.current():
             self.driver.destroy_stream(self._streams.pop(stream))
 
     def steps_on_streams_that_go(self, name: str, steps: int) -> None:
-        """A loop whose every step works on a stream of its own, which it destroys afterwards."""
+        """A loop in which each step works on its own stream, and destroys it afterwards."""
         for step in range(steps):
             with self.client.acquire(name) as lease:
                 part = self._parts[name]
@@ -357,13 +362,15 @@ class GpuWorker(worker.Worker):
             self.destroy(f"of {step}")
 
     def work_and_rest(self, name: str) -> None:
-        """Work on a stream under a lease that is held on, and destroy the stream."""
+        """Work on a stream under a lease that continues, and destroy the stream."""
         self.work(name, stream="gone")
         self._leases[name].rests()
         self.destroy("gone")
 
     def begin_capture(self, *, stream: str = "captured", mode: str = "GLOBAL") -> None:
-        """Have what this thread puts on a stream go into a graph. It must end it, too."""
+        """Capture this thread's work on a stream into a graph. The same thread must end the
+        capture.
+        """
         handle, api = self._stream(stream), self.driver.api
         modes = api.CUstreamCaptureMode
         with self.driver.current():
@@ -371,7 +378,7 @@ class GpuWorker(worker.Worker):
             self.driver.call(api.cuStreamBeginCapture, handle, chosen)
 
     def end_capture(self, *, stream: str = "captured") -> str:
-        """How the capture ended: "CUDA_SUCCESS" if nothing has spoilt it."""
+        """The result of the capture: "CUDA_SUCCESS" if it is valid."""
         with self.driver.current():
             result, graph = self.driver.api.cuStreamEndCapture(self._stream(stream))
             if not result:
@@ -379,7 +386,7 @@ class GpuWorker(worker.Worker):
         return str(result.name)
 
     def capture_mode(self) -> str:
-        """That of this thread."""
+        """The capture mode of this thread."""
         api = self.driver.api
         mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         before = self.driver.call(api.cuThreadExchangeStreamCaptureMode, mode)
@@ -425,7 +432,7 @@ class GpuWorker(worker.Worker):
 
 
 def _peak() -> int:
-    """The most host memory that this process has had, bytes."""
+    """The peak of this process's host memory, bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (said,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
     return int(said) << 10

@@ -1,4 +1,4 @@
-"""The devices that the contract is held against, and how another process gets at a chunk."""
+"""The devices that the contract is tested on, and how another process maps a chunk."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from swapd.device import Device, HostDevice, open_device
 
 CHUNK = 2 << 20
-#: What a driver gives back late is there in this time, or never.
+#: A driver returns memory late, but within this time.
 SETTLE_S = 10.0
 
 #: Run in another process with the `arguments` of a `Backend`.
@@ -20,7 +20,8 @@ PROGRAM = Path(__file__).parent / "programs" / "lent_chunk.py"
 @dataclass(frozen=True)
 class Backend:
     """How to open a device, and its name in `PROGRAM`, which maps a chunk of it in another process.
-    `held` is how much memory its arena takes."""
+    `held` returns the size of its arena in memory.
+    """
 
     open: Callable[[int, int], Device]
     kind: str
@@ -34,7 +35,7 @@ class Backend:
         return self.kind, case, fd, number, CHUNK, int(writable), device.uuid
 
     def comes_to_hold(self, device: Device, nbytes: int) -> bool:
-        """Whether its arena takes so much, waited for: a driver may give back late."""
+        """Whether its arena takes so much; waits, as a driver may return memory late."""
         until = time.monotonic() + SETTLE_S
         while (held := self.held(device)) != nbytes and time.monotonic() < until:
             time.sleep(0.01)
@@ -55,7 +56,7 @@ HOST = Backend(lambda budget, chunk: HostDevice(budget, chunk), "host", _held_on
 
 
 def cuda(environment: Mapping[str, str]) -> Backend:
-    """The first GPU that this process sees; `environment` makes others see it too."""
+    """The first GPU that this process sees; with `environment`, other processes see it, too."""
     return Backend(
         lambda budget, chunk: open_device("cuda", budget, chunk, None),
         "cuda",
@@ -70,7 +71,7 @@ def gpu_here() -> bool:
 
 
 class HostBytes:
-    """Private memory as the source or target of copies, with bytes around it to watch."""
+    """Private memory as the source or target of copies, with guard bytes around it."""
 
     MARGIN = 4096
 

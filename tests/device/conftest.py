@@ -1,4 +1,4 @@
-"""Which devices there are: the host; the fake GPU; a real one in a run with `-m gpu`.
+"""The devices to test: the host; the fake GPU; a real one in a run with `-m gpu`.
 
 A process has one libcuda for good, so a run has the fake one or the real one, never both.
 """
@@ -22,7 +22,7 @@ def fake() -> fakecuda.Fake:
 
 @pytest.fixture(scope="session")
 def context() -> Iterator[None]:
-    """A real GPU's context, kept for the session: each takes a second and more to make."""
+    """A real GPU's context, kept for the session: making one takes a second or more."""
     driver = Driver(0)
     yield
     driver.close()

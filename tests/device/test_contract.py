@@ -1,4 +1,4 @@
-"""The contract of `swapd.device.base.Device`, held against every backend there is.
+"""The contract of `swapd.device.base.Device`, tested for every backend.
 
 A backend joins in tests/device/backends.py and conftest.py.
 """
@@ -64,7 +64,7 @@ def test_the_arena_is_the_budget_in_whole_chunks(backend: Backend) -> None:
     ("budget", "chunk"), [(CHUNK, 0), (CHUNK, -CHUNK), (CHUNK, CHUNK + 4096), (CHUNK - 1, CHUNK)]
 )
 def test_a_size_that_makes_no_sense_is_refused(backend: Backend, budget: int, chunk: int) -> None:
-    backend.open(CHUNK, CHUNK).close()  # what a driver opens but once
+    backend.open(CHUNK, CHUNK).close()  # files that a driver opens only once
     before = open_fds()
     with pytest.raises(DeviceError, match="bytes"):
         backend.open(budget, chunk)
@@ -72,7 +72,7 @@ def test_a_size_that_makes_no_sense_is_refused(backend: Backend, budget: int, ch
 
 
 def test_open_and_close_leave_no_descriptor_and_no_mapping(backend: Backend) -> None:
-    _open_use_and_close(backend)  # what a driver opens but once, and as late as it can
+    _open_use_and_close(backend)  # files that a driver opens only once, as late as possible
     before = open_fds()
     _open_use_and_close(backend)
     assert open_fds() == before
@@ -199,7 +199,7 @@ def test_copies_run_in_both_directions_at_once(device: Device) -> None:
 
 # --- copies of parts ---------------------------------------------------------------------
 
-#: What is copied of a component: nothing, one byte, across chunks, many, all of it.
+#: The copied parts of a component: nothing, one byte, across chunks, many, all of it.
 PARTS: dict[str, tuple[tuple[int, int], ...]] = {
     "nothing": (),
     "one byte": ((CHUNK + 17, 1),),
@@ -258,7 +258,7 @@ def test_of_a_source_of_which_nothing_comes_in_no_byte_is_read(device: Device) -
     assert copy_out(device, ((1, 2),), 2 * CHUNK) == bytes(2 * CHUNK)
 
 
-# --- what a copy says, and asks ----------------------------------------------------------
+# --- reports and queries of a copy -------------------------------------------------------
 
 
 def test_landed_is_told_in_order_and_at_the_end(device: Device) -> None:
@@ -364,7 +364,7 @@ def test_what_has_landed_is_told_while_a_later_chunk_is_waited_for(device: Devic
 
     def may_write(chunk: int) -> None:
         if chunk == CHUNKS // 2:
-            # the other half is told of although this one is not even begun
+            # the copy reports the other half although this one has not begun
             assert arrived.wait(60)
             gate.set()
 
@@ -501,7 +501,7 @@ def test_use_says_how_much_there_is_and_how_much_is_free(device: Device) -> None
 def in_another_process(
     backend: Backend, device: Device, case: str, *, chunk: int = 0, writable: bool
 ) -> str:
-    """What this case of the program prints where `chunk` is mapped from an export of its own."""
+    """The output of this case of the program, which maps `chunk` from its own export."""
     with device.export(chunk // device.chunks_per_file, writable=writable) as fd:
         number = fd.fileno()
         arguments = backend.arguments(case, device, number, chunk, writable)

@@ -1,5 +1,6 @@
-"""What is the CUDA device's own: everything that can be wrong at the start, failures of calls
-half way, a lost device, and that nothing is left of it."""
+"""Features of the CUDA device alone: all errors at the start, failures of calls half way, a lost
+device, and that nothing of it is left.
+"""
 
 import os
 import random
@@ -28,7 +29,7 @@ PROGRAM = Path(__file__).parent / "programs" / "cuda_device.py"
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(fake: fakecuda.Fake) -> Iterator[None]:
-    CudaDevice(0, CHUNK, CHUNK).close()  # what a driver opens but once
+    CudaDevice(0, CHUNK, CHUNK).close()  # files that a driver opens only once
     before = sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
     yield
     fake.faults()
@@ -71,7 +72,7 @@ def test_a_gpu_cannot_be_slowed_down() -> None:
         open_device("cuda", CHUNK, CHUNK, 1e9)
 
 
-# --- what can be wrong at the start ------------------------------------------------------
+# --- errors at the start -----------------------------------------------------------------
 
 
 def test_a_chunk_that_the_gpu_does_not_allocate_is_refused_with_one_that_it_does() -> None:
@@ -92,7 +93,7 @@ def test_a_budget_larger_than_what_is_free_is_refused_with_who_has_the_rest(
         fake.occupied(150 * MIB, pid=other.pid),
     ):
         assert other.stdout is not None
-        other.stdout.readline()  # a process that is just being made has no name for a moment
+        other.stdout.readline()  # a process that is just starting has no name for a moment
         with pytest.raises(
             DeviceError,
             match=r"budget of 200 MiB, but only 106 MiB of the 256 MiB of cuda:0 \(.*\) are free: "
@@ -264,7 +265,7 @@ def test_a_call_that_fails_in_a_copy_fails_that_copy_alone(
 
 
 def test_a_copy_that_failed_has_let_go_of_its_memory(fake: fakecuda.Fake) -> None:
-    """Whoever hears of the failure may unmap the source at once."""
+    """A caller that gets the failure may unmap the source at once."""
 
     two_more = threading.Event()
 
@@ -431,7 +432,7 @@ def test_a_lost_device_says_by_what_and_answers_everything_so(fault: str) -> Non
         machine.faults(fault)
         said = output_of(PROGRAM, "lose_it", env=machine.environment()).splitlines()
         assert machine.allocations() == []
-    # which of the two threads meets it first is chance; from then on it is the same error
+    # either thread may meet it first; from then on it is the same error
     code, calls = fault.split()[1], "cuMemcpyHtoDAsync|cuEventRecord|cuEventSynchronize"
     (error,) = {line.split(" ", 1)[1] for line in said[:-1]}
     assert re.fullmatch(rf"cuda:0 is lost: CUDA_ERROR_\w+ \({code}\) in ({calls})", error), said

@@ -1,5 +1,7 @@
-"""The driver wrapper: what is missing is said with the remedy, errors have names, and a lost
-device stays lost. Whatever spoils a process does so in one of its own."""
+"""The driver wrapper: errors name the missing part and the remedy, and a lost device stays lost.
+
+Each case that spoils its process runs in a process of its own.
+"""
 
 import os
 import threading
@@ -29,7 +31,7 @@ def driver(fake: fakecuda.Fake) -> Iterator[Driver]:
 
 
 def said_by(case: str, *args: object, faults: Sequence[str] = (), **knobs: object) -> str:
-    """What this case prints on a fake machine of its own, with these failures injected."""
+    """The output of this case on a fake machine of its own, with these failures injected."""
     with fakecuda.machine(**knobs) as machine:
         machine.faults(*faults)
         said = output_of(PROGRAM, case, *args, env=machine.environment())
@@ -37,7 +39,7 @@ def said_by(case: str, *args: object, faults: Sequence[str] = (), **knobs: objec
     return said.strip()
 
 
-# --- what can be missing -----------------------------------------------------------------
+# --- missing parts -----------------------------------------------------------------------
 
 
 def test_without_the_bindings_it_says_what_to_install() -> None:

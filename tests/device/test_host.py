@@ -1,4 +1,4 @@
-"""What is the host device's own: its errors, its throttle, and that it leaves nothing."""
+"""Features of the host device alone: its errors, its throttle, and a clean end."
 
 import errno
 import os
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parent / "programs" / "host_device.py"
 
 
 def arenas() -> int:
-    """How many arenas are mapped in this process; other tests may have left some."""
+    """The number of arenas mapped in this process; other tests may have left some."""
     return Path("/proc/self/maps").read_text().count("memfd:swapd-arena")
 
 
@@ -64,7 +64,7 @@ def test_the_host_device_is_opened_by_name() -> None:
 
 
 def test_the_arena_is_allocated_from_the_start() -> None:
-    """A page that is first touched while a worker waits would cost that worker the time."""
+    """A page first touched while a worker waits would cost that worker time."""
     with closing(HostDevice(4 * CHUNK, CHUNK)) as device, device.export(0, writable=False) as fd:
         assert os.fstat(fd.fileno()).st_blocks * 512 == 4 * CHUNK
 
@@ -89,7 +89,7 @@ def test_close_unmaps_the_arena() -> None:
 
 
 def test_no_worker_can_shut_the_arena_for_the_next() -> None:
-    """A worker runs as the same user, so the memfd's mode and seals are its to change."""
+    """A worker runs as the same user, so it can change the memfd's mode and seals."""
     output_of(PROGRAM, "shut_the_arena")
 
 
@@ -233,7 +233,7 @@ def test_a_control_group_without_a_limit_is_none(groups: Path, version: int, wri
 
 
 def test_where_both_versions_are_mounted_the_one_with_a_limit_counts(groups: Path) -> None:
-    """As on a hybrid system, on which version 2 has no memory controller."""
+    """As on a hybrid system, where version 2 has no memory controller."""
     (groups / "memory.max").write_text("max\n")
     (groups / "memory.current").write_text("5\n")
     (groups / VERSIONS[1][0]).write_text("3145728\n")
@@ -248,7 +248,7 @@ def test_without_control_groups_there_is_no_limit(groups: Path) -> None:
 def test_a_kernel_that_cannot_be_asked_for_memory_is_an_error_of_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when the whole machine has no descriptor left: then only this one question fails."""
+    """As on a machine without a free descriptor: then only this one query fails."""
     device = HostDevice(2 * CHUNK, CHUNK)
     try:
         with monkeypatch.context() as patch:

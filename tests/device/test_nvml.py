@@ -1,4 +1,4 @@
-"""NVML is asked, believed, and never needed."""
+"""The daemon asks NVML, believes it, and never needs it."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """As much of pynvml as is asked. `knows` are the uuids that there are."""
+    """The part of pynvml that is in use. `knows` are the uuids of existing cards."""
 
     NVMLError = NVMLError
 

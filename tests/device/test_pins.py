@@ -1,4 +1,4 @@
-"""Pinned memory: in slices, within a limit, and whatever is refused is copied all the same."""
+"""Pinned memory: in slices, within a limit; copies also work from unpinned memory."""
 
 import random
 from collections.abc import Iterator
@@ -148,7 +148,7 @@ def test_nothing_is_said_of_what_is_pinned(driver: Driver, memory: int) -> None:
 
 
 def test_close_unpins_everything(driver: Driver, memory: int) -> None:
-    for _ in range(3):  # the driver refuses what is pinned already
+    for _ in range(3):  # the driver refuses memory that is already pinned
         pinned = Pins(driver, None, read_only=True)
         pinned.pin(memory, LENGTH, writable=True)
         pinned.close()
@@ -192,7 +192,7 @@ def test_copies_are_the_same_bytes_whatever_is_pinned(
 
 
 def test_a_copy_goes_on_while_its_memory_is_being_pinned(fake: fakecuda.Fake) -> None:
-    """What is pinned in between is used from the next piece on."""
+    """Memory pinned in between is used from the next piece on."""
     memory = vm.map_anonymous(4 * CHUNK)
     content = random.Random(2).randbytes(4 * CHUNK)
     vm.view(memory, len(content))[:] = content

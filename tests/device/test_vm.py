@@ -1,6 +1,6 @@
-"""Address space by hand: what may be touched when, and that pages survive being moved.
+"""Address space by hand: allowed and forbidden accesses, and pages that survive a move.
 
-Whatever must fault does so in a process of its own: the signal is the assertion.
+Each faulting case runs in a process of its own: the signal is the assertion.
 """
 
 import os
@@ -23,7 +23,7 @@ def ends_well(case: str) -> None:
 
 
 def faults(case: str) -> None:
-    """It all runs but its last line, which faults."""
+    """All of it runs but its last line, which faults."""
     done = run_python(PROGRAM, case)
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "alive\n"), done.stderr
 
@@ -43,7 +43,7 @@ def bytes_of(fd: int) -> bytes:
 
 
 def mapped(address: int, nbytes: int) -> bool:
-    """Whether anything, a reservation too, is in the range."""
+    """Whether the range contains a mapping or a reservation."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(text, 16) for text in line.split(maxsplit=1)[0].split("-"))
         if start < address + nbytes and end > address:
@@ -52,7 +52,7 @@ def mapped(address: int, nbytes: int) -> bool:
 
 
 def present_bytes(address: int) -> int:
-    """How much of the mapping that begins at `address` is in memory."""
+    """The bytes in memory of the mapping that begins at `address`."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
         if line.startswith(f"{address:x}-"):

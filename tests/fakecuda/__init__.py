@@ -1,9 +1,9 @@
-"""A CUDA driver without a GPU: builds the C beside this file, and tells processes to use it.
+"""A CUDA driver without a GPU: builds the C in this folder, and makes processes use it.
 
-`with machine(total=...) as fake:` is what tests want: a card (or several) whose memory lies in a
-folder of its own. Processes that are started with `fake.environment()` share it; a process that
-must use it itself calls `fake.load()` before anything of `cuda.bindings` is used. README.md beside
-this file says what is emulated, which knobs there are, and what cannot be shown.
+Tests use `with machine(total=...) as fake:`, a card (or several) whose memory is in a folder of its
+own. Processes started with `fake.environment()` share it; to use it in this process, call
+`fake.load()` before any use of `cuda.bindings`. README.md in this folder lists the emulated calls,
+the knobs and the limits.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SOURCES = Path(__file__).parent
 CUDA = "libcuda.so.1"
 NVML = "libnvidia-ml.so.1"
 
-#: A file in a machine's folder, locked while there is a test run that has it.
+#: A file in a machine's folder, locked as long as its test run lives.
 OWNER = "owner"
 
 #: The C files of each library.
@@ -46,14 +46,14 @@ LIBRARIES = {
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
 
 
-#: Far from those that the C gives, which start at 1 in each process.
+#: Far from the numbers that the C assigns, which start at 1 in each process.
 _serials = itertools.count(1_000_000)
 
 
 class Allocation(NamedTuple):
-    """Device memory that somebody holds, in any process. `pid` made it.
+    """Device memory in use by any process. `pid` made it.
 
-    `kind` is "memory"; or "context" or "mps" for what a process takes because it uses the card.
+    `kind` is "memory"; or "context" or "mps" for the overhead of a process that uses the card.
     """
 
     pid: int
@@ -64,7 +64,7 @@ class Allocation(NamedTuple):
 def build(folder: Path) -> Path:
     """Compile both libraries into `folder`, and return it.
 
-    Raises: RuntimeError without gcc, or with the compiler's words.
+    Raises: RuntimeError without gcc, or with the compiler's message.
     """
     gcc = shutil.which("gcc")
     if gcc is None:
@@ -98,8 +98,9 @@ def built() -> Path:
 def environment(folder: Path, **knobs: object) -> dict[str, str]:
     """The variables with which a process finds the libraries of `folder`, and its `knobs`.
 
-    `total=1 << 30` becomes FAKECUDA_TOTAL=1073741824; booleans become 0 and 1. LD_LIBRARY_PATH is
-    read when a process starts, so these are for processes that are started, not for this one.
+    `total=1 << 30` becomes FAKECUDA_TOTAL=1073741824; booleans become 0 and 1. The linker reads
+    LD_LIBRARY_PATH when a process starts, so these variables are for new processes, not for this
+    one.
     """
     inherited = os.environ.get("LD_LIBRARY_PATH")  # noqa: TID251
     paths = [str(folder), *([inherited] if inherited else [])]
@@ -117,9 +118,9 @@ def variables(**knobs: object) -> dict[str, str]:
 def load(folder: Path, **knobs: object) -> None:
     """Make this very process use the libraries of `folder`.
 
-    They are loaded by path here; a later dlopen of "libcuda.so.1" by cuda-bindings finds the name
-    taken. Knobs are read at the first CUDA call and hold until the process ends, so a process has
-    one machine: tests that run the driver in pytest's own process share `loaded()`.
+    It loads them by path; a later dlopen of "libcuda.so.1" by cuda-bindings finds the name taken.
+    The first CUDA call reads the knobs for the life of the process, so a process has one machine:
+    tests that run the driver in pytest's own process share `loaded()`.
 
     Raises: RuntimeError when a libcuda is loaded already, be it this one.
     """
@@ -140,7 +141,7 @@ class Fake:
         self._knobs = {"dir": memory, "faults": memory / "faults", "total": 1 << 30, **knobs}
 
     def environment(self, **knobs: object) -> dict[str, str]:
-        """For a process that is to use this machine; `knobs` are its own."""
+        """For a process that will use this machine; `knobs` are its own."""
         return environment(self.libraries, **{**self._knobs, **knobs})
 
     def load(self) -> None:
@@ -148,20 +149,20 @@ class Fake:
         load(self.libraries, **self._knobs)
 
     def faults(self, *rules: str) -> None:
-        """From now on these failures are injected, and no others; counts start anew."""
+        """From now on inject these failures, and no others; counts start anew."""
         new = self.memory / "faults.new"
         new.write_text("".join(f"{rule}\n" for rule in rules), encoding="utf-8")
         new.replace(self.memory / "faults")
 
     def allocations(self, gpu: int = 0) -> list[Allocation]:
-        """What is held of a card, contexts included: empty when nothing is left or leaked."""
+        """The allocations on a card, contexts included: empty when nothing is left or leaked."""
         with self._locked(gpu) as lock:
             found = self._look(gpu)
             os.pwrite(lock, struct.pack("=Q", sum(each.nbytes for each in found)), 0)
         return found
 
     def held_bytes(self, gpu: int = 0) -> int:
-        """Bytes of allocations, contexts not counted."""
+        """Bytes of allocations, without contexts."""
         return sum(each.nbytes for each in self.allocations(gpu) if each.kind == "memory")
 
     def used_bytes(self, gpu: int = 0) -> int:
@@ -176,7 +177,7 @@ class Fake:
     ) -> Iterator[None]:
         """A process that holds `nbytes` of the card: `pid` (or this one), called `name`.
 
-        For the driver the memory is gone; NVML lists the process, `mps` among MPS's clients.
+        For the driver the memory is in use; NVML lists the process, `mps` among MPS's clients.
         """
         pid = pid or os.getpid()
         file = f"{pid}.{next(_serials)}.{'mps' if mps else 'context'}"
@@ -200,7 +201,7 @@ class Fake:
         return folder
 
     def _look(self, gpu: int) -> list[Allocation]:
-        """What is alive: its lock is held by an open description somewhere (see accounts.c)."""
+        """Live allocations: some open description holds the lock of each (see accounts.c)."""
         found = []
         for path in sorted(self._folder(gpu).iterdir()):
             pid, _, kind = path.name.split(".")
@@ -227,14 +228,14 @@ class Fake:
 
 @contextlib.contextmanager
 def machine(**knobs: object) -> Iterator[Fake]:
-    """A machine whose memory is gone at the end, whatever still holds it."""
+    """A machine whose memory is removed at the end, even while processes hold it."""
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     _remove_leftovers(Path(parent))
     with tempfile.TemporaryDirectory(prefix="fakecuda-", dir=parent) as memory:
         new = Path(memory) / "owner.new"
         owner = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(owner, fcntl.LOCK_EX)
-        new.rename(Path(memory) / OWNER)  # only now, so that nobody sees it unlocked
+        new.rename(Path(memory) / OWNER)  # only now, so that no process sees it unlocked
         try:
             yield Fake(built(), Path(memory), **knobs)
         finally:
@@ -242,14 +243,14 @@ def machine(**knobs: object) -> Iterator[Fake]:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove the machines of test runs that were killed: their owner's lock is free."""
+    """Remove the machines of killed test runs: their owner's lock is free."""
     for path in parent.glob(f"fakecuda-*/{OWNER}"):
         try:
             with path.open("rb") as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path.parent, ignore_errors=True)
         except OSError:
-            continue  # in use, somebody else's, or just gone
+            continue  # in use, another user's, or just removed
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The driver's calls as the tests of the fake want them: short, and raising `Failed`.
+"""The driver's calls for the tests of the fake: short, and raising `Failed`.
 
 Used in pytest's process and in programs of their own: `from tests.fakecuda import calls`.
 """
@@ -46,7 +46,7 @@ class Failed(Exception):
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """What a call gives, without its CUresult. Raises: Failed."""
+    """The results of a call, without its CUresult. Raises: Failed."""
     code, *values = getattr(driver, name)(*arguments)
     if int(code):
         raise Failed(int(code))
@@ -54,7 +54,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def code_of(name: str, *arguments: Any) -> int:
-    """The CUresult of a call, 0 if it went well."""
+    """The CUresult of a call, 0 if it succeeded."""
     return int(getattr(driver, name)(*arguments)[0])
 
 
@@ -143,7 +143,7 @@ def event(flags: int = 2) -> Any:
 
 
 class Host:
-    """Host memory with an address; `close` when nothing uses it any more."""
+    """Host memory with an address; `close` it when nothing uses it any more."""
 
     def __init__(self, nbytes: int, *, writable: bool = True) -> None:
         fd = os.memfd_create("host")
@@ -177,7 +177,7 @@ class Host:
 
 
 def libc_address(mapping: mmap.mmap) -> int:
-    """Where a mapping is, be it writable or not."""
+    """The address of a mapping, writable or not."""
 
     class Buffer(ctypes.Structure):
         _fields_ = (("start", ctypes.c_void_p), ("rest", ctypes.c_byte * 256))
@@ -191,8 +191,8 @@ def libc_address(mapping: mmap.mmap) -> int:
 
 
 class Gate:
-    """Holds a stream back until it is opened: a flag in registered memory that the stream waits
-    for. What is enqueued behind it has not run yet, however long a test looks at it.
+    """Holds a stream back until it is opened: the stream waits for a flag in registered memory.
+    Work queued behind it has not run, at any time of the test.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -203,13 +203,13 @@ class Gate:
         self._flag[0:8] = (1).to_bytes(8, "little")
 
     def close(self) -> None:
-        """Once the stream is past it."""
+        """Only when the stream is past it."""
         self._flag.unpin()
         self._flag.close()
 
 
 def in_thread(function: Any) -> Any:
-    """What `function` returns on a thread of its own, which has no context."""
+    """The result of `function` on a thread of its own, which has no context."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()

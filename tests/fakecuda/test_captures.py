@@ -1,4 +1,4 @@
-"""A capture ends without a graph if a call was made meanwhile that is not safe beside it."""
+"""A call that is unsafe beside a capture ends the capture without a graph."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def ended(stream: Any) -> int:
 
 
 def elsewhere(mode: Any, *query: Any) -> int:
-    """What a call gives in another thread, of that mode."""
+    """The code of a call in another thread of that mode."""
 
     def ask() -> int:
         calls.use()

@@ -38,7 +38,7 @@ from tests.processes import start_python
 
 @pytest.fixture
 def fake() -> Iterator[fakecuda.Fake]:
-    """The machine of this process, with a current context; afterwards nothing may be left of it."""
+    """The machine of this process, with a current context; afterwards nothing of it may be left."""
     fake = fakecuda.loaded()
     calls.start()
     assert fake.held_bytes() == 0
@@ -190,10 +190,10 @@ def test_an_allocation_is_mapped_whole(fake: fakecuda.Fake) -> None:
     address = reserve(4 * UNIT)
     refused = [
         (address, UNIT, 0),  # a part of it
-        (address, UNIT, UNIT),  # from somewhere inside
-        (address, 3 * UNIT, 0),  # more than it is
+        (address, UNIT, UNIT),  # from the middle
+        (address, 3 * UNIT, 0),  # more than its size
         (address + MIB, 2 * UNIT, 0),  # off the granularity
-        (address + 3 * UNIT, 2 * UNIT, 0),  # beyond what is reserved
+        (address + 3 * UNIT, 2 * UNIT, 0),  # beyond the reservation
         (address + (1 << 40), 2 * UNIT, 0),  # not reserved at all
     ]
     for place, nbytes, offset in refused:
@@ -447,7 +447,7 @@ def test_a_range_that_is_registered_in_part_is_refused(fake: fakecuda.Fake, stre
     copy = (address, host.address, 2 * mmap.PAGESIZE, stream)
     assert code_of("cuMemcpyHtoDAsync", *copy) == calls.INVALID_VALUE
     call("cuMemHostRegister", host.address + mmap.PAGESIZE, mmap.PAGESIZE, 0)
-    call("cuMemcpyHtoDAsync", *copy)  # over the seam of two registrations
+    call("cuMemcpyHtoDAsync", *copy)  # across the seam of two registrations
     call("cuStreamSynchronize", stream)
     host.unpin()
     call("cuMemHostUnregister", host.address + mmap.PAGESIZE)
@@ -575,7 +575,7 @@ def test_a_stream_waits_for_another_by_an_event(fake: fakecuda.Fake, stream: Any
     call("cuEventRecord", event, stream)
     call("cuStreamWaitEvent", other, event, 0)
     call("cuMemsetD8Async", address, 2, 16, other)
-    call("cuEventDestroy", event)  # at once, although it is being waited for
+    call("cuEventDestroy", event)  # at once, although a stream waits for it
     assert code_of("cuStreamQuery", other) == calls.NOT_READY
     gate.open()
     call("cuStreamSynchronize", other)
@@ -632,7 +632,7 @@ def test_a_destroyed_stream_still_does_its_work(fake: fakecuda.Fake) -> None:
 
 
 def test_to_name_a_destroyed_stream_ends_the_process(fake: fakecuda.Fake) -> None:
-    """As it may with a driver, where it is undefined."""
+    """A driver may do that, too, where it is undefined."""
     program = """
 from tests.fakecuda import calls
 calls.start()

@@ -1,4 +1,4 @@
-"""Failures that a test injects into processes that run, and the trace of their calls."""
+"""Failures that a test injects into running processes, and the trace of their calls."""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def fake() -> Iterator[fakecuda.Fake]:
 
 
 def sizes(count: int) -> list[int]:
-    """What `count` calls of one name return, one after the other."""
+    """The codes of `count` calls of one name, in order."""
     return [code_of("cuMemGetInfo") for _ in range(count)]
 
 
@@ -115,14 +115,14 @@ say(code_of("cuStreamSynchronize", s), code_of("cuMemGetInfo"))
 
 
 class Trace:
-    """The calls of all processes of a machine, as they are made."""
+    """The calls of all processes of a machine, as they make them."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self._file = os.fdopen(os.open(path, os.O_RDWR), encoding="utf-8")
 
     def until(self, *words: str) -> list[list[str]]:
-        """Read up to the line whose words after pid and tid are these; returns all lines read."""
+        """Read up to the line with these words after pid and tid; returns all lines read."""
         lines: list[list[str]] = []
         while not lines or lines[-1][2:] != list(words):
             lines.append(self._file.readline().split())

@@ -1,4 +1,4 @@
-"""The fake NVML tells who holds a card, through the real nvidia-ml-py."""
+"""The fake NVML lists the users of a card, through the real nvidia-ml-py."""
 
 import subprocess
 import sys

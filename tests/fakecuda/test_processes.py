@@ -27,7 +27,7 @@ def say(*what): print(*what, flush=True)
 
 @pytest.fixture
 def fake() -> Iterator[fakecuda.Fake]:
-    """The machine of this process; afterwards nothing may be left, whatever was killed."""
+    """The machine of this process; afterwards nothing may be left, not even by a killed process."""
     fake = fakecuda.loaded()
     calls.start()
     assert fake.held_bytes() == 0
@@ -139,7 +139,7 @@ def test_memory_outlives_the_process_that_made_it(fake: fakecuda.Fake) -> None:
     call("cuMemRelease", handle)
     assert ctypes.string_at(address, 6) == b"legacy"
     again = call("cuMemRetainAllocationHandle", address)
-    os.close(export(again))  # and it can be handed on
+    os.close(export(again))  # the new owner can export it again
     call("cuMemRelease", again)
     unmapped(address)
 
@@ -293,7 +293,7 @@ def test_memory_of_a_card_that_is_not_visible_cannot_be_imported(fake: fakecuda.
 def test_a_fault_spoils_the_process_and_ends_every_wait(fake: fakecuda.Fake, what: str) -> None:
     said = output(fake, PROGRAMS / "faults.py", what, read_only_pins=True)
     assert said == str({calls.ILLEGAL_ADDRESS})
-    call("cuCtxSynchronize")  # nobody else is hurt
+    call("cuCtxSynchronize")  # no other process is affected
 
 
 def test_a_copy_is_caught_when_its_memory_goes_in_the_middle() -> None:

@@ -1,5 +1,5 @@
 """The asyncio client on a GPU. `python async_client.py CASE FOLDER` runs the function CASE with the
-daemon in FOLDER, and watches which calls of the driver are made in the loop's own thread.
+daemon in FOLDER, and records the calls of the driver in the loop's own thread.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.cuda.programs.lone_gpu import put
 FAULTS = Path(os.environ["FAKECUDA_FAULTS"])  # noqa: TID251
 MIB = 1 << 20
 
-#: Calls that map or wait, and whether they were made in the main thread.
+#: Calls that map or wait, and whether the main thread made them.
 inside: list[tuple[str, bool]] = []
 
 

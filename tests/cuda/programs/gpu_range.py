@@ -17,7 +17,7 @@ from tests.cuda.programs.lone_gpu import CHUNK, NBYTES, LoneGpu, count, put, ref
 
 
 def master() -> OwnedFd:
-    """A master's file: every byte is 107, as of chunk 7."""
+    """A host copy's file: every byte is 107, as in chunk 7."""
     fd = OwnedFd(os.memfd_create("master"))
     os.write(fd.fileno(), bytes([107]) * NBYTES)
     return fd

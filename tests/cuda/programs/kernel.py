@@ -1,6 +1,6 @@
-"""A kernel that its process does not end with: writes to chunks again and again.
+"""A kernel that outlives its process: writes to chunks again and again.
 
-`python kernel.py FD ...`: of the chunks' memory, which stays in use as long as this runs.
+`python kernel.py FD ...`: descriptors of the chunks' memory, which this process keeps in use.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 import time
 
 BYTES = b"\xee" * (1 << 20)
-#: It ends itself after so many seconds, should nobody do it.
+#: It ends itself after so many seconds at the latest.
 LASTS_S = 100
 
 

@@ -1,4 +1,4 @@
-"""A GPU that one process has for itself, and chunks on it as a daemon would make and send them."""
+"""A GPU for one process alone, and chunks on it, made and sent as a daemon does."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +14,7 @@ CHUNK, NBYTES = 2 << 20, (4 << 20) + 5000
 
 
 class LoneGpu:
-    """Chunks 0 to 7, every byte of which is 100 + its number; and the client's side of the card."""
+    """Chunks 0 to 7; each byte is 100 + the chunk's number. And the client's side of the card."
 
     def __init__(self) -> None:
         self.daemon = Driver(0)
@@ -26,7 +26,7 @@ class LoneGpu:
             self.make(number)
 
     def range(self, *, writable: bool = False) -> GpuRange:
-        """A range of three chunks, the last of which is not full."""
+        """A range of three chunks; the last one is not full."""
         return GpuRange(NBYTES, self.card, writable=writable)
 
     def make(self, number: int) -> None:
@@ -45,7 +45,7 @@ class LoneGpu:
         self.files.add(protocol.Files(numbers, writable), fds)
 
     def lend(self, *numbers: int) -> None:
-        """Have these chunks no longer, as a daemon that counts on its client to drop them."""
+        """Drop these chunks, like a daemon that relies on its client to drop them."""
         with self.daemon.current():
             for number in numbers:
                 self.daemon.release(self._handles.pop(number))
@@ -55,7 +55,7 @@ class LoneGpu:
             return self.daemon.memory()[0]
 
     def look(self, where: GpuRange) -> list[int]:
-        """Which chunk is behind each part of the range: their first bytes, by the GPU."""
+        """The chunk behind each part of the range, by the first byte, which the GPU reads."""
         buffer = (ctypes.c_ubyte * 1)()
         target, found = ctypes.addressof(buffer), []
         with self.daemon.current():
@@ -66,7 +66,7 @@ class LoneGpu:
 
 
 def refused(kind: type[Exception], call: Callable[..., Any], *args: Any, **options: Any) -> str:
-    """What the call raises, which must be of this kind."""
+    """The message of the exception of this kind that the call must raise."""
     try:
         call(*args, **options)
     except kind as exc:
@@ -75,14 +75,14 @@ def refused(kind: type[Exception], call: Callable[..., Any], *args: Any, **optio
 
 
 def put(owner: type, name: str, method: Callable[..., Any]) -> Any:
-    """Put a method in the place of the one of that name. Returns that one."""
+    """Replace a method by another. Returns the replaced one."""
     real = getattr(owner, name)
     setattr(owner, name, method)
     return real
 
 
 def count(*names: str) -> dict[str, int]:
-    """How often each of these methods of a `Driver` is called, from now on."""
+    """The number of calls of each of these methods of a `Driver`, from now on."""
     calls = dict.fromkeys(names, 0)
 
     def count_one(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a process does with the GPU that it sees.
+"""A process uses the GPU that is visible to it.
 
 `python visible_gpu.py CASE FOLDER` runs the function CASE with the daemon in FOLDER.
 """
@@ -16,7 +16,7 @@ DATA = b"x" * (1 << 20)
 
 
 def use(folder: str) -> None:
-    """Print which card it is, and whether the component has an address there."""
+    """Print the index of the card, and whether the component has an address on it."""
     with swapd_client.connect(folder) as client:
         part = client.register("mine", {"data": DATA})
         with client.acquire("mine"):
@@ -42,7 +42,7 @@ def fork(folder: str) -> None:
 
 
 def in_a_child(run: Callable[[], int]) -> int:
-    """Fork, and end the child with what `run` returns there. Returns its exit code."""
+    """Fork, and end the child with the result of `run`. Returns its exit code."""
     pid = os.fork()
     if not pid:
         os._exit(run())

@@ -1,6 +1,6 @@
-"""Touches shared memory as it may and as it may not.
+"""Accesses shared memory in allowed and forbidden ways.
 
-`python address_space.py CASE` runs the function CASE. Of each that must fault all runs but the last
+`python address_space.py CASE` runs the function CASE. A case that must fault runs up to its last
 line, which faults.
 """
 
@@ -41,7 +41,7 @@ def write(address: int) -> None:
 
 
 def end_of_child(address: int) -> int:
-    """How a forked child that touches the address ends."""
+    """The exit status of a forked child that reads at the address."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,4 +1,4 @@
-"""A process that opens the CUDA device and prints what comes of it.
+"""A process that opens the CUDA device and prints the results.
 
 `python cuda_device.py CASE` runs the function CASE.
 """
@@ -34,7 +34,7 @@ def use() -> None:
 
 
 def lose_it() -> None:
-    """Do all that can be done, though the device is lost at the first; then close it."""
+    """Use every method, though the device is lost at the first call; then close it."""
     memory = vm.map_anonymous(32 * MIB)
     device = open_device("cuda", 32 * MIB, 2 * MIB, None)
     fds = len(os.listdir("/proc/self/fd"))
@@ -63,7 +63,7 @@ def lose_it() -> None:
 
 
 def lose_it_at_the_start() -> None:
-    """Print the error, and how many descriptors it left."""
+    """Print the error, and the number of descriptors that it left."""
     open_device("cuda", 2 * MIB, 2 * MIB, None).close()
     before = os.listdir("/proc/self/fd")
     faults = Path(os.environ["FAKECUDA_FAULTS"])  # noqa: TID251

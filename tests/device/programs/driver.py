@@ -1,4 +1,4 @@
-"""Opens the driver, or fails to, and prints what it says of that.
+"""Opens the driver, or fails to, and prints its message.
 
 `python driver.py CASE ...` runs the function CASE.
 """
@@ -13,7 +13,7 @@ from swapd.device.driver import Driver
 
 
 def refused(call: Callable[..., Any], *args: Any) -> None:
-    """Print the error that the call ends in."""
+    """Print the error that ends the call."""
     try:
         call(*args)
     except DeviceError as exc:
@@ -50,7 +50,7 @@ def by_uuid() -> None:
 
 
 def spoiled(code: str) -> None:
-    """After an error of this number no call is made."""
+    """After an error of this number the driver is not called."""
     driver = Driver(0)
     result = driver.api.CUresult(int(code))
 

@@ -1,4 +1,4 @@
-"""What a worker may not do to the host device's arena.
+"""Actions that a worker may not take on the host device's arena.
 
 `python host_device.py CASE ...` runs the function CASE.
 """
@@ -14,7 +14,7 @@ from swapd.shared import vm
 
 def shut_the_arena() -> None:
     if os.getuid() == 0:
-        os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
+        os.setresuid(65534, 65534, 65534)  # root opens anything
     device = HostDevice(2 << 20, 2 << 20)
     with device.export(0, writable=False) as reader, device.export(0, writable=True) as writer:
         os.fchmod(reader.fileno(), 0)
@@ -30,7 +30,7 @@ def shut_the_arena() -> None:
 
 
 def write_a_read_only_export(fd: str, nbytes: str) -> None:
-    """Print what comes of mapping it writable, and of making a mapping of it writable."""
+    """Print the results of mapping it writable, and of making a mapping of it writable."""
     try:
         vm.map_shared(int(fd), 0, int(nbytes), writable=True)
     except OSError as exc:

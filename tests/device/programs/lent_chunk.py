@@ -14,7 +14,7 @@ from swapd.shared import vm
 
 
 class Chunk(ABC):
-    """A chunk that is mapped."""
+    """A mapped chunk."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -77,15 +77,15 @@ def fill(chunk: Chunk) -> None:
 
 
 def stray(chunk: Chunk) -> None:
-    """Write where it may only read, and print what comes of that."""
+    """Write to memory that is read-only, and print the result."""
     try:
         chunk.write(b"stray")
-    except Exception as exc:  # noqa: BLE001 - whatever it is
+    except Exception as exc:  # noqa: BLE001 - any error
         print(exc)  # noqa: T201
 
 
 def keep(chunk: Chunk) -> None:
-    """Keep it until a line comes on stdin, and print its checksum then."""
+    """Keep it until a line comes on stdin, then print its checksum."""
     print("mapped", flush=True)  # noqa: T201
     sys.stdin.readline()
     checksum(chunk)

@@ -1,4 +1,4 @@
-"""Copies that run side by side or take turns. `python engines.py CASE` runs the function CASE."""
+"""Copies that run in parallel or take turns. `python engines.py CASE` runs the function CASE."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ def record(s: Any) -> Any:
 
 
 class LongCopy:
-    """Into the card, and it has begun."""
+    """A copy into the card that has begun."""
 
     def __init__(self) -> None:
         self.address, self.source = memory(8 * UNIT), Host(8 * UNIT).pin()

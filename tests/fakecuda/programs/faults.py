@@ -1,6 +1,6 @@
 """Work on the fake GPU that faults. `python faults.py CASE` runs the function CASE.
 
-For a case of `CASES` it prints the codes of all calls afterwards, for others what they return.
+For a case of `CASES` it prints the codes of all later calls, for others their result.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from tests.fakecuda.calls import (
     unmapped,
 )
 
-#: What the GPU uses until the process ends.
+#: Memory that the GPU uses until the process ends.
 kept: list[Any] = []
 
 
@@ -122,7 +122,7 @@ CASES = (
 
 
 def codes_after(case: Any) -> set[int]:
-    """What every call returns after the fault, though another stream is held back for ever."""
+    """The codes of all calls after the fault, while another stream is held back without end."""
     s, other, recorded = stream(), stream(), event()
     gate(other)
     call("cuEventRecord", recorded, other)
@@ -141,7 +141,7 @@ def codes_after(case: Any) -> set[int]:
 
 
 def unmap_in_the_middle() -> int:
-    """The code that a copy ends with whose memory goes meanwhile."""
+    """The code of a copy whose memory is unmapped meanwhile."""
     address, source, s = memory(), Host(UNIT).pin(), stream()
     source[:1] = b"x"
     call("cuMemcpyHtoDAsync", address, source.address, UNIT, s)
@@ -152,7 +152,7 @@ def unmap_in_the_middle() -> int:
 
 
 def enqueue_more() -> str:
-    """The code, and what was called and written behind the fault."""
+    """The code, and the calls and writes behind the fault."""
     seen: list[object] = []
     address, s = memory(), stream()
     held = Gate(s)
