@@ -1,4 +1,4 @@
-"""Failures while the daemon serves a GPU: each hurts only its user, is reported, leaks nothing."
+"""Failures while the daemon serves a GPU: each hurts only its user, is reported, leaks nothing."""
 
 import pytest
 

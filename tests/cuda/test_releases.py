@@ -333,7 +333,7 @@ def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> Non
 
 
 def in_turn(world: World) -> tuple[Daemon, Worker]:
-    """A worker whose main thread has used `a` and `b` in turn; the keeper expects it back."
+    """A worker whose main thread has used `a` and `b` in turn; the keeper expects it back."""
     daemon = world.daemon(isolation="relaxed")
     worker = world.worker(daemon)
     for name in "ab":

@@ -1,4 +1,4 @@
-"""Features of the host device alone: its errors, its throttle, and a clean end."
+"""Features of the host device alone: its errors, its throttle, and a clean end."""
 
 import errno
 import os

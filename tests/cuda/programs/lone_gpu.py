@@ -14,7 +14,7 @@ CHUNK, NBYTES = 2 << 20, (4 << 20) + 5000
 
 
 class LoneGpu:
-    """Chunks 0 to 7; each byte is 100 + the chunk's number. And the client's side of the card."
+    """Chunks 0 to 7; each byte is 100 + the chunk's number. And the client's side of the card."""
 
     def __init__(self) -> None:
         self.daemon = Driver(0)
