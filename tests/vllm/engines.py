@@ -184,6 +184,10 @@ class Engine:
         with suppress(BrokenPipeError):  # `result` says that it died
             os.write(self._commands, line.encode())
 
+    def has_answered(self) -> bool:
+        """Whether `result` would not block."""
+        return b"\n" in self._read or bool(select.select([self._answers], [], [], 0)[0])
+
     def result(self) -> Any:
         """What the first command begun and not yet answered returned. Blocks.
 

@@ -22,6 +22,7 @@ from tests.vllm.engines import (
     by_component,
     on_swapd,
     plain,
+    rounds_until,
 )
 from tests.vllm.test_kv import ALONE
 from tests.vllm.test_kv import options as of_cache
@@ -81,12 +82,20 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     assert [answer for answer, _, _ in talker.result()] == expected[1]
 
 
-def lose_often(daemon: Daemon) -> None:
-    """Take all memory of a daemon until several saves have failed."""
+def lose_often(daemon: Daemon, engine: Engine) -> Iterator[list[list[list[int]]]]:
+    """Take all memory of a daemon while an engine serves, until several saves have failed; the
+    engine's answers, of each round."""
+
+    def often() -> bool:
+        return len(daemon.watch.seen("Lost")) >= LOSSES
+
     with swapd_client.connect(daemon.folder, label="taker") as taker:
-        while len(daemon.watch.seen("Lost")) < LOSSES:
-            with taker.acquire_workspace(BUDGET):
-                pass
+        for _ in rounds_until(often, f"{LOSSES} saves fail"):
+            engine.begin("serve", ALONE, TOKENS)
+            while not (engine.has_answered() or often()):
+                with taker.acquire_workspace(BUDGET):
+                    pass
+            yield [tokens for tokens, *_ in engine.result()]
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +140,8 @@ def test_what_one_rank_could_not_save_is_computed_again_by_all(
         ),
         imports=RUNNING_AHEAD if "async_scheduling" in more else "",
     )
-    for _ in range(2):  # it is still at them when the last save has failed
-        engine.begin("serve", ALONE, TOKENS)
-    lose_often(daemons[loser])
-    for _ in range(2):
-        assert [tokens for tokens, *_ in engine.result()] == alone
+    for answers in lose_often(daemons[loser], engine):
+        assert answers == alone
     lost = [{record.name for record in daemon.watch.seen("Lost")} for daemon in daemons]
     assert lost == [{f"thinker.tp{rank}.kv"} if rank == loser else set() for rank in range(RANKS)]
 
@@ -152,7 +158,7 @@ def test_a_rank_whose_kv_cache_is_gone_ends_the_stage_where_no_scheduler_hears_o
     (thinker,) = scene.start(
         on_swapd(model, pattern, settings, tensor_parallel_size=RANKS, **OF_CACHE, **DEAF)
     )
-    thinker.begin("generate", REQUESTS[0], 200)
+    thinker.begin("serve", REQUESTS * 4, 200)  # it is still at them when the save fails
     lose(loses)
     with pytest.raises((EngineFailed, EngineDied)):
         thinker.result()
