@@ -1,5 +1,7 @@
-"""To be imported by a process that forks: what typer imports at a first command it has imported
-then, pydantic among it, and what it makes of the commands it has made."""
+"""Imported by a process that forks, so that first commands are quick in its children.
+
+They inherit typer's late imports (pydantic among them), and the command objects made here.
+"""
 
 from typing import Any
 

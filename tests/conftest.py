@@ -21,13 +21,14 @@ from tests.processes import PYTHONPATH
 
 HERE = Path(__file__).parent
 
-if find_spec("hypothesis") is not None:  # where real engines are tested it is not there
+if find_spec("hypothesis") is not None:  # tests of real engines run without it
     import_module("tests.examples")
 
 
 def pytest_configure() -> None:
-    """Have processes that tests start hear Ctrl-C, and that a terminal has gone: a shell's
-    background jobs, and those under nohup, pass on that they do not."""
+    """Let the tests' processes get SIGINT and SIGHUP: background jobs of a shell, and those under
+    nohup, would pass on that they ignore them.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -36,7 +37,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Collect nothing as garbage until all is imported: nothing of that is."""
+    """Switch garbage collection off during the imports: nothing imported is garbage."""
     gc.disable()
     try:
         _import_share(session.config)
@@ -46,32 +47,33 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def _import_share(config: pytest.Config) -> None:
-    """Have each worker of a whole run begin with other files: in a new clone all are compiled, and
-    what one has compiled the others find."""
+    """Have each worker of a whole run begin with other files: in a new clone they compile all
+    files, and each finds the files that the others have compiled.
+    """
     worker = getattr(config, "workerinput", None)
     if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     files = sorted(path.relative_to(config.rootpath) for path in HERE.rglob("test_*.py"))
     for path in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
         if "vllm" not in path.parts:
-            with suppress(Exception, pytest.skip.Exception):  # said when it is collected
+            with suppress(Exception, pytest.skip.Exception):  # the collection reports it
                 import_module(".".join(path.with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: else others wait for one in the end."""
+    """Slow tests first, so that none runs alone at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:
-    """Have what tests collect looked for among their own objects, not in all that is imported."""
+    """Exclude the imported objects from collections, so that these visit objects of tests only."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _daemons_are_forked() -> Iterator[None]:
-    """Those of `spawn.daemon` start quickly too, from the process that forks the others."""
+    """Daemons of `spawn.daemon` start quickly, too: from the process that forks the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
         names = {**vars(subprocess), "Popen": forked.Popen}
@@ -94,7 +96,7 @@ def _the_fake_driver_is_built_once(tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def imported() -> tuple[str, ...]:
-    """What the workers of `world` have imported: files whose workers have tensors say torch."""
+    """The modules that the workers of `world` import in advance: "torch" in files with tensors."""
     return ()
 
 

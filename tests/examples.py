@@ -1,4 +1,4 @@
-"""Hypothesis: the same examples every time where CI is set, and `make deep` plays more of them."""
+"""Hypothesis: the same examples every time where CI is set; `make deep` plays more of them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A core that hears of one session what its daemon hears, and ends it when the core says so."""
+"""A core that gets the events of one session, and ends the session when it decides to."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from swapd.daemon.lifeline import Lifeline
 
 
 class FencedByCore:
-    """Session 1 of a core with these rules. `fence` is called, once, when it is fenced."""
+    """Session 1 of a core with these rules. The event `fenced` is set when it is fenced."""
 
     def __init__(self, lifeline: Lifeline | None = None, **rules: float) -> None:
         self.fenced = asyncio.Event()
@@ -25,7 +25,7 @@ class FencedByCore:
     def hears(
         self, count: int, error: str = "", channel: Literal["lifeline", "replies"] = "lifeline"
     ) -> None:
-        """So many are kept for the session."""
+        """The number of messages that are kept for the session."""
         self._handle(Unread(time.monotonic(), 1, channel, count, error))
 
     def _handle(self, event: AnyEvent) -> None:

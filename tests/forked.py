@@ -1,11 +1,11 @@
-"""Processes of Python that start in a fraction of the time.
+"""Python processes that start in a fraction of the time.
 
-`Popen` is `subprocess.Popen` for `[sys.executable, ...]`: the process is forked from one that has
-imported what daemons and workers need, instead of importing it anew. It is a child of this process
-as any other, with the arguments, environment and files that it was given.
+`Popen` is `subprocess.Popen` for `[sys.executable, ...]`: it forks the process from one that has
+already imported the modules of daemons and workers. The new process is a child of this process like
+any other, with the given arguments, environment and files.
 
-`python -m tests.forked FD` is the process that forks; orders come on the socket FD. One that has
-imported more is forked from it, so that what takes long is imported once.
+`python -m tests.forked FD` is the process that forks; orders arrive on the socket FD. It also
+forks processes with further imports: so each slow module is imported once.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-#: What daemons and workers import, but torch.
+#: The modules of daemons and workers, without torch.
 IMPORTED = (
     "uvloop",
     "yaml",
@@ -39,41 +39,43 @@ IMPORTED = (
     "swapd_client",
     "tests.guarantees.worker",
 )
-#: And those that have the fake CUDA driver.
+#: And those of processes with the fake CUDA driver.
 WITH_A_DRIVER = ("cuda.bindings.driver", "pynvml")
 ORDER_MAX_BYTES = 1 << 17
 PR_SET_CHILD_SUBREAPER = 36
 
-#: Variables that count when a process starts, and not later: a process that forks is started for
-#: each set of them.
+#: Variables that only count at the start of a process: each set of them has a forking process of
+#: its own.
 AT_START = ("LD_", "OMP_", "PYTHONPATH", "PYTHONMALLOC")
-#: Packages of which a process that ends tears its modules down, as one that was started does.
+#: The modules of these packages are torn down at the end of a process, as in one that was not
+#: forked.
 TORN_DOWN = ("__main__", "builtins", "sys", "swapd", "swapd_client", "tests", "benchmarks")
 
 AtStart = tuple[tuple[str, str], ...]
 
-#: Whether what a process forks starts processes so, too.
+#: Whether the children of a process fork their own processes, too.
 HERE, EVERYWHERE = "here", "everywhere"
 
 _libc = ctypes.PyDLL(None)
 _lock = threading.Lock()
 _Anew = subprocess.Popen
 
-#: What is imported everywhere, in a process that starts its own so; else nothing.
+#: The imports of all processes that a process with EVERYWHERE starts; else empty.
 _everywhere: list[str] = []
-#: The modules that there were before the fork, and those of them that `_keep_whole` does not keep.
+#: The modules from before the fork, and those of them that `_keep_whole` does not keep.
 _imported: list[str] = []
 _torn_down: list[str] = []
-#: With which the program ended, before its interpreter does.
+#: The exit status of the program, set before its interpreter ends.
 _statuses: list[int | None] = []
 _servers: "dict[tuple[AtStart, str, tuple[str, ...]], _Server]" = {}
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen`; what a fork cannot give, such as a `preexec_fn`, is given as there.
+    """`subprocess.Popen`; options that a fork cannot honour, such as `preexec_fn`, start a new
+    process.
 
-    `imported`: what the program imports that takes long, such as torch. `everywhere`: so do the
-    Pythons that it starts, and what these start: they are forked, too.
+    `imported`: slow imports of the program, such as torch. `everywhere`: fork also the Pythons that
+    it starts, and those that these start.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ def _fork(order: dict[str, Any], fds: Sequence[int], where: str, imported: Seque
 
 
 def _is_python(args: Any) -> bool:
-    """Whether it is a program of the Python that runs here, without options of Python's own."""
+    """Whether it runs a program with this Python, without options of Python's own."""
     return (
         not isinstance(args, str | bytes | os.PathLike)
         and len(args) > 1
@@ -129,13 +131,14 @@ class _Server:
     """The process that forks, and the socket to it. It ends with this process."""
 
     def __init__(self, orders: socket.socket, wait: Callable[[], object]) -> None:
-        """`wait` for its end, as only its parent can."""
+        """`wait` waits for its end, as only its parent can."""
         self._socket = orders
         weakref.finalize(self, _end, orders, wait, os.getpid())
 
     def fork(self, order: str, fds: Sequence[int]) -> int:
-        """Have a process made; return its pid. Orphans become children of this process meanwhile:
-        that is how it becomes one, when the process between the two ends."""
+        """Start a process; return its pid. Orphans become children of this process meanwhile: so
+        does the new one, when the process between the two ends.
+        """
         with _lock:
             _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
             try:
@@ -149,13 +152,13 @@ class _Server:
 
 def _end(orders: socket.socket, wait: Callable[[], object], owner: int) -> None:
     if os.getpid() == owner:
-        orders.shutdown(socket.SHUT_RDWR)  # what was forked of this process may have it, too
+        orders.shutdown(socket.SHUT_RDWR)  # forked children of this process may have it, too
         wait()
     orders.close()
 
 
 def _server(at_start: AtStart, where: str, imported: tuple[str, ...]) -> _Server:
-    """The one with these; it is made when it is first asked for."""
+    """The server with these properties, made at the first request."""
     key = at_start, where, imported
     if key not in _servers:
         if imported:
@@ -181,7 +184,7 @@ def _started(at_start: AtStart) -> _Server:
 
 
 def _forked(nearest: _Server, where: str, imported: Sequence[str]) -> _Server:
-    """One that goes on from `nearest`, and imports what that one has not."""
+    """A server forked from `nearest`, with the additional imports."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         order = json.dumps({"where": where, "imported": imported})
@@ -192,7 +195,7 @@ def _forked(nearest: _Server, where: str, imported: Sequence[str]) -> _Server:
 def _at_start(env: Mapping[str, str]) -> AtStart:
     found = {k: v for k, v in env.items() if k.startswith(AT_START)}
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
-        paths = dict.fromkeys(found.get(name, "").split(os.pathsep))  # once is enough
+        paths = dict.fromkeys(found.get(name, "").split(os.pathsep))  # each path once
         found[name] = os.pathsep.join(paths)
     return tuple(sorted((k, v) for k, v in found.items() if v))
 
@@ -201,7 +204,7 @@ def _at_start(env: Mapping[str, str]) -> AtStart:
 
 
 def main(number: str) -> None:
-    """Fork processes until the other end of the socket is closed; in each, do what it is for."""
+    """Fork processes until the other end of the socket is closed; run the program in each."""
     atexit.register(_keep_whole)  # the first, so that it is called last
     _import(IMPORTED)
     order = _serve(socket.socket(fileno=int(number)))
@@ -214,13 +217,13 @@ def main(number: str) -> None:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Have it as if it had always been there, for all that is forked."""
-    gc.disable()  # until all is imported: nothing of that is garbage
+    """Import modules as if they had always been there, for all forked processes."""
+    gc.disable()  # until all is imported: nothing imported is garbage
     for name in names:
         importlib.import_module(name)
     _imported[:] = sys.modules
     _torn_down[:] = [name for name in _imported if name.partition(".")[0] in TORN_DOWN]
-    # the libraries' own ends, 0.1 s of torch's, go with the pages
+    # the end of the process frees the libraries: their own cleanup takes 0.1 s for torch
     for finalizer in vars(weakref.finalize)["_registry"]:
         finalizer.atexit = False
     _libc.on_exit(_libc._exit, None)
@@ -230,7 +233,7 @@ def _import(names: Sequence[str]) -> None:
 
 
 def _fork_everywhere(imported: Sequence[str]) -> None:
-    """Have what this process forks start processes so, too."""
+    """Have the children of this process fork their own processes, too."""
     _everywhere.extend(imported)
     vars(subprocess)["Popen"] = Popen
     vars(importlib.import_module("multiprocessing.util"))["spawnv_passfds"] = _spawn
@@ -239,7 +242,7 @@ def _fork_everywhere(imported: Sequence[str]) -> None:
 def _serve(orders: socket.socket) -> dict[str, Any]:
     """Fork a process for each order. Returns its order in each of them, and ends in this one.
 
-    One that is to fork, too, goes on here.
+    A child that will fork, too, continues here.
     """
     where = HERE
     while True:
@@ -250,7 +253,7 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
         forks = "where" in order
         if not forks and order["argv"][0].endswith(".py"):
             _compiled(order["argv"][0])
-        between = _libc.fork()  # without what Python does afterwards: it only forks again
+        between = _libc.fork()  # without Python's work after a fork: it only forks again
         if between == 0:
             if os.fork() != 0:
                 os._exit(0)
@@ -276,9 +279,9 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
 
 
 def _left_behind(order: dict[str, Any], fds: Sequence[int]) -> socket.socket | None:
-    """Fork the process that forks for this one, while it is still as new as that one is to be.
+    """Fork the forking process of this process, while both are still new.
 
-    In this process None, in that one the socket on which its orders come.
+    Returns None in this process, and in the other the socket for its orders.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -296,9 +299,9 @@ def _left_behind(order: dict[str, Any], fds: Sequence[int]) -> socket.socket | N
 
 
 def _spawn(_: object, args: Sequence[str], fds: Sequence[int]) -> int:
-    """In place of what `multiprocessing` starts its processes with."""
+    """Replaces the function with which `multiprocessing` starts its processes."""
     order = {
-        "argv": args[args.index("-c") :],  # before it are options that this Python has, too
+        "argv": args[args.index("-c") :],  # the options before it are those of this Python, too
         "env": dict(os.environ),  # noqa: TID251
         "cwd": str(Path.cwd()),
         "fds": [0, 1, 2, *fds],
@@ -308,7 +311,7 @@ def _spawn(_: object, args: Sequence[str], fds: Sequence[int]) -> int:
 
 
 def _take(order: dict[str, Any], fds: Sequence[int]) -> None:
-    """Have in this process what it was given, by the numbers that it was given."""
+    """Install the given files, under the given numbers, and the environment in this process."""
     numbers = order["fds"]
     aside = [fcntl(fd, F_DUPFD_CLOEXEC, max(numbers) + 1) for fd in fds]
     for fd in fds:
@@ -320,21 +323,21 @@ def _take(order: dict[str, Any], fds: Sequence[int]) -> None:
     os.environ.update(order["env"])  # noqa: TID251
     os.chdir(order["cwd"])
     at_once = bool(order["env"].get("PYTHONUNBUFFERED"))
-    # the second name is that by which the interpreter has it at its end
+    # the interpreter uses the second name at its end
     sys.stdin = vars(sys)["__stdin__"] = os.fdopen(0, closefd=False)
     sys.stdout = vars(sys)["__stdout__"] = _writing(1, at_once, "strict")
     sys.stderr = vars(sys)["__stderr__"] = _writing(2, at_once, "backslashreplace")
 
 
 def _writing(fd: int, at_once: bool, errors: str) -> io.TextIOWrapper:
-    """What a process that is started has there."""
+    """The stream that a new process has there."""
     stream = os.fdopen(fd, "wb", 0 if at_once else -1, closefd=False)
     lines = fd == 2 or os.isatty(fd)
     return io.TextIOWrapper(stream, errors=errors, line_buffering=lines, write_through=at_once)
 
 
 def run(argv: list[str]) -> None:
-    """Do what `python *argv` does."""
+    """Run the program of `python *argv`."""
     kind, *words = argv
     if kind == "-m":
         sys.argv = words
@@ -357,10 +360,10 @@ def _compiled(path: str) -> CodeType:
 
 
 def _keep_whole() -> None:
-    """Have what others wrote, and was imported before the fork, left as it is in the end.
+    """Keep the libraries that were imported before the fork whole at the end.
 
-    To take it apart costs a short process more than all that it does. What is imported later, what
-    the program has made and swapd itself are torn down as ever.
+    Their teardown takes longer than a short process runs. Later imports, the program's own objects
+    and swapd itself are torn down as always.
     """
     later = list(takewhile(lambda name: name != _imported[-1], reversed(sys.modules)))
     names = [name for name in (*_torn_down, *reversed(later)) if name in sys.modules]
@@ -373,14 +376,15 @@ def _keep_whole() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
-        return  # the interpreter has words for that
+        return  # the interpreter reports that
     if _statuses[0] is not None:
         vars(sys)["its end"] = _End(_statuses[0])
 
 
 def _exchange(one: dict[str, ModuleType], other: dict[str, ModuleType]) -> None:
-    """Have each hold what the other held, without a touch of that: a page that is touched is
-    copied."""
+    """Swap the contents of two dicts without an access to their values: each written page would be
+    copied.
+    """
     held = [
         (ctypes.c_char * (dict.__basicsize__ - object.__basicsize__)).from_address(
             id(which) + object.__basicsize__
@@ -391,8 +395,9 @@ def _exchange(one: dict[str, ModuleType], other: dict[str, ModuleType]) -> None:
 
 
 class _End:
-    """The last that the interpreter tears down with the modules: what only it has, and would free
-    after them, goes with the pages."""
+    """The last object of the modules' teardown: it ends the process, and so frees the interpreter's
+    remaining objects with their pages.
+    """
 
     def __init__(self, status: int) -> None:
         self._exit = functools.partial(os._exit, status)
@@ -402,7 +407,7 @@ class _End:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """With which a program ends that raises `error`; None if that is by a signal."""
+    """The exit status of a program that raises `error`; None if a signal ends it."""
     match error:
         case KeyboardInterrupt():
             return None

@@ -1,4 +1,4 @@
-"""What takes long, and several tests look at, is made once, by whichever worker comes first."""
+"""Slow set-ups that several tests use: the first worker that needs one makes it for all."""
 
 import fcntl
 from collections.abc import Callable
@@ -8,13 +8,13 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """What `make(path)` has written in this run, a file or a folder.
+    """The file or folder that `make(path)` has written in this run.
 
-    Blocks while another worker makes it. One that raises leaves nothing, and the next to ask makes
-    it.
+    Blocks while another worker makes it. If `make` raises, nothing is left, and the next caller
+    tries again.
     """
     own = factory.getbasetemp()
-    common = own.parent if own.name.startswith("popen-") else own  # of all workers, if there are
+    common = own.parent if own.name.startswith("popen-") else own  # of all workers
     path = common / name
     with open(common / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Python in a process of its own: for what must crash, fork, or start from nothing."""
+"""Python in a process of its own: for programs that crash, fork, or need a fresh start."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ from tests import forked
 
 ROOT = Path(__file__).parent.parent
 
-#: Both source roots, as an installation would have them.
+#: Both source roots, as in an installation.
 PYTHONPATH = f"{ROOT}:{ROOT / 'client'}"
 NOTHING: Mapping[str, str] = {}
-#: A program whose text has one of these imports torch.
+#: A program whose text contains one of these imports torch.
 WITH_TORCH = ("torch", "tests.offload", "swapd_client.vllm.stage")
 
 
@@ -25,11 +25,10 @@ def run_python(
     env: Mapping[str, str] = NOTHING,
     anew: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `program` to its end, whatever that is; it inherits `fds`, by the same numbers.
+    """Run `program` to its end, well or not; it inherits `fds`, under the same numbers.
 
-    A program is text, or the path of a file.
-    Of the environment it has `env` and the way to the sources, no more. `anew`: it has imported
-    nothing when it begins.
+    A program is text, or the path of a file. Its environment contains `env` and the path of the
+    sources, no more. `anew`: nothing is imported before it starts.
     """
     make = subprocess.Popen if anew else forked.Popen
     with _start(
@@ -46,7 +45,7 @@ def output_of(
     env: Mapping[str, str] = NOTHING,
     anew: bool = False,
 ) -> str:
-    """What `program` prints. It must end well."""
+    """The output of `program`, which must succeed."""
     done = run_python(program, *args, fds=fds, env=env, anew=anew)
     assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -61,7 +60,7 @@ def start_python(
 ) -> "subprocess.Popen[str]":
     """Start `program` with pipes; use it in a `with` block, which waits for its end.
 
-    `imported`: what it imports that takes long.
+    `imported`: its slow imports.
     """
     make = partial(forked.Popen, imported=tuple(imported)) if imported else forked.Popen
     return _start(make, program, args, fds, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

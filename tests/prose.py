@@ -1,8 +1,8 @@
 """Checks the style of prose: `python -m tests.prose [PATH ...]` prints the sentences to reword.
 
-It reads Markdown without its code, the help texts of `swapd`, and of Python files the docstrings,
-the comments and, in the product, the messages. Rules are in `RULES`, exceptions in `EXCEPTIONS`,
-and the files that do not comply yet in `UNCHECKED`.
+It reads Markdown without its code, the help texts of `swapd`, and the docstrings and comments of
+Python files; in the product, their messages, too. `RULES` has the rules, `EXCEPTIONS` the
+exceptions, and `UNCHECKED` the files that do not comply yet.
 """
 
 import ast
@@ -54,9 +54,9 @@ EXCEPTIONS = {
     "What was run": "heading in deploy/vllm-omni, quoted by tests/vllm/test_zoo.py",
     "What moves on a GPU": "heading in tests/vllm, quoted by tests/test_tables.py",
 }
-#: Files and folders that were not reworded yet. None is added: what complies leaves the list.
+#: Files and folders that still need rewording. Complying files leave the list; none is added.
 UNCHECKED = ("tests/",)
-#: Whose strings are read by users.
+#: Code whose strings users read.
 PRODUCT = ("swapd/", "client/")
 
 
@@ -94,7 +94,7 @@ def texts() -> dict[str, str]:
 
 
 def _files() -> Iterator[Path]:
-    """Not by git: an unpacked sdist has none."""
+    """All files, without git: an unpacked sdist has no repository."""
     for folder, inner, files in os.walk(ROOT):
         inner[:] = [name for name in inner if not name.startswith(".") and name not in MADE]
         yield from (Path(folder, name) for name in files if name.endswith((".md", ".py")))
@@ -108,7 +108,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def _comments(source: str) -> list[str]:
-    """Each comment; one of several lines is one."""
+    """Each comment; adjacent lines are one comment."""
     found: list[str] = []
     last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -124,7 +124,7 @@ def _comments(source: str) -> list[str]:
 
 
 def _messages(source: str) -> Iterator[str]:
-    """Strings with a space, but for docstrings; values in an f-string read `CODE`."""
+    """Strings with a space, without docstrings; values in an f-string read `CODE`."""
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
     inner = [n for s in statements if not _documents(s) for n in ast.iter_child_nodes(s)]
     for node in (one for top in inner if not isinstance(top, ast.stmt) for one in ast.walk(top)):

@@ -35,6 +35,6 @@ def sample(kind: Any) -> Any:
 
 
 def bare(kind: type[msgspec.Struct]) -> Any:
-    """A struct of which only what has no default is given."""
+    """A struct with its required fields only."""
     required = [f for f in msgspec.structs.fields(kind) if f.required]
     return kind(**{f.name: sample(f.type) for f in required})

@@ -1,4 +1,4 @@
-"""How often threads go to sleep: who is woken up goes to sleep again."""
+"""Counts how often threads go to sleep: each wake-up ends in another sleep."""
 
 import os
 import threading
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 def sleeps() -> dict[str, int]:
-    """How often each other thread of this process's Python has, since it began, by name.
+    """The number of sleeps since its start of each other Python thread of this process, by name.
 
-    Waits until all of them sleep: one that was woken before may not have come to run yet.
+    Waits until all of them sleep: a thread that was woken before may not have run yet.
     """
     counts: dict[str, int] = {}
     for thread in threading.enumerate():
         if thread is threading.current_thread() or thread.native_id is None:
             continue
-        with suppress(FileNotFoundError):  # it ends this moment
+        with suppress(FileNotFoundError):  # the thread is ending
             while (status := _status(thread.native_id))["State"] != "S":
                 os.sched_yield()
             n = int(status["voluntary_ctxt_switches"])
@@ -24,13 +24,13 @@ def sleeps() -> dict[str, int]:
 
 
 def _status(thread: int) -> dict[str, str]:
-    """The first word of each line of what the kernel says of it, by name."""
+    """The first word of each field of the kernel's status of a thread, by name."""
     lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
     words = [line.split() for line in lines]
     return {first[0].rstrip(":"): first[1] for first in words if len(first) > 1}
 
 
 def more_sleeps(before: dict[str, int]) -> dict[str, int]:
-    """Since then, without those that slept on."""
+    """The number of sleeps since `before`, without threads that slept throughout."""
     more = {name: n - before.get(name, 0) for name, n in sleeps().items()}
     return {name: n for name, n in more.items() if n}

@@ -1,4 +1,4 @@
-"""What an acquire that is traced is told: what was done for it, and nothing that was not."""
+"""A traced acquire hears of all actions made for it, and of no others."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_load_that_began_before_it_came_is_its_own_too(accounts: Accounts) -> 
 
 
 def test_what_ended_before_it_came_is_not(accounts: Accounts, clock: Clock) -> None:
-    accounts.open(2, Acquire(1, ("z",)))  # another one's is open, so it is remembered
+    accounts.open(2, Acquire(1, ("z",)))  # another traced one is open, so this is remembered
     load(accounts, 1)
     accounts.moved(CopiedIn(clock(), 1))
     accounts.open(1, Acquire(7, ("a",)))

@@ -1,7 +1,7 @@
-"""`swapd bench` prints what it promises, and judges what can be judged.
+"""`swapd bench` prints the promised results, and judges those that it can.
 
-Its times are for people. Judged here are its counts, which hold on a busy machine too, and what it
-makes of a machine that is busy or slow.
+Its times are for people. These tests check its counts, which also hold on a busy machine, and its
+verdict on a busy or slow machine.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests import forked
 from tests.once import made_once
 from tests.processes import output_of
 
-#: Whichever test comes first waits for the run of all of it, at times on a busy machine.
+#: The first test waits for a whole run, possibly on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 
 QUIET = Conditions(10.0, 0.01, 0.05, 0.0)
@@ -34,7 +34,7 @@ COUNTS = {bound.key for bound in BOUNDS if bound.kind == "count"}
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProcess[str]":
-    """One run of all of it, with as few rounds as there may be."""
+    """One whole run, with as few rounds as possible."""
 
     def make(path: Path) -> None:
         ran = bench()
@@ -65,7 +65,7 @@ def printed(done: "subprocess.CompletedProcess[str]") -> Any:
 
 @pytest.fixture
 def report(done: "subprocess.CompletedProcess[str]") -> Report:
-    """What was found, as if it had been in full and on a quiet machine, and well within bounds."""
+    """The results, as if from a full run on a quiet machine, and well within bounds."""
     found = msgspec.json.decode(done.stdout, type=Report)
     good = {
         bound.key: bound.value * (0.5 if bound.side == "at most" else 2.0)

@@ -36,7 +36,7 @@ def boards() -> Iterator[Boards]:
 def waits(
     board: Board, slot: int, target: int, which: int = ARRIVED, **ends: Any
 ) -> tuple[threading.Thread, list[str]]:
-    """A thread that waits, and what came of it."""
+    """A thread that waits, and its result."""
     came: list[str] = []
 
     def wait() -> None:
@@ -107,7 +107,7 @@ def test_a_failure_ends_the_waits_for_its_generation_only(boards: Boards) -> Non
         board.has(0, word(4, 1))
     board.set(0, word(5, 1))
     assert board.has(0, word(5, 1))
-    board.fail(0, 4)  # late
+    board.fail(0, 4)  # too late
     assert board.has(0, word(5, 1))
 
 
@@ -127,7 +127,7 @@ def test_the_end_ends_every_wait(boards: Boards) -> None:
 
 @pytest.mark.parametrize("before", [0, word(1, 1), word(1 << 16, 0), word(0xFFFF, 0xFFFF), 1 << 62])
 def test_the_end_changes_what_a_sleeper_compares(boards: Boards, before: int) -> None:
-    """Or one that has looked, and is not asleep yet, would sleep for ever."""
+    """Otherwise a thread that has compared, and does not sleep yet, would never wake."""
     board = boards.board
     board.set(3, before)
     board.fail_all([3])

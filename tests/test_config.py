@@ -13,7 +13,7 @@ from swapd.shared.config import Config, ConfigError, default_folder, load
 
 MIB = 1 << 20
 
-#: For each setting: a text that is not its default, and the value it stands for.
+#: For each setting: a text that is not its default, and its value.
 SAMPLES: dict[str, tuple[str, Any]] = {
     "device": ("cuda:1", "cuda:1"),
     "budget": ("40GiB", 40 << 30),
@@ -148,7 +148,7 @@ def test_what_resembles_nothing_gets_the_whole_list(tmp_path: Path) -> None:
 
 
 def warning(caplog: pytest.LogCaptureFixture, environ: dict[str, str]) -> str:
-    """What is said of variables that change nothing."""
+    """The warning about variables without effect."""
     caplog.clear()
     assert load(None, {}, environ) == Config()
     (record,) = caplog.records
@@ -167,7 +167,7 @@ def test_a_variable_that_is_no_setting_is_named_and_ignored(
 
 
 def test_a_service_of_kubernetes_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    """Of a service called swapd every container of its namespace is told so."""
+    """For a service called swapd, Kubernetes sets these in every container of its namespace."""
     environ = {
         "SWAPD_SERVICE_HOST": "10.0.0.1",
         "SWAPD_SERVICE_PORT": "8080",
@@ -322,7 +322,7 @@ def test_folders_are_absolute_because_clients_are_told_them(
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(AttributeError):
-        setattr(Config(), "budget", 1)  # noqa: B010 - mypy knows as well
+        setattr(Config(), "budget", 1)  # noqa: B010 - mypy reports it, too
 
 
 @pytest.mark.parametrize("evil", ["x\x1b[2J", "a\nb", "\u202egnp", "\udcff", "x" * 5000])
@@ -353,7 +353,7 @@ def test_a_chunk_is_as_stated_or_suits_the_device_and_by_auto_its_budget() -> No
 
 
 def test_under_strict_isolation_chunks_are_as_by_auto_unless_said() -> None:
-    """Somebody waits there for each chunk that is unmapped."""
+    """There, acquires wait for each chunk that is unmapped."""
     over = {"device": "cuda:0", "budget": (8 << 30) + 1, "isolation": "strict"}
     assert load(None, over, {}).chunk_bytes == 256 * MIB
     assert load(None, {**over, "chunk": "64MiB"}, {}).chunk_bytes == 64 * MIB

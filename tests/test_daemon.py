@@ -1,4 +1,4 @@
-"""What the composition root promises: readiness, modes, and a clean end."""
+"""Promises of the composition root: readiness, modes, and a clean end."""
 
 import os
 import pty
@@ -37,7 +37,7 @@ def test_systemd_hears_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> Non
         ) as process:
             try:
                 assert notify.recv(100) == b"READY=1"
-                # ready means ready: the sockets are there
+                # the sockets exist as soon as it is ready
                 for name in (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS):
                     assert (tmp_path / "run" / name).is_socket()
                 process.send_signal(signal.SIGTERM)
@@ -108,10 +108,10 @@ def test_a_log_in_the_folder_is_no_link_to_another_file(tmp_path: Path) -> None:
 def test_a_daemon_whose_stderr_nobody_reads_serves_on_and_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # then what it writes has a lock
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # without it, its stream has a lock
     with spawn.daemon(budget="8MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         with RawSession(daemon.folder) as raw:
-            for _ in range(3000):  # each is worth a line of the log
+            for _ in range(3000):  # each causes a line of the log
                 raw.rpc.send(b"garbage")
             for _ in range(3000):
                 assert isinstance(raw.answer(), protocol.Refused)
@@ -172,7 +172,7 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
         assert "stop_timeout: Expected `float` >= 0.0" in said
         client = swapd_client.connect(tmp_path / "run")
         client.register("a", {"w": bytearray(1 << 20)})
-        with client.acquire("a"):  # held for longer than the daemon waits now
+        with client.acquire("a"):  # held for longer than the daemon's new stop timeout
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         client.close()

@@ -1,4 +1,4 @@
-"""The demo holds what it shows: real models, real processes, identical bits."""
+"""The demo keeps its promises: real models, real processes, identical bits."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from tests import forked
 
-#: What transformers imports for the demo's stages.
+#: The imports of transformers for the demo's stages.
 STAGES = ("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",)
 
 

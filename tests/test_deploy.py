@@ -1,4 +1,4 @@
-"""The files under deploy/ say what the code does."""
+"""The files under deploy/ agree with the code."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ DEPLOY = Path(__file__).parent.parent / "deploy"
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short path: sockets live in it."""
+    """A short path, since it contains sockets."""
     with tempfile.TemporaryDirectory(prefix="sw-") as made:
         yield Path(made)
 
@@ -46,7 +46,7 @@ def test_the_example_file_names_every_setting() -> None:
 # --- systemd -------------------------------------------------------------------------------
 
 UNIT = DEPLOY / "swapd@.service"
-#: Of `systemd-analyze security`, where 10 is nothing closed off.
+#: Of `systemd-analyze security`: 10 is no protection.
 EXPOSURE_MAX = 4.0
 analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="needs systemd-analyze, of Debian's systemd"
@@ -54,7 +54,7 @@ analyze = pytest.mark.skipif(
 
 
 def unit(key: str) -> list[str]:
-    """What the unit says of `key`, in order."""
+    """The values of `key` in the unit, in order."""
     lines = UNIT.read_text().splitlines()
     return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
 
@@ -80,7 +80,7 @@ def test_the_unit_leaves_little_open() -> None:
 
 
 def test_the_unit_needs_no_file_and_finds_swapd_in_a_virtual_environment(folder: Path) -> None:
-    """Its command line, as systemd would run it, with nothing under /etc."""
+    """Its command line, run as systemd would, with nothing under /etc."""
     assert all(file.startswith("-") for file in unit("EnvironmentFile"))
     (path,) = (e.removeprefix("PATH=") for e in unit("Environment") if e.startswith("PATH="))
     (folder / "opt/swapd").mkdir(parents=True)
@@ -99,7 +99,7 @@ def test_the_unit_needs_no_file_and_finds_swapd_in_a_virtual_environment(folder:
             "PATH": path.replace("/opt/", f"{folder}/opt/"),
             "NOTIFY_SOCKET": str(folder / "notify"),
             "WATCHDOG_USEC": str(int(unit("WatchdogSec")[0]) * 1_000_000),
-            "SWAPD_BUDGET": "8MiB",  # of this test alone: 1 GiB is the default
+            "SWAPD_BUDGET": "8MiB",  # for this test only: 1 GiB is the default
             "STATE_DIRECTORY": str(state),
             "PYTHONPATH": PYTHONPATH,
         }
@@ -122,7 +122,7 @@ def test_the_unit_waits_longer_than_the_daemon() -> None:
 # --- containers ----------------------------------------------------------------------------
 
 KUBERNETES = DEPLOY / "kubernetes"
-#: Who runs in all of them.
+#: The user of all containers.
 USER = 1000
 
 
@@ -131,7 +131,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    """The spec of each pod that the manifests make."""
+    """The spec of each pod in the manifests."""
     sidecar, worker = documents("sidecar.yaml")[-1], documents("worker.yaml")[-1]
     daemons = documents("daemonset.yaml")[-1]["spec"]["template"]
     return {"sidecar": sidecar["spec"], "worker": worker["spec"], "daemonset": daemons["spec"]}
@@ -153,7 +153,7 @@ def image() -> dict[str, str]:
 
 
 def where(container: dict[str, Any]) -> str:
-    """The folder that a container's commands and clients ask."""
+    """The folder that a container's commands and clients connect to."""
     found = {e["name"]: str(e["value"]) for e in container.get("env", ())}
     return {**image(), **found}["SWAPD_ENDPOINT"]
 
@@ -246,13 +246,13 @@ def compose() -> dict[str, Any]:
 def test_an_overlay_says_all_that_a_stage_needs(overlay: Path) -> None:
     assert len(OVERLAYS) == 3
     read = yaml.safe_load(overlay.read_text())
-    assert read["base_config"] != overlay.name  # a loader that looks beside it would find itself
+    assert read["base_config"] != overlay.name  # a loader could find this file
     workers = set(WORKERS.values())
     for stage in read["stages"]:
         assert stage["devices"] == "0"
         assert {stage.get("worker_cls"), stage.get("worker_extension_cls")} & workers
         assert options_of(stage["additional_config"], overlay.name).component
-        assert 0 < stage["gpu_memory_utilization"] < 1  # else the base file's would be counted
+        assert 0 < stage["gpu_memory_utilization"] < 1  # otherwise the base file's would count
     assert sum(s["gpu_memory_utilization"] for s in read["stages"]) < 0.5
 
 
@@ -317,7 +317,7 @@ def test_the_image_is_built_of_what_is_there() -> None:
 # --- the page ------------------------------------------------------------------------------
 
 PAGE = (VLLM / "README.md").read_text()
-#: What vLLM and vllm-omni say themselves.
+#: Messages of vLLM and vllm-omni themselves.
 THEIRS = (
     "no structured config owner",
     "Free memory on device",
@@ -336,7 +336,7 @@ def rows(heading: str) -> list[list[str]]:
 def test_errors_are_quoted_as_the_code_has_them() -> None:
     client = DEPLOY.parent / "client" / "swapd_client"
     code = "".join(path.read_text() for path in client.rglob("*.py"))
-    code = re.sub(r'"\s+f?"', "", code)  # strings that go on in the next line
+    code = re.sub(r'"\s+f?"', "", code)  # strings that continue on the next line
     cells = [cell for cell, _ in rows("If it does not start") if cell.startswith("`")]
     quoted = [text for cell in cells for text in re.findall("`(.*?)`", cell)]
     quoted = [text for text in quoted if not text.startswith(THEIRS)]

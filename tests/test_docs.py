@@ -1,6 +1,6 @@
-"""What the pages say can be done: programs run, commands parse, links lead somewhere.
+"""The pages are right: programs run, commands parse, links resolve.
 
-`make docs` checks the links of the site; here are those of all pages, as they lie in the tree.
+`make docs` checks the links of the site; these tests check those of all pages in the tree.
 """
 
 import ast
@@ -33,7 +33,7 @@ FILES = sorted(
     path
     for top in ("*.md", "[cdbst]*/**/*.md")
     for path in ROOT.glob(top)
-    if path.name != "CHANGELOG.md" and "build" not in path.parts  # that one says what was
+    if path.name != "CHANGELOG.md" and "build" not in path.parts  # it describes the past
 )
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -60,15 +60,16 @@ def blocks(language: str) -> Iterator[Block]:
 
 # --- programs ------------------------------------------------------------------------------
 
-#: What tests of their own run, as it stands there.
+#: Other tests run these programs, unchanged.
 RUN_ELSEWHERE = {*test_readme.PROGRAMS, *test_page.PROGRAMS}
-#: What the whole programs print, by page.
+#: The output of the whole programs, by page.
 PROGRAMS = {
     "docs/guides/asyncio.md": "(2048,)\n",
     "docs/guides/replicas.md": "16 MiB of host copies for 2 replicas\n",
 }
 TUTORIAL = "docs/tutorial.md"
-#: No whole programs, by first line: what each lacks. Their calls are checked, not run.
+#: Partial programs, by first line, with the missing part. The tests check their calls without a
+#: run.
 PARTS = {
     "import swapd_client": "a pipeline",
     "from swapd_client.offload import settings": "a settings file, and the parser of a program",
@@ -172,7 +173,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 
 def commands() -> Iterator[list[str]]:
-    """The words of each command that a page has people type, without what the shell does."""
+    """The words of each command on a page, without the syntax of the shell."""
     for block in blocks("console"):
         for line in block.text.replace("\\\n", " ").splitlines():
             if line.startswith(("$ ", "# ")):
@@ -210,7 +211,7 @@ def test_commands_of_swapd_are_understood() -> None:
 
 
 def test_options_that_the_text_names_exist() -> None:
-    """Code in a sentence: it may leave arguments out, so that it cannot be parsed."""
+    """Code in a sentence may leave arguments out, so it cannot be parsed."""
     assert isinstance(COMMANDS, typer.core.TyperGroup)
     for path in FILES:
         text = FENCED.sub("", path.read_text())
@@ -264,7 +265,7 @@ def _is_an_error(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, errors.SwapdError)
 
 
-#: On the first pages, each with one page that answers it under that heading.
+#: Questions on the first pages, each with one page that answers it under that heading.
 QUESTIONS = (
     "What is it?",
     "Will it work for me?",
@@ -325,7 +326,7 @@ def test_records_that_are_shown_are_json(block: Block) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of its headings, as GitHub names them, and mkdocs by `slugify` in mkdocs.yml."""
+    """The anchors of its headings: GitHub's, and those of mkdocs by `slugify` in mkdocs.yml."""
     text = FENCED.sub("", path.read_text())
     seen: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):

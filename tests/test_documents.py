@@ -1,4 +1,4 @@
-"""Files that anybody may have written, read in bounds."""
+"""Files from any author, read within bounds."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An install without extras says what is missing, and how to get it; and says what it can do."""
+"""An install without extras names the missing one and the remedy, and lists its abilities."""
 
 import inspect
 import subprocess
@@ -54,7 +54,7 @@ def test_only_serve_needs_what_only_serve_uses(tmp_path: Path) -> None:
     assert "--budget" in without("swapd", "serve", "--help", blocked="uvloop").stdout
 
 
-#: What needs torch, each in a client that has none.
+#: Features that need torch, each in a client without it.
 NEEDS_TORCH = {
     "attach": "client.attach(object())",
     "load": "client.load('a', '/nowhere')",

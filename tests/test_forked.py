@@ -1,4 +1,4 @@
-"""A process that was forked is what one that was started is, to itself and to those around it."""
+"""A forked process is equal to a started one, to itself and to those around it."""
 
 import os
 import signal

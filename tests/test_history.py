@@ -1,4 +1,4 @@
-"""Reading the swap log back: runs, rotation, what cannot be read."""
+"""Reading the swap log back: runs, rotation, unreadable lines."""
 
 from pathlib import Path
 

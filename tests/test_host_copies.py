@@ -1,4 +1,4 @@
-"""Host copies as the core orders them: each order comes back, whoever has ended meanwhile."""
+"""Host copies as the core orders them: each order is answered, even if its session has ended."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What may import what, seen from outside: in fresh interpreters, and in the built wheel."""
+"""The allowed imports, seen from outside: in fresh interpreters, and in the built wheel."""
 
 import ast
 import subprocess
@@ -22,7 +22,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_importing_swapd_loads_nothing_else() -> None:
-    """The client imports `swapd.shared.protocol`, and through it this."""
+    """The client imports `swapd.shared.protocol`, and through it this package."""
     assert not loaded_by("import swapd") & {"zmq", "uvloop", "ctypes", "msgspec", "asyncio"}
 
 
@@ -78,7 +78,7 @@ def test_the_contracts_of_the_layers_are_kept() -> None:
 
 
 def imports(path: Path) -> set[str]:
-    """All modules, or what may be their names, that a file imports; in functions, too."""
+    """All modules that a file imports, in functions too; some of the names may be no modules."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -90,7 +90,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", ["swapd", "client/swapd_client"])
 def test_no_modules_import_each_other_late_or_early(package: str) -> None:
-    """Packages are left out: they import what is in them for those that import them."""
+    """Without packages: an `__init__` imports its own modules for its users."""
     root = (ROOT / package).parent
     files = {
         str(path.relative_to(root))[:-3].replace("/", "."): path
@@ -103,7 +103,7 @@ def test_no_modules_import_each_other_late_or_early(package: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of this tree, built with what is installed; the tree is only read."""
+    """The wheel of this tree, built with the installed packages; the tree is only read."""
 
     def build(folder: Path) -> None:
         subprocess.run(

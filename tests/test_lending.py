@@ -1,4 +1,4 @@
-"""Lent memory: everybody lets go first, and it is asked back until it is there."""
+"""Lent memory: every worker lets go first, and the daemon asks for it back until it returns."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ BACK = Reclaim("workspace 9.1", 5, ((2, 2),))
 
 
 class Device:
-    """Lends and takes back, or fails as often as it is told to."""
+    """Lends and reclaims, or fails a set number of times."""
 
     chunks_per_file = 1
 
@@ -40,7 +40,7 @@ class Device:
         self.lend_fails = 0
         self.reclaim_fails = 0
         self.chunk_bytes = 2 << 20
-        #: How many chunks it takes back a time, and None: all.
+        #: The number of chunks that one call reclaims; None: all.
         self.back_at_once: int | None = None
         self.gate = threading.Event()
         self.gate.set()
@@ -62,7 +62,7 @@ class Device:
 
 
 class Worker:
-    """Has some files, and hears what it is told."""
+    """Has some files, and records its messages."""
 
     def __init__(self, *files: int) -> None:
         self.files = set(files)
@@ -129,9 +129,9 @@ async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> N
     assert isinstance(second, protocol.Drop)
     assert (first.numbers, second.numbers) == ((2,), (2, 3))
     assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2))
-    lender.dropped(2, first.ticket)  # somebody else's: a lie
+    lender.dropped(2, first.ticket)  # another session's ticket: a false message
     lender.dropped(1, first.ticket)
-    lender.dropped(1, first.ticket)  # twice
+    lender.dropped(1, first.ticket)  # a second time
     assert device.calls == []
     assert told.events.get_nowait() == Dropped(NOW, 1, 5)
     assert told.events.empty()
@@ -152,7 +152,7 @@ async def test_who_is_gone_is_not_waited_for(lender_of: LenderOf) -> None:
 
 
 async def test_who_is_gone_while_others_are_asked_ends_nothing_early(lender_of: LenderOf) -> None:
-    """A worker that does not read is cut off by what it is sent, in the middle of the asking."""
+    """A send to a worker that does not read ends its session, in the middle of the requests."""
 
     class Deaf(Worker):
         def send(self, message: protocol.FromDaemon) -> None:

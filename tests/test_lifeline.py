@@ -1,4 +1,4 @@
-"""A machine that lacks something for a moment ends no session, and no message is lost over it."""
+"""A brief shortage on the machine ends no session and loses no message."""
 
 import asyncio
 import errno
@@ -20,12 +20,12 @@ from tests.fenced import FencedByCore
 
 
 class Ends(NamedTuple):
-    """Both ends of one lifeline, and what the daemon's calls when it is gone."""
+    """Both ends of one lifeline, and a future that the daemon's callback sets when it is gone."""
 
     lifeline: Lifeline
     sock: socket.socket
     gone: "asyncio.Future[None]"
-    #: What was said of messages that are kept for it: how many, and why they cannot be sent.
+    #: Reports of messages kept for it: how many, and why they cannot be sent.
     unread: "asyncio.Queue[tuple[int, str]]"
 
 
@@ -57,7 +57,7 @@ async def session(folder: Path) -> AsyncIterator[Ends]:
 
 
 async def hear(ends: Ends) -> tuple[protocol.FromDaemon, int]:
-    """The next message, and how many descriptors came with it."""
+    """The next message, and the number of descriptors with it."""
     data, got = await asyncio.to_thread(recv_packet, ends.sock, 1 << 16)
     for fd in got:
         fd.close()
@@ -65,7 +65,7 @@ async def hear(ends: Ends) -> tuple[protocol.FromDaemon, int]:
 
 
 def failing(times: int, error: Exception, then: Callable[..., Any]) -> Callable[..., Any]:
-    """Fails so often, then does what it should."""
+    """Fails so often, then works."""
     left = [error] * times
 
     def call(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a worker that does not read is kept, for how long, and what it costs it."""
+"""Messages kept for a worker that does not read: how many, for how long, and at its own expense."""
 
 import asyncio
 import socket
@@ -17,13 +17,13 @@ GOODBYE = protocol.Goodbye("fenced", "why")
 
 
 class Deaf:
-    """A lifeline whose worker reads when it is told to, and what the server says of it."""
+    """A lifeline whose worker reads only when the test says so, and the server's reports of it."""
 
     def __init__(self, folder: Path) -> None:
         loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.hello: asyncio.Future[Lifeline] = loop.create_future()
-        #: How many messages were said to be kept for it, each time.
+        #: The reported numbers of kept messages.
         self.told: list[int] = []
         self.core = FencedByCore()
         self.server = LifelineServer(
@@ -43,7 +43,7 @@ class Deaf:
         self.hello.set_result(lifeline)
 
     def fence(self, lifeline: Lifeline, unread_timeout_s: float) -> None:
-        """Have it end as the core says, from now on."""
+        """From now on have the core's decision end it."""
         self.core = FencedByCore(lifeline, unread_timeout_s=unread_timeout_s)
 
     def _unread(self, lifeline: Lifeline, count: int, error: str) -> None:
@@ -56,7 +56,7 @@ class Deaf:
         return protocol.decode_from_daemon(data) if data else None
 
     async def hear_until(self, last: protocol.FromDaemon | None) -> list[protocol.FromDaemon]:
-        """What it is told before that; None is the end."""
+        """The messages before `last`; None is the end."""
         heard = []
         while (message := await asyncio.to_thread(self.hear)) != last:
             assert message is not None

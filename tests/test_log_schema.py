@@ -1,4 +1,4 @@
-"""The schema of the swap log: flat, as its page says, and refused in words if it is another."""
+"""The schema of the swap log: flat, as on its page; other schemas are refused with a message."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 TICK = Record(2, 0, 2.0, event=events.Tick(2.0))
 NEXT = START, TICK
 
-#: What every record has, or every event, besides its own.
+#: The fields of every record, or every event, besides its own.
 OURS = {"seq", "t", "type", "kind", "cause", "now", "session", "schema", "count"}
 
 UNNUMBERED = (
@@ -159,7 +159,7 @@ def test_earlier_runs_in_another_schema_are_left_out_and_counted(
 
 
 def test_the_rest_of_a_log_without_numbers_is_refused_too(tmp_path: Path) -> None:
-    """Its first record was rotated away."""
+    """Rotation has removed its first record."""
     with pytest.raises(OtherSchema, match="before schemas were numbered"):
         read(write(tmp_path / "log", *UNNUMBERED[1:]))
     assert read_runs(tmp_path / "log").left_out == 1

@@ -1,4 +1,4 @@
-"""The description that a package index shows stands alone: see hatch_build.py."""
+"""The description for a package index stands alone: see hatch_build.py."""
 
 import pytest
 

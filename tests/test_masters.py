@@ -1,4 +1,4 @@
-"""Masters: exactly as large as asked, allocated in full, sealed, and nobody else's to break."""
+"""Host copies: of exactly the requested size, fully allocated, sealed, safe from other writers."""
 
 import errno
 import fcntl
@@ -23,7 +23,7 @@ SPAN = vm.round_up(NBYTES)
 
 
 class Unpinnable:
-    """As much of a device as masters need."""
+    """The part of a device that host copies need."""
 
     read_only_pins = True
 
@@ -46,7 +46,7 @@ def masters() -> Iterator[Masters]:
 
 
 def snapshot() -> tuple[list[str], int]:
-    """Descriptors of this process, and masters mapped in it."""
+    """Descriptors of this process, and the number of host copies mapped in it."""
     mapped = Path("/proc/self/maps").read_text().count("memfd:swapd-master")
     return sorted(os.listdir("/proc/self/fd")), mapped
 
@@ -59,7 +59,7 @@ def mapping_of(address: int) -> str:
 
 
 def fill(fd: int, content: bytes) -> None:
-    """As a worker does: through a mapping, gone before the commit."""
+    """Like a worker: through a mapping, which is gone before the commit."""
     span = vm.round_up(len(content))
     at = vm.map_shared(fd, 0, span, writable=True)
     vm.view(at, len(content))[:] = content
@@ -142,13 +142,13 @@ def test_a_clean_master_is_mapped_writable_where_it_could_not_be_pinned_otherwis
         vm.map_shared(fd, 0, SPAN, writable=True)
     with pytest.raises(PermissionError):
         os.pwrite(fd, b"x", 0)
-    masters._pinner.submit(int).result()  # after the pin, which a close would leave out
+    masters._pinner.submit(int).result()  # after the pin, which a close would skip
     masters.close()
     assert pinned == [(address, NBYTES, True)]
 
 
 def test_a_clean_master_can_still_become_private_memory(masters: Masters) -> None:
-    """As in a worker whose session ends: copy-on-write, from the descriptor it kept."""
+    """As in a worker whose session ends: copy-on-write, from the descriptor that it kept."""
     fd = masters.make(1, NBYTES, mutable=False)
     fill(fd, CONTENT)
     masters.seal(1)
@@ -243,13 +243,13 @@ def refuse_with(number: int) -> Any:
 
 
 def refused(masters: Masters, nbytes: int, code: str = "host_memory") -> str:
-    """Why a host copy of `nbytes` cannot be made; checks that nothing is left of it."""
+    """The reason why a host copy of `nbytes` cannot be made; checks that nothing is left of it."""
     before = snapshot(), len(masters), masters.total_bytes
     with pytest.raises(MasterError) as failed:
         masters.make(99, nbytes, mutable=False)
     assert failed.value.code == code
     assert (snapshot(), len(masters), masters.total_bytes) == before
-    masters.drop(99)  # as the core orders for every master that failed
+    masters.drop(99)  # the core orders this for every failed host copy
     assert (snapshot(), len(masters), masters.total_bytes) == before
     return str(failed.value)
 
@@ -395,7 +395,9 @@ def test_what_has_no_bytes_is_shared_too(masters: Masters) -> None:
 
 
 def test_masters_leave_little_that_a_collection_of_garbage_looks_at() -> None:
-    """The loop waits for each: with 10,000 masters it would be a tenth of a second."""
+    """The loop waits for each collection: with 10,000 host copies one would take a tenth of a
+    second.
+    """
 
     class Pinnable(Unpinnable):
         def pin(self, address: int, nbytes: int, *, writable: bool) -> None:

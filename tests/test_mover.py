@@ -1,4 +1,4 @@
-"""Every order comes back as exactly one event, also when the device fails."""
+"""Every order is answered by exactly one event, also when the device fails."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def back(generation: int, nbytes: int = CHUNK, runs: Runs = ((0, 1),)) -> CopyOu
 
 
 class Told:
-    """What a mover told: events in order, and errors that no device should raise."""
+    """The reports of a mover: events in order, and errors that no device should raise."""
 
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
@@ -86,7 +86,7 @@ def master() -> Iterator[int]:
 
 
 class GatedDevice(HostDevice):
-    """A copy in ends only when `gate` is set; `began` tells that it has begun."""
+    """A copy in ends only when `gate` is set; `began` is set at its start."""
 
     def __init__(self) -> None:
         super().__init__(2 * CHUNK, CHUNK)
@@ -215,7 +215,7 @@ async def test_close_waits_for_the_copies_and_then_tells_nobody(
         await asyncio.to_thread(closing_.join)
         assert device.ended == ["copy", "copy", "close"]
         for _ in range(3):
-            await asyncio.sleep(0)  # the loop runs what the copies have posted to it
+            await asyncio.sleep(0)  # the loop runs the callbacks that the copies have posted to it
     assert not told.events
     assert not told.crashes
 
@@ -245,7 +245,7 @@ async def test_the_injected_fault_is_the_nth_call_of_the_verb_and_no_other(maste
 
 
 class Ledger:
-    """Two masters and an arena of four chunks: "old" is on all of it, "new" goes there."""
+    """Two host copies and an arena of four chunks: "old" fills it, and "new" replaces it."""
 
     def __init__(self, device: HostDevice) -> None:
         self.device = device
@@ -280,7 +280,7 @@ class Ledger:
 
 
 class StepwiseDevice(HostDevice):
-    """Saves a chunk each time `step` is set; fails at chunk `fail_at`, if that is given."""
+    """Saves a chunk at each release of `steps`; fails at chunk `fail_at`, if given."""
 
     def __init__(self, fail_at: int | None = None, fail_restoring: bool = False) -> None:
         super().__init__(4 * CHUNK, CHUNK)
@@ -387,7 +387,7 @@ async def test_what_cannot_be_restored_is_said(mover_of: MoverOf, told: Told) ->
         device._fail_restoring = True
         swap(mover_of(device), ledger)
         device.steps.release()
-        await asyncio.to_thread(device.wrote.acquire)  # or there is nothing to restore
+        await asyncio.to_thread(device.wrote.acquire)  # otherwise there is nothing to restore
         for _ in range(3):
             device.steps.release()
         await told.wait_for(2)

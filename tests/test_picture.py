@@ -1,4 +1,4 @@
-"""What the records of a run amount to is what the core knows, whatever happens."""
+"""The picture made of a run's records equals the core's state at any time."""
 
 import itertools
 
@@ -17,8 +17,8 @@ from tests.core import driver
 
 
 def watched(chunks: int, chunk_bytes: int, rules: Rules) -> Residency:
-    """A core whose records a picture is made of, which is compared after every event."""
-    picture = Picture()  # no attribute of the core, in which nothing of a session may remain
+    """A core with a picture made of its records; compares both after every event."""
+    picture = Picture()  # no attribute of the core, whose state may keep no trace of a session
     seq = itertools.count(1)
 
     class Watched(Residency):

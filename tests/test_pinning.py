@@ -1,4 +1,4 @@
-"""How far pinning has come is said in few lines, whatever is pinned, and at its end for certain."""
+"""A few lines report the progress of pinning, at any pace, and always its end."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 class Clock:
-    """Time and timers that pass when told to; and what is pinned meanwhile."""
+    """Simulated time and timers; and simulated progress of pinning."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -45,7 +45,7 @@ class Clock:
         self.pinning += 1
 
     def run(self, span_s: float) -> None:
-        """A GiB is pinned each second, if any are left."""
+        """Pins a GiB each second, as long as any are left."""
         until = self.now + span_s
         while self.now < until:
             self.now += 1

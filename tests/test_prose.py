@@ -1,4 +1,4 @@
-"""Pages and help texts are in plain English, and what finds the rest finds it."""
+"""Pages and help texts are in plain English, and the checker finds violations."""
 
 import pytest
 

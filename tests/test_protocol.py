@@ -1,4 +1,4 @@
-"""What crosses a process border: every message survives it, and so do later versions of it."""
+"""Messages cross a process border: every message survives it, also between versions."""
 
 import typing
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.samples import bare, sample
 
 Decode = Callable[[bytes], Any]
 
-#: Each channel and direction: its decoder, and all that it carries.
+#: Each channel and direction: its decoder, and all of its messages.
 CHANNELS: list[tuple[Decode, Any]] = [
     (protocol.decode_request, protocol.AnyRequest),
     (protocol.decode_reply, protocol.AnyReply),
@@ -31,7 +31,7 @@ every_message = pytest.mark.parametrize(("decode", "kind"), MESSAGES)
 
 
 def raw(message: msgspec.Struct) -> dict[str, Any]:
-    """The message as a peer of any version sees it."""
+    """The message as a peer of any version decodes it."""
     found = msgspec.msgpack.decode(protocol.encode(message))
     assert isinstance(found, dict)
     return found
@@ -79,7 +79,7 @@ def test_a_message_comes_back_as_it_was_sent(decode: Decode, kind: type[msgspec.
 
 @every_message
 def test_unknown_fields_are_ignored(decode: Decode, kind: type[msgspec.Struct]) -> None:
-    """A later version may say more."""
+    """A later version may have more fields."""
     full = sample(kind)
     more = raw(full) | {"added_later": [1, {"deep": None}], "another": b"x"}
     assert decode(msgspec.msgpack.encode(more)) == full
@@ -89,7 +89,7 @@ def test_unknown_fields_are_ignored(decode: Decode, kind: type[msgspec.Struct]) 
 def test_fields_that_have_a_default_may_be_missing(
     decode: Decode, kind: type[msgspec.Struct]
 ) -> None:
-    """An earlier version said less."""
+    """An earlier version had fewer fields."""
     less = raw(bare(kind))
     expected = {}
     for field in msgspec.structs.fields(kind):
@@ -129,7 +129,7 @@ def test_no_two_messages_of_a_channel_have_the_same_tag(decode: Decode, union: A
 
 @every_message
 def test_messages_are_data(decode: Decode, kind: type[msgspec.Struct]) -> None:
-    """Frozen, and equal when they say the same."""
+    """Frozen, and equal if their fields are."""
     message = bare(kind)
     assert kind.__struct_config__.frozen
     assert message == kind(**msgspec.structs.asdict(message))

@@ -1,4 +1,4 @@
-"""The stream of the swap log: nobody waits for who reads it, and what is lost is a whole record."""
+"""The stream of the swap log: no reader delays the daemon, and losses are whole records."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ LAST = b"aaa"
 
 
 class Reader:
-    """A SUB by hand, so that it reads when it is told to."""
+    """A SUB socket without libzmq, so that it reads only when the test says so."""
 
     def __init__(self, folder: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -42,7 +42,7 @@ class Reader:
 
 @asynccontextmanager
 async def published(folder: Path, *topics: bytes) -> AsyncIterator[tuple[Publisher, Reader]]:
-    """A publisher, and who has read a first record."""
+    """A publisher, and a reader that has read a first record."""
     loop = asyncio.get_running_loop()
     crashed: asyncio.Future[None] = loop.create_future()
     made = Publisher(loop, folder / "sock", crashed.set_exception)
@@ -62,7 +62,7 @@ async def published(folder: Path, *topics: bytes) -> AsyncIterator[tuple[Publish
 
 
 async def rest(reader: Reader) -> list[bytes]:
-    """What it reads to the end, or to LAST, but for what came of the beginning."""
+    """The records up to the end, or to LAST, without those of the set-up."""
     found: list[bytes] = []
     while (line := await asyncio.to_thread(reader.read)) not in (None, LAST):
         assert line is not None

@@ -1,4 +1,4 @@
-"""The programs of the first pages run as they stand there, and the map names what exists."""
+"""The programs of the first pages run unchanged, and the map names existing files."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A log that a real daemon wrote is a test: replayed, it gives the same actions."""
+"""A log that a real daemon wrote is a test: its replay gives the same actions."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def _work(thinker: Client, talker: Client) -> None:
-    """All that goes on between two workers: swaps, waits, refusals, a prefetch."""
+    """The actions of two workers: swaps, waits, refusals, a prefetch."""
     thinker.register("thinker", {"w": bytearray(12 * MIB)})
     talker.register("talker", {"w": bytearray(8 * MIB)}, mutable=True)
     talker.register("vocoder", {"w": bytearray(3 * MIB)}, policy="sequential")

@@ -1,4 +1,4 @@
-"""The rpc channel: every request is answered, whatever the answer would have been."""
+"""The rpc channel: every request is answered, even if the reply is impossible."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ Ask = Callable[[int, AnyRequest], Awaitable[AnyReply]]
 
 @asynccontextmanager
 async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) -> AsyncIterator[Ask]:
-    """Sessions 1 and 2 of a router that replies what `answer(session, request)` says."""
+    """Sessions 1 and 2 of a router that replies with `answer(session, request)`."""
     context = zmq.asyncio.Context()
 
     crashed = asyncio.get_running_loop().create_future()

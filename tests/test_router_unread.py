@@ -1,4 +1,4 @@
-"""Replies that a peer does not take: kept, in order, for so long and no more."""
+"""Replies that a peer does not read: kept in order, within a limit of time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,24 +16,24 @@ from swapd.shared import protocol
 from tests.fenced import FencedByCore
 
 TOKEN = b"t" * protocol.TOKEN_BYTES
-#: More replies than two sockets and what is between them take.
+#: More replies than two sockets and the connection between them take.
 MANY = 10_000
 
 
 class Asked(NamedTuple):
     router: Router
-    #: Who asked, as the router knows it, and at its own end.
+    #: The peer that asked, as the router knows it, and its own socket.
     asker: Peer
     socket: "zmq.Socket[bytes]"
-    #: What the router says of a session that is deaf.
+    #: The router's report of a deaf session.
     said: "asyncio.Future[tuple[int, str]]"
-    #: How many replies it said are kept for session 7, each time.
+    #: The reported numbers of replies kept for session 7.
     told: "asyncio.Queue[int]"
 
 
 @asynccontextmanager
 async def asked(folder: Path) -> AsyncIterator[Asked]:
-    """A router that a peer of session 7 has asked something."""
+    """A router that has a request from a peer of session 7."""
     context = zmq.Context()
     loop = asyncio.get_running_loop()
     said = loop.create_future()

@@ -84,7 +84,7 @@ def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
         assert stat.S_ISSOCK((long / LIFELINE).stat().st_mode)
 
 
-# --- what swapd did not make -----------------------------------------------------------------
+# --- folders that swapd did not make ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o711, 0o750])

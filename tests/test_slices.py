@@ -1,4 +1,4 @@
-"""Nobody's short work waits for another's long work, but for a slice."""
+"""Short work of one session waits for a slice of another's long work, and no longer."""
 
 import threading
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def steps(log: list[str], name: str, count: int) -> Work[str]:
 
 
 def held(gate: threading.Event) -> Work[None]:
-    """Holds up the thread, until all that a test wants is submitted."""
+    """Blocks the thread until the test has submitted all of its work."""
     gate.wait(PATIENCE_S)
     yield
 

@@ -29,7 +29,7 @@ KINDS = typing.get_args(AnyEvent) + typing.get_args(AnyAction)
 REQUESTS = typing.get_args(protocol.AnyOrder)
 
 
-#: Seconds: no test takes as long.
+#: Seconds: longer than any test.
 AGE = 1e12
 
 
@@ -45,7 +45,7 @@ def seqs(path: Path) -> list[int]:
 
 
 class Subscriber:
-    """What was published, batch by batch."""
+    """The published records, batch by batch."""
 
     def __init__(self) -> None:
         self.batches: list[list[Record]] = []
@@ -383,7 +383,7 @@ def test_a_damaged_line_costs_nobody_but_itself(tmp_path: Path, damaged: bytes) 
 
 
 def read_all(fd: int, last: int) -> list[Record]:
-    """What comes out of a pipe, up to the record of that number."""
+    """The records from a pipe, up to the one with that number."""
     data = b""
     while True:
         data += os.read(fd, 1 << 20)
@@ -429,7 +429,7 @@ def test_a_hung_disk_does_not_keep_the_end_waiting(
         file.write([line(seq, width=1000) for seq in range(1, 1000)])
         file.close()
         assert "hangs" in caplog.text
-        read_all(end, 999)  # and its thread ends
+        read_all(end, 999)  # so that its thread ends
         file._thread.join()
     finally:
         os.close(end)

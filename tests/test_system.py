@@ -1,4 +1,4 @@
-"""What is asked of the system about a process. One that nobody can ask after is not gone."""
+"""The system's answers about a process. A process that nobody can query has not ended."""
 
 import errno
 import os
@@ -31,14 +31,14 @@ def test_a_process_is_alive_until_it_has_ended() -> None:
 def test_without_descriptors_a_process_that_lives_is_not_taken_as_gone(
     monkeypatch: pytest.MonkeyPatch, owner: object, verb: str
 ) -> None:
-    """Or its memory would be given to others while it can still be written to."""
+    """Otherwise others would get its memory while it can still write to it."""
     monkeypatch.setattr(owner, verb, refuse)
     assert is_alive(os.getpid())
     assert not has_ended(os.getpid())
 
 
 def test_a_process_whose_first_thread_has_ended_has_not_while_another_goes_on() -> None:
-    """It has no memory by what the system says of it, and may write to it all the same."""
+    """The system reports no memory for it, and yet it may write to its memory."""
     program = """
 import ctypes, platform, sys, threading
 def go_on():

@@ -1,4 +1,4 @@
-"""What pages name is there: tests, and the sections and rows of `make gpu-check`."""
+"""The tests, and the sections and rows of `make gpu-check`, that pages name exist."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu_check import plan
 from tests.processes import ROOT
 
-#: Where the tests are that the page on vLLM names.
+#: The folders of the tests that the page on vLLM names.
 FOLDERS = ("tests/vllm", "tests/plugin")
 SECTIONS = {section.module: section for section in plan.SECTIONS}
 
@@ -22,7 +22,7 @@ def functions(name: str) -> set[str]:
 
 
 def table(page: Path, heading: str) -> list[str]:
-    """The rows of a table under a heading, below its own two."""
+    """The rows of a table under a heading, without its first two."""
     said = page.read_text().partition(heading)[2].partition("\n## ")[0]
     return [line for line in said.splitlines() if line.startswith("| ")][2:]
 

@@ -1,4 +1,4 @@
-"""Text that others wrote, harmless where people read it."""
+"""Text from others is harmless where people read it."""
 
 import json
 
@@ -13,7 +13,7 @@ from swapd.shared.text import (
     reason,
 )
 
-#: Clears a screen; forges a line; the same in one byte; turns text around; is no character.
+#: Clears a screen; forges a line; the same in one byte; reverses text; is no character.
 EVIL = ["\x1b[2J", "a\nb", "\r", "\x00", "\x7f", "\x9b2J", "\u202egnp.exe", "\u2028", "\udcff"]
 
 

@@ -1,4 +1,4 @@
-"""A trace says what the swap log says: all ends that begins, and what excludes each other does."""
+"""A trace agrees with the swap log: every begin has an end, and exclusive spans do not overlap."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ Event = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trace of a daemon on which two components that do not fit together took turns."""
+    """The trace of a daemon on which two components took turns, as they do not fit together."""
 
     def make(folder: Path) -> None:
         folder.mkdir()
@@ -48,7 +48,7 @@ def found(written: Path) -> list[Event]:
 
 
 def _track(found: list[Event], name: str) -> list[Event]:
-    """What a component did, in order."""
+    """The spans of a component, in order."""
     (head,) = [e for e in found if e["name"] == "thread_name" and e["args"]["name"] == name]
     ours = [e for e in found if e["ph"] == "X" and (e["pid"], e["tid"]) == (1, head["tid"])]
     return sorted(ours, key=lambda e: float(e["ts"]))

@@ -1,4 +1,4 @@
-"""Paths that no other user can bend: part by part, links by hand, nothing of a stranger's."""
+"""Paths that no other user can redirect: part by part, links by hand, no stranger's files."""
 
 import os
 import stat
@@ -25,7 +25,7 @@ def no_descriptor_is_left() -> Iterator[None]:
 
 
 def place(path: Path) -> tuple[int, int]:
-    """What a path leads to."""
+    """The device and inode at the end of a path."""
     with open_folder(path) as found:
         there = os.fstat(found.fileno())
         return there.st_dev, there.st_ino
@@ -161,7 +161,7 @@ def test_what_another_user_has_in_a_sticky_folder_is_no_way(tmp_path: Path) -> N
 
 @as_root
 def test_the_owner_of_the_root_folder_is_trusted_as_root_is(tmp_path: Path) -> None:
-    """In some containers that is whoever built the image: all programs are theirs to change."""
+    """In some containers that is the user who built the image: they can change all programs."""
     output_of(Path(__file__).parent / "programs" / "another_root.py", tmp_path, anew=True)
 
 

@@ -1,4 +1,4 @@
-"""What the core orders is done in its order, but that copies begin as early as they may."""
+"""The daemon carries out the core's orders in sequence, except that copies begin early."""
 
 from swapd.core.actions import (
     AnyAction,
@@ -44,7 +44,7 @@ def test_whoever_must_acknowledge_is_told_in_its_turn() -> None:
 
 
 def test_nothing_else_is_overtaken() -> None:
-    """A copy in may follow a copy out; lent memory is asked back of those that were told."""
+    """A copy in may follow a copy out; a lending asks workers for memory after their Revoke."""
     for other in (CopyOut(2, "b", 2, 6, ((0, 6),)), Lend(1, "w", 5, ((0, 6),)), GRANT):
         ordered = (EVICT, TELL, EVICTED, other, COPY_IN)
         assert carried_out(*ordered) == [EVICT, EVICTED, TELL, other, COPY_IN]

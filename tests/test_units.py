@@ -1,4 +1,4 @@
-"""Sizes and rates: what people write is read exactly, and what is shown can be read back."""
+"""Sizes and rates: swapd reads people's input exactly, and can read its own output."""
 
 from contextlib import suppress
 
@@ -115,4 +115,4 @@ def test_what_was_typed_is_shown_as_it_was_typed(typed: str, shown: str) -> None
     assert size(typed_size(typed)) == shown
     assert typed_size(typed) == parse_size(typed)
     assert parse_size(shown) == parse_size(typed)
-    assert size(typed_size(typed) + 0) == size(parse_size(typed))  # no longer what was typed
+    assert size(typed_size(typed) + 0) == size(parse_size(typed))  # no longer the typed text

@@ -1,4 +1,4 @@
-"""Figures for people never show an exponent, however large or odd they are."""
+"""Figures for people never show an exponent, even if they are large or odd."""
 
 import pytest
 

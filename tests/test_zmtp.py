@@ -1,4 +1,4 @@
-"""What ZeroMQ's sockets say becomes messages; what they must not say ends them, unkept."""
+"""The bytes of ZeroMQ's sockets become messages; forbidden bytes end the connection and are lost."""
 
 import socket
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ Ends = tuple["zmq.Socket[bytes]", socket.socket]
 
 @contextmanager
 def connected(folder: Path, kind: int, options: dict[int, Any]) -> Iterator[Ends]:
-    """A socket of libzmq, and the other end of its connection, which has greeted it."""
+    """A socket of libzmq, and the other end of its connection, which has sent its greeting."""
     with socket.socket(socket.AF_UNIX) as listener, zmq.Context() as context:
         listener.bind(str(folder / "sock"))
         listener.listen()
