@@ -1,4 +1,4 @@
-"""The bytes of ZeroMQ's sockets become messages; forbidden bytes end the connection and are lost."""
+"""The bytes of ZeroMQ's sockets become messages; forbidden bytes end the connection."""
 
 import socket
 from collections.abc import Iterator

@@ -6,13 +6,12 @@
  * Each allocation is a named file in FAKECUDA_DIR/gpuN/, and the one open file description that
  * made it holds an flock. Handles, exported descriptors, descriptors under way in a socket,
  * imports and mappings all share that description, and the kernel drops an flock with the last
- * reference to it, whatever ends the processes. So a file is live exactly as long as somebody else
- * holds its lock; a file whose lock can be taken is a leftover, and is unlinked by whoever looks.
+ * reference to it, however the processes end. So a file is live exactly as long as another process
+ * or handle holds its lock; a file whose lock is free is a leftover, and the next look unlinks it.
  *
- * `gpuN.lock` is locked around every look and change. It also holds a count of bytes, so that
- * making an allocation need not look at all the others: the count is never too low, it is too high
- * only after processes ended without freeing, and it is corrected by a full look before memory is
- * said to be out.
+ * Every look and change takes `gpuN.lock`. That file also holds a count of bytes, so that a new
+ * allocation need not look at all the others. The count is never too low, and too high only after
+ * processes ended without freeing. A full look corrects it before an allocation fails.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -41,7 +40,7 @@ void account_complain(const char *format, ...)
     va_end(arguments);
 }
 
-/* The folder of all device memory; NULL, with a complaint, if it is not there. */
+/* The folder of all device memory; NULL, with a message, if it does not exist. */
 const char *account_folder(void)
 {
     static __thread char resolved[PATH_MAX];
@@ -61,7 +60,7 @@ static int open_beside(int gpu, const char *suffix, int flags)
     return open(path, flags | O_CLOEXEC, 0600);
 }
 
-/* Open the folder of a device's memory, making it first if need be. */
+/* Open the folder of a device's memory; make it first if necessary. */
 static int open_memory(int gpu)
 {
     char path[PATH_MAX + 64];
@@ -72,8 +71,8 @@ static int open_memory(int gpu)
     return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Take the lock of a device's accounts. A new description each time, so threads exclude each
- * other too; closing it gives the lock back. */
+/* Take the lock of a device's accounts. A new description each time, so threads exclude each other,
+ * too; closing it releases the lock. */
 static int lock_accounts(int gpu)
 {
     int lock = open_beside(gpu, ".lock", O_RDWR | O_CREAT);
@@ -99,7 +98,7 @@ static void write_count(int lock, uint64_t count)
         account_complain("cannot write the count: %s", strerror(errno));
 }
 
-/* Whether somebody still holds `name`; if nobody does it is unlinked. */
+/* Whether any process still holds `name`; if none does, unlink it. */
 static bool is_live(int folder, const char *name, uint64_t *nbytes)
 {
     struct stat status;
@@ -132,7 +131,7 @@ static uint64_t look(int folder, visitor *visit, void *argument)
     return used;
 }
 
-/* A full look under the lock: bytes in use, the count corrected. */
+/* A full look under the lock: bytes in use; corrects the count. */
 static uint64_t recount(int gpu, visitor *visit, void *argument)
 {
     int folder = open_memory(gpu);
@@ -147,7 +146,7 @@ static uint64_t recount(int gpu, visitor *visit, void *argument)
     return used;
 }
 
-/* Make the file, sparse and locked. With the accounts' lock held, or a look might take the new
+/* Make the file, sparse and locked. Hold the accounts' lock: otherwise a look might take the new
  * file for a leftover before its lock is taken. */
 static int make_file(int folder, bool context, uint64_t nbytes, char *name)
 {
@@ -166,8 +165,8 @@ static int make_file(int folder, bool context, uint64_t nbytes, char *name)
     return -error;
 }
 
-/* Make `nbytes` of device memory. Returns its descriptor and fills in its `name`; -ENOMEM if that
- * would be more than `total`, or another negative errno. */
+/* Make `nbytes` of device memory. Returns its descriptor and fills in its `name`; -ENOMEM if the
+ * sum would exceed `total`, or another negative errno. */
 int account_create(int gpu, bool context, uint64_t nbytes, uint64_t total, char *name)
 {
     int folder = open_memory(gpu);
@@ -199,7 +198,7 @@ void account_settle(int gpu, const char *name)
     if (folder >= 0) close(folder);
 }
 
-/* Bytes of a device that somebody holds. */
+/* Bytes of a device in use. */
 uint64_t account_used(int gpu)
 {
     return recount(gpu, NULL, NULL);
@@ -224,7 +223,7 @@ static void add_to_list(const char *name, uint64_t nbytes, void *argument)
     list->length++;
 }
 
-/* What of a device is held. Returns how many holdings there are, even if `room` was too little. */
+/* The holdings of a device. Returns their number, even if `room` was too little. */
 int account_list(int gpu, struct holding *items, int room)
 {
     struct list list = {items, room, 0};
@@ -232,7 +231,7 @@ int account_list(int gpu, struct holding *items, int room)
     return list.length;
 }
 
-/* The device whose memory a descriptor is, with the file's name; -1 if it is none of ours. */
+/* The device whose memory a descriptor is, with the file's name; -1 if it is not the fake's. */
 int account_of(int fd, char *name)
 {
     char link[64], path[PATH_MAX + 1];
@@ -266,7 +265,7 @@ void account_uuid(int gpu, unsigned char uuid[16])
     uuid[15] = (unsigned char)gpu;
 }
 
-/* The same as people write it: GPU-fa4ec0da-0013-4000-8000-5a5a5a5a5a00. */
+/* The same in the form for people: GPU-fa4ec0da-0013-4000-8000-5a5a5a5a5a00. */
 void account_uuid_text(int gpu, char text[41])
 {
     unsigned char uuid[16];

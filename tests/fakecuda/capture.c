@@ -1,5 +1,5 @@
-/* Captures of streams into graphs, and what spoils them. A graph here has no nodes: what is put on a
- * stream that captures is left out, and nothing can be launched. */
+/* Captures of streams into graphs, and the calls that spoil them. A graph here has no nodes: work
+ * on a capturing stream is dropped, and nothing can be launched. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@ struct capture {
     struct capture *next;
     CUstream stream;
     int mode;
-    long thread;      /* that began it */
-    bool blocking;    /* the stream is one that the legacy default stream waits for */
+    long thread;      /* the one that began it */
+    bool blocking;    /* the legacy default stream waits for this stream */
     bool invalidated;
 };
 
@@ -26,8 +26,8 @@ static pthread_mutex_t capturing = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
 static __thread int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/* The calls that no capture forbids: they put work on streams, or ask for what is known. A driver
- * may allow more; what is not named here spoils a capture. */
+/* The calls that no capture forbids: they put work on streams, or return known values. A driver may
+ * allow more; all other calls spoil a capture. */
 static const char *const safe[] = {
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
     "cuCtxGetDevice", "cuCtxGetStreamPriorityRange", "cuDeviceGet", "cuDeviceGetCount",
@@ -67,7 +67,8 @@ static bool is_legacy(CUstream stream)
 }
 
 /* Rule: a thread in global mode may make no unsafe call while any capture in global mode is under
- * way; nor one that is not in relaxed mode while a capture of its own is, unless that is relaxed. */
+ * way. A thread that is not in relaxed mode may make none while a capture of its own is, unless
+ * that capture is relaxed. */
 static bool forbids(struct capture *capture)
 {
     if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
@@ -82,7 +83,7 @@ static void invalidate(struct capture *capture, const char *function)
     capture->invalidated = true;
 }
 
-/* Rule: an unsafe call that a capture forbids fails, and the capture is spoilt. */
+/* Rule: an unsafe call that a capture forbids fails, and spoils the capture. */
 CUresult captures_check(const char *function)
 {
     if (!__atomic_load_n(&captures, __ATOMIC_ACQUIRE) || is_safe(function)) return CUDA_SUCCESS;
@@ -97,9 +98,9 @@ CUresult captures_check(const char *function)
     return refused;
 }
 
-/* Rule: to ask a stream that captures how far it is, or to wait for it or for the whole context,
- * fails in every mode, and the capture is spoilt. `stream` NULL and `all`: the context.
- * The legacy default stream would wait for every blocking stream, so it counts as one of them. */
+/* Rule: to query or to wait for a capturing stream, or for the whole context, fails in every mode,
+ * and spoils the capture. `stream` NULL and `all`: the context. The legacy default stream would
+ * wait for every blocking stream, so it counts as one of them. */
 CUresult captures_ask(const char *function, CUstream stream, bool all)
 {
     if (!__atomic_load_n(&captures, __ATOMIC_ACQUIRE)) return CUDA_SUCCESS;
@@ -116,7 +117,7 @@ CUresult captures_ask(const char *function, CUstream stream, bool all)
     return refused;
 }
 
-/* An event was recorded by a stream that captures, and is asked whether that is done. */
+/* A query of an event that a capturing stream has recorded. */
 CUresult captures_event(const char *function)
 {
     pthread_mutex_lock(&capturing);
@@ -125,7 +126,7 @@ CUresult captures_event(const char *function)
     return CUDA_ERROR_CAPTURED_EVENT;
 }
 
-/* Whether what is put on the stream now goes into a graph. */
+/* Whether work put on the stream now goes into a graph. */
 CUresult captures_put(const char *function, CUstream stream, bool wait, bool *captured)
 {
     *captured = false;
@@ -139,7 +140,7 @@ CUresult captures_put(const char *function, CUstream stream, bool wait, bool *ca
     return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
-/* ---- as called ---- */
+/* ---- calls ---- */
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
@@ -177,7 +178,8 @@ EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
     return again ? CUDA_ERROR_ILLEGAL_STATE : CUDA_SUCCESS;
 }
 
-/* Rule: a capture ends where it began, unless it is relaxed; one that was spoilt gives no graph. */
+/* Rule: a capture ends in the thread where it began, unless it is relaxed; a spoilt one gives no
+ * graph. */
 EXPORT CUresult cuStreamEndCapture(CUstream stream, struct graph **graph)
 {
     ENTER(NEEDS_CONTEXT);
@@ -201,8 +203,8 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, struct graph **graph)
     return *graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Rule: of the legacy default stream it cannot be said while a blocking stream captures; asking
- * spoils nothing. */
+/* Rule: the state of the legacy default stream is unknown while a blocking stream captures; the
+ * query spoils nothing. */
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
 {
     ENTER(NEEDS_CONTEXT);

@@ -1,4 +1,4 @@
-/* Copies, fills and flags: the calls, and what a stream does for them. */
+/* Copies, fills and flags: the calls, and their operations on a stream. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -12,9 +12,9 @@
 
 /* ---- copy engines ---- */
 
-/* Rule: a device has one copy engine for each direction: copies in the same direction take turns,
- * those of other processes too, and the two directions run side by side. Only where a rate is set:
- * without one, copies take no time that would be worth queueing for. */
+/* Rule: a device has one copy engine for each direction: copies in one direction take turns, also
+ * between processes, and the two directions run in parallel. Only if a rate is set: otherwise
+ * copies are too short to queue for. */
 static struct engine {
     pthread_mutex_t turn; /* among the threads of this process */
     int lock;             /* among processes; 0: not opened yet */
@@ -32,7 +32,7 @@ static double rate(bool in)
     return in ? knobs()->gbps_in : knobs()->gbps_out;
 }
 
-/* In the lock's file: until when the engine is busy with copies that were begun. */
+/* In the lock's file: the time until which the engine is busy with the copies begun so far. */
 static struct timespec busy_until(const struct engine *engine)
 {
     struct timespec until = {0, 0};
@@ -71,14 +71,14 @@ static struct timespec later(struct timespec one, struct timespec other)
     return second ? other : one;
 }
 
-/* When a copy begins: when it could, and not when this thread had a processor. A copy engine needs
- * none. */
+/* The begin of a copy: when it could run, and not when this thread had a processor. A copy engine
+ * needs none. */
 static struct timespec begin(const struct engine *engine, const struct operation *operation)
 {
     return engine ? later(busy_until(engine), operation->queued) : operation->queued;
 }
 
-/* When `done` bytes are copied that were begun at `start`. */
+/* The time at which `done` bytes are copied, of a copy that began at `start`. */
 static struct timespec due(const struct timespec *start, size_t done, double gbps)
 {
     double seconds = (double)done / (gbps * 1e9);
@@ -97,9 +97,9 @@ static void sleep_until(const struct timespec *end)
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, end, NULL) == EINTR) {}
 }
 
-/* ---- copies, as performed ---- */
+/* ---- copies: operations ---- */
 
-/* Rule: host memory that was registered when the copy was enqueued stays so until it is done. */
+/* Rule: host memory registered when a copy was enqueued must stay so until the copy is done. */
 static bool host_is_ready(uint64_t address, size_t nbytes, bool in, bool pinned)
 {
     if (!pinned) return true;
@@ -132,8 +132,8 @@ static CUresult copy_with_host(const struct operation *operation, bool in)
     return result;
 }
 
-/* Within device memory, through a buffer. Overlapping ranges are the caller's mistake, as with
- * the driver. */
+/* Within device memory, through a buffer. The caller must not let ranges overlap, as with the
+ * driver. */
 static CUresult copy_within(const struct operation *operation)
 {
     static __thread char buffer[64 << 10];
@@ -174,18 +174,18 @@ CUresult perform_copy(struct operation *operation)
     }
 }
 
-/* ---- copies, as called ---- */
+/* ---- copies: calls ---- */
 
-/* Rule: the device side is an address of the device's. One that is reserved but not mapped, or not
- * accessible, is only found out when the copy runs. */
+/* Rule: the device side is a device address. If it is reserved but not mapped, or not accessible,
+ * the copy fails only when it runs. */
 static CUresult check_device_side(uint64_t address)
 {
     return is_device_address(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Rules: from registered memory the read happens later, on the stream; from other memory it has
- * happened when the call returns. Small pieces are staged here, larger copies are waited for; the
- * driver says of neither which it does. A range that is only partly registered is refused. */
+/* Rules: registered memory is read later, on the stream; other memory has been read when the call
+ * returns. Small pieces are staged here, and the call waits for larger copies; the driver documents
+ * neither. A range that is only partly registered is refused. */
 static CUresult copy_in(CUdeviceptr target, const void *source, size_t nbytes, CUstream stream,
                         bool wait)
 {
@@ -231,7 +231,7 @@ static CUresult copy_any(CUdeviceptr target, CUdeviceptr source, size_t nbytes, 
     if (to_device && from_device) return copy_inside(target, source, nbytes, stream, wait);
     if (to_device) return copy_in(target, (const void *)source, nbytes, stream, wait);
     if (from_device) return copy_out((void *)target, source, nbytes, stream, wait);
-    return CUDA_ERROR_NOT_SUPPORTED; /* between host addresses: nothing here needs it */
+    return CUDA_ERROR_NOT_SUPPORTED; /* between host addresses: no test needs it */
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t nbytes,
@@ -337,8 +337,8 @@ static CUresult word(const struct operation *operation, uint64_t *value, bool st
                : host_word(operation->target, operation->width, value, store);
 }
 
-/* Write a flag, or look at one until it is as wanted. Looks again and again, as the device does:
- * nothing tells of a store by another process. */
+/* Write a flag, or read one until it has the wanted value. It polls, as the device does: no event
+ * announces a store by another process. */
 CUresult perform_value(struct operation *operation)
 {
     if (operation->kind == WRITE_VALUE) return word(operation, &operation->value, true);
@@ -352,7 +352,7 @@ CUresult perform_value(struct operation *operation)
     return CUDA_SUCCESS;
 }
 
-/* Rule: flags are aligned, and in memory of the device's or in registered host memory. */
+/* Rule: flags are aligned, and in device memory or in registered host memory. */
 static CUresult enqueue_value(CUstream stream, enum kind kind, CUdeviceptr address, uint64_t value,
                               int width, unsigned flags, unsigned known)
 {
@@ -396,7 +396,7 @@ EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, ui
     return enqueue_value(stream, WRITE_VALUE, address, value, 4, flags, WRITE_FLAGS);
 }
 
-/* ---- what an address is ---- */
+/* ---- attributes of an address ---- */
 
 static CUresult device_attribute(void *data, int attribute, CUdeviceptr address)
 {

@@ -1,4 +1,4 @@
-/* Initialisation, devices, contexts, and the checks that every call starts with. */
+/* Initialisation, devices, contexts, and the checks at the start of every call. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,7 +15,7 @@ static atomic_bool initialised, forked;
 static atomic_int sticky;
 static int visible[MAX_DEVICES], visible_count;
 static struct context contexts[MAX_DEVICES]; /* the primary ones, by device; under `setup` */
-static __thread CUcontext stack[8]; /* the last of them is current on this thread */
+static __thread CUcontext stack[8]; /* the last one is current on this thread */
 static __thread int depth;
 static __thread struct plan planned;
 __thread bool in_host_function;
@@ -28,7 +28,7 @@ void nap_us(long microseconds)
     nanosleep(&time, NULL);
 }
 
-/* As long as a call of a driver keeps the processor busy: a sleep would be too long, and free. */
+/* Keep the processor busy, like a driver's call: a sleep would be too long, and free. */
 void spend_us(double microseconds)
 {
     struct timespec start, now;
@@ -44,8 +44,8 @@ CUresult sticky_error(void)
     return atomic_load(&sticky);
 }
 
-/* Rule: a fault on the device spoils the process. Every later call returns it, nothing that was
- * enqueued runs any more, and every wait ends. The first error stays. */
+/* Rule: a fault on the device spoils the process. Every later call returns it, enqueued work does
+ * not run any more, and every wait ends. The first error stays. */
 void spoil(CUresult error)
 {
     int none = 0;
@@ -53,7 +53,7 @@ void spoil(CUresult error)
     streams_wake();
 }
 
-/* What a test injected into the call that entered last on this thread; asked for once. */
+/* The failure that a test injected into the last call on this thread; read once. */
 struct plan take_plan(void)
 {
     struct plan plan = planned;
@@ -107,7 +107,7 @@ static void after_fork(void)
     if (atomic_load(&initialised)) atomic_store(&forked, true);
 }
 
-/* The device that one entry of CUDA_VISIBLE_DEVICES names: an index, or the start of a UUID. */
+/* The device of one entry of CUDA_VISIBLE_DEVICES: an index, or the start of a UUID. */
 static int parse_visible(const char *entry)
 {
     char *end, text[41];
@@ -122,8 +122,8 @@ static int parse_visible(const char *entry)
     return -1;
 }
 
-/* Rule: CUDA_VISIBLE_DEVICES chooses and orders the devices; the first entry that names none ends
- * the list, and an empty list leaves no device. */
+/* Rule: CUDA_VISIBLE_DEVICES chooses and orders the devices; the first invalid entry ends the list,
+ * and an empty list leaves no device. */
 static void choose_visible(void)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -190,7 +190,7 @@ int gpu_of(int device)
     return visible[device];
 }
 
-/* The other way round; -1 if the card is not visible here. */
+/* The reverse; -1 if the card is not visible here. */
 int device_of(int gpu)
 {
     for (int device = 0; device < visible_count; device++)
@@ -317,8 +317,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* Rule: releasing what was not retained fails; the last release destroys the context, its streams
- * and its events. It stays current where it was, and is of no use there. */
+/* Rule: a release without a retain fails; the last release destroys the context, its streams and
+ * its events. It stays current on its threads, but is unusable there. */
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     ENTER(NEEDS_INIT);
@@ -346,7 +346,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     return CUDA_SUCCESS;
 }
 
-/* How a context is to be waited for makes no difference here: waits are asleep. */
+/* The way to wait for a context makes no difference here: waits sleep. */
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
 {
     ENTER(NEEDS_INIT);
@@ -360,7 +360,7 @@ static CUresult check_context(CUcontext context)
     return is_alive(context) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* Rule: replaces the thread's current context; NULL takes it away. */
+/* Rule: replaces the thread's current context; NULL removes it. */
 EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
     ENTER(NEEDS_INIT);

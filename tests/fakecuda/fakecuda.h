@@ -1,8 +1,8 @@
-/* What the files of the fake driver share. See README.md for what it emulates.
+/* Shared by the files of the fake driver. README.md lists what it emulates.
  *
- *   accounts.c  device memory as files: who holds it, how much is free, across processes
+ *   accounts.c  device memory as files: its holders and the free bytes, across processes
  *   knobs.c     the environment, the trace, injected failures
- *   device.c    initialisation, devices, contexts; `enter`, which every call goes through
+ *   device.c    initialisation, devices, contexts; `enter`, which every call makes first
  *   memory.c    allocations, reservations, mappings, access; reading and writing through them
  *   host.c      registered ("pinned") host memory
  *   stream.c    streams, events, and the operations that run on them
@@ -35,11 +35,11 @@
 
 #define ACCOUNT_NAME 64
 
-/* One live file of device memory: an allocation, or what a process's context takes. */
+/* One live file of device memory: an allocation, or the overhead of a process's context. */
 enum holding_kind { MEMORY, CONTEXT, MPS_CLIENT };
 
 struct holding {
-    pid_t pid; /* who made it; the memory may since be held by others */
+    pid_t pid; /* its maker; others may hold the memory since */
     enum holding_kind kind;
     uint64_t nbytes;
 };
@@ -61,21 +61,21 @@ struct knobs {
     int devices;
     uint64_t total;         /* bytes of each device */
     uint64_t context;       /* bytes that a process's context takes on the device */
-    double gbps_in, gbps_out; /* 1e9 bytes a second of a copy engine; 0: as fast as it goes */
+    double gbps_in, gbps_out; /* 1e9 bytes a second of a copy engine; 0: no limit */
     int version;            /* 13000 is CUDA 13.0 */
     uint64_t pin_max;       /* largest single registration, bytes */
     uint64_t pin_total;     /* of all registrations of one process, bytes */
     bool read_only_pins;    /* memory that is mapped read-only can be registered */
     bool pin_one;           /* a copy may not span two registrations */
     bool unmap_one;         /* cuMemUnmap takes one mapping a call */
-    double map_us, access_us, unmap_us; /* what a call costs for each mapping, microseconds */
-    double pin_s;           /* what registering costs, seconds a GiB; copies wait meanwhile */
+    double map_us, access_us, unmap_us; /* cost of a call for each mapping, microseconds */
+    double pin_s;           /* cost of registering, seconds a GiB; copies wait meanwhile */
     bool hollow;            /* copies and fills take their time, and move nothing */
 };
 
 const struct knobs *knobs(void);
 
-/* What an injected failure does to the call that just entered. */
+/* The effect of an injected failure on the call that just entered. */
 struct plan {
     CUresult now;      /* return this */
     bool sticky;       /* ... and spoil the process as well */
@@ -157,7 +157,7 @@ struct operation {
     uint64_t source;        /* address */
     size_t nbytes;
     void *staging;          /* own copy of the source, to be freed */
-    struct timespec queued; /* since when it could run, were its copy engine free */
+    struct timespec queued; /* when it could run, if its copy engine were free */
     bool pinned;            /* the host side was registered when this was enqueued */
     uint64_t value;         /* of a fill or a flag */
     int width;              /* of a flag or a fill's pattern: bytes */

@@ -1,4 +1,4 @@
-/* Registered host memory: what makes copies asynchronous, and what flags may lie in. */
+/* Registered host memory, which makes copies asynchronous, and may hold flags. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static pthread_mutex_t pins = PTHREAD_MUTEX_INITIALIZER;
 static struct registration *registrations; /* under `pins` */
 static uint64_t pinned_bytes;
 
-/* ---- looking ---- */
+/* ---- queries ---- */
 
 static struct registration *find(uint64_t address)
 {
@@ -70,7 +70,7 @@ bool host_pointer_attribute(uint64_t address, uint64_t *base, size_t *nbytes)
     return found != NULL;
 }
 
-/* One word in one go, ordered with what other threads and processes do. */
+/* One word at once, ordered with the accesses of other threads and processes. */
 void load_or_store(void *address, int width, uint64_t *value, bool store)
 {
     uint64_t *wide = address;
@@ -81,7 +81,7 @@ void load_or_store(void *address, int width, uint64_t *value, bool store)
     else *value = __atomic_load_n(narrow, __ATOMIC_SEQ_CST);
 }
 
-/* A word in registered memory; a fault if it no longer is registered, or not for writing. */
+/* A word in registered memory; a fault if it is no longer registered, or not for writing. */
 CUresult host_word(uint64_t address, int width, uint64_t *value, bool store)
 {
     pthread_mutex_lock(&pins);
@@ -94,7 +94,7 @@ CUresult host_word(uint64_t address, int width, uint64_t *value, bool store)
 
 /* ---- registering ---- */
 
-/* Whether all of a range is mapped, readable, and writable if that is asked for. */
+/* Whether all of a range is mapped, readable, and, if required, writable. */
 static bool is_mapped_in_process(uint64_t start, uint64_t end, bool writable)
 {
     char line[512], permissions[5];
@@ -117,9 +117,9 @@ static CUresult check_registration(uint64_t start, size_t nbytes, unsigned flags
     if (!start || !nbytes || start + nbytes < start) return CUDA_ERROR_INVALID_VALUE;
     if (flags & ~(unsigned)(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                             CU_MEMHOSTREGISTER_READ_ONLY))
-        return CUDA_ERROR_INVALID_VALUE; /* I/O memory among them: there is none here */
-    /* Rule: the flag is refused where the device does not have it, and without it memory that is
-     * mapped read-only is. */
+        return CUDA_ERROR_INVALID_VALUE; /* also for I/O memory: there is none here */
+    /* Rule: a device without the feature refuses the flag; without the flag, memory mapped
+     * read-only is refused. */
     if (read_only && !knobs()->read_only_pins) return CUDA_ERROR_NOT_SUPPORTED;
     if (is_device_address(start)) return CUDA_ERROR_INVALID_VALUE;
     if (!is_mapped_in_process(start, start + nbytes, !read_only)) return CUDA_ERROR_INVALID_VALUE;
@@ -143,14 +143,14 @@ static CUresult add(uint64_t start, size_t nbytes, unsigned flags, bool owned)
         *made = (struct registration){registrations, start, nbytes, flags, owned};
         registrations = made;
         pinned_bytes += nbytes;
-        /* Copies wait meanwhile, as those do that need a lock of the driver's. */
+        /* Copies wait meanwhile, like those that need a lock of the driver's. */
         nap_us((long)(knobs()->pin_s * 1e6 * (double)nbytes / (1 << 30)));
     }
     pthread_mutex_unlock(&pins);
     return result;
 }
 
-/* Take out the registration that starts at `address`; returns its size, or 0 if there is none. */
+/* Remove the registration that starts at `address`; returns its size, or 0 if there is none. */
 static size_t drop(uint64_t address, bool owned)
 {
     size_t nbytes = 0;
@@ -175,7 +175,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flag
     return refused ? refused : add((uint64_t)address, nbytes, flags, false);
 }
 
-/* Rule: by the very address that was registered. */
+/* Rule: only by the very address that was registered. */
 EXPORT CUresult cuMemHostUnregister(void *address)
 {
     ENTER(NEEDS_CONTEXT);

@@ -67,7 +67,7 @@ const struct knobs *knobs(void)
 }
 
 /* Append "pid tid function note" to FAKECUDA_TRACE. One short write a line, so that lines of
- * several processes do not mix, be it a file or a fifo. */
+ * several processes do not mix, in a file or a fifo. */
 void trace(const char *function, const char *note)
 {
     char line[160];
@@ -85,8 +85,8 @@ void trace(const char *function, const char *note)
  *
  * One rule a line of FAKECUDA_FAULTS:   FUNCTION CODE [after=N] [times=N] [pid=N] [async|sticky]
  * or                                    FUNCTION hold [after=N] [times=N] [pid=N]
- * The file is read at every call. Each process counts the calls that a rule sees, from when the
- * file was last written. */
+ * Each call reads the file. Each process counts the calls that match a rule, since the last write
+ * to the file. */
 
 #define MAX_RULES 32
 
@@ -131,7 +131,7 @@ static bool parse_rule(char *line, struct rule *rule)
     return true;
 }
 
-/* Read the rules; returns how many. Counts start anew when the file was written again. */
+/* Read the rules; returns their number. Counts start anew when the file has been written again. */
 static int read_rules(struct rule rules[MAX_RULES])
 {
     char text[4096];
@@ -154,7 +154,7 @@ static int read_rules(struct rule rules[MAX_RULES])
     return count;
 }
 
-/* What the rules say about this call of `function`; counts it. */
+/* The effect of the rules on this call of `function`; counts the call. */
 struct plan plan_for(const char *function)
 {
     struct rule rules[MAX_RULES];

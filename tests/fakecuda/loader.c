@@ -84,7 +84,7 @@ static void *find_symbol(const char *name)
     return found;
 }
 
-/* Rule: a driver does not have the calls of later versions; what it does not have is NULL. */
+/* Rule: a driver lacks the calls of later versions; for a missing call it returns NULL. */
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags,
                                     int *status)
 {

@@ -15,8 +15,8 @@
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
-/* One allocation as this process knows it. Handles are numbers that are never used again, so that
- * a second release is seen for what it is. Freed when `refs` and `maps` are both 0. */
+/* One allocation as this process knows it. No handle's number is used again, so a second release is
+ * detected. Freed when `refs` and `maps` are both 0. */
 struct allocation {
     struct allocation *next;
     CUmemGenericAllocationHandle handle;
@@ -31,7 +31,7 @@ struct allocation {
 struct reservation {
     uint64_t start;
     size_t nbytes;
-    bool plain; /* made by cuMemAlloc: not for the calls of this file */
+    bool plain; /* made by cuMemAlloc: the calls of this file refuse it */
 };
 
 struct mapping {
@@ -41,7 +41,7 @@ struct mapping {
     struct allocation *allocation;
 };
 
-/* All below is under `space`. Copies hold it for reading, a piece at a time. */
+/* `space` protects all of the following. Copies hold it for reading, a piece at a time. */
 static pthread_rwlock_t space = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static struct allocation *allocations;
 static CUmemGenericAllocationHandle last_handle = 0xfa4e0000;
@@ -61,7 +61,7 @@ static void *grown(void *items, size_t count, size_t *room, size_t size)
     return more;
 }
 
-/* The allocation that a handle names; NULL once it has been released as often as it was got. */
+/* The allocation of a handle; NULL once all of its references are released. */
 static struct allocation *find_allocation(CUmemGenericAllocationHandle handle)
 {
     for (struct allocation *each = allocations; each; each = each->next)
@@ -96,7 +96,7 @@ static struct mapping *find_mapping(uint64_t address)
     return i < mapping_count && mappings[i].start <= address ? &mappings[i] : NULL;
 }
 
-/* How many mappings, from `first` on, exactly make up the range; 0 if they do not. */
+/* The number of mappings, from `first` on, that exactly make up the range; 0 if they do not. */
 static size_t whole_mappings(uint64_t start, size_t nbytes, size_t *first)
 {
     size_t i = *first = mapping_after(start);
@@ -117,7 +117,7 @@ static struct allocation *add_allocation(int fd, int device, size_t nbytes, int 
     return made;
 }
 
-/* Let go of an allocation that has neither references nor mappings left. */
+/* Free an allocation that has neither references nor mappings left. */
 static void free_if_unused(struct allocation *allocation)
 {
     if (allocation->refs || allocation->maps) return;
@@ -131,7 +131,7 @@ static void free_if_unused(struct allocation *allocation)
 
 /* ---- allocations ---- */
 
-/* Rule: allocations are pinned device memory of a device that exists; other kinds are not here. */
+/* Rule: allocations are pinned memory of an existing device; other kinds are not emulated. */
 static CUresult check_properties(const CUmemAllocationProp *properties)
 {
     if (!properties) return CUDA_ERROR_INVALID_VALUE;
@@ -182,7 +182,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t nbytes,
     return CUDA_SUCCESS;
 }
 
-/* Rule: each reference is released once; what is mapped or held elsewhere lives on. */
+/* Rule: each reference is released once; memory that is mapped or held elsewhere lives on. */
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     ENTER(NEEDS_HEALTH);
@@ -196,7 +196,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return allocation ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Rule: the handle of what is mapped somewhere; one more reference, to be released as well. */
+/* Rule: the handle of mapped memory; one more reference, which must be released, too. */
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     ENTER(NEEDS_HEALTH);
@@ -228,8 +228,8 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
     return allocation ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Rule: only memory that was made for it can be exported; each export is a descriptor of the
- * caller's, and keeps the memory until it is closed. */
+/* Rule: only memory made for it can be exported; each export is a descriptor of the caller's, and
+ * keeps the memory until it is closed. */
 EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                              int type, unsigned long long flags)
 {
@@ -278,7 +278,7 @@ static void *map_nothing(uint64_t start, size_t nbytes, int flags)
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
 }
 
-/* Address space that nothing else will get: at the hint if that is free, else anywhere. */
+/* Reserved address space: at the hint if that is free, else anywhere. */
 static uint64_t reserve_space(size_t nbytes, size_t alignment, uint64_t hint)
 {
     if (hint && hint % alignment == 0) {
@@ -307,7 +307,7 @@ static CUresult reserve(CUdeviceptr *address, size_t nbytes, size_t alignment, u
 }
 
 /* Rule: size and hint are multiples of the page size (of the granularity here, since whole
- * allocations are to be mapped), the alignment is a power of two or 0. */
+ * allocations are mapped), the alignment is a power of two or 0. */
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t nbytes, size_t alignment,
                                     CUdeviceptr hint, unsigned long long flags)
 {
@@ -333,7 +333,7 @@ static void drop_reservation(struct reservation *reservation)
     *reservation = reservations[--reservation_count];
 }
 
-/* Rule: exactly what was reserved, and nothing mapped in it any more. */
+/* Rule: exactly a reservation, without mappings in it. */
 EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t nbytes)
 {
     ENTER(NEEDS_HEALTH);
@@ -348,7 +348,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t nbytes)
 
 /* ---- mappings ---- */
 
-/* Put an allocation at an address; no access yet. The range is reserved and unmapped. */
+/* Put an allocation at an address, without access. The range is reserved and unmapped. */
 static CUresult map_there(uint64_t start, struct allocation *allocation)
 {
     void *there = mmap((void *)start, allocation->nbytes, PROT_NONE,
@@ -394,8 +394,8 @@ static void unmap(size_t first, size_t count)
             (mapping_count - first) * sizeof *mappings);
 }
 
-/* Rule: whole mappings only. Whether one call takes several adjacent ones is not known of real
- * drivers: FAKECUDA_UNMAP_ONE refuses it. */
+/* Rule: whole mappings only. It is unknown whether real drivers accept several adjacent ones in a
+ * call: FAKECUDA_UNMAP_ONE refuses it. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t nbytes)
 {
     ENTER(NEEDS_HEALTH);
@@ -412,7 +412,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t nbytes)
 
 /* ---- access ---- */
 
-/* Set the access of one mapping; the CPU gets the same, so that a stray access is a SIGSEGV. */
+/* Set the access of one mapping; also for the CPU, so that a stray access is a SIGSEGV. */
 static void set_access(struct mapping *mapping, int access)
 {
     int protection = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
@@ -422,8 +422,7 @@ static void set_access(struct mapping *mapping, int access)
     mapping->access = access;
 }
 
-/* Rule: access is given to devices that exist; here only to the memory's own, as there are no
- * peers. */
+/* Rule: access is for existing devices; here only for the memory's own, as there are no peers. */
 static CUresult check_access(const CUmemAccessDesc *wanted, const struct mapping *mapping)
 {
     if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
@@ -435,7 +434,7 @@ static CUresult check_access(const CUmemAccessDesc *wanted, const struct mapping
     return CUDA_SUCCESS;
 }
 
-/* Rule: a fully mapped range of whole mappings; if anything is wrong nothing is changed. */
+/* Rule: a fully mapped range of whole mappings; an error changes nothing. */
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t nbytes, const CUmemAccessDesc *wanted,
                                size_t count)
 {
@@ -508,7 +507,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- what streams do through the mappings ---- */
+/* ---- access of streams through the mappings ---- */
 
 bool is_device_address(uint64_t address)
 {
@@ -531,7 +530,7 @@ bool is_mapped(uint64_t address, size_t nbytes)
     return at >= address + nbytes;
 }
 
-/* The device that a mapped address lies on; -1 if none does. */
+/* The device of a mapped address; -1 if there is none. */
 int device_of_address(uint64_t address)
 {
     pthread_rwlock_rdlock(&space);
@@ -541,7 +540,7 @@ int device_of_address(uint64_t address)
     return device;
 }
 
-/* The mapping at an address if the device may use it so. */
+/* The mapping at an address, if the device has this access to it. */
 static struct mapping *accessible(uint64_t address, bool write)
 {
     int needed = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
@@ -549,8 +548,8 @@ static struct mapping *accessible(uint64_t address, bool write)
     return mapping && (mapping->access & needed) == needed ? mapping : NULL;
 }
 
-/* Copy between `host` and one piece of a mapping; returns the bytes copied, 0 for a fault. Through
- * the file, not the address: host memory that is gone is then an error and not a SIGSEGV. */
+/* Copy between `host` and one piece of a mapping; returns the bytes copied, 0 for a fault. It uses
+ * the file, not the address, so that missing host memory is an error and not a SIGSEGV. */
 static size_t transfer_piece(uint64_t address, char *host, size_t nbytes, bool in)
 {
     pthread_rwlock_rdlock(&space);
@@ -570,8 +569,8 @@ static size_t transfer_piece(uint64_t address, char *host, size_t nbytes, bool i
     return done < 0 ? 0 : (size_t)done;
 }
 
-/* Rule: each byte is looked at when it is copied. What is not mapped then, or not with that access,
- * is a fault, also when it was unmapped in the middle of the copy. */
+/* Rule: the check of each byte is at its copy. A byte that is not mapped then, or not with that
+ * access, is a fault, also if it was unmapped in the middle of the copy. */
 CUresult device_transfer(uint64_t address, char *host, size_t nbytes, bool in)
 {
     while (nbytes) {
@@ -584,7 +583,7 @@ CUresult device_transfer(uint64_t address, char *host, size_t nbytes, bool in)
     return CUDA_SUCCESS;
 }
 
-/* One aligned word of `width` bytes, loaded or stored in one go. */
+/* One aligned word of `width` bytes, loaded or stored at once. */
 CUresult device_word(uint64_t address, int width, uint64_t *value, bool store)
 {
     pthread_rwlock_rdlock(&space);

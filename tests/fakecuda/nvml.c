@@ -1,7 +1,7 @@
-/* libnvidia-ml.so.1: as much of NVML as tells who holds a card, on the same files as the driver.
+/* libnvidia-ml.so.1: the part of NVML that lists the users of a card, on the driver's files.
  *
- * Rule: NVML sees whole cards, whatever CUDA_VISIBLE_DEVICES says, and processes that have a
- * context, whoever they are.
+ * Rule: NVML sees whole cards, independent of CUDA_VISIBLE_DEVICES, and all processes that have a
+ * context, of any user.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -72,7 +72,7 @@ static bool is_card(nvmlDevice_t card)
 /* ---- the library ---- */
 
 /* FAKECUDA_NVML is the error with which NVML does not start: 9, the driver is not loaded; 12, the
- * library is not there; 18, it does not match the driver. */
+ * library is missing; 18, it does not match the driver. */
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
@@ -199,7 +199,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t card, char *name, unsigned le
     return give_text(name, length, text);
 }
 
-/* FAKECUDA_MIG: 0 off, 1 on, "none" for cards that do not have it. */
+/* FAKECUDA_MIG: 0 off, 1 on, "none" for cards without MIG. */
 EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t card, unsigned *now, unsigned *pending)
 {
     ENTER_NVML();
@@ -249,7 +249,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t card, nvmlMemory_v2_
 
 /* ---- processes ---- */
 
-/* What a process has made of a card's memory. FAKECUDA_NVML_USE=0: NVML cannot tell, as in some
+/* The card's memory that a process has allocated. FAKECUDA_NVML_USE=0: unknown, as in some
  * containers. */
 static unsigned long long use_of(pid_t pid, const struct holding *holdings, int count)
 {
@@ -260,8 +260,8 @@ static unsigned long long use_of(pid_t pid, const struct holding *holdings, int 
     return nbytes;
 }
 
-/* Rule: if there is not enough room, nothing but the count is given; with none running a count
- * of 0 is enough. */
+/* Rule: if there is too little room, only the count is returned; with no process running a count of
+ * 0 is enough. */
 static nvmlReturn_t give_processes(nvmlDevice_t card, unsigned *count, nvmlProcessInfo_t *processes,
                                    enum holding_kind kind)
 {
@@ -328,7 +328,7 @@ static bool given_name(unsigned pid, char *name, size_t room)
     return found;
 }
 
-/* Rule: the path of a process's program, as far as it can be seen. */
+/* Rule: the path of a process's program, as far as it is visible. */
 EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 {
     ENTER_NVML();

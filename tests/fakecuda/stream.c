@@ -1,4 +1,4 @@
-/* Streams and events: one thread a stream, which performs its operations in order. */
+/* Streams and events: one thread for each stream, which runs its operations in order. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -16,15 +16,15 @@ struct stream {
     int device, priority;
     unsigned flags;
     uint64_t id;    /* no other stream of the process has it */
-    struct timespec held_up; /* until then by what it was told to wait for */
+    struct timespec held_up; /* the end of the latest time that it was told to wait */
     bool closing;   /* ends when its operations are done */
-    bool abandoned; /* its context is gone: what is left is dropped */
-    int users;      /* its thread, and whoever waits for it */
+    bool abandoned; /* its context is gone: the remaining operations are dropped */
+    int users;      /* its thread, and the threads that wait for it */
 };
 
 struct event {
     struct event *next;
-    uint64_t recorded, done; /* tickets: of the last record that was asked for, and that ran */
+    uint64_t recorded, done; /* tickets: of the last record requested, and of the last one run */
     double at_ms;
     int device;
     unsigned flags;
@@ -32,15 +32,15 @@ struct event {
     int users; /* the caller's handle, and the operations that name it */
 };
 
-/* One lock for all, and one condition that is told of everything that comes to an end: waits here
- * are few, and none of them may be missed. */
+/* One lock for all, and one condition that signals the end of everything: there are few waits, and
+ * none may miss its signal. */
 static pthread_mutex_t work = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static struct stream *streams;
 static struct event *events;
 static struct stream *default_streams[MAX_DEVICES][2]; /* the legacy one, the per-thread one */
 static uint64_t last_id;
-/* What destroyed streams were called, until another is called so. */
+/* The handles of destroyed streams, until another stream gets the same handle. */
 static CUstream destroyed[1024];
 static size_t destroyed_count;
 static __thread struct stream *own; /* on a stream's thread */
@@ -52,7 +52,7 @@ void streams_wake(void)
     pthread_mutex_unlock(&work);
 }
 
-/* Whether an operation that waits should give up: the process is spoilt, or the stream gone. */
+/* Whether a waiting operation must give up: the process is spoilt, or the stream is gone. */
 bool waiting_is_over(void)
 {
     return sticky_error() || __atomic_load_n(&own->abandoned, __ATOMIC_ACQUIRE);
@@ -113,8 +113,8 @@ static void perform_call(struct operation *operation)
     in_host_function = false;
 }
 
-/* Run one operation, with no lock held. Rule: after a fault nothing runs any more, host functions
- * included. What a test injected into the operation comes first. */
+/* Run one operation, without a lock. Rule: after a fault nothing runs any more, including host
+ * functions. A failure that a test injected into the operation comes first. */
 static CUresult perform(struct operation *operation)
 {
     const char *held = operation->plan.held;
@@ -182,7 +182,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-/* Signals are the application's: its handlers must not run on a thread it does not know of. */
+/* Signals are the application's: its handlers must not run on a thread that it does not know. */
 static bool start_thread(struct stream *stream)
 {
     sigset_t all, before;
@@ -208,7 +208,7 @@ static struct stream *make_stream(int device, unsigned flags, int priority)
     return NULL;
 }
 
-/* ---- finding, filling, waiting ---- */
+/* ---- finding, queueing, waiting ---- */
 
 static struct stream *default_stream(int which)
 {
@@ -217,7 +217,7 @@ static struct stream *default_stream(int which)
     return *place;
 }
 
-/* Rule: to name a stream that was destroyed is undefined. Here it ends the process. */
+/* Rule: to name a destroyed stream is undefined. Here it ends the process. */
 static void check_destroyed(CUstream handle)
 {
     for (size_t i = 0; i < destroyed_count; i++)
@@ -273,7 +273,7 @@ static CUresult enqueue_locked(CUstream handle, struct operation *operation, boo
     return CUDA_SUCCESS;
 }
 
-/* What a stream that captures is given is not done, and an event that it records never comes. */
+/* Work of a capturing stream is never done, and an event that it records never comes. */
 static CUresult leave_out(struct operation *operation)
 {
     pthread_mutex_lock(&work);
@@ -286,8 +286,8 @@ static CUresult leave_out(struct operation *operation)
     return refused;
 }
 
-/* Put an operation on a stream, with what a test injected into the call. `wait`: until it has run.
- * Owns `operation.staging` from now on. Needs a current context. */
+/* Put an operation on a stream, with the failure that a test injected into the call. `wait`: until
+ * it has run. Owns `operation.staging` from now on. Needs a current context. */
 CUresult enqueue(CUstream handle, struct operation operation, bool wait)
 {
     bool captured;
@@ -335,7 +335,7 @@ static void close_stream(struct stream *stream, bool abandoned)
     pthread_cond_signal(&stream->wake);
 }
 
-/* A context is destroyed: so are its streams, whatever is on them, and its events. */
+/* Destroy a context's streams, even with work on them, and its events. */
 void streams_abandon(int device)
 {
     pthread_mutex_lock(&work);
@@ -358,7 +358,7 @@ void streams_abandon(int device)
     pthread_mutex_unlock(&work);
 }
 
-/* ---- streams, as called ---- */
+/* ---- streams: calls ---- */
 
 static CUresult create(CUstream *stream, unsigned flags, int priority)
 {
@@ -387,7 +387,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int
     return create(stream, flags, priority);
 }
 
-/* Rule: destroying returns at once, and what is on the stream still runs. */
+/* Rule: destroying returns at once, and the work on the stream still runs. */
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
 {
     ENTER(NEEDS_CONTEXT);
@@ -432,7 +432,7 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
     return busy ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-/* What a stream is; NULL outputs are not wanted. */
+/* The kind of a stream; outputs that are NULL are skipped. */
 static CUresult describe(CUstream handle, unsigned *flags, int *priority, int *device)
 {
     pthread_mutex_lock(&work);
@@ -444,7 +444,7 @@ static CUresult describe(CUstream handle, unsigned *flags, int *priority, int *d
     return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* Whether the stream exists, and how it was made. */
+/* Whether the stream exists, and its flags. */
 CUresult stream_flags(CUstream handle, unsigned *flags)
 {
     return describe(handle, flags, NULL, NULL);
@@ -482,7 +482,7 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
     return result;
 }
 
-/* Rule: the function runs on a thread of the driver's, may not call CUDA, and is left out after a
+/* Rule: the function runs on a thread of the driver's, may not call CUDA, and is skipped after a
  * fault. */
 EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
 {
@@ -492,7 +492,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argum
     return enqueue(handle, call, false);
 }
 
-/* ---- events, as called ---- */
+/* ---- events: calls ---- */
 
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
 {
@@ -511,7 +511,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-/* Rule: destroying returns at once; a record or a wait under way still ends. */
+/* Rule: destroying returns at once; a pending record or wait still ends. */
 EXPORT CUresult cuEventDestroy_v2(CUevent handle)
 {
     ENTER(NEEDS_CONTEXT);
@@ -529,7 +529,7 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
     return enqueue(stream, (struct operation){.kind = RECORD, .event = event}, false);
 }
 
-/* Rule: waits for the record that was asked for last when this is called. */
+/* Rule: waits for the last record requested before this call. */
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     ENTER(NEEDS_CONTEXT);
