@@ -1,4 +1,4 @@
-"""Which component fills, waits or shares: every `ask` is answered once, unless it is gone."""
+"""Filling, waiting, sharing: every `ask` is answered once, unless its component is gone."""
 
 import pytest
 

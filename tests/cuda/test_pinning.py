@@ -1,4 +1,4 @@
-"""Host copies are pinned, with a driver that takes memory mapped read-only or without."""
+"""swapd pins host copies, whether or not the driver takes memory mapped read-only."""
 
 import pytest
 

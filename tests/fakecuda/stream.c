@@ -16,7 +16,7 @@ struct stream {
     int device, priority;
     unsigned flags;
     uint64_t id;    /* no other stream of the process has it */
-    struct timespec held_up; /* the end of the latest time that it was told to wait */
+    struct timespec held_up; /* the end of its last wait */
     bool closing;   /* ends when its operations are done */
     bool abandoned; /* its context is gone: the remaining operations are dropped */
     int users;      /* its thread, and the threads that wait for it */

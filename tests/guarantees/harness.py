@@ -216,7 +216,7 @@ class Daemon:
         assert "Traceback" not in self.log, self.log
 
     def discard(self) -> None:
-        """Kill it, and close the connections to it."""
+        """Stop it, by SIGKILL if necessary, and close the connections to it."""
         if self._observer is not None:
             self._observer.close()
             self._observer = None

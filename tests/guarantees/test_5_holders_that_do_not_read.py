@@ -1,4 +1,4 @@
-"""Guarantee 5, of holders that do not read: they lose nothing as long as nobody needs their memory.
+"""Guarantee 5, of holders that do not read: they lose nothing until others need their memory.
 
 A worker that is stopped, or holds the GIL for minutes, reads no messages about other sessions. Such
 messages carry state: when it reads again, it gets the latest one.

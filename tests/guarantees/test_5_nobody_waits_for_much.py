@@ -62,7 +62,7 @@ def test_a_session_with_much_ends_in_steps_and_a_status_names_all_of_it(world: W
 def test_a_host_copy_that_a_session_shares_while_it_ends_in_steps_is_shared_on(
     world: World,
 ) -> None:
-    """The session unregisters its shared copy late in its end; others share it from there."""
+    """The original is unregistered before the end reaches its copy; others share the copy then."""
     daemon = world.daemon()
     with RawSession(daemon.folder) as first, RawSession(daemon.folder) as last:
         last.register("own", 4096)  # both connections exist, and are warm

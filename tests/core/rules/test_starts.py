@@ -66,9 +66,7 @@ def test_one_that_waited_and_has_the_turn_keeps_it_when_its_wait_would_be_over(m
 
 
 def test_one_that_starts_may_acquire_and_one_that_holds_may_not_start(make: Make) -> None:
-    """Otherwise it would wait for its turn while it holds memory that the session before it waits
-    for.
-    """
+    """Otherwise it would wait for a session that waits for its memory."""
     w = make(10)
     s, t = w.open(), w.open()
     w.register(s, "a", 6)
