@@ -360,13 +360,15 @@ class Scene:
         """An engine for each set of arguments, all at once; returns when all are ready.
 
         `imports`: a module that changes vLLM, for the engine and the processes that it starts.
-        `spawns`: a process for a core imports all anew, as with users, which takes seconds.
+        `spawns`: processes for a core or a rank import all anew, as with users: it takes seconds.
         """
+        apart = bool(imports) or options.get("multiprocessing")
+        apart = apart or any(one.get("tensor_parallel_size", 1) != 1 for one in arguments)
         engines = [self.process(Path(str(one["model"])).name, **options) for one in arguments]
         for engine in engines:
             if imports:
                 engine.imports(imports)
-            if (imports or options.get("multiprocessing")) and not spawns:
+            if apart and not spawns:
                 engine.fork_workers()
         for engine, one in zip(engines, arguments, strict=True):
             engine.begin("start", **one)

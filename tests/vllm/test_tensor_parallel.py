@@ -62,7 +62,8 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     daemons = [scene.daemon(budget=ROOM_FOR_ONE) for _ in range(RANKS)]
     pattern = daemons[0].folder.with_name("d{gpu}")
     thinker, talker = scene.start(
-        *(on_swapd(scene.models / name, pattern, tensor_parallel_size=RANKS) for name in NAMES)
+        *(on_swapd(scene.models / name, pattern, tensor_parallel_size=RANKS) for name in NAMES),
+        spawns=True,
     )
     for rank, daemon in enumerate(daemons):
         assert by_component(daemon).keys() == {f"{name}.tp{rank}" for name in NAMES}
