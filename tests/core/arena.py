@@ -174,7 +174,7 @@ class Arena:
         return False
 
     def _saves(self, copy: Copy) -> list[Copy]:
-        """The copies out that it is behind and that have its next chunk; at its end, all of them."""
+        """The copies out that it is behind and that have its next chunk; all, at its end."""
         assert isinstance(copy.order, CopyIn)
         saves = [self._copies[g] for g in copy.order.behind if g in self._copies]
         return [s for s in saves if not copy.unsaved or copy.at in s.chunks]
