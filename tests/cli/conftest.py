@@ -1,4 +1,4 @@
-"""The command line as its users run it: real processes, a real daemon, a real terminal."""
+"""Runs the command line as its users do: real processes, a real daemon, a real terminal."""
 
 import json
 import os
@@ -31,14 +31,14 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
-    """`swapd *words`, running."""
+    """Start `swapd *words`."""
     command = [sys.executable, "-m", "swapd", *map(str, words)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return forked.Popen(command, env=environment(), text=True, **options)
 
 
 def swapd(*words: object, status: int = 0) -> "subprocess.CompletedProcess[str]":
-    """`swapd *words`, to its end, which must be `status`."""
+    """Run `swapd *words` to its end; it must exit with `status`."""
     process = start(*words)
     out, err = process.communicate(timeout=60)
     assert process.returncode == status, f"exit {process.returncode}\n{out}\n{err}"
@@ -47,11 +47,11 @@ def swapd(*words: object, status: int = 0) -> "subprocess.CompletedProcess[str]"
 
 
 def on_terminal(*words: object) -> str:
-    """What a terminal of 120 columns shows of `swapd *words`, without its colours."""
+    """The output of `swapd *words` on a terminal of 120 columns, without its colours."""
     leader, follower = pty.openpty()
     os.set_blocking(leader, True)
     termios.tcsetwinsize(leader, (40, 120))
-    # started from nothing: what rich is to print to is settled when it is imported
+    # a new process: rich decides at import how to print
     process = subprocess.Popen(
         [sys.executable, "-m", "swapd", *map(str, words)],
         env=environment(COLUMNS="120", TERM="xterm-256color"),
@@ -93,7 +93,7 @@ class Running:
         return self.folder / "swap-log.jsonl"
 
     def client(self, label: str, **sizes_mib: int) -> swapd_client.Client:
-        """A session that has registered components of these sizes."""
+        """Open a session that has registered components of these sizes."""
         client = swapd_client.connect(self.folder, label=label)
         self.clients.append(client)
         for name, mib in sizes_mib.items():
@@ -101,7 +101,7 @@ class Running:
         return client
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the daemon, and wait until it has: then the swap log is complete."""
+        """End the daemon, and wait for that: then the swap log is complete."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         self.process.communicate(timeout=60)
@@ -127,7 +127,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def daemon(folder: Path) -> Iterator[Running]:
-    """A daemon with room for 16 MiB, that ends with the test."""
+    """A daemon with a budget of 16 MiB, which ends with the test."""
     running = serve(folder)
     try:
         yield running

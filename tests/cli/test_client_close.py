@@ -1,4 +1,4 @@
-"""Clients leave nothing behind: closed twice, or never connected."""
+"""Clients leave nothing behind if they are closed twice, or never connected."""
 
 import os
 from pathlib import Path

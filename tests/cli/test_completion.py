@@ -1,4 +1,4 @@
-"""Shells complete commands and options: what bash, zsh and fish ask is answered."""
+"""bash, zsh and fish complete commands and options of `swapd`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`swapd log NAME`: one component's history, each thing under its cause."""
+"""`swapd log NAME` shows one component's history, with each event below its cause."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from .conftest import Running, json_lines, serve, swapd
 
 @pytest.fixture
 def swap_log(folder: Path) -> Path:
-    """Two workers whose components do not fit together; then four uses in a row."""
+    """Two workers whose components do not fit together: one use, then five of the other's."""
     daemon = serve(folder)
     thinker = daemon.client("thinker-worker", thinker=12)
     talker = daemon.client("talker-worker", talker=8)
@@ -20,7 +20,7 @@ def swap_log(folder: Path) -> Path:
     for _ in range(5):
         with talker.acquire("talker"):
             pass
-        talker.status()  # before it asks for anything else it says that it is done
+        talker.status()  # the client reports its release before any other request
     thinker.close()
     talker.close()
     daemon.stop()
@@ -41,7 +41,7 @@ def test_an_eviction_stands_under_what_caused_it(swap_log: Path) -> None:
     )
     cause = next(s for s in steps[at::-1] if s["record"]["seq"] == evict["record"]["cause"])
     assert cause["depth"] == evict["depth"] - 1
-    # the asking itself, unless the release came after it, or the residency was not yet over
+    # the request itself, or a later release or end of a minimum residency
     first = [s["text"] for s in steps[:at] if s["depth"] == 0][-1]
     assert first.startswith(("ask thinker", "release talker", "tick"))
 

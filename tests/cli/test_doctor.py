@@ -1,4 +1,4 @@
-"""`swapd doctor`: each check on its own, and the command on this machine."""
+"""`swapd doctor`: each check by itself, and the command on this machine."""
 
 import errno
 import json
@@ -141,7 +141,7 @@ def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Pat
 
 
 def warning(name: str, **changes: Any) -> Check:
-    """What doctor says of a daemon whose status has these `changes`."""
+    """The warning of doctor about a daemon whose status has these `changes`."""
     status = _reply(**{"version": __version__, "swap_log": "/dev/null", **changes})
     (found,) = (check for check in of_status(status) if check.name == name)
     assert found.status == "warn"

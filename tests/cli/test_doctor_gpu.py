@@ -1,4 +1,4 @@
-"""`swapd doctor` on a machine with GPUs: played by a driver without one."""
+"""`swapd doctor` on a machine with GPUs, which a driver stub plays."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Words of other processes and of files reach a terminal as text, and as nothing else."""
+"""Text of other processes and of files reaches a terminal as text, and as nothing else."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def assert_harmless(shown: str) -> None:
 
 @pytest.fixture
 def swap_log(tmp_path: Path) -> Path:
-    """The log of a daemon that believed whatever it was told."""
+    """The log of a daemon that believed all its workers said."""
     asked = Register(1, EVIL, 1, EVIL, group=EVIL, part_of=EVIL, content=EVIL)
     said: list[dict[str, Any]] = [
         {"start": Start("0", EVIL, 8, 1 << 20, Rules())},

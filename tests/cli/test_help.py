@@ -1,4 +1,4 @@
-"""`--help` says all there is to know of a command, at 80 columns."""
+"""`--help` describes a command completely, in 80 columns."""
 
 import pytest
 from typer.testing import CliRunner

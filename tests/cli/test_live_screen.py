@@ -1,4 +1,4 @@
-"""What `swapd top` shows, without a terminal: the records of a core in, lines out."""
+"""The picture of `swapd top`, without a terminal: records of a core in, lines out."""
 
 import itertools
 from typing import Any
@@ -20,7 +20,7 @@ from tests.core.world import World
 
 
 def watched(chunks: int = 10, *, from_record: int = 1) -> tuple[World, Watch]:
-    """A core, and what its records amount to from that one on."""
+    """A core, and the picture made of its records from that one on."""
     watch = Watch()
     seq = itertools.count(1)
 
@@ -49,7 +49,7 @@ def shown(
 
 
 def status(w: World, **more: Any) -> StatusReply:
-    """What a daemon with this core would say."""
+    """The status of a daemon with this core."""
     components = tuple(
         ComponentStatus(
             **{field: getattr(c, field) for field in ("name", "session", "nbytes", "policy")},

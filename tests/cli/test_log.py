@@ -1,4 +1,4 @@
-"""`swapd log`: the file, and the file as it grows, nothing missed and nothing doubled."""
+"""`swapd log` reads a file, and follows it as it grows, without a missing or a doubled record."""
 
 import shutil
 import signal
@@ -57,7 +57,7 @@ def test_all_shows_hits_and_releases(folder: Path) -> None:
     text = swapd("log", "--text", "--all", "--file", _run(folder).swap_log).stdout
     words = [line.split()[2] for line in text.splitlines()]
     assert words.count("hit") == 1
-    assert words.count("release") >= 3  # the last can end with its session instead
+    assert words.count("release") >= 3  # the last one can end with its session instead
 
 
 def test_lines_are_those_shown_last(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
 
 
 class _Kept:
-    """A view that remembers: the number of a record, or of how many there is nothing."""
+    """A view that notes the number of each record, and how many records are missing."""
 
     keeps_back = False
 

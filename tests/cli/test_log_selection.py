@@ -1,4 +1,4 @@
-"""`swapd log`: what is left out, and what is folded, of a log that a streaming worker wrote."""
+"""`swapd log` selects and folds records of a log that a streaming worker wrote."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ BLOCKS = [f"dit/{i}" for i in range(6)]
 
 
 class Told:
-    """What a log says, record by record, 10 ms apart."""
+    """The records of a log, 10 ms apart."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -59,7 +59,7 @@ class Told:
             self.evict(name, "sequential", None)
 
     def folded(self) -> list[str]:
-        """The lines less their times, from the first block on."""
+        """The lines without their times, from the first block on."""
         folding, seen, shown = Folding(), Seen(), []
         for record in self.records:
             shown += list(folding.lines(record, seen))

@@ -37,7 +37,7 @@ def test_an_idle_component_leaves_when_it_is_told_to(daemon: Running) -> None:
     with client.acquire("talker"):
         refused = swapd("evict", "talker", "-e", daemon.folder, status=1).stderr
         assert "'talker' is leased by worker" in refused
-    client.status()  # who asks anything gives back what it keeps for its next step
+    client.status()  # each request returns the leases that the client keeps for its next step
     with swapd_client.connect(daemon.folder, label="other") as other:
         swapd("pin", "talker", "-e", daemon.folder)
         assert "is pinned" in swapd("evict", "talker", "-e", daemon.folder, status=1).stderr

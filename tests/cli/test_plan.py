@@ -1,4 +1,4 @@
-"""`swapd plan`, as its users run it; and what it asks a running daemon."""
+"""`swapd plan`, as its users run it, with and without a running daemon."""
 
 import json
 from io import StringIO
@@ -32,7 +32,7 @@ def by_name(report: Any) -> dict[str, Any]:
     return {p["name"]: p for p in report["placements"]}
 
 
-# --- what it says ------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------
 
 
 def test_the_example_of_a_7b_model_is_told_about_8_gib() -> None:
@@ -74,7 +74,7 @@ def test_files_are_measured(tmp_path: Path) -> None:
     assert (dit["nbytes"], dit["how"]) == (800 * MIB, "keep")
 
 
-# --- what it refuses ---------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------
 
 
 def test_what_cannot_fit_is_refused_with_the_sum() -> None:

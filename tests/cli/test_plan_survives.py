@@ -1,4 +1,4 @@
-"""`swapd plan` reads what anybody may have written: one clear line, and never a hang."""
+"""`swapd plan` answers any input with a plan or one clear line, and never hangs."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ from .conftest import swapd
 AR = "swapd_client.vllm.omni.ARWorker"
 CARD = ("--device-memory", "80GiB", "--bandwidth", "25GB/s")
 
-#: What nobody means, wherever it stands.
+#: Values that make no sense anywhere.
 ODD: list[Any] = [
     *([], {}, [[]], {1: 2}, ["a"], [{}], {"a": {"b": []}}),
     *(None, True, False, "", "x" * 5000, "../../../etc/passwd", "\x1b[2J", "\u202e", "a\nb"),
@@ -32,12 +32,12 @@ ODD: list[Any] = [
 ]
 
 
-#: Made once, as in each process: to make it takes as long as most plans.
+#: Made once, as in each process: making it takes as long as most plans.
 SWAPD = typer.main.get_command(app)
 
 
 def run(*words: object, fine: bool = True) -> str:
-    """What is said of it: an answer, if that is `fine`, or one line of why there is none."""
+    """The error output: empty if there is an answer (which `fine` allows), else one line."""
     with CliRunner().isolation() as (stdout, stderr, _):
         try:
             SWAPD.main(["plan", *map(str, words)], "swapd")
@@ -174,12 +174,12 @@ WHOLE: dict[str, Any] = {
 }
 
 
-#: In C where PyYAML has it: five times as fast.
+#: PyYAML's loader in C, where there is one: five times as fast.
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each value in a document."""
+    """The path to each value in a document."""
     if at:
         yield at
     if isinstance(value, dict | list):
@@ -212,7 +212,7 @@ def test_files_based_on_each_other_end(tmp_path: Path) -> None:
     assert "files are based on each other" in said
 
 
-# --- what is no file ---------------------------------------------------------------------
+# --- not a file --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ def test_an_odd_number_gives_a_plan_or_one_line(text: str) -> None:
 def test_all_of_it_in_a_process_of_its_own_is_one_line_and_status_1(
     tmp_path: Path, fifo: Path
 ) -> None:
-    """As users run it: nothing here depends on how the tests call it."""
+    """A new process, as for users: nothing here depends on how the tests call it."""
     for words in (["--vllm", deploy_of(tmp_path, laughs("ha"))], ["--vllm", fifo], [fifo]):
         said = swapd("plan", *words, "a=1GiB", *CARD, status=1).stderr
         assert len(said.splitlines()) == 1

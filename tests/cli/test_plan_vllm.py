@@ -21,14 +21,14 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "vllm-omni"
 GIB = 1 << 30
 CARD = ("--device-memory", "80GiB", "--bandwidth", "25GB/s")
 QWEN3 = ("thinker=60GiB", "talker=8.5GiB", "code2wav=0.41GiB")
-#: What the plan for 80 GiB gave each stage while caches stayed: KV cache and activations together.
+#: KV cache and activations of each stage in the plan for 80 GiB when caches did not take turns.
 ROOM_BEFORE = {"thinker": 4 * GIB, "talker": 4 * GIB}
 AR = "swapd_client.vllm.omni.ARWorker"
 
 
 @pytest.fixture
 def qwen3(tmp_path: Path) -> Path:
-    """The overlay beside a base file like the one it names."""
+    """The overlay beside a base file like the one that it names."""
     stages = [{"stage_id": n, "devices": str(n), "gpu_memory_utilization": 0.9} for n in range(3)]
     base = {"async_chunk": True, "stages": stages}
     (tmp_path / "qwen3_omni_moe.yaml").write_text(yaml.safe_dump(base))
@@ -39,7 +39,7 @@ def qwen3(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder as large as Qwen3-Omni's, less the weights."""
+    """A folder as large as Qwen3-Omni's, without the weights."""
     return omni.qwen3(tmp_path / "Qwen3-Omni")
 
 
@@ -61,10 +61,10 @@ def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_by_turns(
     shares = {s["name"]: s for s in gpu["shares"]}
     for name, before in ROOM_BEFORE.items():
         share = shares[name]
-        assert share["max_model_len"] == 65536  # all that the model is made for
+        assert share["max_model_len"] == 65536  # the limit of the model
         assert share["cache_tokens"] >= 65536
         assert share["cache_bytes"] + share["room_bytes"] >= 2 * before
-    assert shares["code2wav"]["cache_bytes"] == 0  # it attends to nothing that it remembers
+    assert shares["code2wav"]["cache_bytes"] == 0  # it has no KV cache
     beside = sum(t["nbytes"] for t in gpu["beside"]) + sum(s["room_bytes"] for s in gpu["shares"])
     assert gpu["stays_bytes"] == beside
     assert gpu["stays_bytes"] + gpu["turn_bytes"] <= 80 * GIB
@@ -95,7 +95,7 @@ def test_chunks_are_counted_with_and_said_to_the_daemon(qwen3: Path, model: Path
         assert report["serve"][0].endswith(f" --chunk {chunk // MIB}MiB")
         assert not gpu["budget_bytes"] % chunk
         needed = sum(s["weights_bytes"] + s["cache_bytes"] for s in gpu["shares"])
-        # of each stage a part that comes in is whole: as many layers as have 16 chunks
+        # each stage loads whole parts: as many layers as fill 16 chunks
         parts = 2 * (16 * chunk + 1246241280)
         assert gpu["moved_bytes"] <= 2 * (needed - gpu["budget_bytes"]) + parts
         shares = {s["name"]: s for s in gpu["shares"]}
@@ -123,7 +123,7 @@ def test_under_strict_isolation_the_chunks_are_those_of_the_shorter_round(
 
 
 def test_where_large_chunks_do_not_fit_small_ones_are_taken(qwen3: Path, model: Path) -> None:
-    """Each of the thinker's parts takes whole ones."""
+    """Each of the thinker's parts takes whole chunks."""
     of = deploy.read(qwen3)
     planned = partial(report_of, of, [str(model)], device_memory="79.5GiB", bandwidth="25GB/s")
     for report in planned(isolation="strict"), planned(chunk="auto"):
@@ -178,7 +178,7 @@ def test_the_configuration_can_be_named_where_sizes_are_given(qwen3: Path, model
     (given,) = plan(qwen3, *QWEN3, *CARD, "--config", model / "config.json")["gpus"]
     assert [s["cache_tokens"] > 0 for s in without["shares"]] == [False, False, False]
     assert [s["cache_tokens"] > 65536 for s in given["shares"]] == [True, True, False]
-    assert without["moved_bytes"] == without["moved_whole_bytes"]  # its layers are not known
+    assert without["moved_bytes"] == without["moved_whole_bytes"]  # its layers are unknown
     assert given["moved_bytes"] < given["moved_whole_bytes"] / 3
 
 
@@ -271,7 +271,7 @@ def test_the_overlays_values_are_those_of_the_gpu_that_they_are_said_to_be_for(
     config: dict[str, Any] | None,
 ) -> None:
     overlay = yaml.safe_load((DEPLOY / f"swapd_{name}.yaml").read_text())
-    eager = name != "qwen3_omni"  # as vllm-omni's own files have it
+    eager = name != "qwen3_omni"  # as in vllm-omni's own files
     stages = [{"stage_id": n, "enforce_eager": eager} for n in range(len(overlay["stages"]))]
     (tmp_path / overlay["base_config"]).write_text(yaml.safe_dump({"stages": stages}))
     path = tmp_path / f"swapd_{name}.yaml"
@@ -282,7 +282,7 @@ def test_the_overlays_values_are_those_of_the_gpu_that_they_are_said_to_be_for(
     assert not [n for n in report["notes"] if "it would take" in n or "would keep it" in n]
     for stage in overlay["stages"]:
         settings = report["settings"][str(stage["stage_id"])]
-        if name != "wan2_2":  # which has room to spare
+        if name != "wan2_2":  # which fits with room to spare
             assert {key: stage[key] for key in settings} == settings
     assert f" {memory.removesuffix('GiB')}" in (DEPLOY / "README.md").read_text()
 
@@ -297,7 +297,7 @@ def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
         "swapd serve --device cuda:0 --budget 15936MiB --chunk 64MiB",
         "swapd serve --device cuda:1 --budget 29120MiB --chunk 64MiB",
     ]
-    # one value for the stage, on both
+    # one value for the stage, on both GPUs
     caches = [
         s["cache_bytes"] for gpu in report["gpus"] for s in gpu["shares"] if not s["stage_id"]
     ]

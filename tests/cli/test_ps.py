@@ -1,6 +1,6 @@
-"""`swapd ps` lists this user's daemons wherever they are, and commands find the one that is meant.
+"""`swapd ps` lists all daemons of this user, and commands find the right one.
 
-Other daemons of this user may run meanwhile: the choice among several is tested on lists.
+Other daemons of this user may run meanwhile, so the choice among several is tested on lists.
 """
 
 import fcntl
@@ -95,7 +95,7 @@ def test_ps_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "/run/user/1000/swapd/cuda0" in shown.replace(" ", "").replace("\n", "")
 
 
-# --- which one is meant ------------------------------------------------------------------
+# --- the choice --------------------------------------------------------------------------
 
 
 def test_the_only_one_there_is_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What one record of the swap log says to people."""
+"""The line that people read for each kind of record of the swap log."""
 
 import time
 from typing import Any, get_args
@@ -31,7 +31,7 @@ NOON = 1_700_000_000.25
 
 @pytest.fixture
 def seen() -> Seen:
-    """Two workers, each with a component; session 2 has asked for its own."""
+    """Two workers with a component each; session 2 has acquired its own."""
     seen = Seen()
     said: list[AnyEvent | AnyAction] = [
         events.SessionOpened(0.0, 1, "thinker-worker"),
@@ -88,7 +88,7 @@ def test_a_copy_of_no_bytes_in_no_time(seen: Seen) -> None:
 
 
 GIB = 1 << 30
-#: All of it, none, and a quarter.
+#: Ranges of a scratch component: all of it, none, and a quarter.
 ALL, NONE, QUARTER = None, (), ((0, GIB // 2), (GIB, GIB // 2))
 
 

@@ -1,4 +1,4 @@
-"""`swapd resize`, and what `swapd status` says of a component in parts."""
+"""`swapd resize`, and the line of `swapd status` for a component in parts."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from .conftest import MIB, Running, on_terminal, swapd
 
 
 def register(daemon: Running, **options: Any) -> swapd_client.Client:
-    """A worker with `dit`: what is in no block, and four blocks of 2 MiB."""
+    """A worker with `dit`: four blocks of 2 MiB, and a part for the rest."""
     client = swapd_client.connect(daemon.folder, label="worker")
     parts = {name: {"w": bytes(2 * MIB)} for name in ("rest", "0", "1", "2", "3")}
     client.register_family("dit", parts, **options)

@@ -1,4 +1,4 @@
-"""`swapd run`: the command has its daemon, its signals and its status; nothing is left of it."""
+"""`swapd run` gives a command a daemon, signals and an exit status, and leaves nothing behind."""
 
 import json
 import os
@@ -32,14 +32,14 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "uses_swapd.py"
 
 @pytest.fixture(autouse=True)
 def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where daemons without a named folder are; runs are kept beside it."""
+    """The folder of daemons without a named one; runs are recorded beside it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return folder / "swapd" / "host"
 
 
 def _daemon_of(process: "subprocess.Popen[str]") -> int:
-    """The daemon that `swapd run` says it has started."""
+    """The pid of the daemon that `swapd run` says it has started."""
     assert process.stderr is not None
     line = process.stderr.readline()
     assert "swapd on host at" in line, line
@@ -60,7 +60,7 @@ def _until_used(process: "subprocess.Popen[str]") -> None:
     assert process.stdout.readline() == "used\n"
 
 
-# --- as it runs --------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------------
 
 
 def test_a_command_finds_its_daemon_and_a_sum_is_told(home: Path) -> None:
@@ -215,7 +215,7 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     model = omni.qwen3(tmp_path / "Qwen3-Omni")
     words = ("vllm-omni", "serve", model, "--omni", f"--deploy-config={base}")
     done = swapd("run", "-n", "--device-memory", "80GiB", "--", *words)
-    assert "swapd serve --device cuda:5 --budget " in done.stdout  # of no other test
+    assert "swapd serve --device cuda:5 --budget " in done.stdout  # no other test has this GPU
     assert f" --chunk {64 << 20} " in done.stdout, "as the plan counts"
     assert done.stdout.count("worker_cls: swapd_client.vllm.omni.ARWorker") == 2
     last = done.stdout.splitlines()[-1]
@@ -247,7 +247,7 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
 
 
 def _omni_of(site: Path, base: Path) -> Path:
-    """A command with a vLLM-Omni of its own, whose file for Qwen3-Omni is `base`."""
+    """A command with a vLLM-Omni of its own, whose deploy file for Qwen3-Omni is `base`."""
     package = site / "vllm_omni"
     for name, text in (
         ("__init__.py", "raise AssertionError"),
@@ -305,7 +305,7 @@ def test_options_are_found_and_replaced_however_they_are_written() -> None:
     )
 
 
-# --- told --------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------
 
 
 def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:

@@ -1,4 +1,4 @@
-"""`swapd run --compare`: both ways are run and told, what fails is said, good settings are kept."""
+"""`swapd run --compare` runs both ways, reports both and their failures, keeps good settings."""
 
 import json
 import os
@@ -24,7 +24,7 @@ __all__ = ["home"]
 
 @pytest.fixture
 def either(tmp_path: Path) -> Path:
-    """A command that uses swapd if it is given one."""
+    """A command that uses swapd if $SWAPD_ENDPOINT is set."""
     (made := tmp_path / "either").write_text(
         f'#!/bin/sh\n[ -z "$SWAPD_ENDPOINT" ] || exec {sys.executable} {PROGRAM} end\necho alone\n'
     )
@@ -34,7 +34,7 @@ def either(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def vllm(tmp_path: Path, folder: Path) -> list[object]:
-    """A command line of a vLLM that is none."""
+    """The command line of a program that plays vLLM."""
     (made := tmp_path / "vllm").write_text(
         f'#!/bin/sh\nexec {sys.executable} {PROGRAMS / "serves.py"} "$@"\n'
     )
@@ -48,7 +48,7 @@ def vllm(tmp_path: Path, folder: Path) -> list[object]:
 
 
 def cells(table: str) -> dict[str, list[str]]:
-    """The lines of a table by what they are of."""
+    """The cells of a table, by the name of their line."""
     split = [line.split("  ") for line in table.splitlines()]
     return {line[0]: [cell.strip() for cell in line[1:] if cell.strip()] for line in split}
 
@@ -113,7 +113,7 @@ def test_a_signal_ends_the_command_and_no_other_is_started(
     assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
 
 
-# --- servers, and settings that are kept -------------------------------------------------
+# --- servers, and kept settings ----------------------------------------------------------
 
 
 def test_a_server_ends_with_its_load_and_its_settings_are_kept_for_its_model(
@@ -177,7 +177,7 @@ def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
     assert "remove it" in swapd("runs", "--forget", vllm[2], status=1).stderr
 
 
-# --- refused -----------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_daemon_that_is_there_and_a_server_that_answers_are_not_measured(
             other.wait(60)
 
 
-# --- told --------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------
 
 
 def one(whole_s: float, status: int = 0, **more: float) -> Round:

@@ -1,4 +1,4 @@
-"""`swapd run --compare FILE.toml`: all stages are run in both ways, or it is said why not."""
+"""`swapd run --compare FILE.toml` runs all stages in both ways, or says why it cannot."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from .test_run_file import stage
 
 __all__ = ["home"]
 DAEMON = '[daemon]\ndevice = "host"\nbudget = "16MiB"\n'
-#: Uses swapd if it is told of one.
+#: Uses swapd if $SWAPD_ENDPOINT is set.
 EITHER = f'[ -z "$SWAPD_ENDPOINT" ] || exec {sys.executable} {PROGRAM} end; echo alone'
 
 
@@ -25,7 +25,7 @@ def file(folder: Path, *stages: str) -> Path:
 
 @pytest.fixture
 def both(tmp_path: Path) -> Path:
-    """A file of a server, which runs until its client has ended."""
+    """A file with a server, which runs until its client has ended."""
     return file(
         tmp_path,
         stage("serves", ["sleep", "1000"]),

@@ -1,4 +1,4 @@
-"""`swapd run FILE.toml`: stages have their daemon, their turn, their output; nothing is left."""
+"""`swapd run FILE.toml` gives stages a daemon, an order and their output, and leaves nothing."""
 
 import json
 import os
@@ -23,7 +23,7 @@ DAEMON = '[daemon]\ndevice = "host"\nbudget = "16MiB"\n'
 
 @pytest.fixture(autouse=True)
 def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where daemons without a named folder are; runs are kept beside it."""
+    """The folder of daemons without a named one; runs are recorded beside it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
@@ -31,7 +31,7 @@ def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def program(name: str, then: str, **more: object) -> str:
-    """A stage that uses a component of its name."""
+    """The stage NAME, which uses a component of the same name."""
     return stage(name, [sys.executable, str(PROGRAM), name, then], **more)
 
 
@@ -58,7 +58,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def started(file: Callable[..., Path]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """A run of some stages, which is killed if the test does not end it."""
+    """Starts a run of these stages, and kills it if the test does not end it."""
     processes = []
 
     def run(*stages: str) -> "subprocess.Popen[str]":
@@ -72,12 +72,12 @@ def started(file: Callable[..., Path]) -> Iterator[Callable[..., "subprocess.Pop
 
 
 def line(process: "subprocess.Popen[str]", begin: str) -> str:
-    """The rest of the next line of stages, which has to begin so."""
+    """The rest of the next line of a stage, which must begin with `begin`."""
     return lines(process, begin)[0]
 
 
 def lines(process: "subprocess.Popen[str]", *begins: str) -> list[str]:
-    """The rests of the next lines: one begins with each of these, in any order."""
+    """The rests of the next lines: one begins with each of `begins`, in any order."""
     assert process.stdout is not None
     found = {}
     for _ in begins:
@@ -88,7 +88,7 @@ def lines(process: "subprocess.Popen[str]", *begins: str) -> list[str]:
 
 
 def ended(*pids: int) -> Iterator[None]:
-    """Open before they end, then advanced when they have to have ended."""
+    """Advance once while they run, and again when they must have ended."""
     opened = {pid: os.pidfd_open(pid) for pid in pids}
     yield
     for pid, one in opened.items():
@@ -99,7 +99,7 @@ def ended(*pids: int) -> Iterator[None]:
     yield
 
 
-# --- as it runs --------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------------
 
 
 def test_stages_share_a_daemon_and_are_told_apart_in_what_is_told_of_them(
@@ -285,7 +285,7 @@ def test_stages_start_again_while_nobody_reads_what_they_write(
     assert (tmp_path / "fifo").read_text() == "again\n"
 
 
-# --- before it runs ----------------------------------------------------------------------
+# --- before the start --------------------------------------------------------------------
 
 
 def test_a_dry_run_of_a_file_starts_nothing(file: Callable[..., Path], tmp_path: Path) -> None:

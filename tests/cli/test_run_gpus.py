@@ -1,7 +1,7 @@
-"""`swapd run` and $CUDA_VISIBLE_DEVICES: each number is of one GPU, or the run is refused.
+"""`swapd run` and $CUDA_VISIBLE_DEVICES: each number means one GPU, or the run is refused.
 
-A driver that stands in for CUDA has 16 GPUs. Each daemon that a test starts is on a GPU of
-its own, for `swapd run` looks at all daemons of this user.
+A stub of the CUDA driver has 16 GPUs. Each daemon that a test starts has a GPU of its own, because
+`swapd run` looks at all daemons of this user.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def shows(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def voice(omni: Callable[..., str], tmp_path: Path) -> Callable[..., list[object]]:
-    """A command of vLLM-Omni whose stage is on the GPUs that are said."""
+    """Makes a command of vLLM-Omni whose stage is on the given GPUs."""
 
     def made(devices: str, **stage: object) -> list[object]:
         omni("voice", 100 * MIB, devices=devices, **stage)
@@ -49,13 +49,13 @@ def voice(omni: Callable[..., str], tmp_path: Path) -> Callable[..., list[object
 
 
 def daemons(*words: object) -> list[str]:
-    """The devices, and the folders' names, of the daemons of a dry run."""
+    """The devices, and the names of the folders, of the daemons of a dry run."""
     lines = [line.split() for line in swapd("run", "-n", *words).stdout.splitlines()]
     serves = [words for words in lines if words[:2] == ["swapd", "serve"]]
     return [f"{one[3]} in {Path(one[one.index('--runtime-dir') + 1]).name}" for one in serves]
 
 
-# --- what a number stands for --------------------------------------------------------------
+# --- meaning of a number -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_server_of_plain_vllm_is_shown_the_gpus_of_its_daemons(
     assert "-d names cuda:1: name more of them, or give --tensor-parallel-size 1" in said
 
 
-# --- refused -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_what_a_stage_is_shown_is_held_against_the_daemons_of_its_file(
     assert "the GPUs of a server of vLLM-Omni are the devices of its deploy file" in said
 
 
-# --- words -------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

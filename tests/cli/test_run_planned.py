@@ -1,6 +1,6 @@
-"""`swapd run FILE.toml` with servers of vLLM: they are planned together, or refused with the sum.
+"""`swapd run FILE.toml` plans its vLLM servers together, or refuses them with the sum.
 
-A driver that stands in for CUDA has the GPUs; the servers only print how they were started.
+A stub of the CUDA driver has the GPUs; the servers only print how they were started.
 """
 
 import json
@@ -20,13 +20,13 @@ MIB, GIB = 1 << 20, 1 << 30
 OMNI = "swapd_client.vllm.omni.GenerationWorker"
 SHOWN = "CUDA_VISIBLE_DEVICES"
 GPU = '[daemon]\ndevice = "cuda:0"\n'
-#: Contexts of two stages and a daemon, the reserve, and the workspaces of two stages.
+#: Contexts of two stages and a daemon, the reserve, and the workspaces of two stages, in bytes.
 BESIDE = 3 * 512 * MIB + 2 * GIB + 2 * 2 * GIB
 
 
 @pytest.fixture(autouse=True)
 def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where daemons are, and what each server prints."""
+    """Sets the folder of daemons; each server prints its daemon and arguments."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("vllm", "vllm-omni"):
@@ -36,7 +36,7 @@ def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
-    """A machine that shows one GPU of 12 GiB. Daemons of other tests are on others."""
+    """A machine that shows one GPU of 12 GiB. Daemons of other tests are on other GPUs."""
     with fakecuda.machine(devices=16, total=12 * GIB) as fake:
         for name, value in {**fake.environment(), SHOWN: "7"}.items():
             monkeypatch.setenv(name, value)
@@ -45,7 +45,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Callable[[str, int], Path]:
-    """Makes a folder with so many bytes of weights, none of them on the disk."""
+    """Makes a folder with a sparse file of so many bytes of weights."""
 
     def made(name: str, nbytes: int) -> Path:
         save(tmp_path / name / "model.safetensors", w=nbytes)
@@ -56,7 +56,7 @@ def model(tmp_path: Path) -> Callable[[str, int], Path]:
 
 @pytest.fixture
 def omni(tmp_path: Path, model: Callable[[str, int], Path]) -> Callable[..., str]:
-    """Writes a stage whose server of vLLM-Omni has one stage on GPU 0, of a component's name."""
+    """Writes a stage with a vLLM-Omni server that has one stage, on GPU 0, with this component."""
 
     def made(name: str, nbytes: int, component: str = "", **stage: object) -> str:
         entry = {"stage_id": 0, "devices": "0", "worker_cls": OMNI}

@@ -1,4 +1,4 @@
-"""What people read of scratch, from a real daemon: what it is, what is copied, what is dropped."""
+"""Status and log of a real daemon say how scratch is kept, copied and dropped."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from .conftest import MIB, Running, on_terminal, swapd
 
 
 def _evict(daemon: Running, size_mib: int) -> None:
-    """Have another take all the room there is."""
+    """Let another component take the whole budget."""
     other = daemon.client("other", other=size_mib)
     with other.acquire("other"):
         pass

@@ -1,4 +1,4 @@
-"""`swapd status` shows what is, in words and as JSON."""
+"""`swapd status` shows the state of a daemon, in words and as JSON."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_a_leased_component_names_its_holders() -> None:
 
 
 def _narrow(reply: StatusReply) -> str:
-    """What 80 columns show, the cells of the table that were folded in one again."""
+    """The output for 80 columns, with each folded cell of the table joined into one line."""
     out = StringIO()
     Console(file=out, width=80).print(page(reply, wide=False))
     lines = out.getvalue().splitlines()
@@ -91,7 +91,7 @@ def _narrow(reply: StatusReply) -> str:
     lefts = (m.start() for m in re.finditer(r"(?<= )(?:state|policy|leases|last)", heading))
     starts = [0, len("the_text_encoder"), *lefts]
     rows = lines[lines.index(heading) + 1 : lines.index("", lines.index(heading))]
-    starts[-1] -= 1  # its cells end where it does, and are longer
+    starts[-1] -= 1  # the cells of the last column end where the heading does, and are longer
     ends = [*starts[1:], 80]
     cells = (" ".join(r[a:b].strip() for r in rows) for a, b in zip(starts, ends, strict=True))
     return "\n".join(" ".join(cell.split()) for cell in cells)

@@ -1,4 +1,4 @@
-"""`swapd stop` returns when the daemon has ended, or says why it has not."""
+"""`swapd stop` returns when the daemon has ended, or says why it runs on."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""No command waits for ever: a daemon that is stopped is named, with what to do about it."""
+"""No command waits for ever for a stopped daemon: it names the daemon, and a remedy."""
 
 import os
 import signal
@@ -19,13 +19,13 @@ from tests.guarantees.harness import stop_process
 
 from .conftest import Running, environment, swapd
 
-#: Seconds. A daemon that is stopped never answers; one that is not is not asked here.
+#: Seconds. A stopped daemon never answers; no test asks a running one with this limit.
 BRIEF = 0.2
 
 
 @contextmanager
 def stopped(daemon: Running) -> Iterator[None]:
-    """It does nothing meanwhile."""
+    """The daemon is stopped meanwhile (SIGSTOP)."""
     stop_process(daemon.process.pid)
     try:
         yield
@@ -93,7 +93,7 @@ def test_what_is_no_timeout_is_refused(given: str) -> None:
 
 
 def test_one_that_is_only_busy_is_said_to_be_so(folder: Path) -> None:
-    """Here it is this process, which listens, and never answers."""
+    """The busy one is this process, which listens and never answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as busy:
         busy.bind(str(folder / runtime_dir.LIFELINE))
         busy.listen()
@@ -119,7 +119,7 @@ async def test_connecting_to_it_ends_also_where_it_is_awaited(daemon: Running) -
 
 
 def test_connecting_ends_also_where_many_wait_to_be_let_in(daemon: Running) -> None:
-    """The kernel then lets nobody in: whose process it is the lock of the folder says."""
+    """The kernel refuses connections then; the lock of the folder names the process."""
     with ExitStack() as crowd:
         crowd.enter_context(stopped(daemon))
         while True:

@@ -1,4 +1,4 @@
-"""`swapd top` on a real daemon that swaps: by textual's pilot, and on a real terminal."""
+"""`swapd top` shows a real daemon that swaps: with textual's pilot, and on a real terminal."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ SIZES = [(80, 24), (200, 50)]
 
 
 class Watched(Top):
-    """It says when it has drawn."""
+    """Sets an event whenever it has drawn."""
 
     def __init__(self, feed: Feed) -> None:
         self.drawn = asyncio.Event()
@@ -42,7 +42,7 @@ class Watched(Top):
         return "\n".join(str(note.message) for note in self._notifications)
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """It is drawn at least once a second, whatever happens."""
+        """Wait until that is true. The screen is drawn at least once a second."""
         async with asyncio.timeout(60):
             while not holds():
                 self.drawn.clear()
@@ -81,7 +81,7 @@ async def test_a_swap_is_seen_and_keys_pin_and_evict(
             assert "painter" in row(app, "vae")
             await pilot.press("down", "e")
             await app.until(lambda: "'vae' is leased by painter" in app.told())
-        client.status()  # who asks anything gives back what it keeps for its next step
+        client.status()  # each request returns the leases that the client keeps for its next step
         await pilot.press("e")
         await app.until(lambda: "absent" in row(app, "vae"))
         await pilot.press("p")
@@ -152,7 +152,7 @@ async def test_what_it_cannot_keep_up_with_it_leaves_out(
     monkeypatch.setattr(feeds, "_ASK_S", 0.1)
     client = daemon.client("painter", dit=10, vae=10)
     async with on_screen(daemon.folder, (80, 24)) as (app, _):
-        with app.feed.lock:  # it reads nothing meanwhile
+        with app.feed.lock:  # the feed reads nothing meanwhile
             for name in ("dit", "vae") * 20:
                 client.acquire(name).release()
         await app.until(lambda: "idle" in row(app, "vae") and "absent" in row(app, "dit"))
@@ -188,7 +188,7 @@ def test_it_runs_on_a_terminal_until_q(daemon: Running, terminal: tuple[int, int
     while True:
         try:
             shown += os.read(leader, 65536)
-        except OSError:  # EIO: it has left the terminal
+        except OSError:  # EIO: the process has left the terminal
             break
     assert process.wait(60) == 0
     assert b"Traceback" not in shown
