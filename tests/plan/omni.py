@@ -1,10 +1,9 @@
 """The models of the overlays, as plain numbers: sizes and shapes, no weights.
 
-`QWEN3` has the fields of the public config.json of Qwen3-Omni-30B-A3B-Instruct that say what a
-decoder is like, `QWEN2_5` those of Qwen2.5-Omni-7B. The defaults of transformers' classes are
-other models' (Qwen3OmniMoeTextConfig has 28 layers, the thinker 48), so they are not used.
-`QWEN3_BYTES` are the bytes of the parameters that transformers makes of Qwen3-Omni's
-configuration, in bfloat16.
+`QWEN3` has the fields of the public config.json of Qwen3-Omni-30B-A3B-Instruct that describe a
+decoder, `QWEN2_5` those of Qwen2.5-Omni-7B. The defaults of transformers' classes belong to other
+models (Qwen3OmniMoeTextConfig has 28 layers, the thinker 48), so they are not used. `QWEN3_BYTES`
+are the bytes of the parameters that transformers makes of Qwen3-Omni's configuration, in bfloat16.
 """
 
 import json

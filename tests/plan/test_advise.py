@@ -1,4 +1,4 @@
-"""What is advised fits, waits least, and is what the rules say."""
+"""A plan fits, has the shortest waits, and follows the rules of the documents."""
 
 import pytest
 from hypothesis import example, given
@@ -39,7 +39,7 @@ def placed(advice: Advice, name: str) -> Placement:
 
 
 def test_a_7b_model_on_a_card_of_16_gib_leaves_about_8_on_the_host() -> None:
-    """13.6 GiB of weights, 6.9 GiB of KV cache, and the 15 % that the engine is not given."""
+    """13.6 GiB of weights, 6.9 GiB of KV cache, and the 15 % that the engine may not use."""
     memory = Memory(16 * GIB, kv_cache=round(6.9 * GIB), overhead=round(2.4 * GIB))
     advice = advise([blocks("olmo", 13.6, 32)], memory, 25e9)
     (olmo,) = advice.placements
@@ -58,7 +58,7 @@ def test_only_what_does_not_fit_is_offloaded(gib: float, how: str) -> None:
 
 
 def test_stages_that_fit_by_turns_alternate() -> None:
-    """Tokens go over the weights so often that they are loaded once, not streamed."""
+    """Tokens pass over the weights so often that one load is better than streaming."""
     stages = [
         blocks("thinker", 17, 28, passes=100),
         blocks("talker", 3, 24, passes=100),
@@ -96,7 +96,7 @@ def test_no_room_goes_to_what_computing_hides_while_it_saves_waiting_elsewhere()
     assert placed(alone, "dit").kept_bytes == 11 * GIB, "it saves copying all the same"
 
 
-# --- what fits ----------------------------------------------------------------------------
+# --- room ---------------------------------------------------------------------------------
 
 
 def test_what_is_in_no_block_stays_in() -> None:
@@ -186,7 +186,7 @@ def test_what_is_advised_fits_and_more_memory_never_waits_longer(
 
 @given(COMPONENTS, st.integers(1, 60))
 def test_a_request_waits_as_long_as_was_said(components: list[Component], gib: int) -> None:
-    """Request after request, step by step: one place that all use in turn, one copy at a time."""
+    """A step-by-step simulation of requests: one place that all use in turn, one copy at a time."""
     advice = tried(components, gib)
     if advice is None:
         return
@@ -206,11 +206,11 @@ def test_a_request_waits_as_long_as_was_said(components: list[Component], gib: i
 
 
 def streamed(c: Component, p: Placement) -> tuple[float, float]:
-    """Seconds a streamed component waits, and by how much the formula may be off."""
+    """The seconds that a streamed component waits, and the largest error of the formula."""
     copy_s, compute_s = c.block_bytes / 25e9, (c.compute_s or 0.0) / c.blocks
     moved = c.blocks - p.kept_bytes // c.block_bytes
     every = c.blocks // moved
-    if every * moved != c.blocks:  # not evenly spread
+    if every * moved != c.blocks:  # the streamed blocks are not spread evenly
         return p.request_s, 0.0
     waited = simulated(c.blocks, every, copy_s, compute_s, c.passes)
     return waited, SLOTS * copy_s + every * compute_s

@@ -1,4 +1,4 @@
-"""In what chunks a plan has its daemons lend memory: as said, else as a round takes least."""
+"""A plan chooses the chunk size: the given one, else the one with the fastest round."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def plans(small: Cost, large: Cost | None) -> dict[int, Cost | None]:
 
 
 def choice(found: dict[int, Cost | None], *settings: str) -> tuple[int, str]:
-    """Of what is planned with each chunk; None: it does not fit."""
+    """The chunk chosen, and why, from the cost with each chunk (None: it does not fit)."""
 
     def plan_with(nbytes: int) -> Cost:
         cost = found[nbytes]

@@ -1,4 +1,4 @@
-"""What each stage wants of each GPU, by the deploy file and the sizes of its weights."""
+"""The claim of each stage on each GPU, from the deploy file and the sizes of its weights."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def test_stages_are_on_the_gpus_they_name(tmp_path: Path) -> None:
     two = stage(0, "a", devices="0,1", tensor_parallel_size=2, **AR)
     by_gpu, _ = claimed(tmp_path, two, stage(1, "b", devices="1", **AR), a=10, b=4)
     assert {gpu: [c.name for c in on] for gpu, on in by_gpu.items()} == {0: ["a"], 1: ["a", "b"]}
-    assert by_gpu[0][0].weights == 5 * GIB  # divided among the two
+    assert by_gpu[0][0].weights == 5 * GIB  # divided between the two
     assert by_gpu[1][1].weights == 4 * GIB
 
 
@@ -141,7 +141,7 @@ def test_what_is_streamed_is_needed_in_part(
 
 
 def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
-    """As much as another of them where they are just too large."""
+    """Each block takes twice its size in chunks if it is slightly larger than a chunk."""
     path = tmp_path / "d.yaml"
     by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
     path.write_text(yaml.safe_dump({"stages": [by_layer]}))
@@ -152,7 +152,7 @@ def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_on_several_gpus_is_there_as_a_whole(tmp_path: Path) -> None:
-    """Also where its weights are not divided among them."""
+    """Each GPU holds all its weights, even if they are not divided."""
     path = tmp_path / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", devices="0,1", **DIFFUSION)]}))
     sizes = [Component("transformer", 20 * GIB, 32, GIB // 2), Component("vae", GIB)]

@@ -1,4 +1,4 @@
-"""A deploy file is read as vLLM-Omni reads it; what makes no sense is named."""
+"""A plan reads a deploy file as vLLM-Omni does, and names every setting that makes no sense."""
 
 import sys
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_the_overlay_that_is_printed_stands_by_itself(tmp_path: Path) -> None:
 
 
 def test_what_is_printed_holds_wherever_it_was_said_before(tmp_path: Path) -> None:
-    """In a stage's own dictionaries, for CUDA, and in the file below."""
+    """The base file may set it in a stage's own dictionaries, or for CUDA."""
     base = """
     stages:
       - {stage_id: 0, engine_args: {gpu_memory_utilization: 0.8, seed: 1}}
@@ -161,7 +161,7 @@ def test_a_compilation_without_graphs_captures_none(tmp_path: Path) -> None:
     assert one(tmp_path, compilation_config={"cudagraph_mode": "PIECEWISE"}).graphs
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""KV caches by configurations: what is counted, and what is refused by its name.
+"""Sizes of KV caches by configuration; a plan refuses a configuration that it cannot count.
 
-That vLLM counts the same is in tests/vllm/test_kv_cache.py.
+tests/vllm/test_kv_cache.py compares the sizes with vLLM's own.
 """
 
 from typing import Any

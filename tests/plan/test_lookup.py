@@ -1,4 +1,4 @@
-"""The deploy file of a model, from the source of a vLLM-Omni that is never imported."""
+"""The deploy file of a model, from the source of vLLM-Omni, which is never imported."""
 
 import json
 import stat
@@ -57,7 +57,7 @@ def choose(hf_config):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vLLM-Omni that fails where it is imported."""
+    """A vLLM-Omni that fails when it is imported."""
     made = tmp_path_factory.mktemp("site") / "vllm_omni"
     for name, text in (
         ("__init__.py", "raise AssertionError('imported')"),

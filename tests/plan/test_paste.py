@@ -1,4 +1,4 @@
-"""What is printed to be pasted says what was advised, and is read back as such."""
+"""The printed settings and code agree with the plan, and are read back as such."""
 
 from pathlib import Path
 

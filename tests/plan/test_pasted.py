@@ -1,4 +1,4 @@
-"""What a plan prints is pasted: the model runs in the budget that was advised, bit for bit."""
+"""With the code that a plan prints, the model runs in the planned budget, bit for bit."""
 
 import shlex
 
@@ -98,14 +98,14 @@ def test_a_model_runs_as_it_was_planned(
         status = client.status()
         assert status.bytes_out == 0
         assert status.peak_bytes <= room
-        # after its last pass a stream has read ahead for another, and what it kept may go for that
+        # after its last pass, a stream loads the first blocks again; that may evict kept ones
         in_vain = 2 * SLOTS * BLOCK if advice.treated("stream") else 0
         assert status.bytes_in - before <= advice.moved_bytes + in_vain
 
 
 @pytest.mark.parametrize("name", ['a"]); boom("', "a, b]", "no", "a: b", "größe", "\\", "dit"])
 def test_a_name_is_pasted_as_a_name_whoever_gave_it(name: str) -> None:
-    """A folder of a model that was fetched from somewhere may be called anything."""
+    """The folder of a downloaded model may have any name."""
     components = [Component(one, 64 * MIB, 8, 8 * MIB) for one in (name, "other")]
     advice = advise(components, Memory(64 * MIB), 10e9, chunk_bytes=2 * MIB)
     attached: list[str] = []

@@ -1,4 +1,4 @@
-"""Names and kinds of stages, from the source of a vLLM-Omni that is never imported."""
+"""Names and kinds of stages, from the source of vLLM-Omni, which is never imported."""
 
 import sys
 from pathlib import Path

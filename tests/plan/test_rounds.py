@@ -1,4 +1,4 @@
-"""A round of turns moves what does not fit, twice, and no cache."""
+"""A round of turns copies twice the bytes that do not fit, and no cache."""
 
 import itertools
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def turn(layers: int, layer: int, rest: int = 0, cache: int = 0) -> Turn:
-    """So many layers of `layer` bytes, a rest, and a cache of whole chunks."""
+    """A turn with so many layers of `layer` bytes, other weights, and a cache of whole chunks."""
     return Turn(
         taken=layers * in_chunks(layer) + in_chunks(rest),
         copied=layers * layer + rest,
@@ -87,7 +87,7 @@ def test_a_little_too_much_moves_a_little() -> None:
 
 def test_a_cache_takes_room_and_moves_nothing() -> None:
     thinker, talker = turn(60, 64 * MIB, cache=4), turn(8, 64 * MIB, cache=4)
-    # 12 chunks of weights do not fit beside a turn, of which 4 are where caches were
+    # beside each turn, 6 chunks of the other stage's weights do not fit
     assert by_layer_bytes([thinker, talker], 66 * CHUNK_BYTES) == (6 + 6) * CHUNK_BYTES
 
 

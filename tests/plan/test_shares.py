@@ -1,4 +1,4 @@
-"""One GPU's memory: what is counted, what is given, and what cannot fit."""
+"""How a plan divides the memory of one GPU among stages, and its refusals."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def part(name: str, gib: float, *, stays: bool = False, least: float | None = No
 
 
 def layers(name: str, count: int, gib: float, rest: float = 0) -> Part:
-    """So many layers of `gib` each, and a rest."""
+    """So many layers of `gib` each, and `rest` GiB of other weights."""
     nbytes = round((count * gib + rest) * GIB)
     return Part(name, nbytes, nbytes, layers=count, layer_bytes=round(gib * GIB))
 
@@ -71,7 +71,7 @@ def refused(total: float, *claims: Claim) -> str:
 
 def test_the_arena_is_counted_once_and_each_stage_has_its_room_beside() -> None:
     plan = divided(40, claim("a", 10), claim("b", 4))
-    # 3 contexts of 0.5 GiB, the daemon's with them, and 2 GiB in reserve
+    # 3 contexts of 0.5 GiB, one of them the daemon's, and 2 GiB in reserve
     assert sum(t.nbytes for t in plan.beside) == 3.5 * GIB
     assert plan.budget_bytes == 14 * GIB
     assert [s.room_bytes for s in plan.shares] == [4 * GIB, 4 * GIB]
@@ -97,7 +97,7 @@ def test_graphs_are_captured_beside_the_shares() -> None:
 def test_what_is_left_over_goes_to_the_kv_caches_by_weight() -> None:
     wanting = claim("a", 9, cache=1), claim("b", 3, cache=1)
     plan = divided(40, *wanting, claim("c", 1, kind="generation"))
-    assert plan.left_bytes <= 2 * CHUNK_BYTES  # what does not divide
+    assert plan.left_bytes <= 2 * CHUNK_BYTES  # the remainder of the division
     a, b, c = (s.cache_bytes for s in plan.shares)
     assert c == 0
     assert abs((a - USUAL_CACHE) - 3 * (b - USUAL_CACHE)) <= 3 * CHUNK_BYTES
@@ -111,7 +111,7 @@ def test_a_cache_takes_turns_and_gets_what_its_own_turn_leaves() -> None:
     assert [s.cache_bytes / GIB for s in plan.shares] == [6.5, TURNS_CACHE / GIB]
     assert (plan.largest, plan.turn_bytes) == ("a", 16.5 * GIB)
     assert plan.turn_cache_bytes == 6.5 * GIB
-    assert plan.moved_bytes == 14 * GIB  # weights alone
+    assert plan.moved_bytes == 14 * GIB  # only weights
 
 
 def test_a_cache_that_was_said_does_not_grow() -> None:
@@ -163,7 +163,7 @@ def test_by_layers_no_more_moves_than_does_not_fit_twice() -> None:
     large = claim("a", layers("a", 40, 0.25), cache=1, said=True)
     plan = divided(25, large, claim("b", layers("b", 16, 0.25), cache=1, said=True))
     assert plan.budget_bytes == 13.5 * GIB
-    # they take 16 GiB; 2.5 of them do not fit, and nothing of the caches is copied
+    # they take 16 GiB; 2.5 of them do not fit, and no cache is copied
     assert plan.moved_bytes == (2 * 2.5 - 2) * GIB
     assert plan.moved_whole_bytes == 14 * GIB
     assert plan.request_s == pytest.approx(3 * GIB / 25e9)
@@ -179,7 +179,7 @@ def test_what_stays_is_beside_what_takes_turns() -> None:
     plan = divided(22, stays, claim("b", 4))
     assert plan.budget_bytes == 10.5 * GIB
     assert plan.takes_turns == ["a", "b"]
-    assert plan.moved_bytes == 5 * GIB  # the visual part and b; the rest never
+    assert plan.moved_bytes == 5 * GIB  # the visual part and b; the rest of a stays
 
 
 def test_of_a_pipeline_the_largest_component_must_fit() -> None:
@@ -251,7 +251,7 @@ def test_a_request_that_does_not_fit_is_refused_and_the_length_that_would_is_sai
         "thinker, the largest that takes turns (10 GiB of weights + 6 GiB KV cache for one request "
         "of 98304 tokens, its max_model_len) = 16 GiB must fit there at once"
     ) in said
-    assert "max_model_len" not in said.partition("It takes")[2]  # no length at all would do
+    assert "max_model_len" not in said.partition("It takes")[2]  # at no length would it fit
     longest = (3 * GIB // 2 // MIB - 1) * 16
     said = refused(23, long, claim("talker", 3, cache=1, tokens=1024))
     assert f"It takes max_model_len: {longest} or less for thinker" in said

@@ -1,4 +1,4 @@
-"""Sizes come from the headers of files, configs, words and daemons; what they lack is said."""
+"""Sizes come from headers of files, configurations, arguments and daemons; gaps are named."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def save(path: Path, **sizes: int) -> Path:
-    """A safetensors file whose tensors have these many bytes, none of them on the disk."""
+    """A sparse safetensors file whose tensors have these many bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -44,7 +44,7 @@ def index(folder: Path, files: dict[str, dict[str, int]]) -> Path:
     return path
 
 
-# --- words -------------------------------------------------------------------------------
+# --- arguments ---------------------------------------------------------------------------
 
 
 def test_a_name_and_a_size_are_a_component() -> None:

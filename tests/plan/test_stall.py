@@ -12,7 +12,7 @@ def simulated(
 ) -> float:
     """Seconds waited in `passes` over `blocks`, of which one in `every` is streamed."""
     copied_at = computed_at = 0.0
-    left_at: list[float] = []  # when the block in each slot was done with, in order of use
+    left_at: list[float] = []  # when each slot's block had been used, in order
     for number in range(blocks * passes):
         ready_at = 0.0
         if number % every == 0:
@@ -37,7 +37,7 @@ def test_streaming_waits_as_long_as_the_formula_says(
     transfer_s, share = blocks * copy_s, 1 - 1 / every
     expected = stall.streamed_s(transfer_s, share, blocks * compute, passes)
     waited = simulated(blocks, every, copy_s, compute, passes)
-    # the first block of all has nothing to hide behind, and what follows the last hides nothing
+    # the very first copy hides behind no computing, and the computing after the last hides none
     assert abs(waited - expected) <= 2 * copy_s + every * compute
 
 
@@ -47,7 +47,7 @@ def test_lru_misses_all_of_a_cycle_that_does_not_fit(n: int, room: int) -> None:
 
 
 def test_lru_spares_what_need_not_go() -> None:
-    assert stall.lru_bytes([60, 8, 2], 66) == 68  # the small one fits beside either
+    assert stall.lru_bytes([60, 8, 2], 66) == 68  # the small component fits beside either
     assert stall.lru_bytes([3, 9], 8) is None
 
 

@@ -1,4 +1,4 @@
-"""What a stage needs while it computes grows with the tokens of a step."""
+"""The workspace of a stage grows with the tokens of a step."""
 
 from swapd.plan.workspace import of_decoder
 from tests.plan.omni import QWEN2_5, QWEN3
