@@ -1,4 +1,4 @@
-"""Which interpreters that the package supports are on this machine."""
+"""Finds the interpreters on this machine that the package supports."""
 
 import re
 import shutil
@@ -13,13 +13,13 @@ from tests.processes import ROOT
 
 @cache
 def supported() -> list[str]:
-    """The versions that pyproject.toml claims, as "3.12"."""
+    """The versions that pyproject.toml lists, as "3.12"."""
     return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', _pyproject())
 
 
 @cache
 def found() -> dict[str, Path]:
-    """By version, an interpreter that starts; this one for its own version."""
+    """An interpreter that starts, by version; this one for its own version."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = {own: Path(sys.executable)}
     for version in supported():

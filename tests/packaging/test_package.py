@@ -1,4 +1,4 @@
-"""What `make package` has built: unpacked, installed elsewhere, and removed again."""
+"""The package of `make package` can be unpacked, installed elsewhere, and removed again."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from swapd import __version__
 from tests.processes import ROOT
 
 DIST = ROOT / "dist"
-#: Tests that need the sources of both packages, the tests beside them, and what builds a wheel.
+#: Tests that need the sources of both packages, the tests beside them, and a builder of wheels.
 SMALL_PART = "tests/test_units.py tests/test_layers.py"
 WITHOUT_TORCH = (
     "import sys, swapd, swapd_client; "
@@ -22,7 +22,7 @@ WITHOUT_TORCH = (
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    """What a command prints; of this tree it knows nothing. It must end well."""
+    """The output of a command that does not see this tree. It must exit with 0."""
     done = subprocess.run(
         ["env", "-u", "PYTHONPATH", *map(str, command)],
         cwd=cwd,
@@ -42,7 +42,7 @@ def built(pattern: str) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree that the sdist holds."""
+    """The tree of the sdist."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(built("*.tar.gz")) as archive:
         archive.extractall(folder, filter="data")
@@ -106,5 +106,5 @@ def test_an_installed_wheel_runs_without_torch_and_leaves_nothing(
 
 
 def contents(environment: Path) -> set[Path]:
-    """All that is there but what Python has compiled of pip since."""
+    """All paths of an environment, except pip's."""
     return {path for path in environment.rglob("*") if "pip" not in path.parts}

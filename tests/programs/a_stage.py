@@ -1,4 +1,4 @@
-"""A stage of `swapd run FILE`: it uses a component of its own, and then does what it is told."""
+"""A stage of `swapd run FILE`: it uses a component of its own, and then follows its argument."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A root folder that is another user's, made of FOLDER by root: `python another_root.py FOLDER`."""
+"""Checks a root folder that another user owns; root runs `python another_root.py FOLDER`."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ real_stat = os.stat
 
 
 def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
-    """The root folder's owner is the one of what is mine."""
+    """Reports the owner of `MINE` for the root folder."""
     return real_stat(path if path != "/" else str(MINE), *args, **options)
 
 

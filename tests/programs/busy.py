@@ -1,4 +1,4 @@
-"""Measures a little work while another process computes on the same CPU; prints how busy it was."""
+"""Measures a little work while another process computes on the same CPU, and prints the load."""
 
 import os
 import subprocess

@@ -8,7 +8,7 @@ from swapd.shared.runtime_dir import EVENTS, LIFELINE, RPC, RuntimeDirError, cla
 
 
 def once(folder: Path) -> None:
-    """Print why not, if it is refused."""
+    """Claim it, and print the reason if that is refused."""
     try:
         claim(folder).close()
     except RuntimeDirError as exc:

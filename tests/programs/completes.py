@@ -1,4 +1,4 @@
-"""The load of a server that is measured: one completion, by its unix socket."""
+"""The load on a measured server: one completion, through its unix socket."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""A swap log on a disk with room for half a batch: the limit on a file's size is the disk's end."""
+"""A swap log on a disk with room for half a batch: a limit on file sizes plays the full disk."""
 
 import resource
 import tempfile
@@ -13,7 +13,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 class Watched(SwapLogFile):
-    """Says when it has tried to write."""
+    """Sets an event when it has tried to write."""
 
     tried = threading.Event()
 

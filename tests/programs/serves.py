@@ -1,6 +1,6 @@
 """A server that `swapd run --compare` measures: it answers on a unix socket until SIGTERM.
 
-As `vllm serve MODEL --uds PATH` does; with swapd it has a component come in before it listens.
+It takes the arguments of `vllm serve MODEL --uds PATH`. With swapd it loads a component first.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Shuts a master's file, as its worker may, and has the daemon's side refuse it."""
+"""Removes all permissions from a host copy's file, as a worker may; the daemon must refuse it."""
 
 import os
 
@@ -16,7 +16,7 @@ def refusal(masters: Masters) -> str:
 
 def main() -> None:
     if os.getuid() == 0:
-        os.setresuid(65534, 65534, 65534)  # root opens whatever it likes
+        os.setresuid(65534, 65534, 65534)  # root may open any file
     masters = Masters(None, Unpinnable())
     os.fchmod(masters.make(1, 4096, mutable=False), 0)
     code = refusal(masters)

@@ -1,4 +1,4 @@
-"""A command that `swapd run` runs: two components take turns on the daemon it is given."""
+"""A command that `swapd run` runs: two components take turns on the daemon that it gets."""
 
 import signal
 import sys

@@ -1,13 +1,13 @@
-"""Runs a program in which modules cannot be imported: `python without.py MODULE,... PROGRAM ...`.
+"""Runs a program without some modules: `python without.py MODULE,... PROGRAM ...`.
 
-PROGRAM is `swapd`, with its arguments, or text.
+PROGRAM is `swapd`, with its arguments, or Python code.
 """
 
 import sys
 
 
 class Blocked:
-    """Finds none of these modules."""
+    """A finder that raises for these modules."""
 
     def __init__(self, names: set[str]) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""The files under deploy/, by the tools that others have for them. No cluster, and no network."""
+"""Checks the files under deploy/ with their own tools, without a cluster or a network."""
 
 import subprocess
 import sys
@@ -10,9 +10,9 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-#: From the first that has resource.k8s.io/v1, which a sidecar's GPU is claimed by.
+#: The first one has resource.k8s.io/v1, with which a sidecar claims its GPU.
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
-#: Packages of Debian are not pinned: the base image is, by its tag.
+#: Debian packages are not pinned; the tag pins the base image.
 IGNORED = {DEPLOY / "vllm-omni" / "Dockerfile": ("DL3008", "DL3066")}
 
 

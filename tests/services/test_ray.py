@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "ray_actors.py"
 
 @ray.remote(num_gpus=0.5, num_cpus=0)
 class Stage:
-    """It has a component of 6 MiB, and its GPU a budget of 8 MiB."""
+    """A stage with a component of 6 MiB on a GPU with a budget of 8 MiB."""
 
     def __init__(self, name: str, where: str) -> None:
         self._name = name
@@ -46,14 +46,14 @@ class Stage:
         self._client.close()
 
 
-ACTOR: Any = Stage  # what the decorator made of it, which types do not tell
+ACTOR: Any = Stage  # an actor class, which type checkers do not see
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWAPD_LINGER", "1")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # or it writes a token into the home folder
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else ray writes a token into the home folder
         ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()
@@ -85,7 +85,7 @@ def test_actors_of_one_gpu_share_its_daemon_and_take_turns(where: str) -> None:
 
 def test_a_daemon_outlives_the_actor_that_started_it(where: str) -> None:
     first = ACTOR.remote("first", where)
-    (folder,) = get(first.folder.remote())  # it has started the daemon
+    (folder,) = get(first.folder.remote())  # the actor has started the daemon
     others = [ACTOR.remote(name, where) for name in ("x", "y", "z")]
     found = get(*(other.folder.remote() for other in others))
     beside = others[found.index(folder)]
