@@ -1,4 +1,4 @@
-"""FILE.toml is read as it is meant, or refused with the file, the key and what to do."""
+"""FILE.toml is read correctly, or refused with the file, the key and a remedy."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def refused(folder: Path, text: str) -> str:
-    """Why a file is, behind its name."""
+    """The reason for the refusal of a file, without its name."""
     path = written(folder, text)
     with pytest.raises(ConfigError) as caught:
         read(path)

@@ -1,4 +1,4 @@
-"""Settings that are kept for a model, and how memory of a command is sampled."""
+"""Settings kept for a model; samples of the memory that a command uses."""
 
 import json
 import multiprocessing
@@ -29,7 +29,7 @@ def one(when: float = 1.0) -> Kept:
     return Kept(SETTINGS, "0.5 times the time without swapd", when)
 
 
-# --- kept --------------------------------------------------------------------------------
+# --- settings ----------------------------------------------------------------------------
 
 
 def test_what_is_kept_is_read_again_and_is_for_this_user_alone(state: Path) -> None:
@@ -115,7 +115,7 @@ def test_runs_at_the_same_time_lose_nothing_of_each_other(state: Path) -> None:
     assert len(kept.all_of(state)) == 40
 
 
-# --- sampled -----------------------------------------------------------------------------
+# --- samples -----------------------------------------------------------------------------
 
 _HOLDS = """
 import os, sys
@@ -166,5 +166,5 @@ def test_of_a_gpu_it_is_what_is_used_on_top_of_what_was(monkeypatch: pytest.Monk
         sampler.sample()
     assert sampler.device_bytes == 200
     sampler.due = 0.0
-    sampler.sample()  # the library fails: what was measured stays
+    sampler.sample()  # the library fails: earlier samples stay
     assert sampler.device_bytes == 200

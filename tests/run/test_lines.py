@@ -1,4 +1,4 @@
-"""What stages write is shown in whole lines, whatever it is."""
+"""Output of stages is shown in whole lines, even if it is not text."""
 
 import os
 import threading
@@ -61,18 +61,18 @@ def test_names_stand_in_one_column_and_are_coloured_on_a_terminal_alone() -> Non
     assert prefix("a", 1, 1, coloured=True) == b"\x1b[1;33ma | \x1b[0m"
 
 
-# --- all of them on one stream -------------------------------------------------------------
+# --- on one stream -------------------------------------------------------------------------
 
 
 class Shown:
-    """An output, and what was written to it."""
+    """An output, and the reading end of its stream."""
 
     def __init__(self, *names: str, terminal: bool = False) -> None:
         self.reader, self._writer = os.pipe()
         self.output = Output(names, self._writer, self._writer, terminal=terminal)
 
     def until(self, end: bytes) -> bytes:
-        """What comes, to this."""
+        """The bytes shown up to and with `end`."""
         found = b""
         while not found.endswith(end):
             found += (data := os.read(self.reader, 1 << 16))
@@ -80,7 +80,7 @@ class Shown:
         return found
 
     def rest(self) -> bytes:
-        """What comes until all is written. Less than a pipe holds."""
+        """The remaining bytes, which must fit in a pipe; the output is closed."""
         self.end()
         found = b""
         while data := os.read(self.reader, 1 << 16):
@@ -88,7 +88,7 @@ class Shown:
         return found
 
     def end(self) -> None:
-        """Returns when all is written."""
+        """Close the output; returns when everything is written."""
         self.output.close()
         os.close(self._writer)
         self._writer = -1
@@ -150,7 +150,7 @@ def test_a_flood_of_one_stage_lets_the_others_be_heard_and_is_never_kept(shown: 
         thread.start()
     os.write(bc.theirs, b"here\n")
     assert heard.wait(60)
-    shown.output.ends(flood)  # though others still write to it
+    shown.output.ends(flood)  # while other processes still write to it
     threads[0].join()
     os.close(flood.theirs)
     os.close(bc.theirs)

@@ -1,4 +1,4 @@
-"""A command that is measured ends when it is told to, and nothing of it is left."""
+"""A measured command ends on request, with all its processes."""
 
 import os
 import select
@@ -19,7 +19,7 @@ def run(script: str, until: Until) -> Round:
 
 
 def gone(pid: int) -> bool:
-    """Whether it ends, for it was killed; its parent may not have asked yet."""
+    """Whether a killed process ends; its parent may not have reaped it yet."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the swap log says of each stage."""
+"""The summary of the swap log for each stage."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_sessions_of_a_stage_are_known_by_their_labels(monkeypatch: pytest.Monke
     monkeypatch.setenv("SWAPD_STAGE", "a")
     assert label_of("worker") == "a/worker"
     assert stage_of(label_of(None), ["a", "b"]) == "a"
-    assert label_of("swapd status") == "swapd status"  # which looks on
+    assert label_of("swapd status") == "swapd status"  # an observer
     assert len(label_of("x" * TEXT_MAX_CHARS)) == TEXT_MAX_CHARS
-    assert len(label_of("x" * 300)) == 300  # is refused, as without a stage
+    assert len(label_of("x" * 300)) == 300  # refused later, as without a stage
     assert [stage_of(label, ["a"]) for label in ("a", "b/x", "/x", "a/")] == [None, None, None, "a"]

@@ -1,4 +1,4 @@
-"""When stages start, start again and end; and what the run ends with."""
+"""When stages start, restart and end; and the exit status of the run."""
 
 import signal
 from pathlib import Path
@@ -33,7 +33,7 @@ def stages(*all_of_them: Stage) -> Stages:
 
 
 def running(*all_of_them: Stage) -> Stages:
-    """All of them, started at 0."""
+    """These stages, all started at 0 s."""
     made = stages(*all_of_them)
     made.begin()
     for one in all_of_them:
@@ -42,7 +42,7 @@ def running(*all_of_them: Stage) -> Stages:
 
 
 def done(actions: list[Action]) -> list[Action]:
-    """What is done, and not only said."""
+    """The actions without messages."""
     return [one for one in actions if not isinstance(one, Say)]
 
 
@@ -50,7 +50,7 @@ def said(actions: list[Action]) -> str:
     return "\n".join(one.text for one in actions if isinstance(one, Say))
 
 
-# --- after -------------------------------------------------------------------------------
+# --- order of starts ---------------------------------------------------------------------
 
 
 def test_a_stage_starts_when_all_that_it_is_after_were_started() -> None:
@@ -94,7 +94,7 @@ def test_one_that_has_to_end_is_waited_for_until_it_ended_well() -> None:
     assert done(made.ended("a", 0, 3.0)) == [Start("b")]
 
 
-# --- again -------------------------------------------------------------------------------
+# --- restarts ----------------------------------------------------------------------------
 
 
 def test_the_pause_grows_to_a_bound_and_the_others_go_on() -> None:

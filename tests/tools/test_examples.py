@@ -1,4 +1,4 @@
-"""The programs of examples/ run as they stand there, and print what they promise."""
+"""The programs of examples/ run unchanged, and print the promised output."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from swapd import spawn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-#: What each prints, after which budget. Those with processes of their own run in one.
+#: Budget and output of each program. Programs with processes of their own run in one.
 ALONE = {
     "asyncio_pipeline": ("192MiB", r"4 requests, \d+ evictions, 0 bytes copied back\n"),
     "checkpoints": (
@@ -75,7 +75,7 @@ def test_an_example_of_several_processes_does_what_it_says(name: str) -> None:
 
 
 class Serving(uvicorn.Server):
-    """In a thread; says when it serves, and where."""
+    """A server in a thread; it says when it serves, and where."""
 
     up: "Future[int]"
 

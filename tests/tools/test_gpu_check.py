@@ -1,6 +1,6 @@
-"""`make gpu-check` cannot rot: all of it runs on the fake driver, with tiny sizes.
+"""`make gpu-check` runs completely on the driver stub, with tiny sizes, so it does not rot.
 
-What it says there of times is meaningless, and it says so; what it counts is not.
+Times measured there are meaningless, and it says so; counts are valid.
 """
 
 import fnmatch
@@ -42,11 +42,11 @@ from tests.device.backends import Backend
 from tests.processes import PYTHONPATH, ROOT
 
 COMMAND = [sys.executable, "-m", "benchmarks.gpu_check"]
-#: What takes long to import, and the processes of all sections do.
+#: Modules that take long to import, and that the processes of all sections need.
 IMPORTED = ("torch", "pytest", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni")
-#: And those of the section of facts, after torch has run a kernel.
+#: The modules of the section of facts, once torch has run a kernel.
 OF_FACTS = ("torch",)
-#: Finds no driver, wherever the tests run.
+#: An environment in which no driver is found.
 NO_DRIVER = {"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"}
 
 
@@ -67,7 +67,7 @@ def gpu_check(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-#: Sections that need vLLM, which is in another environment; their rows are looked at there.
+#: Sections that need vLLM, which is in another environment; tests/vllm checks their rows.
 OF_VLLM = ("engines", "kernels")
 
 
@@ -80,17 +80,17 @@ def only_hardware_answers() -> list[tuple[str, str]]:
         if line.startswith("| ") and "`" in line:
             _, _, sections, rows, _ = line.split("|")
             where, names = re.findall("`(.+?)`", sections), re.findall("`(.+?)`", rows)
-            # as many as there are rows: the last section has the rest
+            # the last section has all remaining rows
             found += zip([*where, *where[-1:] * (len(names) - len(where))], names, strict=True)
     return found
 
 
-#: Of a section of these tests.
+#: The time limit of a section in these tests.
 LIMIT_S = 60.0
 
 
 class Clock:
-    """The runner's, some time ahead."""
+    """The runner's clock, moved ahead."""
 
     ahead_s = 0.0
 
@@ -141,7 +141,7 @@ def test_first_and_rest_are_all_there_is() -> None:
 def test_a_run_goes_on_where_the_one_before_it_ended(
     on_the_stub: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also where that was killed in the middle of a section."""
+    """It repeats a section that was killed half-way."""
     command = ("--only", "facts", "--small", "--out", tmp_path)
     facts = gpu_check(*command, env=on_the_stub, imported=OF_FACTS)
     assert facts.returncode == 0, facts.stdout
@@ -193,7 +193,7 @@ def test_torch_has_run_a_kernel_before_the_time_counts(
     assert gpu_check_main.main() == 0
     assert [module for module, _ in ran] == ["warm", *plan.FIRST]
     assert [limit for _, limit in ran[1:]] == [section.limit_s for section in plan.first()]
-    # all was kept, so nothing is to be made ready
+    # all results are there, so not even the warm-up runs
     ran.clear()
     assert gpu_check_main.main() == 0
     assert ran == []
@@ -242,7 +242,7 @@ def test_memory_that_a_driver_gives_back_late_is_waited_for() -> None:
 
 
 def test_real_stages_make_the_same_by_all_ways_on_the_host_too(tmp_path: Path) -> None:
-    """Without a driver: swapd's host device, and torch on the CPU."""
+    """Without a driver: on swapd's host device, with torch on the CPU."""
     rows = tmp_path / "rows"
     with rows.open("w") as out:
         settings = replace(SMALL, device="host", requests=1)
@@ -272,7 +272,7 @@ def test_real_stages_make_the_same_by_all_ways_on_the_host_too(tmp_path: Path) -
 def test_real_stages_are_as_large_as_the_card_allows(nbytes: int, depth: int) -> None:
     import torch
 
-    from benchmarks.gpu_check import omni  # transformers in the worker that runs this, and no other
+    from benchmarks.gpu_check import omni  # only this test's worker imports transformers
 
     size = omni.size_for(nbytes)
     assert size.depths["text"] == depth
@@ -283,7 +283,7 @@ def test_real_stages_are_as_large_as_the_card_allows(nbytes: int, depth: int) ->
 
 
 def test_each_test_of_the_contract_is_a_row_when_it_has_ended(tmp_path: Path) -> None:
-    """Also what had passed before one that ends the process."""
+    """Tests that passed before one that ends the process have rows, too."""
     tests = tmp_path / "tests" / "device"
     tests.mkdir(parents=True)
     (tests / "test_some.py").write_text(
@@ -302,7 +302,7 @@ def test_each_test_of_the_contract_is_a_row_when_it_has_ended(tmp_path: Path) ->
     ]
     assert "it is 2" in rows[-1]["note"]
     assert ended.returncode == -signal.SIGABRT
-    assert "test_fatal" in ended.stdout.splitlines()[-1]  # which it was
+    assert "test_fatal" in ended.stdout.splitlines()[-1]  # the test that ended the process
 
 
 def contract_of(root: Path) -> tuple[list[dict[str, Any]], "subprocess.CompletedProcess[str]"]:
@@ -330,7 +330,7 @@ def contract_of(root: Path) -> tuple[list[dict[str, Any]], "subprocess.Completed
 def test_a_run_of_the_contract_has_one_context_for_all_of_it(
     on_the_stub: dict[str, str], tmp_path: Path
 ) -> None:
-    """The suite as it is run on a GPU: that there is one is what it is told."""
+    """The suite runs as on a GPU; only the check for one is replaced."""
     trace = tmp_path / "trace"
     trace.touch()
     program = (
@@ -356,7 +356,7 @@ def test_a_run_of_the_contract_has_one_context_for_all_of_it(
 
 
 def test_each_question_that_only_hardware_answers_has_its_row() -> None:
-    """By what is written in the section's code; that it comes out of a run is seen on the stub."""
+    """This looks for its name in the section's code; the run on the stub checks that it is made."""
     found = only_hardware_answers()
     assert len(found) > 30
     for section, name in found:
@@ -368,9 +368,9 @@ def test_each_question_that_only_hardware_answers_has_its_row() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # the run ends by itself before that
+@pytest.mark.timeout(600)  # the run has its own, shorter limit
 def test_every_section_runs_on_the_stub(on_the_stub: dict[str, str], tmp_path: Path) -> None:
-    all_it_can = {**on_the_stub, "FAKECUDA_READ_ONLY_PINS": "1"}  # or a row is not measured
+    all_it_can = {**on_the_stub, "FAKECUDA_READ_ONLY_PINS": "1"}  # else one row is not measured
     done = gpu_check("--small", "--out", tmp_path, env=all_it_can, imported=IMPORTED)
     said = done.stdout + done.stderr
     (path,) = tmp_path.glob("*.json")
@@ -469,7 +469,7 @@ def test_a_section_that_hangs_is_ended_with_all_it_started(
 ) -> None:
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
-    # the child holds the pipe open for as long as it lives
+    # the child holds the pipe open as long as it runs
     hang = (
         f"child = subprocess.Popen(['sleep', '1000'], pass_fds=[{writing}])\n"
         "check.row('child', child.pid)\n"
@@ -485,13 +485,11 @@ def test_a_section_that_hangs_is_ended_with_all_it_started(
     monkeypatch.setattr(runner, "time", clock)
 
     def is_over(row: Row) -> None:
-        clock.ahead_s = LIMIT_S * (
-            row.name == "child"
-        )  # it hangs now, so no more need be waited for
+        clock.ahead_s = LIMIT_S * (row.name == "child")  # it hangs now: end the wait
 
     rows, ended = run_section(monkeypatch, tmp_path, hang, is_over)
     os.close(writing)
     assert ended.how == "did not end within 60 s"
     assert [row.name for row in rows] == ["first", "child"]
-    assert os.read(reading, 1) == b""  # EOF: nobody has it any more
+    assert os.read(reading, 1) == b""  # EOF: no process has it any more
     os.close(reading)

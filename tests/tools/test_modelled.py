@@ -1,4 +1,4 @@
-"""`python -m benchmarks.modelled` runs, and what it counts is so. No time is judged here."""
+"""`python -m benchmarks.modelled` runs, and counts correctly. No test judges its times."""
 
 from benchmarks.modelled.measure import Costs, evictions, swap_ins
 
@@ -6,9 +6,9 @@ MIB = 1 << 20
 
 
 def test_what_is_mapped_for_a_swap_in_is_mapped_once_and_allowed_in_few_calls() -> None:
-    """Of 16 chunks 8, 4, 2, 1, and the last one when all has come."""
+    """A swap-in of 16 chunks allows access after 8, 4, 2, 1, and for the last one at the end."""
     done = swap_ins(Costs(gbps=4), "2MiB", 32 * MIB, 2)
-    assert 0 < done.calls["cuMemMap"] <= 16  # none if it still has them all
+    assert 0 < done.calls["cuMemMap"] <= 16  # 0 if all are still mapped
     assert 1 <= done.calls["cuMemSetAccess"] <= 5
 
 

@@ -1,4 +1,4 @@
-"""The benchmark, small: what is compared there is bytes, and they do not depend on the machine."""
+"""The benchmark, with small sizes: it compares bytes, which do not depend on the machine."""
 
 from pathlib import Path
 
@@ -37,13 +37,13 @@ def test_every_side_makes_the_same_picture(report: Report) -> None:
 def test_swapd_copies_nothing_back_and_moves_less_than_either(report: Report) -> None:
     streamed = row(report, "swapd enable_layerwise_offload")
     for ours in rows(report, "swapd"):
-        assert ours.bytes_in > 0  # the device does not hold all of it
+        assert ours.bytes_in > 0  # the device does not hold the whole model
         assert ours.bytes_back == 0
         if ours is not streamed:
             for theirs in rows(report, "diffusers") + rows(report, "vLLM-Omni"):
                 assert ours.bytes_in < theirs.bytes_in + theirs.bytes_back
     groups = row(report, "diffusers enable_group_offload")
-    assert streamed.bytes_in < groups.bytes_in  # for there is room for some of the blocks
+    assert streamed.bytes_in < groups.bytes_in  # some of the blocks stay on the device
 
 
 def test_a_model_in_blocks_makes_room_for_encoders_by_a_part_of_it(report: Report) -> None:

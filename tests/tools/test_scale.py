@@ -1,6 +1,6 @@
-"""Events cost what they name, however much there is beside: counted in steps of the interpreter.
+"""The cost of an event does not grow with the rest of the core: counted in byte codes.
 
-`python -m benchmarks.scale` has times. Steps do not depend on how busy a machine is.
+`python -m benchmarks.scale` has times. Counts do not depend on the load of a machine.
 """
 
 import statistics
@@ -20,7 +20,7 @@ MOST_RATIO = 10.0
 
 
 class Steps:
-    """A meter of byte codes executed, by what was measured."""
+    """Counts the byte codes executed, by kind of event."""
 
     def __init__(self) -> None:
         self.counts: dict[str, list[float]] = {}

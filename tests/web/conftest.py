@@ -1,4 +1,4 @@
-"""A daemon with a page, and what a browser would ask of it."""
+"""A daemon with a page, and the requests of a browser."""
 
 import http.client
 import json
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Served:
-    """A daemon that is served at a port of its own."""
+    """A daemon with a page at a port of its own."""
 
     def __init__(self, **settings: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="swapd-web-"))
@@ -41,7 +41,7 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        """Also again, at the same port."""
+        """Start the daemon, or start it again at the same port."""
         address = f"127.0.0.1:{self.port}"
         log = self.folder / "stderr"
         self.daemon = Daemon(self.folder / "run", log, http=address, **self._settings)
@@ -55,7 +55,7 @@ class Served:
         return connect(self.daemon.folder, label=label)
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """Underscores in names of headers are hyphens."""
+        """The answer to a request; underscores in names of headers become hyphens."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             line.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
@@ -71,7 +71,7 @@ class Served:
         return {name: float(value) for name, _, value in samples}
 
     def plug(self) -> socket.socket:
-        """A connection on which nothing was said yet."""
+        """A connection without any request yet."""
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Served:
 
 
 class Updates:
-    """What a page is told, update by update."""
+    """The updates that a page gets."""
 
     def __init__(self, served: Served) -> None:
         self._line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)
@@ -106,7 +106,7 @@ class Updates:
         return told
 
     def until(self, name: str, **is_so: object) -> None:
-        """Take updates until this row is so."""
+        """Take updates until this row has these values."""
         while any(self.rows.get(name, {}).get(key) != value for key, value in is_so.items()):
             self.next()
 
@@ -119,7 +119,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """One for all tests of a module: each has components of its own."""
+    """One daemon for all tests of a module; each test has components of its own."""
     one = Served()
     yield one
     one.close()

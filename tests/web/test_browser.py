@@ -1,4 +1,4 @@
-"""The page in a real Chromium: it loads, shows a swap while it happens, and outlives the daemon."""
+"""The page in a real Chromium: it loads, shows a swap in progress, and outlives the daemon."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ CHROMIUM = next(
 )
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
-#: A name that would run, were it HTML.
+#: A name that would run a script if it were taken for HTML.
 EVIL = "<img src=x onerror=\"document.title='taken'\">"
-#: What a browser says while nobody listens.
+#: Errors of a browser while the daemon is down.
 WHILE_AWAY = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
 
 

@@ -18,12 +18,12 @@ RULES = DEPLOY / "prometheus" / "swapd.rules.yml"
 RULES_TESTS = DEPLOY / "prometheus" / "swapd.rules.test.yml"
 DASHBOARD = DEPLOY / "grafana" / "swapd.json"
 PROMTOOL = shutil.which("promtool")
-#: Labels that Prometheus adds, and those of a bucket.
+#: Labels that Prometheus adds, and the label of a bucket.
 ADDED = {"instance", "job", "le"}
 
 
 def expressions(within: Any) -> list[str]:
-    """All that is evaluated somewhere in a document."""
+    """All expressions in a document."""
     if isinstance(within, dict):
         own = [v for k, v in within.items() if k in ("expr", "definition") and isinstance(v, str)]
         return own + [each for value in within.values() for each in expressions(value)]
@@ -41,7 +41,7 @@ def used() -> list[str]:
 
 
 def live(served: Served) -> dict[str, set[str]]:
-    """What a daemon serves that has done everything: names, and the labels of each."""
+    """All metrics that a daemon can serve, and the labels of each."""
     with served.connect() as client:
         client.register("measured", {"w": bytearray(MIB)}, mutable=True)
         client.acquire("measured").release()

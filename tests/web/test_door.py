@@ -1,4 +1,4 @@
-"""Who may see the page, and what is said where nobody may."""
+"""The door shows the page to permitted browsers, and answers all others with a refusal."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def ask(
     loopback: bool = False,
     **headers: str,
 ) -> Answer:
-    """What a door answers."""
+    """The answer of a door to a request."""
     said: list[Any] = []
 
     async def receive() -> Any:
@@ -181,4 +181,4 @@ def test_an_address_that_is_taken_is_said_at_the_start(monkeypatch: pytest.Monke
 def test_nothing_listens_unless_it_is_told_to() -> None:
     assert open_page(Config()) is None
     page = Page(parse_address(f"127.0.0.1:{free_port()}"), "")
-    page.close()  # before it was started
+    page.close()  # before its start

@@ -1,4 +1,4 @@
-"""No record is doubled, and none is left out that is anywhere; what is nowhere is counted."""
+"""A feed gives each record once, reads missed ones from the log, and counts lost ones."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ def write(path: Path, *records: Record) -> None:
 
 
 def feed_of(path: Path, *seqs: int) -> tuple[list[int], list[int]]:
-    """The numbers of what is taken, and the gaps, if a stream brings these records."""
+    """The numbers of the records taken, and the gaps, for a stream of these records."""
     taken: list[int] = []
     gaps: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Whatever comes by HTTP, the daemon does not notice, and the page is there for others."""
+"""No HTTP traffic disturbs the daemon or keeps the page from others."""
 
 import os
 import resource
@@ -43,7 +43,7 @@ def test_pages_that_are_never_read_are_bounded_and_slow_nobody_down(served: Serv
         for _ in range(100):
             client.acquire("unread").release()
         assert served.daemon.status().hits >= 99
-    while True:  # until their ends are noticed there may be no room
+    while True:  # there may be no room until the closed connections are noticed
         with suppress(ConnectionError):
             assert served.ask("/healthz").status == 200
             break
@@ -67,7 +67,7 @@ def test_garbage_is_refused(served: Served, sent: bytes) -> None:
 
 
 class Transport:
-    """One that notes whether it was ended."""
+    """A transport that notes that it was ended."""
 
     def __init__(self) -> None:
         self.unread = 0
@@ -167,7 +167,7 @@ def ended(pidfd: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started; its threads may each have some."""
+    """The children of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task")
     found = (path / "children" for path in tasks.iterdir())
     return [int(child) for each in found for child in each.read_text().split()]

@@ -1,4 +1,4 @@
-"""Pages are told what has changed, in bounded words, however fast it changes and slow they read."""
+"""Pages get changes in bounded messages, however fast a daemon swaps and however slow they read."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ NOTHING = StatusReply(
 
 
 class Played:
-    """A live picture of records that are made up as they go."""
+    """A live picture of records that a test makes."""
 
     def __init__(self) -> None:
         self.now = 1000.0

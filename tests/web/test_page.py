@@ -1,4 +1,4 @@
-"""The page and what is beside it say what the daemon says, and reach nothing else."""
+"""The page and its other paths show the daemon's state, and load nothing from elsewhere."""
 
 import base64
 import hashlib
@@ -122,7 +122,7 @@ def test_a_daemon_that_does_not_answer_is_not_healthy() -> None:
     try:
         assert one.ask("/healthz").status == 200
         os.kill(one.daemon.pid, signal.SIGSTOP)
-        while one.ask("/healthz").status == 200:  # by what was heard a moment ago
+        while one.ask("/healthz").status == 200:  # by a recent answer
             continue
         assert one.ask("/").status == 200
         assert one.metrics()["swapd_status_age_seconds"] > 0
