@@ -1,4 +1,4 @@
-"""What a process group gathers, for ranks that are threads of one process."""
+"""The gather of a process group, for ranks that are threads of one process."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -7,8 +7,7 @@ from tests.guarantees.harness import PATIENCE_S
 
 
 class Gather:
-    """What a process group's gather does, as often as it is called: everybody gets what all have
-    said, in order."""
+    """Gathers any number of times: each rank gets the strings of all ranks, by rank."""
 
     def __init__(self, size: int) -> None:
         self._said = [""] * size
@@ -18,7 +17,7 @@ class Gather:
         def share(mine: str) -> Sequence[str]:
             self._said[rank] = mine
             self._all.wait(PATIENCE_S)
-            said = list(self._said)  # before anybody says more
+            said = list(self._said)  # before any rank shares its next string
             self._all.wait(PATIENCE_S)
             return said
 

@@ -1,9 +1,9 @@
 """One rank of a stage, as a process: `python rank.py ORDERS`, where ORDERS is JSON.
 
-It registers its component with its daemon, meets the other rank by way of stdin and stdout, and
-makes steps: its turn, a lease, a collective, all bytes checked. What it does it says on stdout, a
-JSON object a line; if it is told to `stop`, it waits for a line on stdin whenever it got a lease,
-and before the first step if it is to begin `together` with others.
+It registers its component with its daemon, meets the other rank through stdin and stdout, and makes
+steps: its turn, a lease, a collective, a check of all bytes. It reports on stdout, one JSON object
+a line. With `stop`, it waits for a line on stdin after each lease; with `together`, also before
+the first step.
 """
 
 import json
@@ -43,7 +43,7 @@ class Rank:
         self._part = self._client.register(self._name, {"weight": bytearray(self._bytes)})
         self._lease: Lease | None = None
         self._since = 0
-        #: From when to when it had the memory, in ns of the machine's clock.
+        #: Start and end of each lease, in ns of the machine's clock.
         self._had: list[tuple[int, int]] = []
 
     def run(self) -> None:
@@ -58,7 +58,7 @@ class Rank:
                     say(got=step)
                     sys.stdin.readline()
             self._collective(step)
-            # on the right: a view compares bytes one by one
+            # the view is on the right: as the left operand it would compare byte by byte
             assert self._bytes == self._part.view("weight")
             self._collective(step)
             if self._wanted():

@@ -1,4 +1,4 @@
-"""The next stage comes in while one computes, and nobody is hurt by that: no vLLM."""
+"""The next stage loads while one computes, and disturbs no other. Without vLLM."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ ORDER = ("thinker", "talker", "code2wav")
 
 
 class Pipeline:
-    """Stages of 10 MiB each; the daemon has room for one, or what `budget` says."""
+    """Stages of 10 MiB each, on a daemon whose budget is for one of them by default."""
 
     def __init__(self, scene: Scene, *names: str, order: tuple[str, ...] = ORDER) -> None:
         self.scene = scene
@@ -33,13 +33,13 @@ class Pipeline:
         return stage
 
     def begin(self, name: str, request: str) -> None:
-        """It has a request from now on, and makes its first step."""
+        """Give the stage a request, and make its first step."""
         self.stages[name].note([request], [])
         self.stages[name].begin()
         self.stages[name].end()
 
     def finish(self, name: str, request: str) -> None:
-        """What vLLM says when no request is left."""
+        """End a request, as vLLM does after the last step."""
         self.stages[name].note([], [request])
         self.stages[name].rest()
 
@@ -81,7 +81,7 @@ def test_the_next_one_comes_in_the_place_of_the_one_before(roomy: Daemon) -> Non
 
 
 def test_a_stage_that_others_have_room_beside_pushes_nobody_out(scene: Scene) -> None:
-    """There is room for one alone: the next one waits until it is asked for."""
+    """There is room for one: the next stage loads when it acquires."""
     pipeline = Pipeline(scene, *ORDER)
     pipeline.begin("thinker", "1")
     assert resident(scene.daemon) == {"thinker"}

@@ -1,4 +1,4 @@
-"""The shortcut of a step decides nothing that `begin_in_full` does not."""
+"""The short path of `begin` takes the same decisions as `begin_in_full`."""
 
 import random
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def scene(daemon: Daemon) -> Iterator[Scene]:
 
 
 class Told:
-    """A stage, and what it acquires and releases."""
+    """A stage, with a record of its acquires and releases."""
 
     def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
@@ -100,7 +100,7 @@ def history(stage: Stage, seed: int) -> list[Any]:
 def test_a_step_holds_what_it_would_hold_in_full(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(turns, "IDLE_S", 1000.0)  # it gives way in steps alone
+    monkeypatch.setattr(turns, "IDLE_S", 1000.0)  # it gives way at steps only, not by time
     stage, _ = scene.stage("stage")
     seen = history(stage, seed)
     monkeypatch.setattr(Stage, "begin", Stage.begin_in_full)

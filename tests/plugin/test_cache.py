@@ -1,4 +1,4 @@
-"""A KV cache that takes turns: which of its blocks hold something, and where they are."""
+"""A KV cache that takes turns: the blocks in use, and their places."""
 
 from typing import Any
 from unittest.mock import Mock
@@ -32,7 +32,7 @@ def test_a_block_is_in_use_as_long_as_a_request_has_it() -> None:
     in_use.ended(["a"])
     assert in_use.tables("a") == []
     assert in_use.blocks == [4, 7, 8]
-    in_use.has("b", ([5],))  # it was preempted, and has others now
+    in_use.has("b", ([5],))  # it was preempted, and has other blocks now
     assert in_use.blocks == [5]
     in_use.ended(["b", "never heard of"])
     assert in_use.blocks == []
@@ -44,7 +44,7 @@ def test_what_prefixes_are_looked_up_in_is_in_use_for_good() -> None:
     in_use.ended(["a"])
     in_use.has("b", ([1, 5],))
     assert in_use.blocks == [1, 2, 5]
-    in_use.has("b", ([1, 6],))  # it was preempted, and others may begin with what it had
+    in_use.has("b", ([1, 6],))  # it was preempted, and others may use its old prefix
     assert in_use.blocks == [1, 2, 5, 6]
     in_use.forget_prefixes()
     assert in_use.blocks == [1, 6]
@@ -83,7 +83,7 @@ def cache_of(
     hears: Hears = Hears.BY_NUMBER,
     tally: Tally | None = None,
 ) -> Cache:
-    """One whose first block a request has."""
+    """A cache in which a request has the first block."""
     component: Any = Mock(nbytes=100, lost=False)
     component.name = "thinker.kv"
     made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf, hears=hears), tally)

@@ -1,4 +1,4 @@
-"""A stage that reads weights outside of its turn says so before it dies, unless told not to."""
+"""A stage that reads weights outside of its turn explains the fault before it dies, by default."""
 
 import signal
 from pathlib import Path

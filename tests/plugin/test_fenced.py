@@ -1,4 +1,4 @@
-"""A stage whose session its daemon ended in the midst of a step: others may have had its memory."""
+"""A stage whose session the daemon fenced in a step: others may have used its memory."""
 
 import shutil
 import tempfile
@@ -16,13 +16,13 @@ from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import MIB, PATIENCE_S, Daemon
 from tests.plugin.test_stage import Model, Scene, X
 
-#: More than is free beside the stage, and not more than is free and idle; and more than is idle.
+#: `SOME` fits in free and idle memory, not in free memory alone; `MUCH` needs the stage's memory.
 SOME, MUCH = 4 * MIB, 12 * MIB
 
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    """16 MiB; who does not answer at once is ended."""
+    """A daemon of 16 MiB that soon fences a session that does not answer."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     daemon = Daemon(folder / "d", folder / "log", ack_timeout=0.2)
     try:
@@ -52,12 +52,12 @@ def take(daemon: Daemon, taken: threading.Event, computed: threading.Event) -> N
 
 @contextmanager
 def its_memory_taken(stage: Stage, daemon: Daemon) -> Iterator[None]:
-    """While in it another computes on the stage's memory, and its session has not heard of that."""
+    """Within it, another session computes on the stage's memory, unknown to the stage's session."""
     taken, computed = threading.Event(), threading.Event()
     session = stage.client.session
     session._lifeline.send = lambda message: None  # type: ignore[method-assign]
     taker = threading.Thread(target=take, args=(daemon, taken, computed), daemon=True)
-    with session.life.lock:  # what the session's own thread needs
+    with session.life.lock:  # the session's own thread needs it
         taker.start()
         assert taken.wait(PATIENCE_S)
         yield
@@ -67,7 +67,7 @@ def its_memory_taken(stage: Stage, daemon: Daemon) -> Iterator[None]:
 
 
 def stage_of(scene: Scene) -> tuple[Stage, Model]:
-    """One that has something idle beside, which it is asked to put away."""
+    """A stage with another idle component, which the daemon asks it to unmap."""
     stage, model = scene.stage("thinker")
     stage.client.register("idle", {"it": torch.zeros(MIB)})
     with stage.client.acquire("idle"):

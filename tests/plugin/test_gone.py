@@ -1,4 +1,4 @@
-"""Which blocks of a KV cache are gone, and who would read them."""
+"""Which blocks of a KV cache are lost, and which requests would read them."""
 
 from swapd_client.vllm.stage.gone import NOBODYS, Gone, Share
 

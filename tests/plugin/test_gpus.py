@@ -1,4 +1,4 @@
-"""Which daemon a rank goes to."""
+"""The daemon that a rank connects to."""
 
 import pytest
 

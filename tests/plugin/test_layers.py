@@ -1,4 +1,4 @@
-"""A stage leaves by layers: which weights are which part, and what of that is copied."""
+"""A stage in parts, by layers: the weights of each part, and the parts that are copied."""
 
 import threading
 from typing import Any
@@ -31,7 +31,7 @@ def kib(count: int = 1) -> torch.Tensor:
 
 
 def weights(*sizes: int) -> dict[str, torch.Tensor]:
-    """A head of 1 KiB, and layers of so many."""
+    """A head of 1 KiB, and layers of `sizes` KiB."""
     made = {f"{layer}.w": kib(n) for layer, n in zip(LAYERS, sizes, strict=False)}
     return {**made, "head.w": kib()}
 
@@ -40,7 +40,7 @@ def shape(tensors: dict[str, torch.Tensor], least: int) -> dict[str, set[str]]:
     return {name: set(part) for name, part in by_layers(tensors, [LAYERS], least << 10).items()}
 
 
-# --- which weights are which part --------------------------------------------------------
+# --- the weights of each part ------------------------------------------------------------
 
 
 def test_each_layer_that_is_large_enough_is_a_part_and_what_is_in_none_is_the_rest() -> None:
@@ -107,7 +107,7 @@ def test_each_storage_counts_once() -> None:
 
 
 class Layered(nn.Module):
-    """Four layers of 2 MiB, as much as a chunk, and a head of 1/2 MiB."""
+    """Four layers of 2 MiB (one chunk), and a head of 1/2 MiB."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ CHUNK = 2 * MIB
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part is large enough if it has a chunk."""
+    """One chunk is enough for a part."""
     monkeypatch.setattr(layers, "PART_CHUNKS", 1)
 
 
@@ -172,7 +172,7 @@ def test_encoders_that_come_apart_and_what_stays_or_leaves_at_once_are_whole() -
 
 @small
 def test_a_stage_that_fits_whole_and_not_in_parts_stays_whole() -> None:
-    """It has 17 MiB, and takes nine chunks in parts as well: eight for layers, one for the rest."""
+    """17 MiB take nine chunks, in parts as well: eight for layers, one for the rest."""
     assert divided(room=9 * CHUNK)[0].layers
     assert not divided(room=9 * CHUNK - 1)[0].layers
 
@@ -203,7 +203,7 @@ def stage_of(scene: Scene, name: str, seed: int = 0, **given: Any) -> tuple[Stag
 
 
 def step(stage: Stage, model: Layered, seed: int = 0, times: int = 1) -> None:
-    """One, with the right result."""
+    """Make one step, and check its result."""
     stage.begin()
     with torch.inference_mode():
         assert torch.equal(model(X), Layered(seed)(X) * times)
@@ -215,7 +215,7 @@ def addresses(model: Layered) -> list[int]:
 
 
 def copied(daemon: Daemon) -> list[str]:
-    """What has been copied in until now, in order."""
+    """The names of the copies to the device until now, in order."""
     return [one.name for one in daemon.watch.seen("CopyIn")]
 
 
@@ -230,7 +230,7 @@ def test_a_turn_takes_what_it_needs_of_another_and_the_same_each_time(scene: Sce
         for one in both:
             step(*one)
         after = scene.daemon.status()
-        # ten chunks in eight: each lacks two when its turn comes
+        # ten chunks in eight: each stage loads two in its turn
         assert after.bytes_in - before.bytes_in == 4 * CHUNK
         assert sorted(copied(scene.daemon)[already:]) == sorted(
             f"{stage.name}/model.layers.{number}" for stage, *_ in both for number in (2, 3)

@@ -1,4 +1,4 @@
-"""What a stage borrows to load is swapd's again before vLLM measures the GPU's free memory."""
+"""The workspace of a loading stage is free again before vLLM measures the GPU's free memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_loading_ends_when_the_memory_is_back(world: World) -> None:
     daemon = world.daemon(budget=BUDGET)
     before = daemon.status().device_free_bytes
-    # the driver has not got it back at once: the first chunks that swapd asks for are refused
+    # the driver frees it with a delay: it refuses the first chunks that swapd allocates
     world.fake.faults(f"cuMemCreate 2 times=3 pid={daemon.pid}")
     program = Path(__file__).parent / "programs" / "stage.py"
     said = output_of(program, "load", daemon.folder, 12 * MIB, env=world.fake.environment())

@@ -1,4 +1,4 @@
-"""What `additional_config.swapd` may say, and what it is told if it says something else."""
+"""Which options `additional_config.swapd` takes, and the error for each other one."""
 
 from typing import Any
 

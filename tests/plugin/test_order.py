@@ -1,4 +1,4 @@
-"""Which stages come before and after a stage: by its settings."""
+"""The settings say which stages come before and after a stage."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_one_stage_has_no_neighbours() -> None:
 
 
 def test_stages_may_come_after_several_and_before_several() -> None:
-    """One thinker, two talkers, one code2wav; and a stage that no topology has."""
+    """One thinker, two talkers, one code2wav; and a stage that is in no topology."""
     sources, names = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}, {0: "a", 1: "b", 2: "c", 3: "d"}
     of = {stage: among(sources, names, stage) for stage in (*sources, 9)}
     assert of[0] == Neighbours(("b", "c"), ("d",))

@@ -1,4 +1,4 @@
-"""Weights that are no parameters: what is found, and what of it may be lent."""
+"""Weights that are not parameters: which are found, and which may be components."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ WIDE = outside.LARGE // 4
 
 
 def numbers() -> torch.Tensor:
-    """Large, and not one value."""
+    """A large tensor of different values."""
     return torch.arange(WIDE, dtype=torch.float32)
 
 
 class Layer(nn.Module):
-    """As vLLM's: something else handles its weights."""
+    """As vLLM's layers: another object handles its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_scales_of_blocks_are_no_locks() -> None:
 
 
 class Attention(nn.Module):
-    """As MLA's: it has a cache, and products of weights beside it."""
+    """As MLA's: it has a cache, and products of weights."""
 
     kv_cache = None
 
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         self.impl = SimpleNamespace(_w_uk_packed=numbers(), positions=numbers())
 
     def process_weights_after_loading(self) -> None:
-        """vLLM calls it."""
+        """vLLM calls this."""
 
 
 def test_attention_keeps_weights_by_their_names_alone() -> None:

@@ -1,4 +1,4 @@
-"""Which weights of a stage are which component, by what its configuration says."""
+"""The configuration decides which weights of a stage are which component."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Thinker(nn.Module):
 
 
 class Stage(nn.Module):
-    """The thinker under two names, as vllm-omni has it."""
+    """The thinker under two names, as in vllm-omni."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A diffusion pipeline's weights in swapd: what the settings make of it, without vLLM."""
+"""How settings divide the weights of a diffusion pipeline into components. Without vLLM."""
 
 from collections.abc import Iterator
 from typing import Any

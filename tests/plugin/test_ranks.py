@@ -1,4 +1,4 @@
-"""The order in which the ranks of a stage take their leases: what one rank sees of the others.
+"""The order in which the ranks of a stage take their leases, and errors of one that all see.
 
 The ranks are threads here; `test_two_stages.py` has real processes and daemons.
 """
@@ -17,7 +17,7 @@ import pytest
 from swapd_client.vllm.ranks import RankGone, Ranks, RanksApart
 from tests.plugin.gather import Gather
 
-#: No test that works comes near.
+#: A limit for hangs, in seconds.
 PATIENCE_S = 30.0
 
 
@@ -26,7 +26,7 @@ def nobody() -> bool:
 
 
 def nothing() -> None:
-    """What a rank without a lease gives back."""
+    """Does nothing: for a rank without a lease."""
 
 
 class Stage:
@@ -63,7 +63,7 @@ class Stage:
         wanted: Callable[[], bool] = nobody,
         give_back: Callable[[], None] = nothing,
     ) -> "Future[None]":
-        """Have a rank take its turn; `hold` is what it does in it."""
+        """Have a rank take its turn, and call `hold` in it."""
 
         def turn() -> None:
             with self.ranks[rank].acquiring(wanted, give_back):
@@ -83,7 +83,7 @@ def stage(*folders: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Of three daemons, in the order in which leases are taken."""
+    """The folders of three daemons, in the order of leases."""
     made = [tmp_path / name for name in "abc"]
     for folder in made:
         folder.mkdir()
@@ -152,7 +152,7 @@ def test_what_is_wanted_is_given_back_by_those_after_a_rank_that_waits(
             later.append(made.step(rank, nothing, partial(wanted, rank), partial(give_back, rank)))
         first = made.step(0, wait)
         assert {looked.get(timeout=PATIENCE_S) for _ in later} == {1, 2}
-        made.ranks[1].wake()  # for nothing
+        made.ranks[1].wake()  # no lease is wanted
         assert looked.get(timeout=PATIENCE_S) == 1
         assert gave_back.empty()
         others_want.set()
@@ -167,7 +167,7 @@ def test_what_is_wanted_is_given_back_by_those_after_a_rank_that_waits(
 
 
 def test_who_waits_for_a_rank_that_need_not_wait_keeps_what_is_wanted(folders: list[Path]) -> None:
-    """Else a step's first microseconds would end what was to finish before the stage gives way."""
+    """Else a step would release at its beginning a lease that the stage may keep."""
 
     def give_back() -> None:
         raise AssertionError("nobody has to wait")
@@ -202,7 +202,7 @@ def test_who_gets_no_memory_says_so_to_all_that_come_later(folders: list[Path]) 
             ):
                 step.result(PATIENCE_S)
         for step in [made.step(rank) for rank in range(3)]:
-            step.result(PATIENCE_S)  # the next call may go well
+            step.result(PATIENCE_S)  # the next call works
 
 
 def test_the_end_of_a_rank_is_noticed_by_all_that_come_later(folders: list[Path]) -> None:
@@ -264,6 +264,6 @@ def test_nothing_is_left_open(folders: list[Path]) -> None:
     before = descriptors()
     with stage(*folders) as made:
         made.ranks[0].close()
-    made.ranks[0].wake()  # too late, and no harm
+    made.ranks[0].wake()  # too late, and harmless
     made.ranks[0].close()
     assert descriptors() == before

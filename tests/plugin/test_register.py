@@ -1,4 +1,4 @@
-"""The entry point that vLLM and vllm-omni call in each process, and the versions it knows."""
+"""The entry point that vLLM and vllm-omni call in each process, and the versions it supports."""
 
 import logging
 import re

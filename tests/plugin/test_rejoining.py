@@ -1,4 +1,4 @@
-"""A stage whose daemon is gone, and comes back: it joins again between two calls. No vLLM."""
+"""A stage registers again between two calls when its daemon has restarted. Without vLLM."""
 
 import logging
 import shutil
@@ -39,16 +39,16 @@ class Lives(Scene):
         return self.daemon
 
     def await_connected(self, stage: Stage) -> None:
-        """Until it has a session with the daemon that runs now, whether or not it joins yet."""
+        """Wait until it has a session with the present daemon, whether or not it joins yet."""
         self.daemon.await_record("SessionOpened", label=label(stage))
 
     def await_back(self, *back: Stage) -> None:
-        """Until they have registered everything with the daemon that runs now."""
+        """Wait until they have registered everything with the present daemon."""
         names = {stage.name for stage in back}
         while names:
             names.discard(self.daemon.await_record("Commit").name.partition("/")[0])
         for stage in back:
-            with stage._gate.lock:  # held until all of it is there
+            with stage._gate.lock:  # held until everything is registered
                 assert not stage.alone
 
 
@@ -70,7 +70,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
 
 
 def step(stage: Stage, model: Model, seed: int = 0, **options: Any) -> None:
-    """One, with the right result."""
+    """Make one step, and check its result."""
     stage.begin(**options)
     try:
         with torch.inference_mode():
@@ -90,7 +90,7 @@ def gone(stage: Stage) -> threading.Event:
 
 
 class HeldBack:
-    """Holds back the registration of what comes back, until it is let go."""
+    """Holds back the registration of components with the next daemon until the test lets it go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.let_go = threading.Event(), threading.Event()
@@ -259,9 +259,9 @@ def test_one_that_stays_does_not_come_back_where_that_takes_anothers_room_for_go
     error = refused.get(timeout=PATIENCE_S)
     assert "stage 'code2wav' would stay, and leave thinker no room for its turn" in str(error)
     while {c.name for c in daemon.status().components} != {"thinker"}:
-        daemon.await_record("SessionGone")  # of who was refused, each time
+        daemon.await_record("SessionGone")  # the one of the refused stage, each time
     step(first, model)
-    with late.computing():  # else it tries to come back just then, and is without its weights
+    with late.computing():  # else it may try to join just then, without its weights
         assert torch.equal(other.visual(X[:, :512]), Model(1).visual(X[:, :512]))
 
 

@@ -1,4 +1,4 @@
-"""A stage's turn that begins before all of it is there: which layers may come later, and waits."""
+"""A turn begins before all parts are loaded: which layers may come later, and wait."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
 
 class Peeks(Model):
-    """Has a look at a layer's weight before that computes."""
+    """Reads the weight of a layer before that layer runs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         second: Any = self.layers[1]
@@ -36,7 +36,7 @@ class Peeks(Model):
 
 
 class Skips(Model):
-    """Leaves out the last two."""
+    """Leaves out the last two layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embed(x)
@@ -46,7 +46,7 @@ class Skips(Model):
 
 
 def layers_of(model: nn.Module) -> Any:
-    """In parts of two layers each, as a stage has them."""
+    """Parts of two layers each, as in a stage."""
     parts = by_layers(
         dict(model.named_parameters()), [[f"layers.{n}" for n in range(4)]], 2 * 2 * 256
     )
@@ -94,7 +94,7 @@ def test_a_part_of_one_layer_and_one_of_another_model_are_found() -> None:
 
 
 class Copies:
-    """The leases of a session: what is there, and what is waited for."""
+    """The leases of a session: complete copies, and those that were waited for."""
 
     def __init__(self, *there: str) -> None:
         self.there = {*there}
@@ -111,7 +111,7 @@ class Copies:
 
 
 class Turn:
-    """One that has begun, with a lease that was granted early."""
+    """A turn that has begun with an early lease."""
 
     def __init__(
         self, model: Model, *there: str, loaded: bool = True, streams: tuple[int, ...] = ()
@@ -146,7 +146,7 @@ class Turn:
 
     @property
     def waiting(self) -> int:
-        """How many layers have another forward than their class."""
+        """The number of layers that have a `forward` of their own."""
         return sum("forward" in vars(layer) for layer in self.model.layers)
 
 
@@ -216,7 +216,7 @@ def test_once_all_of_it_is_there_nothing_is_left_of_it(model: Model) -> None:
 def test_what_streams_have_waited_for_is_known_to_be_there_before_the_step_ends(
     model: Model,
 ) -> None:
-    """A stream that waits for what never comes goes on all the same."""
+    """A stream's wait for a copy that failed ends without an error."""
     turn = Turn(model, streams=(7,))
     model(X)
     assert turn.waiting == 4, "another stream has not waited"

@@ -1,4 +1,4 @@
-"""Whether layers compute the same once their weights have moved: layers that do not are named."""
+"""The check that layers compute the same once their weights have moved names those that fail."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,7 +13,7 @@ X = torch.ones(1, 8)
 
 
 class Plain(nn.Module):
-    """What every layer is that may move."""
+    """A layer whose weights may move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Plain(nn.Module):
 
 
 class Pointing(Plain):
-    """Reads its weights at the address that they had."""
+    """Reads its weights at their first address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Pointing(Plain):
 
 
 class Random(Plain):
-    """As attention without a cache: says something else each time."""
+    """As attention without a cache: its output is always different."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.randn_like(x) @ self.weight
 
 
 class Cached(Plain):
-    """As attention: leaves its output as it finds it, which may be the same twice."""
+    """As attention: its output depends on a cache, and may be the same twice."""
 
     kv_cache = None
 
@@ -56,7 +56,7 @@ class Cached(Plain):
 
 
 class Chancy(Plain):
-    """As kernels that add in any order: seldom says the same twice, and did so."""
+    """As kernels that add in any order: the recorded outputs happen to agree, later ones differ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class InPlace(Plain):
 
 
 class Never(Plain):
-    """Not as a module is called, as vLLM's heads."""
+    """As vLLM's heads: never called as a module."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("call its method")
 
 
 class Logits(nn.Module):
-    """Has no weights: it is given a module that has."""
+    """Has no weights: its argument is a module with weights."""
 
     def forward(self, head: Plain, x: torch.Tensor) -> torch.Tensor:
         return x @ head.weight
@@ -98,7 +98,7 @@ class Head(nn.Module):
 
 
 class Uncalled(nn.Linear):
-    """No dummy forward gets to it, as an encoder's."""
+    """As an encoder's: no dummy forward calls it."""
 
 
 def moved(model: nn.Module, call: Callable[[], object] | None = None) -> tuple[Calls, Place]:

@@ -1,4 +1,4 @@
-"""A worker process of a stage with a real daemon, strict and with room for one: no vLLM."""
+"""A worker process of a stage, on a real strict daemon with room for one stage. Without vLLM."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 
 PATIENCE_S = 60.0
-#: Float32 of 8 MiB: two of them do not fit with anything else.
+#: Rows of a float32 matrix of 8 MiB: two of them do not fit with anything else.
 ROWS = 2048
 OUT = ("absent", "filling")
 
@@ -39,7 +39,7 @@ class Model(nn.Module):
         self.language_model = nn.Linear(1024, ROWS, bias=False)
         self.visual = nn.Linear(512, 512, bias=False)
         self.audio_tower = nn.Linear(512, 512, bias=False)
-        own = torch.Generator().manual_seed(seed)  # the global one is all threads' at once
+        own = torch.Generator().manual_seed(seed)  # the global one is shared by all threads
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.uniform_(-1 / 32, 1 / 32, generator=own)
@@ -54,7 +54,7 @@ X = torch.ones(1, 1024)
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    """16 MiB, strict: what is touched without a lease is a fault."""
+    """A daemon of 16 MiB, strict: reading weights without a lease is a fault."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
     daemon = Daemon(folder / "d", folder / "log")
     try:
@@ -94,14 +94,14 @@ class Scene:
         return done
 
     def await_gone(self, stage: Stage) -> None:
-        """Until the daemon knows that it is closed, which nobody told it: its sessions ended."""
+        """Wait until the daemon has noticed that the stage's sessions have ended."""
         for opened in self.daemon.watch.seen("SessionOpened"):
             if opened.label == label(stage):
                 self.daemon.watch.until_gone(opened.session)
 
     def close(self) -> None:
         if any(thread.is_alive() for thread in self._threads) and self.daemon.running:
-            self.daemon.kill()  # a test failed: then nobody waits any more
+            self.daemon.kill()  # a test failed: this ends all waits
         for thread in self._threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
@@ -118,12 +118,12 @@ def scene(daemon: Daemon) -> Iterator[Scene]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gives way merely because a test takes its time."""
+    """No stage gives way merely because a test is slow."""
     monkeypatch.setattr(turns, "IDLE_S", PATIENCE_S)
 
 
 def label(stage: Stage) -> str:
-    """That of its sessions."""
+    """The label of its sessions."""
     return f"{stage.name}:{os.getpid()}"
 
 
@@ -132,19 +132,19 @@ def leases(daemon: Daemon) -> dict[str, int]:
 
 
 def await_leases(daemon: Daemon, expected: dict[str, int]) -> None:
-    """Until no others are held: what a stage has given back may be on its way to the daemon."""
+    """Wait until exactly these are held: a release may be on its way to the daemon."""
     while leases(daemon) != expected:
         daemon.await_record("Release")
 
 
 def resident(daemon: Daemon) -> set[str]:
-    """The components that are in; workspaces that others gave back may still be."""
+    """The resident components, without workspaces, which may be on their way back."""
     found = {c.name for c in daemon.status().components if c.state not in OUT}
     return {name for name in found if not name.startswith("workspace")}
 
 
 def wanted(stage: Stage) -> threading.Event:
-    """Set when its memory is wanted, not only waited for."""
+    """An event, set when a waiter wants the stage's memory, not only queues."""
     event = threading.Event()
     session = stage.client.session
     session.told.when_wanted(lambda: event.set() if session.told.wanted else None)
@@ -301,7 +301,7 @@ def test_encoders_come_for_the_steps_that_encode(scene: Scene) -> None:
     model.visual(torch.ones(1, 512))
     model(X)
     stage.end()
-    await_leases(scene.daemon, {"thinker": 1})  # a is in flight, and encodes no more
+    await_leases(scene.daemon, {"thinker": 1})  # a runs on, and has no more to encode
     stage.begin()
     model(X)
     stage.end()
@@ -324,7 +324,7 @@ def test_sequential_encoders_leave_after_the_step(scene: Scene) -> None:
 
 
 def test_a_step_that_encodes_waits_with_empty_hands(scene: Scene) -> None:
-    """Else two stages that each hold what the other's encoders need would wait for ever."""
+    """Else two stages that each hold memory for the other's encoders would wait for ever."""
     made = [scene.stage(name, n, cpu_offload_enabled=True) for n, name in enumerate("ab")]
     for turn in range(3):
         for stage, model in made:
@@ -403,7 +403,7 @@ def test_two_stages_of_one_name_are_told_what_to_do_and_the_second_is_as_it_was(
 
 
 def test_what_was_taken_is_given_back_if_the_rest_cannot_be(scene: Scene) -> None:
-    """The stage is told so, and its weights are its own again."""
+    """The stage raises, and its weights are in its own memory again."""
     other = connect(scene.daemon.folder)
     with other:
         other.register("thinker.visual", {"a": torch.ones(3)})
@@ -507,7 +507,7 @@ def test_closing_leaves_private_memory_and_is_done_once(scene: Scene) -> None:
     assert not scene.daemon.status().components
 
 
-# --- what the log says -------------------------------------------------------------------
+# --- the log -----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("patient")

@@ -1,4 +1,4 @@
-"""When a stage keeps its lease: its turn, by what came, what went, and the time."""
+"""How long a stage keeps its lease: until its requests end, others wait, or time is over."""
 
 from swapd_client.leases.keeping import StageKeeping
 

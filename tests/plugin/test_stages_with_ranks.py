@@ -68,7 +68,7 @@ class Rank:
                 went = [f"{request - 1}"] if step == 0 and request else []
                 self._stage.note(came, went)
                 self._stage.begin()
-                self._together.wait(PATIENCE_S)  # what a collective waits for
+                self._together.wait(PATIENCE_S)  # as in a collective
                 least, most = self._model.weight.detach().aminmax()  # in one pass
                 assert least == most == self._value
                 self._together.wait(PATIENCE_S)
@@ -97,7 +97,7 @@ class Cast:
         self._ranks: list[Rank] = []
 
     def stage(self, name: str, daemons: Sequence[Daemon]) -> None:
-        """One with a rank at each of the daemons, ready to serve."""
+        """Start a stage with a rank at each of the daemons."""
         together = threading.Barrier(len(daemons))
         gather = Gather(len(daemons))
         made = [
@@ -117,14 +117,14 @@ class Cast:
         self._ranks += made
 
     def serve(self) -> None:
-        """All serve all their requests, at the same time."""
+        """Let all stages serve all their requests at the same time."""
         for served in [rank.serve() for rank in self._ranks]:
             served.result(PATIENCE_S)
 
     def serve_until(self, met: Callable[[], bool]) -> int:
-        """As often as it takes for them to get into each other's way; how many requests each had.
+        """Serve until `met()`: the stages got into each other's way. Returns the requests of each.
 
-        On a busy machine one may be done before another has begun.
+        On a busy machine, one stage may have finished before another begins.
         """
         times = 1
         self.serve()
@@ -134,14 +134,14 @@ class Cast:
         return times * REQUESTS
 
     def change(self) -> None:
-        """All get new weights, at the same time."""
+        """Give all stages new weights at the same time."""
         for changed in [rank.change() for rank in self._ranks]:
             changed.result(PATIENCE_S)
 
 
 @pytest.fixture
 def daemons(world: World) -> list[Daemon]:
-    """They ask for what is wanted at once: quanta are as short as can be."""
+    """Two daemons with the shortest quanta: they ask for wanted memory at once."""
     return [world.daemon(name, budget="6MiB") for name in ("one", "two")]
 
 
@@ -171,7 +171,7 @@ def test_two_stages_take_turns_by_requests(
 def test_a_stage_on_one_of_the_devices_waits_for_requests_too(
     daemons: list[Daemon], cast: Cast, at: int
 ) -> None:
-    """Whichever rank it is whose memory is wanted: the first to ask, or one that waits for it."""
+    """The wanted memory may be that of rank 0, or of the rank that waits for it."""
     cast.stage("a", daemons)
     cast.stage("c", daemons[at : at + 1])
     requests = cast.serve_until(lambda: daemons[at].component(f"a.tp{at}").loads > 1)
@@ -207,7 +207,7 @@ def test_a_rank_comes_back_to_its_daemon_by_itself(
     monkeypatch: pytest.MonkeyPatch,
     gone: int,
 ) -> None:
-    """The stages serve all the while; the ranks at the other daemon take turns as ever."""
+    """The stages serve meanwhile; the ranks at the other daemon go on taking turns."""
     monkeypatch.setattr(rejoining, "LOOK_S", 0.01)
     cast.stage("a", daemons)
     cast.stage("b", daemons)

@@ -1,4 +1,4 @@
-"""Stages of one device start one after the other, with as many ranks as they have.
+"""Stages of one device start one after the other, with any number of ranks.
 
 The ranks are threads here, the daemons real; `tests/vllm/test_starting.py` has real engines.
 """
@@ -17,7 +17,7 @@ from swapd_client import NotRunning
 from swapd_client.vllm.starting import Start, once_ranks_meet
 from tests.plugin.gather import Gather
 
-#: No test that works comes near.
+#: A limit for hangs, in seconds.
 PATIENCE_S = 60.0
 
 
@@ -53,7 +53,7 @@ def starting(daemon: spawn.Spawned) -> list[str]:
 
 
 def test_stages_on_two_devices_never_wait_for_each_other(daemons: list[spawn.Spawned]) -> None:
-    """Whichever device a rank 0 is on: one stage has both turns, the other neither or none more."""
+    """Their ranks 0 are on different devices; still, one stage starts completely before the other."""
     one, two = (daemon.folder for daemon in daemons)
     for _ in range(5):
         stages = [Stage("thinker", one, two), Stage("talker", two, one)]

@@ -1,4 +1,4 @@
-"""A stage that stays is refused at its start where another one's turn would not fit beside it."""
+"""A stage that stays is refused at its start if another stage's turn would not fit beside it."""
 
 import pytest
 import torch
@@ -146,7 +146,7 @@ def test_a_small_stage_that_streams_stays_where_others_have_room_beside_it(scene
 
 
 def test_the_plan_and_the_stages_count_alike_what_stays_and_what_takes_turns(scene: Scene) -> None:
-    """Of a stage that stays, too, the KV cache takes turns."""
+    """Even if a stage stays, its KV cache takes turns."""
     status = scene.daemon.status()
     scale = CHUNK_BYTES // status.chunk_bytes  # the plan's chunks are larger
 

@@ -1,4 +1,4 @@
-"""When a stage has made enough for the next one, and which stages stay in beside the largest."""
+"""When a stage has made enough for the next one, and which stages stay beside the largest."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Daemon:
-    """What a client is told: who waits, and what there is."""
+    """The status of a daemon: waiting sessions, and components."""
 
     def __init__(self) -> None:
         self.waits: set[str] = set()
@@ -161,7 +161,7 @@ def test_the_smallest_stay_as_many_as_fit_beside_the_largest() -> None:
     daemon.lends = True
     daemon.sizes = {1: 60 * MIB, 2: 7 * MIB, 3: 30 * MIB, 4: 1}
     assert staying(daemon.status()) == {2, 3, 4}
-    daemon.budget = 98 * MIB  # with 7 MiB of which 8 are taken
+    daemon.budget = 98 * MIB  # 7 MiB take four chunks, 8 MiB
     assert staying(daemon.status()) == {2, 4}
     daemon.budget = 60 * MIB
     assert staying(daemon.status()) == set()

@@ -11,7 +11,7 @@ def test_a_rank_reads_the_counts_of_all() -> None:
     third.say(4)
     assert [one.total for one in (first, second, third)] == [5, 5, 5]
     second.say(2)
-    del second  # the rank is gone
+    del second  # this rank has ended
     assert first.total == 6
 
 

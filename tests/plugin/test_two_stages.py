@@ -1,6 +1,6 @@
-"""Two stages of two ranks each, over two daemons that have room for one of them.
+"""Two stages of two ranks each, on two daemons with room for one of them.
 
-Daemons and ranks are processes of their own. Isolation is strict: a rank that touches its weights
+Daemons and ranks are processes of their own. Isolation is strict: a rank that reads its weights
 without a lease dies.
 """
 
@@ -26,7 +26,7 @@ NBYTES = 6 * MIB
 ROOM_FOR_ONE = "8MiB"
 ROOM_FOR_BOTH = "16MiB"
 
-#: When a daemon ends the wait of two that wait for each other.
+#: The acquire timeout that ends the wait of two ranks for each other.
 DEADLOCK_S = 0.5
 
 
@@ -53,14 +53,14 @@ class Rank:
         self._said.put({"ended": self.process.wait()})
 
     def hear(self) -> dict[str, Any]:
-        """What it says next."""
+        """Its next message."""
         try:
             return self._said.get(timeout=PATIENCE_S)
         except queue.Empty:
             raise AssertionError(f"{self.name} says nothing") from None
 
     def expect(self, what: str) -> Any:
-        """It says this next, and nothing else."""
+        """Take its next message, which must have this key."""
         said = self.hear()
         assert what in said, f"{self.name} said {said}, not {what}"
         return said[what]
@@ -122,7 +122,7 @@ def _connected(ends: ExitStack) -> Iterator[socket.socket]:
 
 
 def places(world: World) -> list[str]:
-    """Names of two daemons, in the order in which leases are taken."""
+    """Names of two daemons, in the order of leases."""
     made = [world.folder / name for name in ("one", "two")]
     for folder in made:
         folder.mkdir(mode=0o700)
@@ -131,13 +131,12 @@ def places(world: World) -> list[str]:
 
 @pytest.fixture
 def daemons(world: World) -> list[Daemon]:
-    """In the order in which leases are taken."""
+    """The two daemons, in the order of leases."""
     return [world.daemon(name, budget=ROOM_FOR_ONE) for name in places(world)]
 
 
 def begin(*stages: Sequence[Rank]) -> None:
-    """Have those that are to begin together do so, once all are ready: else the first may have made
-    all steps before the last comes."""
+    """Begin once all ranks are ready: else one may have finished before another begins."""
     ranks = [rank for ranks in stages for rank in ranks]
     for rank in ranks:
         rank.expect("ready")
@@ -146,12 +145,12 @@ def begin(*stages: Sequence[Rank]) -> None:
 
 
 def finish(*stages: Sequence[Rank]) -> list[list[list[tuple[int, int]]]]:
-    """When each rank of each stage had its memory, once all have made all steps."""
+    """Wait for the end of all ranks; returns the times of their leases, by stage and rank."""
     return [[[(a, b) for a, b in rank.expect("had")] for rank in ranks] for ranks in stages]
 
 
 def check_apart(*had: Sequence[tuple[int, int]]) -> None:
-    """At no time did two of them have the memory."""
+    """Check that no two of them had the memory at the same time."""
     for one, other in combinations(had, 2):
         for (_, end), (start, _) in pairwise(sorted([*one, *other])):
             assert end <= start
@@ -159,7 +158,7 @@ def check_apart(*had: Sequence[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("crosswise", [False, True])
 def test_they_take_turns_and_never_both_hold(daemons: list[Daemon], crosswise: bool) -> None:
-    """Also where the second stage's rank 0 is on the second GPU."""
+    """Crosswise, the second stage's rank 0 is on the second GPU."""
     theirs = daemons[::-1] if crosswise else daemons
     options: dict[str, Any] = {"steps": 40, "together": True}
     with stage("a", daemons, **options) as a, stage("b", theirs, **options) as b:
@@ -189,7 +188,7 @@ def test_it_is_enough_that_one_rank_does_not_fit(world: World, tight: int) -> No
 
 
 def test_without_the_order_they_wait_for_each_other(daemons: list[Daemon]) -> None:
-    """One stage takes its leases in another order than the other: what the order prevents."""
+    """One stage takes its leases in the wrong order."""
     options: dict[str, Any] = {"stop": True, "timeout": DEADLOCK_S}
     with (
         stage("a", daemons, **options) as a,
@@ -230,7 +229,7 @@ def test_a_rank_killed_in_a_step_leaves_its_memory_to_others(daemons: list[Daemo
             daemons[0].await_record("Waiting")
             a[0].process.kill()
             a[1].tell("go on")
-            said = a[1].expect("error")  # as a collective's would be
+            said = a[1].expect("error")  # as an error of a collective
             assert said in ("ConnectionResetError", "BrokenPipeError")
             finish(b)
     for daemon in daemons:

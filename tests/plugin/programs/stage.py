@@ -15,7 +15,7 @@ def read_out_of_turn(folder: str, faults: str) -> None:
 
 
 def load(folder: str, nbytes: str) -> None:
-    """Print what is free on the device in the midst of loading, and afterwards."""
+    """Print the free device memory during loading, and afterwards."""
     stage = Stage.connect(Options(endpoint=folder), "s", gpu=0)
     with stage.loading(int(nbytes)):
         print(stage.client.status().device_free_bytes)  # noqa: T201
