@@ -53,7 +53,7 @@ def starting(daemon: spawn.Spawned) -> list[str]:
 
 
 def test_stages_on_two_devices_never_wait_for_each_other(daemons: list[spawn.Spawned]) -> None:
-    """Their ranks 0 are on different devices; still, one stage starts completely before the other."""
+    """Their ranks 0 are on different devices; still, one stage starts before the other."""
     one, two = (daemon.folder for daemon in daemons)
     for _ in range(5):
         stages = [Stage("thinker", one, two), Stage("talker", two, one)]
