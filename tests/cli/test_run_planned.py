@@ -115,7 +115,7 @@ def test_stages_of_vllm_omni_that_share_a_gpu_share_the_budget_of_one_plan(
     budget = 12 * GIB - BESIDE
     assert budget < 7 * GIB, "they take turns"
     assert daemon.startswith(f"swapd serve --device cuda:0 --budget {budget} ")
-    assert daemon.endswith("# 4.5 GiB: what the plan says")
+    assert daemon.endswith("# 4.5 GiB: the budget in the plan")
     assert sum(line.endswith("/voice.yaml") or line.endswith("/face.yaml") for line in rest) == 2
     assert [line.partition("#")[2] for line in rest if "vllm-omni" in line] == [" voice", " face"]
 

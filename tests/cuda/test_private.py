@@ -63,7 +63,7 @@ def test_close_without_room_warns_of_the_components_and_goes_on(world: World) ->
     said = worker.close_and_tell()
     assert len(said) == 1
     assert (
-        "no room for private copies of 'large' (60 MiB): their tensors must not be touched"
+        "no room for private copies of 'large' (60 MiB): do not use their tensors any more"
         in said[0]
     )
     assert worker.look("small")[1] == expected

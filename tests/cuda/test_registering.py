@@ -9,7 +9,7 @@ from swapd_client.session.gpu.fetching import PLACE_BYTES, PLACES
 from tests.cuda.gpu_world import MIB, Worker, WorkerError, World
 
 PIN, FETCH = "cuMemHostAlloc", "cuMemcpyDtoHAsync"
-SAID = "no memory can be pinned for it here"
+SAID = "no memory can be pinned for them here"
 #: No multiple of the size of a place, and one size below it.
 SIZES = 9 * PLACE_BYTES + 12345, 777
 

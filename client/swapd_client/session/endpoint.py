@@ -63,14 +63,15 @@ def need_descriptors(count: int, what: str) -> None:
 
 
 def need_threads(count: int, what: str) -> None:
-    """Check that this process may start so many more threads, for `what`. Raises: LimitReached.
+    """Check that this process may start so many threads, and one in reserve. Raises: LimitReached.
 
-    libzmq ends the process where it gets none.
+    libzmq ends the process where it gets no thread. The reserve is for the memory of the threads'
+    allocators, and for a thread that the program starts meanwhile.
     """
     leave = threading.Event()
     started: list[threading.Thread] = []
     try:
-        for _ in range(count):
+        for _ in range(count + 1):
             thread = threading.Thread(target=leave.wait, name="swapd-check", daemon=True)
             thread.start()
             started.append(thread)

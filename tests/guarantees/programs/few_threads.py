@@ -1,4 +1,4 @@
-"""Uses a component, then connects once more: `python few_threads.py FOLDER`. The parent has limited
+"""Uses a component: `python few_threads.py FOLDER`. The parent has limited
 the address space, and so the number of threads.
 """
 
