@@ -1,7 +1,7 @@
-"""Three stages start on one simulated GPU, and vLLM itself says what each has for a KV cache.
+"""Three stages start on one simulated GPU, and vLLM computes the size of each KV cache.
 
-For a process of its own, for vLLM's classes are changed in it. Real are the worker classes and all
-of vLLM's arithmetic; the GPU and its allocator are numbers.
+Run it in a process of its own, because it patches vLLM's classes. The worker classes and all of
+vLLM's arithmetic are real; the GPU and its allocator are numbers.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from swapd_client.vllm.worker import Worker
 
 MIB = 1 << 20
 
-#: Beside its weights, each stage has buffers, needs so much while it is profiled, and its kernels
-#: take memory that is not torch's.
+#: Beside its weights, each stage has buffers, a peak while it is profiled, and memory of kernels
+#: that is not torch's.
 BUFFERS = 96 * MIB
 PEAK = 700 * MIB
 KERNELS = 130 * MIB
@@ -31,12 +31,12 @@ CLASSES = {"thinker": ARWorker, "talker": Worker, "code2wav": GenerationWorker}
 
 
 class Gpu:
-    """What is taken of a GPU, and by whom."""
+    """The memory of a GPU, and its users."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.arena = 0
-        #: Of processes that are not the one that measures.
+        #: The memory of processes other than the one that measures.
         self.others = 0
         self.torch = self.peak = self.context = 0
 
@@ -56,7 +56,7 @@ class Gpu:
         assert self.free >= 0, "out of memory"
 
     def seen(self, patched: Any) -> None:
-        """Have torch say these numbers."""
+        """Have torch report these numbers."""
         patched.memory_stats = lambda _: {
             "allocated_bytes.all.peak": self.peak,
             "allocated_bytes.all.current": self.torch,
@@ -68,7 +68,7 @@ class Gpu:
 
 
 class Stage:
-    """What `swapd_client.vllm.stage.Stage` does to the memory of a GPU."""
+    """Changes the memory of a GPU as `swapd_client.vllm.stage.Stage` does."""
 
     def __init__(self, gpu: Gpu, weights: int) -> None:
         self.gpu = gpu
@@ -89,7 +89,7 @@ class Stage:
 
 
 class Moving:
-    """What `swapd_client.vllm.moving.Moving` does where there is no model to look at."""
+    """Plays `swapd_client.vllm.moving.Moving` without a model."""
 
     def move(self, models: object, take: Callable[..., int], *of_models: object) -> int:
         return take({}, ())
@@ -120,7 +120,7 @@ class Runner:
 
 
 def start(gpu: Gpu, share: Share) -> int:
-    """A stage starts; what vLLM has for its KV cache in the end, which is in the arena. Bytes."""
+    """Start a stage; returns the bytes of its KV cache, which is in the arena."""
     gpu.begin()
     used = utilization(share.room_bytes, gpu.total)
     kind: Any = CLASSES[share.name]
@@ -145,13 +145,13 @@ def start(gpu: Gpu, share: Share) -> int:
     with stage.loading(share.weights_bytes):
         worker._load(share.name)
     kv_cache = int(worker.determine_available_memory())
-    gpu.allocate(PEAK)  # a request as large as the one that was profiled
+    gpu.allocate(PEAK)  # a request as large as in the profile
     gpu.torch -= PEAK
     return kv_cache
 
 
 def run(plan: GpuPlan) -> dict[str, Any]:
-    """What each stage's KV cache is, and what is free when all have started."""
+    """The KV cache of each stage, and the free memory after all starts."""
     gpu = Gpu(plan.total_bytes)
     gpu.arena, gpu.others = plan.budget_bytes, CONTEXT_BYTES
     gpu.seen(torch.accelerator)
@@ -159,7 +159,7 @@ def run(plan: GpuPlan) -> dict[str, Any]:
 
 
 def run_all(plans: str) -> list[dict[str, Any]]:
-    """`run` of each; they are given as JSON."""
+    """`run` of each plan, given as JSON."""
     for above in (OmniGPUWorkerBase, VllmWorker):
         above.load_model = lambda self, *args, **kwargs: self.model_runner.load_model()
     return [run(plan) for plan in msgspec.json.decode(plans, type=list[GpuPlan])]

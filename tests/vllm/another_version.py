@@ -1,4 +1,4 @@
-"""Importing this makes vLLM say that it is another version."""
+"""Importing this makes vLLM report another version."""
 
 import vllm
 

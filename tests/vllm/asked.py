@@ -1,7 +1,7 @@
-"""An engine that is asked all kinds of things: the class that `test_zoo.py` drives.
+"""An engine for all kinds of requests: the class that `test_zoo.py` drives.
 
-A request is a mapping: `prompt` in token ids, and where it has them `picture` (a colour), `sound`
-(a pitch), `lora` (an adapter's folder), `json` (a schema), `tokens`; or `pool`, a pooling task.
+A request is a mapping: `prompt` in token ids, and optional `picture` (a colour), `sound` (a pitch),
+`lora` (an adapter's folder), `json` (a schema), `tokens`; or `pool`, a pooling task.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ RATE_HZ = 16_000
 
 
 class Asked(Engine):
-    """One `vllm.LLM`. What its methods return must be JSON, and has every bit in it."""
+    """One `vllm.LLM`. Its methods return values that JSON keeps, to the last bit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Asked(Engine):
     def start(self, **arguments: Any) -> None:
         import torch._dynamo
 
-        # of its own functions vLLM compiles one even so, for seconds in each engine
+        # vLLM compiles one of its own functions even so, for seconds in each engine
         torch._dynamo.config.disable = bool(arguments["enforce_eager"])
         _stand_in_for_packages()
         _mend_speculation()
@@ -37,7 +37,7 @@ class Asked(Engine):
         super().start(**arguments)
 
     def put(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        """New requests. Nothing is computed yet."""
+        """Add requests, without computing anything yet."""
         for one in requests:
             self._asked += 1
             number = str(self._asked)
@@ -48,7 +48,7 @@ class Asked(Engine):
             )
 
     def go(self, steps: int) -> bool:
-        """So many steps, or all that are left; whether a request is open."""
+        """Make so many steps, or all that are left; returns whether a request is open."""
         engine = self._llm.llm_engine
         while steps > 0 and engine.has_unfinished_requests():
             steps -= 1
@@ -57,12 +57,12 @@ class Asked(Engine):
         return bool(engine.has_unfinished_requests())
 
     def answers(self) -> list[Any]:
-        """Of all requests since the last time, in order, when none is open."""
+        """The answers to all requests since the last call, in order; no request may be open."""
         done, self._done = list(self._done.values()), {}
         return [_said(output) for output in done]
 
     def answer(self, sets: Sequence[Sequence[Mapping[str, Any]]]) -> list[Any]:
-        """What is said to sets of requests that are open together, one set after the other."""
+        """The answers to sets of requests: the sets one after the other, each all at once."""
         said = []
         for requests in sets:
             self.put(requests)
@@ -72,7 +72,7 @@ class Asked(Engine):
         return said
 
     def runs_ahead(self) -> bool:
-        """Whether a step is scheduled while another is to be read; of a core in this process."""
+        """Whether the core, in this process, schedules a step before it reads the last one."""
         core = self._llm.llm_engine.engine_core.engine_core
         return bool(core.async_scheduling and core.batch_queue is not None)
 
@@ -85,7 +85,7 @@ class Asked(Engine):
         return bool(self._llm.llm_engine.remove_lora(self._adapters.pop(folder)))
 
     def counters(self) -> dict[str, float]:
-        """vLLM's own, by name."""
+        """vLLM's own counters, by name."""
         return {one.name: one.value for one in self._llm.get_metrics() if hasattr(one, "value")}
 
     def _lora(self, folder: str) -> Any:
@@ -96,7 +96,7 @@ class Asked(Engine):
 
 
 def _know_model(folder: Path) -> None:
-    """Import the model's class here: vLLM would have a new process import it, to look at it."""
+    """Import the model's class here: vLLM would import it in a new process to inspect it."""
     from vllm.model_executor.models import ModelRegistry
 
     for name in json.loads((folder / "config.json").read_text())["architectures"]:
@@ -105,7 +105,7 @@ def _know_model(folder: Path) -> None:
 
 
 def _stand_in_for_packages() -> None:
-    """What vLLM imports by name, does not need here, and is not in this environment."""
+    """Replace packages that vLLM imports but does not use here, and that are not installed."""
     import transformers
 
     transformers.MistralCommonBackend = type("MistralCommonBackend", (), {})
@@ -117,7 +117,7 @@ def _stand_in_for_packages() -> None:
 
 
 def _mend_speculation() -> None:
-    """vLLM puts its kernels for CPUs where this version of it no longer looks for them."""
+    """Move vLLM's kernels for CPUs to the place where this version looks for them."""
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode import utils
@@ -135,7 +135,7 @@ def _module(name: str, **contents: object) -> ModuleType:
 
 
 def _as_it_is(*given: object, **how: object) -> Callable[[Any], Any]:
-    """numba's decorator, for Python that is not to be compiled."""
+    """numba's decorator, without compiling."""
     return lambda function: function
 
 
@@ -180,7 +180,7 @@ def _said(output: Any) -> Any:
 
 
 def _exactly(tensor: Any) -> list[str]:
-    """A short tensor's numbers, and of all of them what their bytes come to."""
+    """A short tensor's numbers, and a digest of its bytes."""
     flat = tensor.float().flatten()
     sum_ = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     return [*(value.hex() for value in flat[:4].tolist()), sum_]

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
 from swapd_client.vllm.worker import Unsupported
 
-#: vLLM calls these in this order, and between one and the next nothing changes.
+#: vLLM calls these in this order, and nothing changes between two of them.
 SERIES = (
     "execute_model",
     "sample_tokens",
@@ -22,7 +22,7 @@ SERIES = (
 
 
 def public(kind: type) -> list[str]:
-    """Its public methods and properties."""
+    """The public methods and properties of a class."""
     there = {name: inspect.getattr_static(kind, name) for name in dir(kind) if name[0] != "_"}
     return [
         name
@@ -32,7 +32,7 @@ def public(kind: type) -> list[str]:
 
 
 class Stage:
-    """A `swapd_client.vllm.stage.Stage`, and the `Weights` of a pipeline; says what it is in."""
+    """Plays `swapd_client.vllm.stage.Stage` and a pipeline's `Weights`, and reports their state."""
 
     options = SimpleNamespace(kv="private")
     components = SimpleNamespace(cache=None)
@@ -67,7 +67,7 @@ class Stage:
 
 
 def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, str]:
-    """By method of `calls`, what `kind` does when it is called."""
+    """The state of the weights in each method of `calls`, when it is called on a `kind`."""
     seen: dict[str, str] = {}
 
     def method(name: str) -> Any:
@@ -84,7 +84,7 @@ def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, s
         call = getattr(probe, name)
         given = [p for p in inspect.signature(call).parameters.values() if p.default is p.empty]
         plain = [p for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]
-        seen[name] = "without"  # unless vLLM's own is called, which sees it
+        seen[name] = "without"  # vLLM's own method overwrites this with the state it sees
         try:
             call(*(MagicMock(total_num_scheduled_tokens=1) for _ in plain))
         except Unsupported:

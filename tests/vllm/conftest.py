@@ -1,7 +1,7 @@
 """Fixtures for tests on real engines. They run in the environments of `make test-vllm` only.
 
-There is one for each version of vLLM. Where vllm-omni has a release for it, vllm-omni is to be
-there; in the others the tests that need it are not collected.
+There is one environment for each version of vLLM. If vllm-omni has a release for that version, it
+must be installed; without one, the tests that need it are not collected.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.vllm.models import DEEP, MODELS, write
 
 NURSERY = pytest.StashKey[engines.Nursery]()
 
-#: Of a test, in waits that are as long as any may be: a wait that is too long says what it was for.
+#: The limit of a test, in longest waits: a single long wait then fails first, with its own message.
 TIMEOUT_WAITS = 3
 
 
@@ -37,9 +37,9 @@ OF_OMNI = (
     "test_pipelines.py",
     "test_streaming.py",
 )
-#: Tests of vLLM's own code by what it is in that version, which stubs go with.
+#: Tests with stubs of vLLM's own code, which fit one version.
 OF_THAT_VERSION = ("test_gpu_check.py", "test_model_runner.py")
-#: Tests of what only newer versions of vLLM have, and since when.
+#: Tests of features that only newer versions of vLLM have, with the first version.
 SINCE = {"test_checksums.py": (0, 32)}
 
 
@@ -50,7 +50,7 @@ def installed() -> tuple[int, int]:
 
 
 def needed() -> tuple[str, ...]:
-    """The packages that this environment is to have."""
+    """The packages that this environment must have."""
     if find_spec("vllm") is None:
         return ("vllm",)
     minor = ".".join(map(str, installed()))
@@ -58,7 +58,7 @@ def needed() -> tuple[str, ...]:
 
 
 def left_out() -> list[str]:
-    """Tests of what the version of vLLM that is installed does not have."""
+    """Tests of features that the installed vLLM does not have."""
     if find_spec("vllm") is None:
         return []
     newer = [name for name, since in SINCE.items() if installed() < since]

@@ -1,4 +1,4 @@
-"""A diffusion stage that is driven as an engine is (`engine.py`).
+"""A diffusion stage with the commands of an engine (`engine.py`).
 
 vllm-omni's own executor, worker and runner; only the platform and the pipeline are of the tests.
 """
@@ -12,14 +12,14 @@ PIPELINE = "tests.vllm.toy_pipeline.ToyPipeline"
 
 
 class Diffusion:
-    """One stage. What its methods return must be JSON."""
+    """One stage. Its methods return values for JSON."""
 
     def __init__(self) -> None:
         self._config: Any = None
         self._executor: Any = None
 
     def configured(self, pipeline: str, path: str, model: str) -> dict[str, Any]:
-        """What vllm-omni makes of a deploy file's first stage, before a worker sees it."""
+        """vllm-omni's configuration of a deploy file's first stage, before a worker sees it."""
         from vllm_omni.config.omni_config import VllmOmniConfig
         from vllm_omni.config.pipeline_registry import resolve_pipeline_config
         from vllm_omni.config.stage_config import load_deploy_config
@@ -44,7 +44,7 @@ class Diffusion:
     def start(
         self, *, native: bool = False, known: str = "", pipeline: Any = None, **given: Any
     ) -> None:
-        """Build the stage. `native`: vllm-omni is told of its pipeline by name. `known`: it is
+        """Build the stage. `native`: vllm-omni gets its pipeline by name. `known`: the pipeline is
         one of vllm-omni's own.
         """
         from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -54,14 +54,14 @@ class Diffusion:
 
         from swapd_client.vllm.cpu import keep_weights
 
-        load_omni_general_plugins()  # as a stage's process does
+        load_omni_general_plugins()  # as in a stage's process
 
         keep_weights()
         module, _, name = PIPELINE.rpartition(".")
         custom = dict(pipeline or {})
         if known:
             name = known
-            # vllm-omni writes films to files with it; here none is written, and it is not there
+            # vllm-omni writes films to files with it; no test does, and it is not installed
             sys.modules.setdefault("av", ModuleType("av"))
         elif native:
             register_diffusion_model(name, module, name)
@@ -75,11 +75,11 @@ class Diffusion:
             custom_pipeline_args=custom,
         )
         if known:
-            self._config.enrich_config()  # from its files, as a stage's process does
+            self._config.enrich_config()  # from its files, as in a stage's process
         self._executor = DiffusionExecutor.get_class(self._config)(self._config)
 
     def draw(self, seed: int, prompt: str = "go", lora: str = "") -> str:
-        """A request, with the adapter in folder `lora`; what its picture's bytes come to."""
+        """Make a request, with the adapter in folder `lora`; returns a digest of its picture."""
         request = _request(seed, prompt, lora)
         return _digest(self.call("execute_model", request, self._config, None))
 
@@ -90,7 +90,7 @@ class Diffusion:
         return self._executor.collective_rpc(method, args=arguments, unique_reply_rank=0)
 
     def film(self, seed: int, steps: int) -> str:
-        """A request for a short film; what its frames' bytes come to."""
+        """Request a short film; returns a digest of its frames."""
         request = _request(seed, "a boat at sea", negative="a sea")
         size: dict[str, Any] = {"height": 32, "width": 32, "num_frames": 5}
         for name, value in {**size, "num_inference_steps": steps, "output_type": "pt"}.items():
@@ -98,7 +98,7 @@ class Diffusion:
         return _digest(self.call("execute_model", request, self._config, None))
 
     def draw_by_steps(self, seeds: list[int]) -> list[str]:
-        """Requests that are computed together, a step at a time."""
+        """Make requests that are computed together, a step at a time."""
         from vllm_omni.diffusion.sched.interface import (
             CachedRequestData,
             DiffusionSchedulerOutput,
@@ -120,7 +120,7 @@ class Diffusion:
         return [done[name] for name in names]
 
     def build_again(self, **pipeline: Any) -> None:
-        """Have another pipeline in the place of this one."""
+        """Replace the pipeline with this one."""
         self.call("re_init_pipeline", {"pipeline_class": PIPELINE, **pipeline})
 
     def shut_down(self) -> None:

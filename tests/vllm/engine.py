@@ -1,9 +1,9 @@
 """An engine in a process of its own: `python -m tests.vllm.engine`, driven through pipes.
 
-$TESTS_VLLM_DRIVES may name another class to be driven than `Engine` (`diffusion.py`).
+$TESTS_VLLM_DRIVES may name another class to drive than `Engine` (`diffusion.py`).
 
-A line on stdin is a command in JSON, and is answered by a line on what was stdout; everything
-that vLLM prints goes to stderr. Ends when stdin does.
+Each line on stdin is a command in JSON. The answer is a line on the first stdout; all output of
+vLLM goes to stderr. The process ends when stdin does.
 """
 
 import json
@@ -17,11 +17,11 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
-#: Of a command's answer when it raised: the whole of what was said, no more than that.
+#: The length of an error in an answer: enough for all of its text.
 MESSAGE_MAX = 20_000
 
 PRELOADED = (
-    "compressed_tensors",  # which vLLM imports as it loads a model
+    "compressed_tensors",  # vLLM imports it as it loads a model
     "vllm",
     "vllm.entrypoints.llm",
     "vllm.v1.engine.llm_engine",
@@ -29,59 +29,59 @@ PRELOADED = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
 )
-#: Where vllm-omni is installed, after those.
+#: More modules, if vllm-omni is installed.
 PRELOADED_OF_OMNI = (
     "vllm_omni",
     "vllm_omni.diffusion.executor.uniproc_executor",
     "vllm_omni.diffusion.worker.diffusion_worker",
 )
 
-#: The environment variable that says what is driven.
+#: The environment variable that names the class to drive.
 DRIVES = "TESTS_VLLM_DRIVES"
 
 
 def load() -> None:
-    """Import what takes long to import."""
+    """Import the modules that take long."""
     omni = PRELOADED_OF_OMNI if find_spec("vllm_omni") else ()
     for name in (*PRELOADED, *omni):
         import_module(name)
 
 
 class Program:
-    """What can be driven before there is an engine, and without one."""
+    """Commands that need no engine."""
 
     def imports(self, name: str) -> None:
-        """For what importing that module does, such as registering a model."""
+        """Import that module for its effect, such as registering a model."""
         import_module(name)
 
     def run(self, function: str, *arguments: Any) -> Any:
-        """What `module:function` returns, as JSON can say it."""
+        """Call `module:function`; returns its result, which JSON must be able to hold."""
         return resolve_name(function)(*arguments)
 
 
 class Engine(Program):
-    """One `vllm.LLM`. What its methods return must be JSON."""
+    """One `vllm.LLM`. Its methods return values for JSON."""
 
     def __init__(self) -> None:
         self._llm: Any = None
         self._apart = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1"  # noqa: TID251
         self._asked = 0
-        #: What each request has got so far, by its number.
+        #: The tokens of each request so far, by its number.
         self._tokens: dict[str, list[int]] = {}
 
     def versions(self) -> dict[str, str]:
-        """Of vLLM, and of vLLM-Omni if it is there; torchvision, too, can be imported."""
+        """The versions of vLLM, and of vLLM-Omni if it is there. Imports torchvision, too."""
         import_module("torchvision")
         packages = [name for name in ("vllm", "vllm_omni") if find_spec(name)]
         return {name: import_module(name).__version__ for name in packages}
 
     def plugins(self) -> list[str]:
-        """What vLLM finds to call in every process."""
+        """The plugins that vLLM calls in every process."""
         return [entry.value for entry in entry_points(group="vllm.general_plugins")]
 
     def fork_workers(self) -> None:
-        """Have processes for ranks, and for the core, forked from this one; vLLM spawns them, to
-        import all anew.
+        """Fork the processes of ranks and the core from this one; vLLM would spawn them, and import
+        everything again.
         """
         from vllm.v1.engine import utils
         from vllm.v1.executor import multiproc_executor
@@ -101,7 +101,7 @@ class Engine(Program):
         tokens: int,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """New requests, for so many tokens each, of a trace. Nothing is computed yet."""
+        """Add requests, for so many tokens each, with a trace. Nothing is computed yet."""
         from vllm import SamplingParams
 
         settings = SamplingParams(
@@ -115,7 +115,7 @@ class Engine(Program):
             self._llm.llm_engine.add_request(number, prompt_of, settings, trace_headers=headers)
 
     def see(self, prompt: Sequence[int], colour: Sequence[int], tokens: int) -> list[list[int]]:
-        """As `generate`, one prompt with a picture of a colour (red, green, blue) in it."""
+        """As `generate`, for one prompt with a picture of one colour (red, green, blue)."""
         from PIL import Image
         from vllm import SamplingParams
 
@@ -128,14 +128,14 @@ class Engine(Program):
         return [list(done.outputs[0].token_ids)]
 
     def step(self, times: int) -> list[list[int]]:
-        """So many steps; returns what the open requests have got so far, in order."""
+        """Make so many steps; returns the tokens of the open requests so far, in order."""
         for _ in range(times):
             for output in self._llm.llm_engine.step():
                 self._tokens[output.request_id] = list(output.outputs[0].token_ids)
         return list(self._tokens.values())
 
     def finish(self) -> list[list[int]]:
-        """Step until no request is open; returns what they all got, in order."""
+        """Step until no request is open; returns the tokens of all, in order."""
         while self._llm.llm_engine.has_unfinished_requests():
             self.step(1)
         done = list(self._tokens.values())
@@ -147,8 +147,8 @@ class Engine(Program):
         return self.finish()
 
     def serve(self, many: Sequence[Sequence[Sequence[int]]], tokens: int) -> list[Any]:
-        """Requests one after the other: for each what it got, and when (Unix time, seconds) its
-        first step had ended and its last one began: between them it needs its weights for certain.
+        """Serve requests one by one. Returns for each its tokens, and the times (Unix time,
+        seconds) when its first step ended and its last began: it needs its weights between them.
         """
         done = []
         for prompts in many:
@@ -162,32 +162,32 @@ class Engine(Program):
         return done
 
     def rest(self) -> None:
-        """A step of nothing, by which a server's engine says that its requests have ended. A core
-        in a process of its own takes it unasked."""
+        """Make a step without requests, as a server's engine does when all have ended. A core
+        in a process of its own makes one by itself."""
         if not self._apart:
             self.step(1)
 
     def forget_prefixes(self) -> bool:
-        """Have the next requests find no prefixes in the cache, as those of a new engine."""
+        """Drop all prefixes from the cache, as in a new engine."""
         return bool(self._llm.reset_prefix_cache())
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """What each worker's method returns."""
+        """The result of the method in each worker."""
         return list(self._llm.collective_rpc(method, args=arguments))
 
     def sleep(self) -> None:
-        """Free what the engine has on the device; its weights wait on the host."""
+        """Free the engine's device memory; its weights wait on the host."""
         self._llm.sleep(level=1)
 
     def wake_up(self) -> None:
         self._llm.wake_up()
 
     def cpu_s(self) -> float:
-        """Seconds this process has computed, all its threads together."""
+        """CPU seconds of this process, with all its threads."""
         return time.process_time()
 
     def children(self) -> list[int]:
-        """The processes it has started, by pid."""
+        """The pids of the processes that it has started."""
         return [child.pid for child in multiprocessing.active_children() if child.pid]
 
     def shut_down(self) -> None:
@@ -213,7 +213,7 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     serve(given, said)
-    os._exit(0)  # whoever drove it is gone, and waits for nothing
+    os._exit(0)  # its driver is gone: skip the clean-up
 
 
 if __name__ == "__main__":

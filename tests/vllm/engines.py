@@ -1,7 +1,7 @@
 """Real engines, each in a process of its own, and the means to drive several at once.
 
-Waits are for answers and exits, never for time; every wait is bounded by `harness.PATIENCE_S`,
-which no run that works comes near, for an engine that waits for a lease waits for ever.
+Waits are for answers and exits, never for time; `harness.PATIENCE_S` bounds every wait. A working
+run comes nowhere near it, and it ends the wait of an engine that would never get its lease.
 """
 
 import json
@@ -24,14 +24,14 @@ from swapd.shared.protocol import ComponentStatus
 from tests.guarantees import harness
 from tests.vllm.environment import environment
 
-#: `harness.PATIENCE_S`, in imports of vLLM; and the least it is, in seconds.
+#: `harness.PATIENCE_S` as a multiple of the import of vLLM, and its minimum, in seconds.
 PATIENCE_IMPORTS = 20
 PATIENCE_LEAST_S = 150.0
 
-#: A module for engines whose turns end as a test asks them to, on a busy machine as well.
+#: A module for engines whose turns do not end early on a busy machine.
 PATIENT = "tests.vllm.patient"
 
-#: Of an engine's log, what is shown when it fails.
+#: The characters of an engine's log that are shown when it fails.
 TAIL_CHARS = 6000
 
 WORKER = "swapd_client.vllm.cpu.CPUWorker"
@@ -40,11 +40,11 @@ PLAIN_WORKER = "tests.vllm.plain.PlainWorker"
 MIB = 1 << 20
 NOTHING: Mapping[str, object] = {}
 
-#: Two prompts each, and how many tokens each gets.
+#: Two prompts each, and the number of tokens of each answer.
 REQUESTS = [[[5 + number, 6, 7, 8], [9, 10 + number]] for number in range(6)]
 TOKENS = 16
 
-#: Rounds of requests, at most, until a test has seen what it is about.
+#: The most rounds of requests in which a test must see its event.
 ROUNDS = 12
 
 #: Room for one engine, and for its loading; quanta as users have them.
@@ -69,11 +69,10 @@ class EngineDied(Exception):
 
 
 class Nursery:
-    """Where processes for engines come from that need not import vLLM first (`nursery.py`).
+    """Forks processes for engines that need not import vLLM first (`nursery.py`).
 
-    How long it takes to import vLLM decides how patient all waits of these tests are. What a test
-    waits for is Python and arithmetic as well: on a machine where the one takes five times as long,
-    so does the other, and nothing is wrong with it.
+    The time of that import decides how long all waits of these tests may be. The tests run Python and
+    arithmetic as well, so a machine that imports five times as slowly runs them as slowly.
     """
 
     def __init__(self, **variables: str) -> None:
@@ -94,11 +93,11 @@ class Nursery:
         self._receive()
         import_s = time.monotonic() - began
         patience_s = max(PATIENCE_LEAST_S, PATIENCE_IMPORTS * import_s)
-        harness.PATIENCE_S = max(harness.PATIENCE_S, patience_s)  # another may have met a busy time
+        harness.PATIENCE_S = max(harness.PATIENCE_S, patience_s)  # others may be slower
         self._door.settimeout(harness.PATIENCE_S)
 
     def fork(self, fds: Sequence[int], variables: Mapping[str, str]) -> int:
-        """A process that runs `engine.main` on these as stdin, stdout and stderr; its pid."""
+        """Fork a process of `engine.main` with these stdin, stdout and stderr; returns its pid."""
         socket.send_fds(self._door, [json.dumps(variables).encode()], list(fds))
         return int(self._receive())
 
@@ -110,7 +109,7 @@ class Nursery:
         return said
 
     def call(self, function: str, *arguments: object) -> Any:
-        """What `module:function` returns, in a process of its own. Raises: EngineFailed."""
+        """The result of `module:function` in a process of its own. Raises: EngineFailed."""
         with tempfile.NamedTemporaryFile(prefix="swapd-", suffix=".log") as log:
             engine = Engine(function, Path(log.name), self)
             try:
@@ -133,7 +132,7 @@ class Engine:
     def __init__(
         self, label: str, log: Path, nursery: Nursery | None = None, **variables: str
     ) -> None:
-        """Start the process: forked by `nursery`, or from nothing."""
+        """Start the process: a fork of `nursery`, or a new one."""
         self.label = label
         self._log = log
         commands, self._commands = os.pipe()
@@ -151,7 +150,7 @@ class Engine:
                 stdin=commands,
                 stdout=answers,
                 stderr=stderr,
-                start_new_session=True,  # what it starts is ended with it
+                start_new_session=True,  # `kill` ends its children with it
             )
             self.pid = self._process.pid
         for fd in fds:
@@ -178,10 +177,10 @@ class Engine:
         return self._log.read_text(errors="replace")
 
     def begin(self, command: str, *args: object, **options: object) -> None:
-        """Have it run `command` when it has run those before."""
+        """Queue `command` after those queued before."""
         line = json.dumps({"do": command, "args": args, "options": options}) + "\n"
         self._pending.append(f"{command}{args}")
-        with suppress(BrokenPipeError):  # `result` says that it died
+        with suppress(BrokenPipeError):  # `result` raises then
             os.write(self._commands, line.encode())
 
     def has_answered(self) -> bool:
@@ -189,7 +188,7 @@ class Engine:
         return b"\n" in self._read or bool(select.select([self._answers], [], [], 0)[0])
 
     def result(self) -> Any:
-        """What the first command begun and not yet answered returned. Blocks.
+        """Return the result of the first command whose answer was not read yet. Blocks.
 
         Raises: EngineFailed, EngineDied.
         """
@@ -217,7 +216,7 @@ class Engine:
         return line
 
     def kill(self) -> None:
-        """SIGKILL to it and all it has started; returns when it is dead."""
+        """SIGKILL to it and all its children; returns when it is dead."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         assert select.select([self._exit], [], [], harness.PATIENCE_S)[0], f"{self} does not die"
@@ -225,7 +224,7 @@ class Engine:
             self._process.wait()
 
     def close(self) -> None:
-        """Leave nothing of it. More than once is once."""
+        """End everything of it. A second call does nothing."""
         if self._exit < 0:
             return
         self.kill()
@@ -235,7 +234,7 @@ class Engine:
 
 
 def plain(model: Path, **more: object) -> dict[str, object]:
-    """Arguments of an engine without swapd, by the same kernels as one with it."""
+    """Arguments of an engine without swapd, with the same kernels as one with it."""
     return {
         "model": str(model),
         "worker_cls": PLAIN_WORKER,
@@ -255,7 +254,7 @@ def on_swapd(
 ) -> dict[str, object]:
     """Arguments of an engine on the daemon of `endpoint`, its component named like its model.
 
-    `settings` are those of the plugin, as the stage's YAML would have them.
+    `settings` are those of the plugin, as in a stage's YAML.
     """
     swapd = {"component": model.name, "endpoint": str(endpoint), **settings}
     return plain(model, **{"worker_cls": WORKER, "additional_config": {"swapd": swapd}, **more})
@@ -264,9 +263,9 @@ def on_swapd(
 def rounds_until(seen: Callable[[], bool], what: str) -> Iterator[int]:
     """Serve in the body of the loop, once or more often, until `seen()`.
 
-    Whose turn ends when, and where, depends on how fast the machine runs each engine: one of two
-    may be done before the other begins. The body compares the answers of every round.
-    Yields 1, 2 and so on. A body that serves as often in a row makes each round longer than the one
+    When and where turns end depends on how fast the machine runs each engine: one of two may finish
+    before the other begins. The body compares the answers of every round.
+    Yields 1, 2 and so on. A body that serves that many times makes each round longer than the one
     before, and so longer than any quantum.
     Raises: AssertionError, if `ROUNDS` rounds did not show `what`.
     """
@@ -278,13 +277,13 @@ def rounds_until(seen: Callable[[], bool], what: str) -> Iterator[int]:
 
 
 def await_leases_back(daemon: harness.Daemon) -> None:
-    """What a thread gives back as it ends goes by a channel of its own, and may be late."""
+    """Wait for all releases: that of an ending thread uses its own channel, and may be late."""
     while any(component.leases for component in daemon.status().components):
         daemon.await_record("Release")
 
 
 def await_components(daemon: harness.Daemon, *names: str) -> None:
-    """Until the daemon has these and no others: it sees later than others that a process ended."""
+    """Wait until these are all components: the daemon may notice the end of a process late."""
     while by_component(daemon).keys() != set(names):
         daemon.await_record("SessionGone")
 
@@ -299,13 +298,13 @@ def await_registered(daemon: harness.Daemon, *names: str) -> None:
 
 
 def registered(daemon: harness.Daemon) -> set[str]:
-    """What is there and filled: of a family all parts are."""
+    """The filled components: a family counts if all its parts are filled."""
     found = by_component(daemon).items()
     return {name for name, parts in found if all(one.state != "filling" for one in parts)}
 
 
 def by_component(daemon: harness.Daemon) -> dict[str, list[ComponentStatus]]:
-    """What the daemon has, by name: the parts of a family are under its name."""
+    """The components by name: the parts of a family are under its name."""
     found: dict[str, list[ComponentStatus]] = {}
     for one in daemon.status().components:
         found.setdefault(one.part_of or one.name, []).append(one)
@@ -313,7 +312,7 @@ def by_component(daemon: harness.Daemon) -> dict[str, list[ComponentStatus]]:
 
 
 class Scene:
-    """The daemons and engines of one test, and what they say, in one folder."""
+    """The daemons and engines of one test, and their logs, in one folder."""
 
     def __init__(self, folder: Path, models: Path, nursery: Nursery | None) -> None:
         self.folder = folder
@@ -323,16 +322,16 @@ class Scene:
         self._daemons: list[harness.Daemon] = []
 
     def daemon(self, **settings: object) -> harness.Daemon:
-        """A strict one that keeps turns as it does for users."""
+        """A strict daemon that keeps turns as it does for users."""
         number = len(self._daemons)
         log = self.folder / f"swapd-{number}.log"
-        patient = {"ack_timeout": harness.PATIENCE_S}  # a slow machine's engine is not a dead one
+        patient = {"ack_timeout": harness.PATIENCE_S}  # slow machines: no early fence
         made = harness.Daemon(self.folder / f"d{number}", log, **{**TURNS, **patient, **settings})
         self._daemons.append(made)
         return made
 
     def daemon_again(self, last: harness.Daemon, **settings: object) -> harness.Daemon:
-        """One in the folder of `last`, which has been killed."""
+        """Start one in the folder of `last`, which has been killed."""
         log = self.folder / f"swapd-{len(self._daemons)}.log"
         patient = {"ack_timeout": harness.PATIENCE_S}
         made = harness.Daemon(last.folder, log, **{**TURNS, **patient, **settings})
@@ -342,7 +341,7 @@ class Scene:
     def process(self, label: str, *, multiprocessing: bool = False, **variables: str) -> Engine:
         """A process for an engine.
 
-        With `multiprocessing` the engine's core gets a process of its own, as a server's has.
+        With `multiprocessing`, the engine's core gets a process of its own, as a server's does.
         """
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(multiprocessing))
         log = self.folder / f"{label}-{len(self._engines)}.log"
@@ -357,7 +356,7 @@ class Scene:
         spawns: bool = False,
         **options: Any,
     ) -> list[Engine]:
-        """An engine for each set of arguments, all at once; returns when all are ready.
+        """Start an engine for each set of arguments, all at once; returns when all are ready.
 
         `imports`: a module that changes vLLM, for the engine and the processes that it starts.
         `spawns`: processes for a core or a rank import all anew, as with users: it takes seconds.
@@ -387,7 +386,7 @@ class Scene:
         )
 
     def close(self) -> None:
-        """End all, and check that no daemon was hurt."""
+        """End all, and check that all daemons worked to the end."""
         for engine in self._engines:
             engine.close()
         for daemon in self._daemons:
@@ -402,7 +401,7 @@ class Scene:
 
 @contextmanager
 def scene(models: Path, nursery: Nursery | None = None) -> Iterator[Scene]:
-    """Without a nursery each engine's process starts from nothing, as a user's does."""
+    """Without a nursery, each engine's process is a new one, as for users."""
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))  # short: sockets are in it
     made = Scene(folder, models, nursery)
     try:

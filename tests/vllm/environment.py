@@ -1,4 +1,4 @@
-"""What every process of these tests has in its environment: vLLM on the CPU, quiet, offline."""
+"""The environment of all processes of these tests: vLLM on the CPU, quiet, offline."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: Both source roots; and what Python and vLLM find by themselves: `sitecustomize`, entry points.
+#: Both source roots, and a folder that Python and vLLM search: `sitecustomize`, entry points.
 PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "client", Path(__file__).with_name("site"))))
 
 VLLM = {
@@ -18,22 +18,22 @@ VLLM = {
     "HF_HUB_OFFLINE": "1",
 }
 
-#: The instruction set to be tested as if the CPU had no better: `make test-vllm ISA=avx2`.
+#: The instruction set to which tests limit the CPU: `make test-vllm ISA=avx2`.
 ISA = "TESTS_VLLM_ISA"
 
-#: By its value, what keeps torch and oneDNN from better ones; `site/` keeps vLLM from them.
+#: Variables that limit torch and oneDNN, by instruction set; `site/` limits vLLM.
 ISAS: dict[str, dict[str, str]] = {
     "": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 
-#: What Python, vLLM and torch find out once, and keep for the next process. It goes with the
+#: A cache of Python, vLLM and torch for later processes. It is deleted with the virtual
 #: environment.
 CACHE = Path(sys.prefix) / "cache"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """That of this process, with the packages found and no setting of swapd or vLLM in it."""
+    """This process's environment, with paths to the packages, without settings of swapd or vLLM."""
     inherited = {
         name: value
         for name, value in os.environ.items()  # noqa: TID251

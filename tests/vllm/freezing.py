@@ -1,5 +1,5 @@
-"""A worker that stands still in a step, so long that its daemon ends its session; then it computes
-what the step is to, before it has heard of that: on bytes that are another's by then.
+"""A worker that stops in a step for so long that its daemon fences its session. Then it computes
+the step before it hears of that: on memory that belongs to another session by then.
 """
 
 import os
@@ -12,7 +12,7 @@ from swapd_client.vllm.cpu import CPUWorker
 
 
 class Worker(CPUWorker):
-    """It stands still in the next step after `freeze`, and goes on with SIGCONT."""
+    """Stops in the next step after `freeze`, and continues with SIGCONT."""
 
     _freezes = False
 

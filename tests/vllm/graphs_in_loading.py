@@ -1,4 +1,4 @@
-"""A model that has a CUDA graph when it is loaded, as Qwen3-Omni's code2wav. Registers it."""
+"""Registers a model that captures a CUDA graph while it loads, as Qwen3-Omni's code2wav does."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 
 class CapturingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
-    """Its graphs are where only it knows."""
+    """Only the model knows where its graphs are."""
 
     def load_weights(self, weights: Any) -> Any:
         self.graphs = {8: [object.__new__(torch.cuda.CUDAGraph)]}

@@ -1,6 +1,6 @@
 """Models whose kernels keep their weights elsewhere than in parameters. Importing registers them.
 
-Each is Qwen2, with another method for one kind of its linear layers: as quantisation has them.
+Each is Qwen2, with another method for one kind of its linear layers, as quantisation uses them.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 
 class Method(LinearMethodBase):  # type: ignore[misc]
-    """Of one layer whose weights were made by the method before."""
+    """Wraps the method of one layer, which has made the weights."""
 
     def create_weights(self, *given: Any, **named: Any) -> None:
         raise NotImplementedError("the layer has its weights")
@@ -46,7 +46,7 @@ class Points(Method):
 
 
 class Hides(Method):
-    """Has a copy of the weights where nothing can see it."""
+    """Has a hidden copy of the weights."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         self.weight = memoryview(layer.weight.data.view(torch.uint8).numpy().tobytes())

@@ -1,13 +1,13 @@
-"""`python -m tests.vllm.kernels`: has vLLM load its kernels for this CPU, and says which they are.
+"""`python -m tests.vllm.kernels` loads vLLM's kernels for this CPU, and prints which build that is.
 
-vLLM comes with several builds of them (AVX2, AVX-512, AVX-512 with bf16) and takes one by what the
-CPU can do; that it does not load is only a warning of vLLM's. Here it is an error.
+vLLM has several builds (AVX2, AVX-512, AVX-512 with bf16) and takes one that the CPU supports. For
+vLLM a failure to load it is only a warning; here it is an error.
 """
 
 import sys
 from pathlib import Path
 
-#: Each build has it, and no engine computes without it.
+#: An operator that each build has, and each engine needs.
 OPERATOR = "cpu_attention_with_kv_cache"
 
 

@@ -1,4 +1,4 @@
-"""What vLLM itself says of the KV cache of a model: its layers without weights, and its arithmetic.
+"""vLLM's own figures of the KV cache of a model: its layers without weights, and its arithmetic.
 
 Models are built on torch's meta device, by the classes that serve them, from a config.json alone.
 """
@@ -20,19 +20,19 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm_omni.engine.arg_utils import OmniEngineArgs
 
-#: Of every engine: what nobody asks of here is left out.
+#: Arguments of every engine, without the features that do not matter here.
 ARGUMENTS = {"skip_tokenizer_init": True, "load_format": "dummy", "enforce_eager": True}
 #: One layer after the other, each by blocks. An engine asks its backends; sizes are the same.
 LAYOUT = "LBNHC"
-#: Among so many processes KV heads are divided.
+#: The number of processes that KV heads are divided among.
 SHARDS = (1, 2, 4, 8, 16)
 
 
 def figures(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each case: `config` (a config.json), `arguments` (an engine's), `memory` (bytes, several).
 
-    Bytes of one request, of a block of the pool, and, for each `memory`, tokens of the cache that
-    vLLM would allocate there, or why it would not start.
+    Returns bytes of one request, of a block of the pool, and, for each `memory`, the tokens of the
+    cache that vLLM would allocate there, or the reason why it would not start.
     """
     said = []
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def _figures(model: Path, arguments: Mapping[str, Any], memory: Sequence[int]) -
 
 
 def _specs(config: VllmConfig) -> dict[str, KVCacheSpec]:
-    """What each layer keeps, as a model runner asks for it."""
+    """The cache of each layer, as a model runner asks for it."""
     layers = config.compilation_config.static_forward_context
     asked = {name: getattr(layer, "get_kv_cache_spec", None) for name, layer in layers.items()}
     found = {name: spec(config) for name, spec in asked.items() if spec is not None}

@@ -29,17 +29,17 @@ MODELS = {
 }
 
 
-#: With layers enough for several parts of 16 chunks of 2 MiB, which those above have not.
+#: Models with enough layers for several parts of 16 chunks of 2 MiB.
 DEEP = {
     "deep": Model(6, 24, tied=True),  # 147 MiB
     "less-deep": Model(7, 18, tied=True),  # 112 MiB
 }
-#: And one more, for a pipeline of three.
+#: Another one, for a pipeline of three.
 THIRD = {"third": Model(8, 21, tied=True)}  # 130 MiB
-#: What makes sounds in a pipeline that streams.
+#: The last stage of a pipeline that streams sounds.
 WAVE = {"wave": Model(9, 2, tied=True)}  # 20 MiB
 
-#: For measuring what grows with the weights.
+#: A model for measurements that grow with the weights.
 LARGE = {
     "large": Model(4, 10, hidden=1024, inner=4096),  # 313 MiB
     "larger": Model(5, 10, hidden=1024, inner=4096),
@@ -47,13 +47,13 @@ LARGE = {
 
 
 def write_all(folder: str, *names: str) -> None:
-    """Those of `MODELS`, or those that are named, of all there are."""
+    """Write those of `MODELS`, or the named ones of all models."""
     for name in names or MODELS:
         write(Path(folder, name), {**MODELS, **DEEP, **THIRD, **WAVE, **LARGE}[name])
 
 
 def write(folder: Path, model: Model) -> None:
-    """A folder as `save_pretrained` would leave it, less the tokenizer."""
+    """Write a folder as `save_pretrained` does, without the tokenizer."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
@@ -82,7 +82,7 @@ def config(model: Model) -> dict[str, Any]:
 
 
 def tensors(model: Model) -> dict[str, Any]:
-    """All weights. Large enough numbers that what comes out depends on what goes in."""
+    """All weights, with values so large that the output depends on the input."""
     import torch
 
     generator = torch.Generator().manual_seed(model.seed)
@@ -115,9 +115,9 @@ def tensors(model: Model) -> dict[str, Any]:
 
 
 def write_int8(folder: Path, model: Model, *, symmetric: bool) -> None:
-    """`write`, its linear layers as 8-bit integers (W8A8, compressed-tensors).
+    """`write`, with its linear layers as 8-bit integers (W8A8, compressed-tensors).
 
-    Their inputs are quantised as they come, with a zero point unless `symmetric`.
+    Their inputs are quantised at run time, with a zero point unless `symmetric`.
     """
     from safetensors.torch import save_file
 

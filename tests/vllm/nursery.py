@@ -1,12 +1,11 @@
-"""`python -m tests.vllm.nursery FD`: imports vLLM once, then forks a process for each engine.
+"""`python -m tests.vllm.nursery FD` imports vLLM once, then forks a process for each engine.
 
-Importing takes longer than all else that a tiny engine does at its start. A child has an
-environment, a session and descriptors of its own; nothing that runs or computes was started before
-the fork.
+The import takes longer than the rest of a tiny engine's start. A child has an environment, a
+session and descriptors of its own; no thread and no computation starts before the fork.
 
 It says on the socket FD when it is ready. A request is a packet: the child's variables in JSON,
-with three descriptors (commands, answers, log). The answer is the child's pid. Ends with the other
-side.
+with three descriptors (commands, answers, log). The answer is the child's pid. The nursery ends
+when the other side closes the socket.
 """
 
 import gc
@@ -26,7 +25,7 @@ def main() -> None:
     engine.load()
     assert threading.active_count() == 1, "threads do not survive a fork"
     gc.freeze()  # shared with all children, for good
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who ends is gone: nobody here waits for it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps ended children
     with socket.socket(fileno=int(sys.argv[1])) as door:
         door.send(b"ready")
         while True:

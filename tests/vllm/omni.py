@@ -1,7 +1,7 @@
 """vllm-omni's real model runners on a CPU, and models for them: one reads weights while it samples.
 
-The worker classes of vllm-omni refuse a CPU, so these stand in for them: the same runners, in
-vLLM's CPU worker. Importing this registers the models.
+vllm-omni's worker classes refuse a CPU, so these replace them: the same runners, in vLLM's CPU
+worker. Importing this registers the models.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunne
 from swapd_client.vllm.cpu import keep_weights
 from swapd_client.vllm.worker import Leased
 
-#: A pipeline of three of the tests' models, registered as those of vllm-omni are.
+#: A pipeline of three test models, registered like those of vllm-omni.
 STAGES = ("thinker", "talker", "code2wav")
 PIPELINE = PipelineConfig(
     model_type="qwen2",
@@ -38,7 +38,7 @@ PIPELINE = PipelineConfig(
 
 
 class SamplingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
-    """Qwen2 as vllm-omni calls it. Sampling reads all weights, as a talker's or drafter's does."""
+    """Qwen2, called as by vllm-omni. Sampling reads all weights, as a talker's does."""
 
     prefer_model_sampler = True
 
@@ -53,7 +53,7 @@ class SamplingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def sample(self, logits: Any, sampling_metadata: Any) -> None:
-        """The runner's own sampler is to do it."""
+        """Leave sampling to the runner's own sampler."""
         for parameter in self.parameters():
             parameter.view(-1)[0].item()
 
@@ -63,7 +63,7 @@ class Runner(GPUARModelRunner, CPUModelRunner):  # type: ignore[misc]
 
 
 class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
-    """As code2wav is called: in one step a sound for each request, of all its tokens."""
+    """Called as code2wav is: one step makes a sound of all tokens of each request."""
 
     have_multimodal_outputs = True
 
@@ -84,7 +84,7 @@ class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
 
 
 class GenerationRunner(GPUGenerationModelRunner, CPUModelRunner):  # type: ignore[misc]
-    """The same of stages that generate at once."""
+    """The same for stages that generate in one step."""
 
 
 class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
@@ -94,7 +94,7 @@ class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
     output_type = "text"
 
     def init_device(self) -> None:
-        for field in dataclasses.fields(OmniModelConfig):  # a plain engine's config has less
+        for field in dataclasses.fields(OmniModelConfig):  # a plain engine's config lacks some
             if not hasattr(self.model_config, field.name):
                 object.__setattr__(self.model_config, field.name, _default(field))
         object.__setattr__(self.model_config, "engine_output_type", self.output_type)
@@ -119,7 +119,7 @@ class ARWorker(Leased, PlainARWorker):
 
 
 class StagedWorker(ARWorker):
-    """One that knows which stage of `PIPELINE` it is, as vllm-omni's config says it."""
+    """A worker that knows its stage of `PIPELINE` from its configuration, as vllm-omni's do."""
 
     def init_device(self) -> None:
         super().init_device()
@@ -129,7 +129,7 @@ class StagedWorker(ARWorker):
 
 
 class PlainGenerationWorker(PlainARWorker):
-    """Without swapd; keeps what it has generated."""
+    """Without swapd; keeps its output."""
 
     runner = GenerationRunner
     output_type = "audio"
@@ -140,7 +140,7 @@ class PlainGenerationWorker(PlainARWorker):
         return result
 
     def sounds(self) -> list[list[float]]:
-        """What the last step generated, for each request."""
+        """The output of the last step, for each request."""
         return self._sounds
 
 
@@ -149,7 +149,7 @@ class GenerationWorker(Leased, PlainGenerationWorker):
 
 
 class NoLeaseWhileSampling(ARWorker):
-    """Gives its lease back one call too early."""
+    """Releases its lease one call too early."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         self._swapd.note((), list(self._swapd._turns.keeping.in_flight))

@@ -1,13 +1,13 @@
 """Tiny models with random weights, written into a folder.
 
-Of the sizes of a test, and of the form of the real ones: Wan2.2 (an encoder, two DiTs, a VAE),
-Qwen-Image, Flux, Stable Diffusion 3 (three encoders).
+They have the structure of real ones: Wan2.2 (an encoder, two DiTs, a VAE), Qwen-Image, Flux, Stable
+Diffusion 3 (three encoders).
 """
 
 import json
 from pathlib import Path
 
-#: Of an encoder's embeddings, which the DiTs are given.
+#: The width of an encoder's embeddings, the input of the DiTs.
 TEXT_WIDTH = 64
 
 
@@ -116,7 +116,7 @@ def write_qwen_image(folder: Path) -> None:
 
 
 def _write_clip(folder: Path, number: str, architecture: str, width: int) -> None:
-    """An encoder and its tokenizer, which looks at single characters."""
+    """An encoder and its tokenizer, whose tokens are single characters."""
     import transformers
     from transformers.models.clip.modeling_clip import CLIPTextConfig
 

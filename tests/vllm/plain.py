@@ -1,4 +1,4 @@
-"""vLLM's own CPU worker, by the same kernels as swapd's: what is compared with."""
+"""vLLM's own CPU worker, with the same kernels as swapd's, for comparison."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from swapd_client.vllm.cpu import keep_weights
 
 
 class PlainWorker(CPUWorker):  # type: ignore[misc]
-    """As it is, but its weights stay parameters: packed ones sum otherwise."""
+    """Its weights stay parameters: packed ones would change the order of sums."""
 
     def load_model(self, *args: Any, **options: Any) -> None:
         keep_weights()

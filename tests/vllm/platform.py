@@ -1,7 +1,7 @@
-"""vllm-omni's platform for these tests: a CPU that answers what its workers ask of a GPU.
+"""vllm-omni's platform for these tests: a CPU that answers its workers' questions about a GPU.
 
-Offered through vllm-omni's own entry point for platforms, to processes that have `tests/vllm/site`
-on their path.
+vllm-omni finds it by its own entry point for platforms, in processes with `tests/vllm/site` on
+their path.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def offer() -> str:
 
 
 class Nothing:
-    """An event that has happened, or a stream that has done all."""
+    """An event that has happened, or a stream whose work is done."""
 
     def record(self, stream: object = None) -> None: ...
     def synchronize(self) -> None: ...

@@ -1,10 +1,10 @@
-"""Deploy files through vLLM-Omni's own configuration code. No model is needed, nor a GPU."""
+"""Deploy files through vLLM-Omni's own configuration code, without a model or a GPU."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-#: No engine is started, so none need be there.
+#: No engine starts, so the folder need not exist.
 MODEL = "/no/model"
 
 
@@ -16,7 +16,7 @@ def stages_of(pipeline: str, path: str) -> list[dict[str, Any]]:
     from vllm_omni.config.stage_config import load_deploy_config
     from vllm_omni.engine.stage_init_utils import build_engine_args_dict_from_omni_stage_config
 
-    # some have variants, of which the model's own configuration chooses one
+    # some have variants; the model's own configuration chooses one
     model = CONFIG_MAPPING[pipeline]() if pipeline in CONFIG_MAPPING else None
     config = VllmOmniConfig.from_pipeline_config(
         resolve_pipeline_config(pipeline, model),
@@ -40,12 +40,12 @@ def _said(pipeline: str, path: str) -> list[dict[str, Any]] | str:
 
 
 def resolve(files: Sequence[tuple[str, str]]) -> Any:
-    """For each pipeline and file the stages' engine arguments, or the error."""
+    """For each pipeline and file, the stages' engine arguments, or the error."""
     return json.loads(json.dumps([_said(*one) for one in files], default=str))
 
 
 def default_files() -> dict[str, str | None]:
-    """The deploy file that each registered model type has by itself."""
+    """The default deploy file of each registered model type."""
     from transformers import CONFIG_MAPPING
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
 
