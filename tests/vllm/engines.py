@@ -71,7 +71,7 @@ class EngineDied(Exception):
 class Nursery:
     """Forks processes for engines that need not import vLLM first (`nursery.py`).
 
-    The time of that import decides how long all waits of these tests may be. The tests run Python and
+    The time of that import decides how long all waits of these tests may be. Tests run Python and
     arithmetic as well, so a machine that imports five times as slowly runs them as slowly.
     """
 
