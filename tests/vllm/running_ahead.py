@@ -1,4 +1,4 @@
-"""Async scheduling on a CPU: a step is scheduled while the one before is still to be read.
+"""Async scheduling on a CPU: vLLM schedules a step before it reads the last one.
 
 vLLM leaves it out there: "not required". Importing this puts it back into engines of this process,
 with streams and events that are none, for a call on a CPU is over when it returns.
@@ -21,7 +21,7 @@ def _check_all_but_that(cls: type[CpuPlatform], config: Any) -> None:
 
 
 class _Nothing:
-    """A stream or an event of a device where nothing is queued."""
+    """A stream or an event of a device with an empty queue."""
 
     def __init__(self, *args: object, **options: object) -> None: ...
 

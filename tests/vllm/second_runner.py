@@ -1,7 +1,7 @@
-"""Model Runner V2, vLLM's default on GPUs, on a CPU: what its processes need, and its worker.
+"""Model Runner V2, vLLM's default on GPUs, on a CPU: its nursery and its worker.
 
-Its kernels are written in Triton, which compiles for no CPU. Triton's interpreter runs them: slow,
-but step by step what a GPU would do.
+Its kernels are written in Triton, which compiles for no CPU. Triton's interpreter runs them:
+slowly, but with the same steps as a GPU.
 """
 
 import sys
@@ -20,12 +20,12 @@ VARIABLES = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
 }
 
-#: The plugin's, with what vLLM's worker for GPUs does at its start and the one for CPUs leaves out.
+#: The plugin's, with the calls that vLLM's worker for GPUs makes at its start, and the CPU's not.
 WORKER = "tests.vllm.warming.Worker"
 
 
 class SecondRunnerNursery(Nursery):
-    """Where processes come from whose engines have Model Runner V2."""
+    """Forks processes whose engines have Model Runner V2."""
 
     def __init__(self) -> None:
         if not (TRITON / "triton").is_dir():
@@ -37,5 +37,5 @@ class SecondRunnerNursery(Nursery):
 
 
 def of(worker: Any) -> str:
-    """The module of a worker's model runner, as vLLM has it."""
+    """The module of a worker's model runner."""
     return type(worker.model_runner).__mro__[1].__module__

@@ -57,10 +57,10 @@ class _Provider(TracerProvider):
 
 
 def provide() -> None:
-    """As vLLM does where an endpoint for traces is configured."""
+    """Set up a provider, as vLLM does with a configured endpoint for traces."""
     trace.set_tracer_provider(_Provider())
 
 
 def made() -> list[dict[str, Any]]:
-    """All that have begun by now."""
+    """All spans begun so far."""
     return list(_made)

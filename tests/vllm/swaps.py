@@ -1,4 +1,4 @@
-"""What the swap log says of engines that take turns."""
+"""Reads the swap log of engines that take turns."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,18 +11,18 @@ class Turn(NamedTuple):
     """A request as the engine saw it; times are those of the swap log's clock, in seconds."""
 
     component: str
-    #: When its first step had ended, and its last began: so long its weights are needed.
+    #: The end of its first step, and the begin of its last: it needs its weights between them.
     running: float
     ended: float
 
 
 def whole(name: str) -> str:
-    """Of a part its family; any other component itself."""
+    """The family of a part; any other component itself."""
     return name.partition("/")[0]
 
 
 def copies_in(records: Iterable[Record]) -> list[str]:
-    """Which components were copied in, in order; parts of a family that came together are one."""
+    """The components copied in, in order; parts of a family that came together count once."""
     found: list[str] = []
     together: set[str] = set()
     for record in records:
@@ -37,7 +37,7 @@ def copies_in(records: Iterable[Record]) -> list[str]:
 
 
 def switches(turns: Sequence[Turn]) -> int:
-    """How often another engine's request ended than the one before; the first counts too."""
+    """How often a request of another engine ended than before; the first counts too."""
     order = [turn.component for turn in sorted(turns, key=lambda turn: turn.ended)]
     return sum(one != before for one, before in zip(order, ["", *order], strict=False))
 

@@ -1,4 +1,4 @@
-"""The benchmark, as far as it counts: what depends on time is not judged here."""
+"""The counts of the benchmark; no test judges its times."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""As `test_calls.py`, of vllm-omni's workers."""
+"""The tests of `test_calls.py`, for vllm-omni's workers."""
 
 from typing import Any
 

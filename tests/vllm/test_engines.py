@@ -1,4 +1,4 @@
-"""The environment and the harness: engines of their own, and what is seen when they fail."""
+"""The environment and the harness: separate engines, and the report of their failures."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""examples/vllm_stage.py runs as it stands there, and prints what it promises."""
+"""examples/vllm_stage.py runs unchanged, and prints the promised output."""
 
 import re
 import subprocess
@@ -20,6 +20,6 @@ def test_the_engine_of_the_example_gives_way_and_answers_the_same(models: Path) 
             text=True,
             check=True,
         )
-    # beside what vLLM logs
+    # among the log lines of vLLM
     assert re.search(r"^the same tokens \[.*\]$", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"^[1-9]\d* evictions, 0 bytes copied back$", done.stdout, re.MULTILINE)

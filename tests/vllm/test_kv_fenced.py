@@ -1,5 +1,5 @@
-"""A stage whose session its daemon has ended in the midst of a step: it computed on memory that was
-another's by then, so nothing of that step counts.
+"""A stage whose daemon fenced its session in a step: it computed on memory that another session
+had by then, so nothing of that step counts.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.vllm.test_kv import ALONE, TOKENS
 from tests.vllm.test_kv_lost import HEARS
 from tests.vllm.test_tensor_parallel import HEARS_AHEAD
 
-#: Room for the stage, with its KV cache if that takes turns, for what it has beside, and 10 MiB.
+#: Room for the stage, with its KV cache if that takes turns, its other component, and 10 MiB.
 BUDGETS = {"auto": "128MiB", "private": "120MiB"}
 #: Nobody who runs needs as long, on a busy machine either; the stage is stopped for longer.
 ACK_S = 1.0
@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def await_standstill(pid: int) -> None:
-    """Until it has stopped."""
+    """Wait until it has stopped."""
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.01)
 
@@ -57,7 +57,7 @@ def its_memory_taken(daemon: Daemon, taken: int = TAKEN, some: int = SOME) -> It
 def frozen_in_a_request(
     scene: Scene, daemon: Daemon, settings: dict[str, object], *, ahead: bool
 ) -> Engine:
-    """It has made some steps, and has gone on with another's memory."""
+    """An engine that has made some steps, and has computed the last on another's memory."""
     stage = scene.process("talker")
     if ahead:
         stage.imports("tests.vllm.running_ahead")
@@ -80,7 +80,7 @@ def frozen_in_a_request(
 def test_what_a_stage_computed_while_its_session_was_ended_does_not_count(
     scene: Scene, kv: str, *, ahead: bool
 ) -> None:
-    """`ahead`: with async scheduling, by which the next step begins before vLLM asks for this."""
+    """`ahead`: with async scheduling, where the next step begins before vLLM reads this one."""
     (alone,) = scene.start(plain(scene.models / "talker", **OPTIONS))
     daemon = scene.daemon(budget=BUDGETS[kv], ack_timeout=ACK_S)
     stage = frozen_in_a_request(scene, daemon, {"kv": kv}, ahead=ahead)

@@ -20,7 +20,7 @@ def test_a_kv_connector_is_refused(scene: Scene) -> None:
 
 
 def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str | None:
-    """What is said of a cache of such layers; in a process that has vLLM."""
+    """The refusal of a cache of such layers; in a process that has vLLM."""
     import torch
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,

@@ -65,10 +65,10 @@ def test_of_a_stage_no_more_leaves_than_another_needs(
         assert min(len(of[name]) for name in DEEP) > 2
         parts = sum(max(of[name]) for name in DEEP)
         lacking = sum(map(sum, of.values())) - budget
-        # a cache that has nothing worth saving leaves, and comes in, without a copy
+        # a cache without contents leaves and comes back without a copy
         weights = sum(sum(of[name]) for name in DEEP) - budget
         beside = sum(max(weights + sum(of.get(f"{name}.kv", [])), 0) for name in DEEP)
-        if number:  # until then there is what loading has evicted
+        if number:  # the first round has the evictions of loading
             assert copied <= 2 * lacking + parts
             if not prefixes:
                 assert copied <= (beside and beside + parts)

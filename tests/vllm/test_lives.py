@@ -21,7 +21,7 @@ Expected = Mapping[str, list[list[list[int]]]]
 
 
 def waits(daemon: Daemon, name: str) -> int:
-    """How often somebody has had to wait for it until now."""
+    """How often a request for this component has had to wait until now."""
     return sum(one.names == (name,) for one in daemon.watch.seen("Waiting"))
 
 
@@ -149,8 +149,7 @@ def test_an_engine_with_a_process_for_its_core_beside_one_without(
     scene: Scene, expected: Expected
 ) -> None:
     """As a server has it: the plugin is loaded in each process, and the worker's has the lease."""
-    # each prompt by itself: those that come together may be in one step there or in two, and sums
-    # depend on what else is in a step
+    # one prompt at a time: two that come together may share a step or not, and that changes sums
     alone = [[prompt] for prompts in REQUESTS for prompt in prompts]
     expected_alone = {
         engine.label: [engine.generate(prompt, TOKENS) for prompt in alone]

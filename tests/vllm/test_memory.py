@@ -1,4 +1,4 @@
-"""What an arena must hold is what the files of the stages say, and no more than a chunk a part."""
+"""An arena of the size in the stages' files is enough, and at most a chunk a part too large."""
 
 from pathlib import Path
 

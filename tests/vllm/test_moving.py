@@ -33,13 +33,13 @@ def answers(engine: Engine) -> list[Any]:
 
 
 def evict(daemon: Daemon, name: str) -> None:
-    """Have somebody else take all of the memory for a moment."""
+    """Let another session take all of the memory for a moment."""
     with connect(daemon.folder) as client, client.acquire_workspace("64MiB"):
         assert {one.state for one in by_component(daemon)[name]} == {"absent"}
 
 
 def held(daemon: Daemon, name: str) -> int:
-    """How many bytes of it are in swapd."""
+    """The bytes of this component in swapd."""
     return sum(one.nbytes for one in by_component(daemon)[name])
 
 
@@ -103,7 +103,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["symmetric", "asymmetric"])
 def test_8_bit_integers_are_right_or_refused(scene: Scene, quantised: Path, name: str) -> None:
-    """By which kernel depends on the CPU: oneDNN's, which keeps an address, or that for AMX."""
+    """The CPU decides the kernel: oneDNN's, which keeps an address, or that for AMX."""
     model = quantised / name
     (alone,) = scene.start(plain(model))
     daemon = scene.daemon()
@@ -123,7 +123,7 @@ def test_8_bit_integers_are_right_or_refused(scene: Scene, quantised: Path, name
 
 
 def test_all_weights_are_swapds_whatever_the_cpu_keeps_them_as(scene: Scene) -> None:
-    """With AMX vLLM packs them, and keeps them in closures."""
+    """With AMX, vLLM packs them, and keeps them in closures."""
     daemon = scene.daemon()
     (engine,) = scene.on_swapd(daemon, "talker")
     assert held(daemon, "talker") >= 0.99 * on_file(scene.models / "talker")

@@ -31,7 +31,7 @@ GENERATION: dict[str, Any] = {
     "hf_overrides": {"architectures": ["WaveQwen2"]},
     "scheduler_cls": "vllm_omni.core.sched.omni_generation_scheduler.OmniGenerationScheduler",
 }
-#: A prompt of several parts.
+#: A prompt that is computed in several parts.
 PARTS = [*range(10, 170)]
 
 
@@ -94,7 +94,7 @@ def test_their_kv_caches_take_turns_with_their_weights(scene: Scene, expected: E
 
 
 def test_what_of_a_cache_could_not_be_saved_is_computed_again(scene: Scene) -> None:
-    """By vllm-omni's scheduler, which hears of it by a step that is thrown away."""
+    """By vllm-omni's scheduler, which learns it from a step that does not count."""
     daemon = scene.daemon(
         program="tests.guarantees.failing_saves",
         budget="160MiB",
@@ -105,7 +105,7 @@ def test_what_of_a_cache_could_not_be_saved_is_computed_again(scene: Scene) -> N
         "scheduler_cls": "vllm_omni.core.sched.omni_ar_scheduler.OmniARScheduler",
         "kv_cache_memory_bytes": 32 * MIB,
         "enable_prefix_caching": False,
-        "dtype": "float32",  # the last bits of what is computed at once instead decide no token
+        "dtype": "float32",  # last bits differ if all is computed at once; they decide no token
     }
     alone = {name: process(scene, name) for name in ("thinker", "talker")}
     for name, engine in alone.items():
@@ -137,21 +137,21 @@ def test_the_runner_alone_says_the_same(scene: Scene, expected: Expected) -> Non
 
 @pytest.mark.parametrize("careless", ["NoLeaseWhileSampling", "NoLeaseWhileExecuting"])
 def test_a_lease_that_ends_too_early_is_a_fault(scene: Scene, careless: str) -> None:
-    """So the tests above would see it."""
+    """So the tests above would fail with it."""
     (engine,) = on_omni(scene, scene.daemon().folder, "talker", kind=careless)
     with pytest.raises(EngineDied):
         engine.generate(REQUESTS[0], TOKENS)
 
 
 def sounds(engine: Engine, prompts: list[list[int]]) -> Any:
-    """What a generation stage makes of each prompt: it has no tokens to say."""
+    """A generation stage's output for each prompt: it has no tokens."""
     assert engine.generate(prompts, 1) == [[] for _ in prompts]
     (made,) = engine.call("sounds")
     return made
 
 
 def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected: Expected) -> None:
-    """It makes in one step what plain vllm-omni makes."""
+    """It makes in one step the same as plain vllm-omni."""
     alone, stage = process(scene, "code2wav"), process(scene, "code2wav")
     model = scene.models / "code2wav"
     alone.begin("start", **plain(model, worker_cls=worker("PlainGenerationWorker"), **GENERATION))
@@ -174,7 +174,7 @@ def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected:
 def test_a_generation_stage_computes_again_what_a_prompt_had_in_a_cache_that_is_gone(
     scene: Scene,
 ) -> None:
-    """Of a prompt that is computed in parts; what is made in one step reads nothing of before."""
+    """Only a prompt computed in parts reads earlier parts from the cache."""
     model = scene.models / "code2wav"
     parts = {"max_num_batched_tokens": 32, "kv_cache_memory_bytes": 8 * MIB, "block_size": 32}
     more = {**GENERATION, **parts, "enable_prefix_caching": False}
@@ -188,7 +188,7 @@ def test_a_generation_stage_computes_again_what_a_prompt_had_in_a_cache_that_is_
     alone.result()
     stage.result()
     stage.ask([PARTS], 1)
-    stage.step(2)  # the first schedules, or computes, no more than a part
+    stage.step(2)  # the first step schedules, or computes, at most a part
     lose(daemon, "96MiB")
     stage.finish()
     (made,) = stage.call("sounds")
@@ -198,7 +198,7 @@ def test_a_generation_stage_computes_again_what_a_prompt_had_in_a_cache_that_is_
 
 
 def compare_classes() -> None:
-    """Swapd's with vllm-omni's, in a process that has those."""
+    """Compares swapd's classes with vllm-omni's, in a process that has those."""
     from vllm_omni.worker.gpu_ar_worker import GPUARWorker
     from vllm_omni.worker.gpu_generation_worker import GPUGenerationWorker
 
@@ -215,7 +215,7 @@ def compare_classes() -> None:
 
 
 def test_the_classes_that_a_stage_names_are_vllm_omnis_with_swapds_first(nursery: Nursery) -> None:
-    """Those themselves run on a GPU only."""
+    """The classes themselves run on a GPU only."""
     nursery.call(f"{__name__}:{compare_classes.__name__}")
 
 

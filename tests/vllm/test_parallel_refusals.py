@@ -10,7 +10,7 @@ from tests.vllm.engines import Nursery
 
 
 def refusals(asked: Sequence[tuple[bool, Mapping[str, int]]]) -> list[str]:
-    """What the plugin says to each, in a process that has vLLM."""
+    """The plugin's refusal of each, in a process that has vLLM."""
     from swapd_client.vllm.worker import Unsupported, _refuse
 
     nothing: Any = SimpleNamespace(cpu_offload_gb=0, offload_group_size=0)
@@ -48,7 +48,7 @@ CASES: Mapping[str, tuple[bool, dict[str, int]]] = {
 
 @pytest.fixture(scope="module")
 def said(nursery: Nursery) -> dict[str, str]:
-    """Of configurations that have as much as is looked at."""
+    """The refusals of configurations with only the fields that the plugin reads."""
     asked = [(experts, ONE_EACH | sizes) for experts, sizes in CASES.values()]
     answers = nursery.call(f"{__name__}:{refusals.__name__}", asked)
     return dict(zip(CASES, answers, strict=True))

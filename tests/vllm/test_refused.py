@@ -1,4 +1,4 @@
-"""What a stage is not started with, and what it is told; each by a real engine."""
+"""Settings with which a stage is refused, and the error; each with a real engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ Expected = Mapping[str, list[list[list[int]]]]
 
 
 def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> EngineFailed:
-    """What an engine says that does not start, on a daemon that then has nothing of it."""
+    """The error of an engine that does not start, and leaves nothing on its daemon."""
     daemon = scene.daemon()
     engine = scene.process("talker")
     with pytest.raises(EngineFailed) as failed:

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler makes of a lost KV cache, with steps that run ahead and without."""
+"""vLLM's scheduler and a lost KV cache, with steps that run ahead and without."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.vllm.engines import Nursery
 
-#: Of each request, in `scheduling`: its tokens are numbered, after the prompt.
+#: The tokens of each request in `scheduling`: the numbers after its prompt.
 ALL = list(range(40, 64))
 
 
@@ -30,7 +30,7 @@ def test_each_token_comes_once_and_none_was_computed_from_nothing(
 def test_a_step_on_others_memory_is_computed_again_with_those_that_ran_ahead(
     models: Path, nursery: Nursery, *, ahead: bool, prefixes: bool, fenced_in: list[int]
 ) -> None:
-    """The next step has begun before anybody knows of it, and has read what that one wrote."""
+    """The next step has begun before this is known, and has read its output."""
     got, _, void = nursery.call(
         "tests.vllm.scheduling:said", str(models / "talker"), ahead, prefixes, [], fenced_in
     )

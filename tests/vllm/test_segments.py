@@ -39,7 +39,7 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
     with scene(deep, nursery) as made:
         try:
             yield made
-        finally:  # of a test that failed: the daemon would not end
+        finally:  # after a failed test, the daemon would not end
             with suppress(OSError):
                 os.close(os.open(door(made.folder / "d0"), os.O_WRONLY | os.O_NONBLOCK))
 
@@ -64,7 +64,7 @@ def start(place: Scene, daemon: Daemon, *names: str) -> list[Engine]:
 
 @contextmanager
 def heard(place: Scene, name: str) -> Iterator[Any]:
-    """What is entered returns when the first layer of that stage has computed since."""
+    """Yields a wait for the first layer of that stage to compute."""
     pipe = os.open(pipe_of(place, name), os.O_RDONLY | os.O_NONBLOCK)
 
     def wait() -> None:
@@ -77,13 +77,13 @@ def heard(place: Scene, name: str) -> Iterator[Any]:
 
 
 def two_of_them(place: Scene) -> tuple[Daemon, Engine, Engine]:
-    """The deeper one is out, as far as it goes."""
+    """Both engines on one daemon; most of the deeper one is evicted."""
     os.mkfifo(door(place.folder / "d0"))
     daemon = place.daemon(budget=BUDGET, program=HELD)
     late, other = start(place, daemon, LATE, OTHER)
     for engine in (late, other):
         engine.generate(REQUESTS[0], TOKENS)
-        engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
+        engine.step(1)  # without requests: it ends the turn, as in a server
     await_leases_back(daemon)
     return daemon, late, other
 
@@ -93,12 +93,12 @@ def open_door(daemon: Daemon) -> None:
 
 
 def to_come(daemon: Daemon, name: str = LATE) -> int:
-    """How many parts are out."""
+    """The number of absent parts."""
     return sum(one.state == "absent" for one in by_component(daemon)[name])
 
 
 def coming(daemon: Daemon) -> int:
-    """How many parts of it are on their way."""
+    """The number of parts that are being loaded."""
     return sum(one.state == "loading" for one in by_component(daemon)[LATE])
 
 
@@ -164,7 +164,7 @@ def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
 def test_a_daemon_killed_inside_such_a_step_costs_no_token(
     place: Scene, expected_deep: Expected
 ) -> None:
-    """What had not come in is in the host copies."""
+    """The host copies have the parts that were not loaded."""
     daemon, late, other = two_of_them(place)
     order(daemon.folder, "hold", to_come(daemon))
     with heard(place, LATE) as first_layer:

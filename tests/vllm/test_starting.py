@@ -11,7 +11,7 @@ from tests.vllm.models import MODELS
 
 
 def spans(records: list[Record]) -> list[tuple[float, float]]:
-    """From when until when each had the turn to start."""
+    """Start and end of each engine's turn to start."""
     asked: set[tuple[int, int]] = set()
     begun: dict[tuple[int, int], float] = {}
     ended = []
@@ -23,7 +23,7 @@ def spans(records: list[Record]) -> list[tuple[float, float]]:
                 begun[session, request] = record.time
             case events.Asked(session=session, request=protocol.Release()):
                 ended += [(began, record.time) for began in ending(begun, session)]
-            case events.SessionGone(session=session):  # heard of first, at times
+            case events.SessionGone(session=session):  # at times, this record comes first
                 ended += [(began, record.time) for began in ending(begun, session)]
     assert not begun, "a stage has started and still has the turn"
     return ended

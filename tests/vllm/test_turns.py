@@ -1,6 +1,6 @@
 """Two real engines in processes of their own, and one swapd with room for one, strictly isolated.
 
-Each says what plain vLLM says, token for token, though its weights come and go; and they come and
+Each gives plain vLLM's answers, token for token, though its weights come and go; and they come and
 go between requests, not at every step.
 """
 
@@ -25,7 +25,7 @@ NAMES = ("thinker", "talker")
 
 
 def copies(daemon: Daemon) -> list[str]:
-    daemon.watch.seen("CopyIn")  # all there is until now is read
+    daemon.watch.seen("CopyIn")  # reads all records until now
     return swaps.copies_in(daemon.watch.history)
 
 

@@ -1,7 +1,7 @@
 """Models and features of vLLM, a row each: the same answers, to the last bit, under evictions.
 
-Each row's engine and one without swapd are asked the same. The device is taken from the one on
-swapd before each request and in the middle of it, so what is read outside a lease is a fault.
+Each row's engine and one without swapd get the same requests. Another session takes the device
+from the one on swapd before each request and in its middle: a read outside a lease is a fault.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,16 +42,16 @@ TEXT: Requests = ({"prompt": [40, 41, 42, 43]}, {"prompt": [50, 51]})
 
 @dataclass(frozen=True)
 class Row:
-    """One engine and what it is asked."""
+    """One engine and its requests."""
 
     name: str
     #: One of `zoo.CHECKPOINTS`.
     checkpoint: str
-    #: Requests that are open together; one such set after the other.
+    #: Sets of requests; the requests of one set are open together.
     asked: Sequence[Requests] = (TEXT,)
-    #: Of the engine. "zoo:NAME" is the folder of a checkpoint.
+    #: The engine's arguments. "zoo:NAME" is the folder of a checkpoint.
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: How much of the checkpoint swapd holds, at least; and if not nearly all, why.
+    #: The least share of the checkpoint in swapd.
     held: float = 0.95
     #: A counter of vLLM's that shows that the feature was used.
     counts: str = ""
@@ -131,7 +131,7 @@ class Evictor:
         self._client = swapd_client.connect(daemon.folder, label="evictor")
 
     def evict(self) -> None:
-        """Blocks until nothing is in."""
+        """Blocks until no component is resident."""
         with self._client.acquire_workspace(BUDGET):
             pass
 
@@ -161,7 +161,7 @@ def answers(engine: Engine, asked: Requests) -> Any:
 
 
 def why_not(engine: Engine, asked: Requests) -> str | None:
-    """Why an engine does not answer; None if it does."""
+    """The reason why an engine does not answer; None if it does."""
     try:
         answers(engine, asked)
     except EngineFailed as exc:
@@ -208,7 +208,7 @@ def test_it_answers_the_same_when_its_weights_come_and_go(
         if row.counts:
             assert engine.counters()[row.counts] > 0
         assert answers(engine, asked[0]) == expected[0], "and where nobody takes it away"
-        evictor.evict()  # it gives its lease back
+        evictor.evict()  # the client releases the lease that it keeps
         await_leases_back(daemon)
         status = daemon.status()
         evictor.close()

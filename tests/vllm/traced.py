@@ -1,4 +1,4 @@
-"""A worker that says, through a pipe, when its first layer has computed."""
+"""A worker that writes to a pipe when its first layer has computed."""
 
 import os
 from contextlib import suppress
@@ -8,7 +8,7 @@ from swapd_client.vllm.cpu import CPUWorker
 
 
 class TracedWorker(CPUWorker):
-    """`additional_config` names the pipe (`trace`); where nobody reads, nothing is said."""
+    """`additional_config` names the pipe (`trace`); without a reader it writes nothing."""
 
     def load_model(self, **options: Any) -> None:
         super().load_model(**options)

@@ -1,4 +1,4 @@
-"""Swapd's worker without some of what it does: to be compared with."""
+"""Swapd's worker without some of its features, for comparison."""
 
 import time
 from typing import Any
@@ -7,14 +7,14 @@ from swapd_client.vllm import cpu, layers
 
 
 class AllInWorker(cpu.CPUWorker):
-    """A turn begins when the last layer is in."""
+    """A turn begins when the last layer is loaded."""
 
     def _find_segments(self) -> None:
         pass
 
 
 class HookedWorker(cpu.CPUWorker):
-    """One whose layers may be made to wait for what is there."""
+    """A worker whose layers can be made to wait for their weights."""
 
     def forwards(self, rounds: int) -> list[tuple[float, float]]:
         """CPU seconds for a forward whose layers do not wait, and for one where each does."""
