@@ -1,8 +1,8 @@
-"""vLLM's schedulers without a model: what requests get whose cache is lost, also while steps run
-ahead.
+"""vLLM's schedulers without a model: the tokens of requests whose cache is lost, also while steps
+run ahead.
 
-What stands for the model says of each token which it is, and garbage where it would read from a
-cache that is gone.
+A stand-in for the model gives each token its number, and garbage if it would read from a lost
+cache.
 """
 
 import random
@@ -30,13 +30,12 @@ from swapd_client.vllm.stage.cache import Cache, Hears, Layer, Terms
 BLOCK = 16
 PROMPT = list(range(40))
 TOKENS = 24
-#: What is said of a token that was computed from nothing, and what is in slots then; what is in a
-#: cache that is new.
+#: The token that is sampled from lost contents, and the contents of slots that were never written.
 GARBAGE, NOTHING = 9999, 0
 
 
 class Model:
-    """What a worker returns of a step, in order of steps. Its cache is lost before some of them."""
+    """Computes the output of each step as a worker does. Its cache is lost before some of them."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class Model:
         component: Any = SimpleNamespace(name="model.kv", nbytes=0, lost=True)
         terms = Terms("drop", prefixes, [Layer(0, 0)], hears=hears, block_tokens=[BLOCK])
         self._cache = Cache(component, terms)
-        #: By block, what was written to its slots: a number that depends on all that was read.
+        #: The contents of each block's slots: a number that depends on all tokens before.
         self._there: dict[int, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._tokens: dict[str, list[int]] = {}
@@ -63,7 +62,7 @@ class Model:
         self.void = 0
 
     def step(self, scheduled: Any) -> Callable[[], ModelRunnerOutput]:
-        """What returns the output, for later."""
+        """Returns a function that returns the output later."""
         self._steps += 1
         fenced = self._steps in self._fenced_in
         self._cache.in_use.ended(scheduled.finished_req_ids)
@@ -91,8 +90,8 @@ class Model:
         return get_output
 
     def _token(self, scheduled: Any, name: str, *, fenced: bool) -> int | None:
-        """How many tokens are before the one that it samples, if it has read what there was of all
-        of them. None in the middle of what is known of it.
+        """The number of tokens before the one that it samples, if the cache had all their contents;
+        else `GARBAGE`. None while the known tokens are not all computed.
         """
         computed = self._note(scheduled, name)
         blocks, tokens = self._blocks[name], self._tokens[name]
@@ -109,7 +108,7 @@ class Model:
         return tokens[-1]
 
     def _note(self, scheduled: Any, name: str) -> int:
-        """Which blocks and tokens it has; returns how many of these are computed."""
+        """Note its blocks and tokens; returns the number of computed tokens."""
         for new in scheduled.scheduled_new_reqs:
             if new.req_id == name:
                 self._blocks[name] = list(new.block_ids[0])
@@ -128,9 +127,9 @@ class Model:
 def said(
     model: str, ahead: bool, prefixes: bool, lost_before: list[int], fenced_in: Sequence[int] = ()
 ) -> tuple[dict[str, list[int]], int, int]:
-    """What two requests that begin alike get, how often it was lost, and how many steps were void.
+    """The tokens of two requests with the same beginning, and the numbers of losses and void steps.
 
-    `ahead`: with `async_scheduling`, by which a step is scheduled while another runs.
+    `ahead`: with `async_scheduling`, where a step is scheduled while another runs.
     """
     kind = scheduler.AsyncScheduler if ahead else scheduler.Scheduler
     made = _scheduler(model, kind, prefixes=prefixes, ahead=ahead)
@@ -155,11 +154,11 @@ def said(
 def said_by_vllms_own(
     model: str, prefixes: bool, seeds: Sequence[int]
 ) -> list[tuple[dict[str, list[int]], dict[str, int], int]]:
-    """By histories of vLLM's own scheduler: what requests got that were not aborted, how long the
-    prompt of each was, and how many steps did not count as a whole.
+    """Random histories of vLLM's own scheduler. Returns the tokens of the requests that were not
+    aborted, the length of each one's prompt, and the number of steps that did not count at all.
 
-    Requests come and are aborted, and the cache is lost, at random; there are too few blocks for
-    all, so some are preempted, and prompts are computed in parts.
+    Requests come and abort, and the cache is lost, at random. There are too few blocks for all, so
+    the scheduler preempts some, and computes prompts in parts.
     """
     made = _scheduler(model, VllmScheduler, prefixes=prefixes, blocks=24, tokens=48)
     return [_history(made, random.Random(seed), prefixes=prefixes) for seed in seeds]
@@ -223,7 +222,7 @@ def _scheduler(
         max_num_batched_tokens=tokens,
         max_num_seqs=8,
     ).create_engine_config()
-    config.scheduler_config.async_scheduling = ahead  # vLLM leaves it out on a CPU
+    config.scheduler_config.async_scheduling = ahead  # vLLM switches it off on a CPU
     config.cache_config.num_gpu_blocks = blocks
     init_none_hash(get_hash_fn_by_name("sha256"))
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)

@@ -105,13 +105,13 @@ class Server:
             return knock.connect_ex(str(self._path)) == 0
 
     def pid_of(self, role: str) -> int:
-        """Of its process that calls itself so: `APIServer`, `EngineCore`, `Worker`."""
+        """The pid of its process of this role: `APIServer`, `EngineCore`, `Worker`."""
         found = re.search(rf"\({role} pid=(\d+)\)", self.log)
         assert found, f"no {role}; {self.tail}"
         return int(found[1])
 
     def await_end(self) -> None:
-        """Until none of its processes is left."""
+        """Wait until all its processes have ended."""
         self._reader.join(harness.PATIENCE_S)
         assert self.ended, f"never ended; {self.tail}"
 
@@ -120,7 +120,7 @@ class Server:
         return not self._reader.is_alive()
 
     def exit_status(self) -> int:
-        """Once none of its processes is left; of one started as users do."""
+        """Once all its processes have ended; of one started as users do."""
         self.await_end()
         assert self.process is not None
         return self.process.wait(harness.PATIENCE_S)
@@ -134,7 +134,7 @@ class Server:
         self.await_end()
 
     def close(self) -> None:
-        """Leave nothing of it. More than once is once."""
+        """End everything of it. A second call does nothing."""
         self._http.close()
         if not self.ended:
             self.kill()
@@ -303,7 +303,7 @@ class Servers:
             *("--worker-cls", WORKER),
             *("--additional-config", json.dumps({"swapd": swapd})),
             *("--max-model-len", "256"),
-            *("--max-num-seqs", "1"),  # in a batch, sums depend on what else is in it
+            *("--max-num-seqs", "1"),  # in a batch, sums depend on other requests
             *("--dtype", "bfloat16"),
             *("--kv-cache-memory-bytes", str(64 * MIB)),
         ]
@@ -313,7 +313,7 @@ class Servers:
 
 
 def write(folder: Path, models: Path) -> None:
-    """The checkpoints of `models`, each with a tokenizer for what a server answers in text."""
+    """Write the checkpoints of `models`, each with a tokenizer for answers in text."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace

@@ -1,9 +1,9 @@
-"""A pipeline of vllm-omni's that streams (`async_chunk: true`), on a CPU, and what drives it.
+"""A pipeline of vllm-omni's that streams (`async_chunk: true`), on a CPU, and its driver.
 
 Schedulers, runners, the chunk transfer adapter and its connector are vllm-omni's own; each stage is
-an engine in a process of its own. Its orchestrator, which needs worker classes that refuse a CPU,
-is left out: the test hands each request to all stages at once, as that does. Importing this
-registers the models.
+an engine in a process of its own. The orchestrator is left out, because its worker classes refuse a
+CPU: the test gives each request to all stages at once, as that does. Importing this registers the
+models.
 """
 
 import time
@@ -38,7 +38,7 @@ def thinker2talker(
     is_finished: bool = False,
     new_token_ids: Sequence[int] = (),
 ) -> OmniPayloadStruct:
-    """A chunk for each step: the tokens that it said."""
+    """A chunk for each step, with its tokens."""
     return OmniPayloadStruct(ids=IdsStruct(output=list(new_token_ids)))
 
 
@@ -49,7 +49,7 @@ def talker2code2wav(
     is_finished: bool = False,
     new_token_ids: Sequence[int] = (),
 ) -> OmniPayloadStruct | None:
-    """A chunk for each `FRAMES` tokens, and for what is left at the end."""
+    """A chunk for each `FRAMES` tokens, and for the rest at the end."""
     said = transfer_manager.code_prompt_token_ids[request.external_req_id]
     said.extend(new_token_ids)
     if not said or (len(said) < FRAMES and not is_finished):
@@ -66,7 +66,7 @@ def talker2code2wav(
 
 
 class StreamingQwen2(SamplingQwen2):
-    """What it says depends on each chunk that it was given."""
+    """Its output depends on each chunk that it has got."""
 
     has_preprocess = True
 
@@ -116,7 +116,7 @@ class _Sounds(_Streams):
         return result
 
     def made(self) -> list[tuple[float, list[float], str]]:
-        """Since it was asked last."""
+        """The sounds since the last call."""
         made: list[tuple[float, list[float], str]] = self.__dict__.pop("_made", [])
         return made
 
@@ -138,8 +138,8 @@ class StreamingEngine(Engine):
     def stream(
         self, names: Sequence[str], prompts: Sequence[Sequence[int]], tokens: int
     ) -> tuple[list[list[int]], float]:
-        """Requests that all stages call so: the tokens of each, and when all had ended (Unix
-        time)."""
+        """Requests with these names in all stages: the tokens of each, and the time when all had
+        ended (Unix time)."""
         from vllm import SamplingParams
 
         settings = SamplingParams(

@@ -1,4 +1,4 @@
-"""Three stages that stream, each an engine: what they are started with, and one request's way."""
+"""Three stages that stream, each an engine: their options, and the way of one request."""
 
 import time
 import uuid
@@ -14,7 +14,7 @@ NAMES = ("deep", "talker", "wave")
 #: The largest, plus a quarter.
 BUDGET = "184MiB"
 ROOM_FOR_ALL = "256MiB"
-#: What each says for a request; a sound is made of 8 of the talker's.
+#: The tokens of each for a request; 8 of the talker's make a sound.
 TOKENS = (24, 64, 1)
 
 HERE = "tests.vllm.streaming"
@@ -33,7 +33,7 @@ _COMMON: Mapping[str, Any] = {
     "async_scheduling": False,
     "enable_prefix_caching": False,
 }
-#: By stage: what it is started with, its architecture, and what its `model_config` has more.
+#: By stage: its options, its architecture, and more fields of its `model_config`.
 _STAGES: tuple[tuple[Mapping[str, Any], str, Mapping[str, Any]], ...] = (
     (_AR, "SamplingQwen2", {"custom_process_next_stage_input_func": f"{HERE}.thinker2talker"}),
     (_AR, "StreamingQwen2", {"custom_process_next_stage_input_func": f"{HERE}.talker2code2wav"}),
@@ -41,7 +41,7 @@ _STAGES: tuple[tuple[Mapping[str, Any], str, Mapping[str, Any]], ...] = (
 )
 
 
-#: So that what is said does not depend on who shares a batch, which is as it happens.
+#: Float32: answers do not depend on the other requests in a batch, which vary.
 EXACT = {"dtype": "float32"}
 #: As vLLM schedules on GPUs (`running_ahead.py`).
 AHEAD = {
@@ -51,9 +51,9 @@ AHEAD = {
 
 
 class Heard(NamedTuple):
-    """Of one request, or of several at once."""
+    """The answers to one request, or to several at once."""
 
-    #: What thinker and talker said, and the sounds; of several, of each.
+    #: The output of thinker and talker, and the sounds; of several, of each.
     said: list[Any]
     #: Seconds until the first sound was there, and until all stages had ended.
     first_s: float

@@ -57,7 +57,7 @@ class Vae(nn.Module):
 
 
 class EveryOther(ModelHook):  # type: ignore[misc]
-    """As vllm-omni's caches: instead of forward, and at every other step what there was before."""
+    """As vllm-omni's caches: replaces forward, and returns the last output at every other step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import Any
 
 import transformers
 
-# a tokenizer's class that is asked for by name; its package is not in this environment
+# the name of a tokenizer's class; its package is not in this environment
 transformers.MistralCommonBackend = type("MistralCommonBackend", (), {})
 
 #: A prompt with a picture in it: the processor puts the picture's tokens where IMAGE is.

@@ -14,12 +14,12 @@ from vllm.v1.worker.gpu.warmup import run_mixed_prefill_decode_warmup, warmup_ke
 from swapd_client.vllm.cpu import CPUWorker
 from tests.vllm import plain, second_runner
 
-#: Of the step in which one request begins and another goes on.
+#: Tokens of the step in which one request begins and another goes on.
 MIXED_TOKENS = 8
 
 
 def _plainly() -> SamplingParams:
-    """Instead of all that there is to ask for, of which the interpreter does not run all."""
+    """Plain sampling: the interpreter does not run all kernels of other kinds."""
     return SamplingParams(max_tokens=4, temperature=0)
 
 
@@ -46,6 +46,6 @@ class Worker(CPUWorker, Warms):
     """With swapd."""
 
     def turns(self) -> list[Any]:
-        """What the plugin knows of requests, and whether it is in a call."""
+        """The plugin's requests, and whether it is in a call."""
         stage = self._swapd
         return [len(stage._turns.keeping.in_flight), stage._gate.depth]

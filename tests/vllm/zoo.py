@@ -10,11 +10,11 @@ from typing import Any
 
 WORDS = 512
 
-#: What the tokenizer calls its first words; then come single characters, then numbers.
+#: The tokenizer's first words; then come single characters, then numbers.
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "<audio>", "<begin>", "<end>", "<video>")
 PAD, BOS, EOS, _, IMAGE, AUDIO, BEGIN, END, VIDEO = range(len(SPECIAL))
 
-#: Of most of them. Weights are large, so that what comes out depends on what goes in.
+#: Options of most of them. Weights are large, so that the output depends on the input.
 SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": 128,
@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {
 
 
 def write_all(folder: str) -> None:
-    """Each in a folder of its own in `folder`, by its name."""
+    """Write each into a folder in `folder`, by its name."""
     import torch
 
     for number, (name, write) in enumerate(CHECKPOINTS.items()):
@@ -104,7 +104,7 @@ def write_qwen2_audio(folder: Path) -> None:
         audio_config=audio,
         audio_token_index=AUDIO,
     )(folder)
-    # as the released files have it, and vLLM reads it
+    # as in the released files; vLLM reads it
     rename(folder, "language_model.model.model.", "language_model.model.")
     write_tokenizer(folder, audio_token="<audio>", audio_bos="<begin>", audio_eos="<end>")
     sounds = {
@@ -193,7 +193,7 @@ def _any_int32(shape: tuple[int, int]) -> Any:
 
 
 def write_adapter(folder: Path) -> None:
-    """A LoRA for `llama`, of rank 8, on what attends."""
+    """A LoRA for `llama`, of rank 8, on its attention."""
     import torch
     from safetensors.torch import save_file
 
@@ -214,7 +214,7 @@ def write_adapter(folder: Path) -> None:
 
 
 def write_eagle(folder: Path) -> None:
-    """An EAGLE head for `llama`: a layer, and what mixes a token with the last hidden state."""
+    """An EAGLE head for `llama`: a layer, and a projection of a token and the last hidden state."""
     import torch
     from safetensors.torch import load_file, save_file
 
