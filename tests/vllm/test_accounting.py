@@ -1,4 +1,4 @@
-"""What `swapd plan --vllm` says, put into vLLM's own sums, comes out."""
+"""vLLM's own arithmetic confirms the plan of `swapd plan --vllm`."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from tests.vllm.engines import Nursery
 
 GIB = 1 << 30
 MIB = 1 << 20
-#: As `accounting` has them.
+#: As in `accounting`.
 BUFFERS, PEAK, KERNELS = 96 * MIB, 700 * MIB, 130 * MIB
 STAGES: tuple[tuple[str, float, Kind], ...] = (
     ("thinker", 17, "ar"),
@@ -43,9 +43,9 @@ def test_each_stage_has_the_cache_that_was_planned_and_the_arena_is_counted_once
     for plan, found in zip(plans, said, strict=True):
         for share in (s for s in plan.shares if s.cache_bytes):
             assert found["kv_cache"][share.name] == share.cache_bytes
-        # one without a cache has its utilisation, less what it uses: the others' is not its own
+        # without a cache: its utilisation, less its own use; the other stages do not count
         (alone,) = [s for s in plan.shares if not s.cache_bytes]
         used = int(plan.total_bytes * utilization(alone.room_bytes, plan.total_bytes))
         assert found["kv_cache"][alone.name] == used - BUFFERS - PEAK - KERNELS
-        # what is left: the reserve, and what each stage needs only while it computes
+        # left: the reserve, and memory that each stage needs only while it computes
         assert found["free"] >= 2 * GIB + len(STAGES) * PEAK

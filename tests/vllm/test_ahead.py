@@ -1,4 +1,4 @@
-"""Three real engines of a pipeline, and room for two: the next one comes in while one computes."""
+"""Three real engines of a pipeline, with room for two: the next one loads while one computes."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from tests.vllm.test_omni import on_omni
 
 Expected = Mapping[str, list[list[list[int]]]]
 
-#: 54, 51 and 39 MiB.
+#: Models of 54, 51 and 39 MiB.
 ORDER = ("thinker", "talker", "code2wav")
 ROOM_FOR_TWO = "108MiB"
 COMING = ("absent", "loading", "revoking", "writing back")
@@ -40,7 +40,7 @@ def await_in(daemon: Daemon, name: str) -> None:
 
 
 def run(daemon: Daemon, engines: list[Engine], expected: Expected) -> None:
-    """Each request goes through all stages; from the second on, all of each is there by then."""
+    """Each request goes through all stages; from the second on, each stage is loaded in time."""
     for number, prompts in enumerate(REQUESTS):
         for engine in engines:
             before = len(copied(daemon))
@@ -48,7 +48,7 @@ def run(daemon: Daemon, engines: list[Engine], expected: Expected) -> None:
             engine.step(1)
             await_in(daemon, NEXT[engine.label])
             assert engine.finish() == expected[engine.label][number]
-            engine.step(1)  # of nothing: as a server's engine does, it says that the request ended
+            engine.step(1)  # without requests: it ends the turn, as in a server
             came = copied(daemon)[before:]
             if number:
                 assert came == [NEXT[engine.label]], "of the next stage, while this one computed"
@@ -76,7 +76,7 @@ def test_it_is_as_well_where_vllm_omni_says_the_order(scene: Scene, expected: Ex
 def test_stages_that_are_busy_at_once_say_what_they_say_alone(
     scene: Scene, expected: Expected
 ) -> None:
-    """What is expected delays nobody for long, and nothing swaps inside a request for it."""
+    """Prefetching delays nobody for long, and causes no swap inside a request."""
     daemon = scene.daemon()  # room for one
     settings = {"order": list(ORDER)}
     engines = scene.start(
@@ -94,7 +94,7 @@ def config(hf_config: Any, stage: int, name: str, arch: str) -> Any:
 
 
 def compare_orders() -> None:
-    """In a process that has vllm-omni."""
+    """Runs in a process that has vllm-omni."""
     from transformers import Qwen2_5OmniConfig, Qwen2Config
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 

@@ -1,4 +1,4 @@
-"""Every public method of vLLM's workers is known to the plugin, which does what it says of each.
+"""The plugin knows every public method of vLLM's workers, and treats each as it declares.
 
 With a new version of vLLM these tests come first: a method that reads weights without a lease is a
 fault, and one that writes to them is worse.

@@ -1,4 +1,4 @@
-"""What vLLM has since 0.32: a trainer checks whether all weights of a real engine are what it sent.
+"""Since vLLM 0.32, a trainer can check that all weights of a real engine are those it sent.
 
 The engine shares the device with another, so its weights are not always in.
 """

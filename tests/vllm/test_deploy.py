@@ -21,7 +21,7 @@ OVERLAYS = {
     "qwen3_omni_moe": "swapd_qwen3_omni.yaml",
     "wan2_2_ti2v": "swapd_wan2_2.yaml",
 }
-#: Of the first pipeline's first stage, one for each file.
+#: Options of the first pipeline's first stage, one for each file.
 MISTAKES: tuple[dict[str, object], ...] = (
     {"cpu_offload_enabled": True},
     {"cpu_offload_gb": 4.0},
@@ -31,7 +31,7 @@ MISTAKES: tuple[dict[str, object], ...] = (
 
 @pytest.fixture(scope="module")
 def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict[str, Any]:
-    """What the loader makes of each overlay, as `swapd plan --vllm --overlay` prints it."""
+    """The loader's result for each overlay, as `swapd plan --vllm --overlay` prints it."""
     folder = tmp_path_factory.mktemp("deploy")
     files = []
     for pipeline, name in OVERLAYS.items():
@@ -60,7 +60,7 @@ def test_every_key_arrives_in_its_stages_engine_arguments(
     for written, arguments in zip(mine["stages"], stages, strict=True):
         assert {key: arguments[key] for key in written} == written
         assert options_of(arguments["additional_config"], pipeline).component
-    streams = pipeline == "qwen3_omni_moe"  # as the files of vllm-omni say
+    streams = pipeline == "qwen3_omni_moe"  # as in vllm-omni's files
     assert all(bool(arguments.get("async_chunk")) == streams for arguments in stages)
 
 

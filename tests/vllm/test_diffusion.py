@@ -29,7 +29,7 @@ EXTENSION = "swapd_client.vllm.diffusion.DiffusionExtension"
 DRIVEN: Any = {DRIVES: "tests.vllm.diffusion:Diffusion"}
 SEEDS = [1, 2, 3]
 
-#: Of the toy pipeline: its DiT has 8 MiB and a norm, its encoder 4, its VAE 1, in chunks of 2.
+#: The toy pipeline: its DiT has 8 MiB and a norm, its encoder 4, its VAE 1, in chunks of 2.
 ROOM_FOR_THE_LARGEST = "10MiB"
 
 
@@ -54,7 +54,7 @@ def on_swapd(daemon: Daemon, label: str, **settings: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(nursery: Nursery) -> Mapping[int, list[str]]:
-    """By the seed of the weights, what a stage without swapd draws."""
+    """The pictures of a stage without swapd, by the seed of the weights."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text("{}")
         with engines.scene(Path(folder), nursery) as scene:
@@ -158,7 +158,7 @@ def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) ->
     assert stage.draw_many(SEEDS) == expected[1]
     assert policies(daemon) == {**all_of("permanent"), "toy.text_encoder": "sequential"}
     assert {c.name: c.loads for c in daemon.status().components} == {
-        "toy.text_encoder": len(SEEDS) + 1,  # one is to see, at the start, whether it moved well
+        "toy.text_encoder": len(SEEDS) + 1,  # one checks the moved weights at the start
         "toy.core": 1,
         "toy.vae": 1,
     }
@@ -203,7 +203,7 @@ def test_two_stages_take_turns_on_room_for_one(stages: Scene, toy: Toy, expected
 
 @pytest.fixture
 def told(tmp_path: Path) -> Path:
-    """A fifo in which a request says that it has got to the middle."""
+    """A fifo to which a request writes when it is half done."""
     path = tmp_path / "told"
     os.mkfifo(path)
     return path
@@ -287,7 +287,7 @@ def test_after_a_restart_of_the_daemon_a_stage_comes_back(
     budget: str,
     settings: dict[str, Any],
 ) -> None:
-    """One dies in a request, and one between two."""
+    """One daemon dies in a request, and one between two."""
     daemon = stages.daemon(budget=budget)
     stage = stopped(stages, tmp_path, told, daemon, **settings)
     for _ in range(2):
@@ -313,7 +313,7 @@ def test_after_a_restart_of_the_daemon_a_stage_comes_back(
 
 
 def refused(stage: Engine) -> str:
-    """Why it did not start."""
+    """The reason why it did not start."""
     with pytest.raises(EngineFailed) as failed:
         stage.result()
     return f"{failed.value.kind}: {failed.value.message}"

@@ -1,4 +1,4 @@
-"""A real engine that sees, its encoder a component of its own: it comes only for steps that see."""
+"""A real engine with a vision encoder as a component: it loads only for steps with pictures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.vllm.engines import REQUESTS, TOKENS, Engine, Scene, on_swapd, plain
 
 Expected = Mapping[str, list[list[list[int]]]]
 
-#: As `vision.py` has them: where a picture begins, is, and ends.
+#: As in `vision.py`: the tokens at the begin of a picture, in it, and at its end.
 SEEN = [20, 3, 5, 4, 21, 22]
 UNSEEN = [[30, 31, 32], [33, 34]]
 RED, BLUE = (250, 20, 10), (10, 30, 240)
@@ -39,7 +39,7 @@ def started(scene: Scene, arguments: Mapping[str, object]) -> Engine:
 
 
 def said(engine: Engine) -> list[Any]:
-    """What it says to pictures and to none; to a picture that it has seen before, too."""
+    """Its answers to pictures and to text; also to a picture that it has seen before."""
     return [
         engine.see(SEEN, RED, TOKENS),
         engine.generate(UNSEEN, TOKENS),

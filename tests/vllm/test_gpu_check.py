@@ -1,5 +1,5 @@
-"""What `make gpu-check` asks of real engines, on swapd's host device: its code runs, tiny, and says
-of what this vLLM has not that it has not.
+"""The sections of `make gpu-check` for real engines run on swapd's host device, with tiny sizes,
+and report the features that this vLLM lacks.
 """
 
 import io
@@ -27,7 +27,7 @@ HOST = replace(SMALL, device="host", requests=1)
 
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes have what all have in these tests."""
+    """Processes have the same environment as in all these tests."""
     for name in list(os.environ):  # noqa: TID251
         if name.startswith(("VLLM_", "SWAPD_")):
             monkeypatch.delenv(name)

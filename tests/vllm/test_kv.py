@@ -1,5 +1,5 @@
-"""KV caches that take turns with the weights: engines whose caches do not fit together say what
-plain vLLM says, token for token, and no more is copied than is worth saving.
+"""KV caches that take turns with the weights: engines whose caches do not fit together answer as
+plain vLLM does, token for token, and no more is copied than is worth saving.
 """
 
 import re
@@ -26,19 +26,19 @@ from tests.vllm.engines import (
 
 NAMES = ("thinker", "talker")
 CACHES = {f"{name}.kv" for name in NAMES}
-#: Of each stage, beside some 50 MiB of weights.
+#: The KV cache of each stage, beside some 50 MiB of weights.
 CACHE = 32 * MIB
 #: Room for one stage with its cache, and no more.
 BUDGET = "96MiB"
 
-#: Each prompt twice, with a beginning that several share: prefixes are found where they are cached.
+#: Each prompt twice, with a beginning that several share, which prefix caching finds.
 PROMPTS = [[[*range(40, 80), 100 + i, 7], [9, 10 + i]] for i in range(3) for _ in (0, 1)]
-#: One at a time. What plain vLLM says depends, in a bit of a sum here and there, on what else is in
-#: the batch, and so on when requests reach an engine that has a process of its own.
+#: One at a time. The last bits of sums, and so the answers of plain vLLM, depend on the batch, and
+#: that on the time at which requests reach an engine that has a process of its own.
 ALONE = [[prompts[0]] for prompts in PROMPTS]
 TOKENS = 16
 
-#: Requests that last for several slices, which are longer than what the daemon has for a quantum.
+#: Requests that last for several slices, which are longer than the daemon's quantum.
 LONG, LONG_TOKENS = PROMPTS[:3], 96
 SLICE_S = 0.2
 
@@ -50,7 +50,7 @@ def options(*, prefixes: bool) -> dict[str, object]:
 
 
 class Answers(NamedTuple):
-    """What plain vLLM says, by model."""
+    """The answers of plain vLLM, by model."""
 
     without_prefixes: Said
     with_prefixes: Said
@@ -133,7 +133,7 @@ def serve(
 
 
 def copied_out(daemon: Daemon) -> dict[str, int]:
-    """By component, the bytes that were saved."""
+    """The bytes that were saved, by component."""
     found: dict[str, int] = {}
     for order in daemon.watch.seen("CopyOut"):
         nbytes = order.nbytes if order.only is None else sum(n for _, n in order.only)
@@ -181,8 +181,8 @@ def test_what_requests_in_flight_have_is_saved_when_a_turn_ends_inside_of_them(
 
 
 def lasted_s(daemon: Daemon) -> dict[str, list[float]]:
-    """How long each turn was that ended inside requests, by the cache that was saved; seconds."""
-    daemon.watch.seen("CopyOut")  # all there is until now is read
+    """The seconds of each turn that ended inside requests, by the cache that was saved."""
+    daemon.watch.seen("CopyOut")  # reads all records until now
     began: dict[str, float] = {}
     found: dict[str, list[float]] = {f"{name}.kv": [] for name in NAMES}
     for record in daemon.watch.history:

@@ -1,6 +1,6 @@
 """The KV caches of a plan are those that vLLM itself computes for the same configuration.
 
-No weights are needed: vLLM's layers say what they keep, and its own functions what that takes.
+This needs no weights: vLLM's layers say which caches they need, and its own functions the sizes.
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.vllm import models, zoo
 from tests.vllm.engines import Nursery
 
 MIB = 1 << 20
-#: Of `kv_cache.SHARDS`, which is vLLM's to import.
+#: A copy of `kv_cache.SHARDS`, because that module imports vLLM.
 SHARDS = (1, 2, 4, 8, 16)
 
 _SMALL: dict[str, Any] = {
@@ -32,7 +32,7 @@ _SMALL: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """A model and how it is served."""
+    """A model and the way in which it is served."""
 
     config: Mapping[str, Any]
     stage: str = "model"
@@ -46,7 +46,7 @@ class Case(NamedTuple):
         return kv.layout_of(self.config, self.stage)
 
     def cache(self, shards: int = 1) -> Cache:
-        """As a plan has it."""
+        """The cache as a plan counts it."""
         length = self.max_model_len or self.layout.longest
         assert length is not None
         return kv.cache_of(
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 def of_omni(config: Mapping[str, Any], stage: str, architecture: str, **more: Any) -> Case:
-    """A stage of an omni model, as vllm-omni's pipelines have it."""
+    """A stage of an omni model, as in vllm-omni's pipelines."""
     said = {"model_stage": stage, "model_arch": architecture, "stage_id": 0, "worker_type": "ar"}
     return Case(config, stage, arguments={**said, "hf_config_name": f"{stage}_config"}, **more)
 
@@ -84,7 +84,7 @@ def small(kind: str, architecture: str, **more: Any) -> dict[str, Any]:
 
 QWEN3, QWEN2_5 = "Qwen3OmniMoeForConditionalGeneration", "Qwen2_5OmniForConditionalGeneration"
 _TINY = models.config(models.MODELS["talker"])
-#: Those of which the plan has the same figures as vLLM, to a byte.
+#: Cases for which the plan has the same figures as vLLM, to a byte.
 SAME: dict[str, Case] = {
     "Qwen3-Omni's thinker": of_omni(omni.QWEN3, "thinker", QWEN3),
     "Qwen3-Omni's thinker, other blocks": of_omni(
@@ -115,7 +115,7 @@ SAME: dict[str, Case] = {
         )
     ),
 }
-#: Those of which it has no less: windows are counted as if there were none.
+#: Cases for which it has at least vLLM's: it ignores sliding windows.
 NO_LESS: dict[str, Case] = {
     "windows in all layers": Case(small("mistral", "MistralForCausalLM", sliding_window=64)),
     "windows in every other layer": Case(
@@ -141,14 +141,14 @@ NO_LESS: dict[str, Case] = {
         )
     ),
 }
-#: A stage without a KV cache, and what it is asked with.
+#: A stage without a KV cache, and its configuration.
 NONE = of_omni(omni.QWEN3, "thinker", QWEN3)
 NONE = NONE._replace(arguments={**NONE.arguments, "model_stage": "code2wav"})
 
 
 @pytest.fixture(scope="module")
 def said(nursery: Nursery) -> dict[str, dict[str, Any]]:
-    """What vLLM says of each case."""
+    """vLLM's figures for each case."""
     cases = {**SAME, **NO_LESS, "none": NONE}
     figures = nursery.call("tests.vllm.kv_cache:figures", [case.asked for case in cases.values()])
     return dict(zip(cases, figures, strict=True))
@@ -171,7 +171,7 @@ def test_vllm_starts_with_the_smallest_cache_of_the_plan_and_with_no_less(
 ) -> None:
     cache = SAME[name].cache()
     least, less, more = said[name]["caches"]
-    # vLLM counts the block that it keeps for itself
+    # vLLM counts a block that it keeps for itself
     assert least == kv.tokens_in(cache, kv.least_bytes(cache)) + cache.block_tokens
     assert more == kv.tokens_in(cache, 10 * kv.least_bytes(cache)) + cache.block_tokens
     assert "To serve at least one request" in less

@@ -1,5 +1,5 @@
-"""Three engines of other kinds whose KV caches do not fit together: one with LoRAs, one whose words
-follow a grammar, one that sees. Each says what plain vLLM says, in every way to take turns.
+"""Three other engines whose KV caches do not fit together: one with LoRAs, one with a grammar, one
+with pictures. Each gives plain vLLM's answers, in every way to take turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ FAILING = "tests.guarantees.failing_saves"
 TOKENS = 40
 #: Shorter than a request, longer than the daemon's quantum.
 SLICE_S = 0.05
-#: What several prompts begin with, longer than a block of the cache.
+#: The shared beginning of several prompts, longer than a block of the cache.
 BEGINNING = [*range(40, 180)]
 OTHER_SCHEMA = {
     "type": "object",
@@ -82,12 +82,12 @@ class Mode(NamedTuple):
     """A way to take turns."""
 
     name: str
-    #: Of the plugin.
+    #: Options of the plugin.
     settings: Mapping[str, Any]
     prefixes: bool = False
     #: Each engine's core has a process of its own.
     apart: bool = False
-    #: Of the engines.
+    #: Options of the engines.
     arguments: Mapping[str, Any] = {}
     #: A step is scheduled while another runs, as vLLM does it on GPUs (`running_ahead.py`).
     ahead: bool = False
@@ -117,8 +117,8 @@ MODES = (
 
 
 def one_by_one(mode: Mode) -> bool:
-    """Where requests meet in a batch as they happen to, or are computed again in another one, sums
-    depend on that in their last bits: then each is asked by itself, in numbers of 32 bits."""
+    """If batches depend on timing, or parts are computed again in other batches, the last bits of
+    sums vary. Then each engine gets one request at a time, in float32."""
     return mode.apart or mode.failing
 
 
@@ -130,7 +130,7 @@ def arguments_of(mode: Mode) -> dict[str, Any]:
 
 def begun(scene: Scene, mode: Mode, name: str, arguments: Mapping[str, Any]) -> Engine:
     engine = scene.process(name, multiprocessing=mode.apart, **DRIVEN)
-    engine.fork_workers()  # one that is spawned has no stand-ins for packages
+    engine.fork_workers()  # a spawned one has no stand-ins for packages
     if mode.ahead:
         engine.imports(RUNNING_AHEAD)
     engine.begin("start", **arguments, async_scheduling=mode.ahead)
@@ -138,7 +138,7 @@ def begun(scene: Scene, mode: Mode, name: str, arguments: Mapping[str, Any]) -> 
 
 
 def answer(mode: Mode, zoo: Path, started: Mapping[str, Engine]) -> Said:
-    """What all say, asked at the same time. Without likelihoods where last bits differ."""
+    """The answers of all, asked at once. Without likelihoods if last bits may differ."""
     for name, engine in started.items():
         sets = in_folder(zoo, SETS[name])
         if one_by_one(mode):
@@ -155,14 +155,14 @@ def answer(mode: Mode, zoo: Path, started: Mapping[str, Engine]) -> Said:
 
 @pytest.fixture(scope="module")
 def known() -> dict[Any, Said]:
-    """What plain vLLM says, once it was asked."""
+    """The answers of plain vLLM, once it was asked."""
     return {}
 
 
 @pytest.fixture
 def expected(zoo: Path, nursery: Nursery, known: dict[Any, Said], mode: Mode) -> Said:
     alike = mode._replace(apart=False)
-    if one_by_one(mode):  # the same tokens, however they are computed
+    if one_by_one(mode):  # the same tokens, even if computed otherwise
         alike = alike._replace(prefixes=False, ahead=False)
     key = alike.prefixes, alike.ahead, one_by_one(mode)
     if key not in known:
@@ -210,7 +210,7 @@ def test_loras_grammars_and_pictures_go_with_caches_that_take_turns(
     caches = {f"{name}.kv" for name in ARGUMENTS}
 
     def seen() -> bool:
-        """Which of them are cut short is the clock's to say."""
+        """The clock decides which of them are interrupted."""
         saved = names(daemon, "CopyOut")
         return (
             names(daemon, "Evicted") >= caches

@@ -1,7 +1,7 @@
 """KV caches whose contents are gone: dropped, or not saved. Requests are computed again, none is
-lost, and engines say what plain vLLM says, token for token.
+lost, and engines answer as plain vLLM does, token for token.
 
-What is computed again is computed in other batches, of all tokens at once: so one prompt a request,
+Computing again uses other batches, of all tokens at once: so these tests have one prompt a request,
 and numbers whose last bits decide no token.
 """
 
@@ -32,11 +32,11 @@ from tests.vllm.test_kv import options as of_cache
 HEARS = "swapd_client.vllm.scheduler.Scheduler"
 FAILING = "tests.guarantees.failing_saves"
 HELD = "tests.guarantees.held_save"
-#: Of an engine with vLLM's own scheduler, in another process; a request has several such blocks.
+#: Options of an engine with vLLM's own scheduler; a request has several such blocks.
 BY_BLOCKS: Mapping[str, Any] = {"block_size": 32}
-#: What has that one not hear.
+#: An option with which that one does not learn of losses.
 DEAF: Mapping[str, Any] = {"long_prefill_token_threshold": 8}
-#: So many sets of requests that an engine is still at them when its cache is taken.
+#: The number of sets that keeps an engine busy until its cache is taken.
 SETS = 4
 LONG_TOKENS = 200
 #: Room for one stage with its cache, and no more.
@@ -57,7 +57,7 @@ def alone(models: Path, nursery: Nursery) -> Iterator[Said]:
 
 
 def names(daemon: Daemon, kind: str) -> set[str]:
-    """Of which components there were records of this kind until now."""
+    """The components with records of this kind until now."""
     return {record.name for record in daemon.watch.seen(kind)}
 
 
@@ -115,12 +115,12 @@ def test_a_dropped_cache_has_no_prefixes_any_more(
 
 
 def lose(daemon: Daemon, budget: str = BUDGET) -> None:
-    """Have a cache leave whose save fails, and then the daemon; both are over when it ends.
+    """Have the save of an evicted cache fail, then kill the daemon; blocks until both are done.
 
     `budget`: that of the daemon.
     """
     with swapd_client.connect(daemon.folder, label="taker") as taker:
-        while daemon.running:  # until there is something in it to be saved
+        while daemon.running:  # until it has contents to save
             with taker.acquire_workspace(budget):
                 if daemon.watch.seen("Lost"):
                     daemon.kill()
@@ -130,7 +130,7 @@ def lose(daemon: Daemon, budget: str = BUDGET) -> None:
 def test_what_could_not_be_saved_is_computed_again_where_the_daemon_dies_next(
     scene: Scene, alone: Said, *, prefixes: bool
 ) -> None:
-    """What its host copy has then is half of what there was."""
+    """Its host copy has only half of the contents then."""
     daemon = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
     settings = {"kv": "auto", "finish_within_s": 0}
     (engine,) = scene.start(

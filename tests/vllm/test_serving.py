@@ -1,7 +1,7 @@
 """Two real servers, `vllm serve`, on one swapd with room for one, strictly isolated.
 
 Clients ask both at once, by streams too; they leave in the middle; servers are stopped and killed
-while they answer. What is answered is what plain vLLM answers.
+while they answer. The answers are plain vLLM's.
 """
 
 import os
@@ -27,12 +27,12 @@ from tests.vllm.engines import (
 )
 from tests.vllm.servers import Broken, Server, Servers
 
-#: By model, what follows each prompt.
+#: The tokens that follow each prompt, by model.
 Answers = Mapping[str, list[list[int]]]
 
 PROMPTS = [prompt for prompts in REQUESTS for prompt in prompts]
 
-#: So many tokens that a client has left, or a server was killed, long before they are there.
+#: So many tokens that a client leaves, or a server is killed, long before the last.
 LONG = 200
 #: How many a server has made.
 MADE = "vllm:generation_tokens_total"
@@ -59,12 +59,12 @@ class Place:
         return [server.ready() for server in self._now.values()]
 
     def restart_daemon(self) -> None:
-        """SIGKILL to it; then another in its folder."""
+        """SIGKILL to it; then start another in its folder."""
         self.daemon.kill()
         self.daemon = self._scene.daemon_again(self.daemon)
 
     def await_gone(self, server: Server) -> None:
-        """Until the daemon knows that the server's worker has ended, and has nothing of it."""
+        """Wait until the daemon knows that the server's worker has ended, and has nothing of it."""
         opened = self.daemon.watch.seen("SessionOpened")
         sessions = [one.session for one in opened if one.label.startswith(f"{server.name}:")]
         self.daemon.watch.until_gone(sessions[-1])
@@ -86,7 +86,7 @@ def place(
 
 @pytest.fixture(scope="module")
 def answers(models: Path, nursery: engines.Nursery) -> Answers:
-    """Plain vLLM's, each prompt alone."""
+    """The answers of plain vLLM, each prompt alone."""
     with engines.scene(models, nursery) as made:
         return {
             engine.label: [engine.generate([prompt], TOKENS)[0] for prompt in PROMPTS]
@@ -95,7 +95,7 @@ def answers(models: Path, nursery: engines.Nursery) -> Answers:
 
 
 def ways(server: Server) -> list[Callable[[list[int], int], list[int]]]:
-    """How it can be asked."""
+    """The ways to send it a request."""
     return [server.complete, server.streamed]
 
 
@@ -233,7 +233,7 @@ def test_sigkill_of_a_core_ends_its_server_and_the_daemon_frees_what_it_held(
 
 
 def left(tokens: Iterator[int]) -> int:
-    """How many still come until the stream ends, or breaks off."""
+    """The number of tokens until the stream ends, or breaks off."""
     came = 0
     with suppress(httpx.HTTPError, Broken):
         for _ in tokens:

@@ -14,12 +14,12 @@ from tests.vllm import streams, swaps
 from tests.vllm.engines import MIB, Engine, Nursery, Scene, await_leases_back, rounds_until, scene
 
 ROUNDS = 3
-#: So many requests come at once, each with room in its stage's KV cache, which takes turns.
+#: The number of requests at once; each has room in its stage's KV cache, which takes turns.
 TOGETHER = 4
 CACHES: dict[str, object] = {"kv_cache_memory_bytes": 16 * MIB, **streams.EXACT}
-#: The largest with its cache, plus a quarter, in numbers of 32 bits.
+#: The largest with its cache, plus a quarter, in float32.
 EXACT_BUDGET = "388MiB"
-#: The talker makes a sound of so many; the thinker says three times as many for a request.
+#: The talker's tokens for a sound; the thinker makes three times as many for a request.
 CHUNKS = 8
 THINKER, TALKER, CODE2WAV = streams.NAMES
 
@@ -59,7 +59,7 @@ def place(streaming: Path, nursery: Nursery) -> Iterator[Scene]:
 
 
 def came(daemon: Daemon) -> list[str]:
-    daemon.watch.seen("CopyIn")  # all there is until now is read
+    daemon.watch.seen("CopyIn")  # reads all records until now
     return swaps.copies_in(daemon.watch.history)
 
 

@@ -1,4 +1,4 @@
-"""Engines of two ranks: each rank's weights are at the daemon of its own device."""
+"""Engines of two ranks: each rank's weights are with the daemon of its own device."""
 
 import os
 import signal
@@ -32,18 +32,18 @@ from tests.vllm.test_kv_lost import BUDGET, BY_BLOCKS, DEAF, FAILING, HEARS, los
 NAMES = ("thinker", "talker")
 RANKS = 2
 
-#: For a daemon that has one rank of each: room for one of them, and for its loading.
+#: A daemon's budget: room for one rank, and for its loading; each stage has a rank there.
 ROOM_FOR_ONE = "44MiB"
 
 HEARS_AHEAD = "swapd_client.vllm.scheduler.AsyncScheduler"
 #: How often a rank loses its KV cache.
 LOSSES = 3
-#: Of an engine whose KV cache takes turns.
+#: Options of an engine whose KV cache takes turns.
 OF_CACHE: Mapping[str, Any] = {"dtype": "float32", **of_cache(prefixes=False)}
 
 
 def serve(engines: Sequence[Engine]) -> list[list[list[list[int]]]]:
-    """What each answers to all requests, while the others do as well."""
+    """The answers of each to all requests, while the others answer as well."""
     for engine in engines:
         engine.begin("serve", REQUESTS, TOKENS)
     return [[answer for answer, _, _ in engine.result()] for engine in engines]
@@ -101,7 +101,7 @@ def lose_often(daemon: Daemon, engine: Engine) -> Iterator[list[list[list[int]]]
 
 @pytest.fixture(scope="module")
 def alone(models: Path, nursery: Nursery) -> Iterator[list[list[list[int]]]]:
-    """What an engine of two ranks says to `ALONE` without swapd."""
+    """The answers of an engine of two ranks to `ALONE` without swapd."""
     with engines.scene(models, nursery) as made:
         one = made.process("thinker")
         one.fork_workers()
@@ -123,7 +123,7 @@ def alone(models: Path, nursery: Nursery) -> Iterator[list[list[list[int]]]]:
 def test_what_one_rank_could_not_save_is_computed_again_by_all(
     scene: Scene, alone: list[list[list[int]]], more: Mapping[str, Any], loser: int
 ) -> None:
-    """Whichever rank that is: the first one, which vLLM listens to, or another."""
+    """The rank may be the first one, which vLLM listens to, or another."""
     programs = {loser: {"program": FAILING}}
     daemons = [
         scene.daemon(budget=BUDGET, residency_factor=0, **programs.get(rank, {}))

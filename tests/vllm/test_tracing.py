@@ -20,7 +20,7 @@ def test_the_swap_that_made_a_request_slow_is_in_its_trace(scene: Scene) -> None
     engine.ask(REQUESTS[1], TOKENS, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
     engine.ask(REQUESTS[2][:1], TOKENS, {"traceparent": f"00-{OTHER}-{SPAN}-01"})
     engine.finish()
-    engine.shut_down()  # closes the client, which makes what is not made yet
+    engine.shut_down()  # closes the client, which ends its open spans
     made = engine.run("tests.vllm.spans:made")[began:]
     (acquire, *_) = [span for span in made if span["name"] == "swapd.acquire"]
     assert (acquire["trace"], acquire["parent"]) == (TRACE, SPAN)
