@@ -1,8 +1,8 @@
 """Checks the style of prose: `python -m tests.prose [PATH ...]` prints the sentences to reword.
 
 It reads Markdown without its code, the help texts of `swapd`, and the docstrings and comments of
-Python files; in the product, their messages, too. `RULES` has the rules, `EXCEPTIONS` the
-exceptions, and `UNCHECKED` the files that do not comply yet.
+Python files; in the product, their messages, too. `RULES` has the rules, and `EXCEPTIONS` the
+exceptions.
 """
 
 import ast
@@ -54,8 +54,6 @@ EXCEPTIONS = {
     "What was run": "heading in deploy/vllm-omni, quoted by tests/vllm/test_zoo.py",
     "What moves on a GPU": "heading in tests/vllm, quoted by tests/test_tables.py",
 }
-#: Files and folders that still need rewording. Complying files leave the list; none is added.
-UNCHECKED = ("tests/",)
 #: Code whose strings users read.
 PRODUCT = ("swapd/", "client/")
 
@@ -153,13 +151,9 @@ def _help_of(command: Any) -> Iterator[str]:
 
 
 def main(names: list[str]) -> int:
-    """Print the problems of the paths named, or of all that are checked; 1 if there are any."""
+    """Print the problems of the paths named, or of all files; 1 if there are any."""
     prose = texts()
-    checked = [
-        name
-        for name in sorted(prose)
-        if (name.startswith(tuple(names)) if names else not name.startswith(UNCHECKED))
-    ]
+    checked = [name for name in sorted(prose) if name.startswith(tuple(names or [""]))]
     found = [f"{name}: {problem}\n" for name in checked for problem in problems(prose[name])]
     sys.stdout.writelines(found)
     return bool(found)

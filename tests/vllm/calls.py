@@ -1,4 +1,4 @@
-"""What the workers' public methods are, and what swapd's do before each; in a process with vLLM."""
+"""The workers' public methods, and the state in which swapd's call each; in a process with vLLM."""
 
 import inspect
 from collections.abc import Iterator
@@ -111,9 +111,11 @@ def of_swapd(name: str) -> dict[str, str]:
 
 
 def said_of(*classes: str) -> dict[str, object]:
-    """By class, "module:Class" each. Of one of vLLM's: its public methods and properties. Of one of
-    swapd's, mixed into workers of no content: by method, what the weights are meanwhile (leased,
-    changing, without), or refused.
+    """The report of each class, "module:Class", by class.
+
+    A class of vLLM's gives its public methods and properties. A class of swapd's is mixed into empty
+    workers, and gives for each method the state of the weights meanwhile (leased, changing,
+    without), or refused.
     """
     return {
         name: of_swapd(name) if name.startswith("swapd") else public(resolve_name(name))

@@ -124,7 +124,7 @@ def checkpoints(
 def plainly(
     factory: pytest.TempPathFactory, models: Path, nursery: engines.Nursery, *names: str
 ) -> Mapping[str, list[list[list[int]]]]:
-    """What plain vLLM answers to each of `REQUESTS`, by model; for all workers."""
+    """The answers of plain vLLM to each of `REQUESTS`, by model; for all workers."""
 
     def ask(path: Path) -> None:
         with engines.scene(models, nursery) as made:
@@ -150,7 +150,7 @@ def scene(models: Path, nursery: engines.Nursery) -> Iterator[engines.Scene]:
 def expected(
     tmp_path_factory: pytest.TempPathFactory, models: Path, nursery: engines.Nursery
 ) -> Mapping[str, list[list[list[int]]]]:
-    """What plain vLLM answers to each of `REQUESTS`, by model."""
+    """The answers of plain vLLM to each of `REQUESTS`, by model."""
     return plainly(tmp_path_factory, models, nursery, *MODELS)
 
 

@@ -28,7 +28,7 @@ class Worker(CPUWorker):
         with client.acquire("idle"):
             pass
         while any(one.leases for one in client.status().components if one.name == "idle"):
-            pass  # what is given back is on its way, and a process that stands still sends nothing
+            pass  # a stopped process would not send the releases that are on their way
         self._freezes = True
         return os.getpid()
 
@@ -37,6 +37,6 @@ class Worker(CPUWorker):
             return super().execute_model(scheduler_output)
         self._freezes = False
         self._ask()  # of the last step: it would wait for that thread
-        with self._swapd.client.session.life.lock:  # what the session's own thread would need
+        with self._swapd.client.session.life.lock:  # the session's own thread would need it
             os.kill(os.getpid(), signal.SIGSTOP)
             return super().execute_model(scheduler_output)

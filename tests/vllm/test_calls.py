@@ -16,7 +16,7 @@ THEIRS = ("vllm.v1.worker.gpu_worker:Worker", "vllm.v1.worker.cpu_worker:CPUWork
 
 
 def said_of(nursery: Nursery, *classes: str) -> dict[str, Any]:
-    """What `calls` says of them."""
+    """The output of `calls` about them."""
     said: dict[str, Any] = nursery.call("tests.vllm.calls:said_of", *classes)
     return said
 

@@ -24,9 +24,9 @@ from tests.vllm.test_tensor_parallel import HEARS_AHEAD
 BUDGETS = {"auto": "128MiB", "private": "120MiB"}
 #: Nobody who runs needs as long, on a busy machine either; the stage is stopped for longer.
 ACK_S = 1.0
-#: What another takes in the end, beside that cache.
+#: The memory that another session takes in the end, beside that cache.
 TAKEN = 112 * MIB
-#: More than is free, and not more than is idle.
+#: More than the free memory, and not more than the idle components have.
 SOME = 12 * MIB
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",

@@ -31,7 +31,7 @@ def scene(models: Path, second: SecondRunnerNursery) -> Iterator[Scene]:
 
 
 class Answers(NamedTuple):
-    """What vLLM says with this runner, without swapd."""
+    """The answers of vLLM with this runner, without swapd."""
 
     few: Said
     prompts: Said

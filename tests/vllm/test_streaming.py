@@ -38,7 +38,7 @@ def streaming(
 
 @pytest.fixture(scope="module")
 def said(streaming: Path, nursery: Nursery) -> list[list[Any]]:
-    """What vllm-omni makes of each request without swapd."""
+    """The output of vllm-omni for each request without swapd."""
     with scene(streaming, nursery) as made:
         engines = streams.start(made, None, {})
         return [streams.ask(engines, number).said for number in range(ROUNDS)]
@@ -66,9 +66,9 @@ def came(daemon: Daemon) -> list[str]:
 def rounds(
     daemon: Daemon, engines: list[Engine], said: list[list[Any]], talker: int
 ) -> list[list[str]]:
-    """Which stages came in for each request, less the first: until then what loading left is in.
+    """The stages that came in for each request but the first, before which loading left some in.
 
-    For one of them at least the talker came in `talker` times.
+    For at least one of them the talker came in `talker` times.
     """
     found: list[list[str]] = []
     for number in rounds_until(
@@ -130,7 +130,7 @@ def test_requests_that_come_at_once_are_answered_as_each_alone_and_share_the_swa
             for sound, wanted in zip(sounds, expected_sounds, strict=True):
                 assert sound == pytest.approx(wanted, abs=1e-5)
         found.append(stages_that_came(daemon)[before:])
-    for stages in found[1:]:  # until then what loading left is in
+    for stages in found[1:]:  # before the first, loading left some in
         assert len(stages) <= 2 * TOGETHER
         assert CODE2WAV not in stages, "it fits beside the largest"
     status = daemon.status()
