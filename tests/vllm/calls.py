@@ -113,7 +113,7 @@ def of_swapd(name: str) -> dict[str, str]:
 def said_of(*classes: str) -> dict[str, object]:
     """The report of each class, "module:Class", by class.
 
-    A class of vLLM's gives its public methods and properties. A class of swapd's is mixed into empty
+    A class of vLLM gives its public methods and properties. A class of swapd is mixed into empty
     workers, and gives for each method the state of the weights meanwhile (leased, changing,
     without), or refused.
     """
