@@ -355,9 +355,9 @@ def test_settings_that_make_no_sense_are_refused_at_start(
         ({"enable_layerwise_offload": True}, "{swapd: {enable_layerwise_offload: true}}"),
         (
             {"diffusion_offload_config": {"mode": "layer", "components": ["dit"]}},
-            "instead of diffusion_offload_config say additional_config: {swapd: {enable_layerwise",
+            "instead of diffusion_offload_config set additional_config: {swapd: {enable_layerwise",
         ),
-        ({"enable_sleep_mode": True}, "leave out enable_sleep_mode"),
+        ({"enable_sleep_mode": True}, "Leave out enable_sleep_mode"),
     ],
 )
 def test_what_else_moves_weights_is_refused_at_start(
