@@ -4,6 +4,7 @@ A stub of the CUDA driver has 16 GPUs. Each daemon that a test starts has a GPU 
 `swapd run` looks at all daemons of this user.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,24 +94,16 @@ def test_a_daemon_of_another_gpu_under_the_same_number_is_not_joined(
     shows: Callable[[str], None],
 ) -> None:
     shows("14")
-    inner = [
-        "env",
-        f"{SHOWN}=15",
-        "swapd",
-        "run",
-        "--budget",
-        "64MiB",
-        "-d",
-        "cuda:0",
-        "--",
-        "true",
-    ]
-    done = swapd("run", "--budget", "64MiB", "-d", "cuda:0", "--", *inner)
+
+    def inner(visible: str, device: str) -> list[str]:
+        run = f"run --budget 64MiB -d {device} -- true"
+        return ["env", f"{SHOWN}={visible}", sys.executable, "-m", "swapd", *run.split()]
+
+    run = ("run", "--budget", "64MiB", "-d", "cuda:0", "--")
+    done = swapd(*run, *inner("15", "cuda:0"))
     assert "cuda14 (process " in done.stderr
     assert "cuda15 (process " in done.stderr, "not the one of GPU 14"
-    inner[1] = f"{SHOWN}=0,{UUIDS[14]}"
-    inner[7] = "cuda:1"
-    done = swapd("run", "--budget", "64MiB", "-d", "cuda:0", "--", *inner)
+    done = swapd(*run, *inner(f"0,{UUIDS[14]}", "cuda:1"))
     assert "cuda14 (joined)" in done.stderr
 
 
