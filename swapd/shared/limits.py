@@ -14,6 +14,11 @@ from swapd.shared import fds
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: The limits on threads, as a message names them.
+OF_THREADS = (
+    "`ulimit -u` (LimitNPROC, TasksMax in a unit), the container's limit of pids, or `ulimit -v`"
+)
+
 
 class LimitError(Exception):
     """The system grants this process too little to serve. The message names the limit to raise."""
@@ -70,6 +75,5 @@ def start(thread: threading.Thread) -> None:
 
 def no_thread(name: str) -> LimitError:
     return LimitError(
-        f"the thread {name} cannot be started: this process may have no more. Raise `ulimit -u` "
-        "(LimitNPROC, TasksMax in a unit), the container's limit of pids, or `ulimit -v`"
+        f"the thread {name} cannot be started: this process may have no more. Raise {OF_THREADS}"
     )

@@ -19,6 +19,7 @@ from math import inf
 
 import msgspec
 
+from swapd.shared.limits import LimitError, start
 from swapd.shared.system import Alarm
 from swapd_client.errors import SwapdError
 from swapd_client.leases.book import Record
@@ -118,8 +119,8 @@ class Keeper:
     def _start(self) -> bool:
         thread = threading.Thread(target=self._run, name="swapd-keeper", daemon=True)
         try:
-            thread.start()
-        except (RuntimeError, MemoryError):  # this process may have no more
+            start(thread)
+        except LimitError:
             return False
         self._thread = thread
         return True

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from swapd.shared import config, daemons, fds, runtime_dir
+from swapd.shared.limits import OF_THREADS, LimitError, start
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.system import is_stopped
 from swapd.shared.text import TEXT_MAX_CHARS, plain
@@ -73,13 +74,12 @@ def need_threads(count: int, what: str) -> None:
     try:
         for _ in range(count + 1):
             thread = threading.Thread(target=leave.wait, name="swapd-check", daemon=True)
-            thread.start()
+            start(thread)
             started.append(thread)
-    except (RuntimeError, MemoryError) as exc:
+    except LimitError as exc:
         raise LimitReached(
             f"{what} needs {count} more threads, and the system grants this process "
-            f"{len(started)}: raise `ulimit -u` (LimitNPROC, TasksMax in a unit), the container's "
-            "limit of pids, or `ulimit -v`. Nothing was changed"
+            f"{len(started)}: raise {OF_THREADS}. Nothing was changed"
         ) from exc
     finally:
         leave.set()

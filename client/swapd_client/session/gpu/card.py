@@ -14,6 +14,7 @@ from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.driver import Access, CudaError, Driver
 from swapd.shared import fds, vm
 from swapd.shared.fds import OwnedFd
+from swapd.shared.limits import LimitError, start
 from swapd.shared.protocol import Welcome
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
@@ -114,8 +115,8 @@ class Card:
             return True
         waiting = threading.Thread(target=self._settle, name="swapd-settle", daemon=True)
         try:
-            waiting.start()
-        except (RuntimeError, MemoryError):  # no more threads: better late than not at all
+            start(waiting)
+        except LimitError:  # better late than not at all
             self._settle()
             return True
         waiting.join(timeout_s)

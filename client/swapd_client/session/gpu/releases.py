@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from swapd.device.driver import CudaError, Driver
+from swapd.shared.limits import LimitError, start
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.streams import LEGACY_DEFAULT
@@ -219,8 +220,8 @@ class Releases:
         name = f"swapd-release-{stream:#x}"
         thread = threading.Thread(target=self._run, args=(stream, lane), name=name, daemon=True)
         try:
-            thread.start()
-        except (RuntimeError, MemoryError):  # this process may have no more
+            start(thread)
+        except LimitError:
             return next(iter(self._lanes.values()), None)
         self._lanes[stream] = lane
         return lane
