@@ -105,12 +105,14 @@ class _Gpus:
     """Growth of the used memory of some GPUs since the beginning, by any process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
-        self._devices = [device for device in devices if gpus.number_of(device) is not None]
+        named = [device for device in devices if gpus.number_of(device) is not None]
         self._nvml: Any = None
+        self._handles: list[Any] = []
         with suppress(Exception):  # the library is missing, or raised its own error
-            if self._devices:
+            if named:
                 nvml = importlib.import_module("pynvml")
                 nvml.nvmlInit()
+                self._handles = [gpus.nvml_handle(nvml, device) for device in named]
                 self._nvml = nvml
         self._before = self._used()
 
@@ -122,7 +124,7 @@ class _Gpus:
         if self._nvml is None:
             return None
         try:
-            handles = [gpus.nvml_handle(self._nvml, device) for device in self._devices]
-            return sum(int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+            memory = map(self._nvml.nvmlDeviceGetMemoryInfo, self._handles)
+            return sum(int(one.used) for one in memory)
         except Exception:  # noqa: BLE001 - the library's own error
             return None
