@@ -74,11 +74,11 @@ def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> 
                 "nothing was started"
             )
     whole = sum(needed for _, needed in weights)
-    models = f"the weights of {' and '.join(model for model, _ in weights)}"
+    why = f"the weights of {' and '.join(model for model, _ in weights)}"
     if whole <= max(free * GPU_SHARE, *(needed for _, needed in weights), 0):
-        return whole, models
+        return whole, why
     least = max(needed for _, needed in weights)
-    return max(least, int(free * GPU_SHARE)), f"{models}, {size(whole)}, take turns in it"
+    return max(least, int(free * GPU_SHARE)), f"{why}, {size(whole)}, take turns in it"
 
 
 def free_on(device: str) -> int:

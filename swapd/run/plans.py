@@ -88,12 +88,12 @@ def with_worker(command: Command, wanted: Sequence[Wanted]) -> Command:
 
 
 def with_workers(
-    path: Path, package: Path | None, gpus: Sequence[int]
+    path: Path, package: Path | None, usable: Sequence[int]
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs;
     None if a stage already uses one. And its other changes, for people.
 
-    `package`: the vLLM-Omni of the command. `gpus`: GPUs to use; empty if unknown.
+    `package`: the vLLM-Omni of the command. `usable`: GPUs to use; empty if unknown.
     """
     found = deploy.read(path, package=package)
     if any(stage.ours for stage in found.stages):
@@ -105,9 +105,9 @@ def with_workers(
         entry[key] = deploy.WORKERS[stage.kind]
         if stage.kind == "generation":  # else it captures graphs before its weights are in swapd
             entry["enforce_eager"] = True
-        if gpus and len(stage.gpus) == 1 and stage.gpus[0] not in gpus:
-            entry["devices"] = str(gpus[0])
-            moved.append(f"{stage.name} is placed on GPU {gpus[0]}, not {stage.gpus[0]}")
+        if usable and len(stage.gpus) == 1 and stage.gpus[0] not in usable:
+            entry["devices"] = str(usable[0])
+            moved.append(f"{stage.name} is placed on GPU {usable[0]}, not {stage.gpus[0]}")
         stages.append(entry)
     return {"base_config": str(path.absolute()), "stages": stages}, moved
 
