@@ -88,6 +88,14 @@ def two_of_them(place: Scene) -> tuple[Daemon, Engine, Engine]:
     return daemon, late, other
 
 
+def begin_a_step(place: Scene, daemon: Daemon, late: Engine) -> None:
+    """Have the deeper one compute its first layer, while its last part does not arrive."""
+    order(daemon.folder, "hold", to_come(daemon))
+    with heard(place, LATE) as first_layer:
+        late.begin("generate", REQUESTS[1], TOKENS)
+        first_layer()
+
+
 def open_door(daemon: Daemon) -> None:
     os.close(os.open(door(daemon.folder), os.O_WRONLY))
 
@@ -106,14 +114,10 @@ def test_layers_compute_while_the_last_are_still_to_come(
     place: Scene, expected_deep: Expected
 ) -> None:
     daemon, late, other = two_of_them(place)
-    parts = to_come(daemon)
-    assert parts > 2
-    order(daemon.folder, "hold", parts)
-    with heard(place, LATE) as first_layer:
-        late.begin("generate", REQUESTS[1], TOKENS)
-        first_layer()
-        assert coming(daemon) >= 1, "the last one is held"
-        assert to_come(daemon) == 0, "all of them are ordered"
+    assert to_come(daemon) > 2
+    begin_a_step(place, daemon, late)
+    assert coming(daemon) >= 1, "the last one is held"
+    assert to_come(daemon) == 0, "all of them are ordered"
     open_door(daemon)
     assert late.result() == expected_deep[LATE][1]
     late.step(1)
@@ -147,10 +151,7 @@ def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
     place: Scene, expected_deep: Expected
 ) -> None:
     daemon, late, other = two_of_them(place)
-    order(daemon.folder, "hold", to_come(daemon))
-    with heard(place, LATE) as first_layer:
-        late.begin("generate", REQUESTS[1], TOKENS)
-        first_layer()
+    begin_a_step(place, daemon, late)
     late.kill()
     other.begin("generate", REQUESTS[1], TOKENS)
     open_door(daemon)
@@ -166,10 +167,7 @@ def test_a_daemon_killed_inside_such_a_step_costs_no_token(
 ) -> None:
     """The host copies have the parts that were not loaded."""
     daemon, late, other = two_of_them(place)
-    order(daemon.folder, "hold", to_come(daemon))
-    with heard(place, LATE) as first_layer:
-        late.begin("generate", REQUESTS[1], TOKENS)
-        first_layer()
+    begin_a_step(place, daemon, late)
     daemon.kill()
     assert late.result() == expected_deep[LATE][1]
     for engine in (late, other):
