@@ -139,6 +139,18 @@ def test_the_end_changes_what_a_sleeper_compares(boards: Boards, before: int) ->
             board.has(3, word(generation, 1))
 
 
+def test_an_ended_session_is_known_by_its_board(boards: Boards) -> None:
+    theirs = Board(boards.fd)
+    for slot in (0, SLOTS - 1):
+        boards.board.set(slot, word(1, 1))
+        boards.board.set_saved(slot, 1, 1)
+        boards.board.fail(slot, 1)
+    assert not theirs.ended, "nothing else is written there"
+    boards.close()
+    assert theirs.ended
+    assert boards.board.saved(0, 1) == 1
+
+
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
     taken = [Progress(boards, (1,), 1, 4) for _ in range(SLOTS)]
     with pytest.raises(IndexError):

@@ -3,7 +3,8 @@
 Each component has a slot of three 64-bit words: its generation with the number of segments on the
 device; with the number of chunks there; and with the number of saved chunks. The first two only
 ever grow, so both a GPU stream and a thread can wait for them. A worker reads the third when the
-daemon is gone.
+daemon is gone. Another word tells that the daemon has ended the session, because a worker that asks
+after every step cannot afford a system call.
 Lives here: the words, and waiting for one. May not live here: the meaning of segments, messages.
 
 The daemon writes progress. The worker's own lifeline thread writes a failure, when the daemon
@@ -28,6 +29,8 @@ SLOTS = BOARD_BYTES // SLOT_BYTES
 _WORDS = SLOT_BYTES // 8
 #: The words of a slot: arrived segments, landed chunks, saved chunks.
 ARRIVED, LANDED, _SAVED = range(3)
+#: The fourth word of slot 0: 1 once the session has ended, before its memory is used for others.
+_ENDED = 3
 #: Width of the count in each word: its lower bits; the others are the generation.
 _BITS = (16, 24, 24)
 #: A count that means failure: larger than any real one.
@@ -147,6 +150,15 @@ class Board:
         value = self._words[_WORDS * slot + _SAVED]
         return value & _FAILED[_SAVED] if value >> _BITS[_SAVED] == generation else 0
 
+    def end(self) -> None:
+        """The session has ended. Call it before others may use its memory."""
+        self._words[_ENDED] = 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether the daemon has ended the session, perhaps before this process has read of it."""
+        return self._words[_ENDED] != 0
+
 
 class Boards:
     """The daemon's side of one session's board: it assigns the slots."""
@@ -169,7 +181,10 @@ class Boards:
         self._free.append(slot)
 
     def close(self) -> None:
-        """Close the descriptor. Threads that still write keep the memory."""
+        """End the session there, and close the descriptor. Threads that still write keep the
+        memory.
+        """
+        self.board.end()
         self.fd.close()
 
 

@@ -12,6 +12,7 @@ import torch
 
 import swapd_client
 from swapd_client import SessionFenced
+from swapd_client.session.session import Session
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import MIB, PATIENCE_S, Daemon
 from tests.plugin.test_stage import Model, Scene, X
@@ -62,8 +63,18 @@ def its_memory_taken(stage: Stage, daemon: Daemon) -> Iterator[None]:
         assert taken.wait(PATIENCE_S)
         yield
         assert session.error is None, "it has not heard of that"
+        assert waits_for_the_end(session), "but knows that it must"
     computed.set()
     taker.join(PATIENCE_S)
+
+
+def waits_for_the_end(session: Session) -> bool:
+    """Whether `fenced` would wait until the session has heard of its end."""
+    with pytest.MonkeyPatch.context() as patched:
+        waited: list[None] = []
+        patched.setattr(session.life, "await_end", lambda: waited.append(None))
+        assert session.fenced() is None
+    return bool(waited)
 
 
 def stage_of(scene: Scene) -> tuple[Stage, Model]:

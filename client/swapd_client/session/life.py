@@ -23,12 +23,13 @@ class Life:
         #: Re-entrant: a signal handler that closes may have interrupted the holder.
         self.lock = threading.RLock()
         self._process = os.getpid()
-        self._left_to_parent = False
+        #: `forked`, once this process was told of its fork: its locks may be held for good.
+        self.left_to_parent = False
         self._listeners: list[Callable[[SwapdError], None]] = []
 
     def check(self) -> None:
         """Raise the reason if requests are not possible any more."""
-        if self._left_to_parent:
+        if self.left_to_parent:
             raise ForkedClient(
                 "this process was forked from one that uses swapd: sessions and weights stay "
                 "with the parent. Connect in the child, or start it with spawn"
@@ -41,11 +42,6 @@ class Life:
     def forked(self) -> bool:
         """Whether this is another process than the one that connected."""
         return os.getpid() != self._process
-
-    @property
-    def left_to_parent(self) -> bool:
-        """The same, once this process was told of its fork: its locks may be held for good."""
-        return self._left_to_parent
 
     def when_ended(self, listener: Callable[[SwapdError], None]) -> None:
         """Call `listener` with the reason, in the thread that ends the session."""
@@ -69,5 +65,5 @@ class Life:
 
     def leave_to_parent(self) -> None:
         """This is a child of the process that connected."""
-        self._left_to_parent = True
+        self.left_to_parent = True
         self.usable = False

@@ -4,7 +4,6 @@ Distinguishes kinds of messages only; the session handles their contents.
 """
 
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -112,13 +111,6 @@ class Lifeline:
     def not_answering(self, timeout_s: float) -> NotAnswering:
         """The error if the daemon did not answer within that."""
         return not_answering(self.folder, timeout_s, self._daemon_pid)
-
-    def has_ended(self) -> bool:
-        """Whether the daemon has closed the connection, even if the thread has not read that
-        yet."""
-        ends = select.poll()
-        ends.register(self._sock, select.POLLRDHUP)
-        return bool(ends.poll(0))
 
     def is_daemon_alive(self) -> bool:
         return is_alive(self._daemon_pid)

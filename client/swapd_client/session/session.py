@@ -247,12 +247,15 @@ class Session:
         """The error if results computed until now may be wrong, because others may have used the
         memory.
 
-        None is certain if this is called before others could use the memory: a system call detects
-        the end before this process has read of it. Then it blocks until it has.
+        None is certain if this is called before others could use the memory: the board shows the
+        end before this process has read of it. Then it blocks until it has. Costs no system call.
         """
-        if self.error is None and not self.life.left_to_parent and self._lifeline.has_ended():
-            self.life.await_end()
-        return self.error if isinstance(self.error, SessionFenced) else None
+        life = self.life
+        if life.error is None:
+            if life.left_to_parent or not self._board.ended:
+                return None
+            life.await_end()
+        return life.error if isinstance(life.error, SessionFenced) else None
 
     # --- the end -------------------------------------------------------------------------
 
