@@ -1,4 +1,4 @@
-"""The short path of `begin` takes the same decisions as `begin_in_full`."""
+"""The short paths of `begin` and `end` take the same decisions as the full ones."""
 
 import random
 from collections.abc import Iterator
@@ -74,7 +74,9 @@ class Told:
                     wanted.update(stage.components.main)
                 case "unwanted":
                     wanted.clear()
-        self.seen.append((what, stage._gate.depth, stage._stepping, stage._turns.held))
+        keeping = stage._turns.keeping._asked is not None
+        state = stage._gate.depth, stage._stepping, stage._turns.held, keeping
+        self.seen.append((what, *state))
 
 
 def history(stage: Stage, seed: int) -> list[Any]:
@@ -104,5 +106,6 @@ def test_a_step_holds_what_it_would_hold_in_full(
     stage, _ = scene.stage("stage")
     seen = history(stage, seed)
     monkeypatch.setattr(Stage, "begin", Stage.begin_in_full)
+    monkeypatch.setattr(Stage, "end", Stage.end_in_full)
     assert seen == history(stage, seed)
     assert any(one[0] == "acquired" for one in seen)

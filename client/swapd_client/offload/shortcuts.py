@@ -13,6 +13,7 @@ plain one, and 162 us if streamed.
 
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from swapd_client.offload.ours import Ours
 from swapd_client.offload.scope import CALL, Count, Entry, thread
 
 _frame = sys._getframe
+_monotonic = time.monotonic
 _is_grad_enabled = torch.is_grad_enabled
 _is_traced = torch._C._get_tracing_state
 
@@ -353,3 +355,31 @@ def begin_step(stage: Any, *, encoders: bool = False) -> None:
         or (encoders and turns._held is not stage.components.all)
     ):
         stage.begin_in_full(encoders=encoders)
+
+
+def end_step(stage: Any) -> None:
+    """End a step of a vLLM stage that keeps its lease, as most do. In full: `Stage.end_in_full`."""
+    if not stage._stepping:
+        return
+    turns, gate = stage._turns, stage._gate
+    lease, keeping = turns._lease, turns.keeping
+    if (
+        lease is None
+        or gate.depth != 1
+        or turns.segments.broken
+        or turns._held is not stage.components.main
+        or not keeping.in_flight
+    ):
+        return stage.end_in_full()  # type: ignore[no-any-return]
+    session = lease._session
+    if session.processor.works_late:
+        lease.rests()
+    if session.told.wanted:
+        return stage.end_in_full()  # type: ignore[no-any-return]
+    keeping._asked = turns._streaming._beside = None
+    stage._stepping = False
+    with gate.lock:
+        gate.depth = 0
+        gate._rested = _monotonic()
+        if gate._awaited:
+            gate._free.notify_all()

@@ -132,6 +132,8 @@ def note(in_use: InUse, scheduled: Any) -> None:
     for new in scheduled.scheduled_new_reqs:
         in_use.has(new.req_id, new.block_ids)
     cached = scheduled.scheduled_cached_reqs
+    if not any(cached.new_block_ids):  # as in most steps
+        return
     for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
         if blocks is not None:
             (in_use.has if request in cached.resumed_req_ids else in_use.gets)(request, blocks)

@@ -77,10 +77,12 @@ class Hearing(_Above):  # type: ignore[misc]
 
     def _schedule_leased(self, stage: Stage, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step and hold its lease, or none if the step is empty."""
-        stage.note((), self.finished_req_ids)  # or the turn would last for these
+        if self.finished_req_ids:
+            stage.note((), self.finished_req_ids)  # or the turn would last for these
         stage.begin()
         try:
-            self._hear(stage.components.losses)
+            if (losses := stage.components.losses) > self._heard:
+                self._hear(losses)
             output = super().schedule(*args, **kwargs)
         except BaseException:
             stage.end()
@@ -93,14 +95,14 @@ class Hearing(_Above):  # type: ignore[misc]
         word = model_runner_output.kv_connector_output
         if isinstance(word, Lost):
             model_runner_output.kv_connector_output = None
-            self._hear(word.loss)
+            if word.loss > self._heard:
+                self._hear(word.loss)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _hear(self, loss: int) -> None:
         """Discard the steps in flight, and compute all their requests again."""
-        if loss > self._heard:
-            self._heard = loss
-            self.reset_prefix_cache(reset_running_requests=True)
+        self._heard = loss
+        self.reset_prefix_cache(reset_running_requests=True)
 
 
 class Streams(_Above):  # type: ignore[misc]
@@ -271,15 +273,17 @@ def have_it_trace(config: Any, stage: Stage) -> None:
 
 
 def word_of(cache: Cache, scheduler_output: Any) -> Word:
-    """The message about a step that has its lease, made by a call; None if all of the step counts.
+    """The message about a step that has its lease, made by a call; `nothing` if all of it counts.
 
-    Call it when the step has computed: by then the other ranks have counted their losses. Raises:
-    CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
+    Call the message when the step has computed: by then the other ranks have counted their losses.
+    Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
     """
     note(cache.in_use, scheduler_output)
+    if cache.counts_alone and getattr(scheduler_output, _HEARD, 0) >= cache.losses:
+        return nothing
     cache.tell()
     if cache.has_others and not cache.deaf:
-        return partial(_word_of_ranks, cache, scheduler_output) if cache.speaks else _nothing
+        return partial(_word_of_ranks, cache, scheduler_output) if cache.speaks else nothing
     said = _word_of(cache, scheduler_output)
     return lambda: said
 
@@ -298,8 +302,8 @@ def _word_of_ranks(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | N
     return _word_of(cache, scheduler_output)
 
 
-def _nothing() -> None:
-    """The message of a rank that vLLM does not ask."""
+def nothing() -> None:
+    """The message about a step that counts, and of a rank that vLLM does not ask."""
 
 
 def word_of_fence(cache: Cache) -> KVConnectorOutput | None:

@@ -18,7 +18,7 @@ import torch
 from torch.nn import Module
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
-from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
@@ -56,7 +56,7 @@ class Leased(_Above):  # type: ignore[misc]
     #: The running weight update.
     _change = ExitStack()
     #: Makes the message to the scheduler about the current step, if the KV cache lost contents.
-    _word: scheduler.Word = staticmethod(lambda: None)
+    _word: scheduler.Word = staticmethod(scheduler.nothing)
     #: The same for the last step, in a rank that vLLM does not ask for it.
     _unasked: scheduler.Word | None = None
 
@@ -216,7 +216,8 @@ class Leased(_Above):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         stage = self._swapd
-        self._ask()
+        if self._unasked is not None:
+            self._ask()
         if scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids:
             came = [request.req_id for request in scheduler_output.scheduled_new_reqs]
             stage.note(came, scheduler_output.finished_req_ids)
@@ -229,7 +230,8 @@ class Leased(_Above):  # type: ignore[misc]
         try:
             if (cache := stage.components.cache) is not None:
                 self._word = scheduler.word_of(cache, scheduler_output)
-            result = self._counted(super().execute_model(scheduler_output))
+            if (result := super().execute_model(scheduler_output)) is not None:
+                result = self._counted(result)
             stage.arrive()
         except CacheLost as exc:
             stage.end()
@@ -255,15 +257,18 @@ class Leased(_Above):  # type: ignore[misc]
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         try:
-            return self._counted(super().sample_tokens(grammar_output))
+            result = super().sample_tokens(grammar_output)
+            return None if result is None else self._counted(result)
         finally:
             self._swapd.end()
 
     def _counted(self, result: Any) -> Any:
         """A step's result, with a message to the scheduler about results that do not count."""
-        if result is None:
-            return None
-        word = partial(self._word_then, self._word, self._swapd.fence())
+        word, fence = self._word, self._swapd.fence()
+        computed = isinstance(result, ModelRunnerOutput)
+        if computed and word is scheduler.nothing and fence() is None:
+            return result
+        word = partial(self._word_then, word, fence)
         if self.rank > 0 and isinstance(result, AsyncModelRunnerOutput):
             self._unasked = word
         return scheduler.counted(result, word)

@@ -167,6 +167,8 @@ class Cache:
         self.losses = 0
         self._gone = Gone()
         self._tally = tally
+        #: Whether a loss can only be this process's own, and the scheduler gets its number.
+        self.counts_alone = tally is None and self.hears_by_number
         #: Number of losses of all ranks that `hear` has taken in.
         self._heard = 0
 

@@ -95,7 +95,8 @@ class Segments:
     def arrive(self) -> None:
         """Wait until all parts have arrived; where streams have waited, this checks the outcome.
 
-        In a call. Raises as `begin`, but for SessionEnded: then the stage has gone alone.
+        In a call, after the layers have computed. Raises as `begin`, but for SessionEnded: then the
+        stage has gone alone.
         """
         if not self._coming:
             return

@@ -102,6 +102,10 @@ class Stage:
             options.finish_within_s if options.slice_s is None else options.slice_s,
             self._closed,
         )
+        #: `Segments.arrive` and `Turns.fence`, for a step. Every step calls them, and a call that
+        #: only passes on costs 2 us.
+        self.arrive = self._turns.segments.arrive
+        self.fence = self._turns.fence
         #: Between `begin` and `end`.
         self._stepping = False
         self._thread = threading.Thread(target=self._attend, name="swapd-stage", daemon=True)
@@ -305,9 +309,12 @@ class Stage:
     @property
     def begun(self) -> bool:
         """Whether a step has begun, and has its lease."""
-        return self._stepping and self._turns.held
+        return self._stepping and self._turns._lease is not None
 
-    def end(self) -> None:
+    #: After a step. A faster `end_in_full`.
+    end = shortcuts.end_step
+
+    def end_in_full(self) -> None:
         """After a step; the lease is kept, or given back, as `StageKeeping` decides."""
         if self._stepping:
             self._stepping = False
@@ -363,21 +370,6 @@ class Stage:
             len(found),
             len(layers),
         )
-
-    def arrive(self) -> None:
-        """In a step, after the layers have computed: check that all parts have arrived. Raises as
-        `begin`.
-        """
-        self._turns.segments.arrive()
-
-    def fence(self) -> Callable[[], SessionFenced | None]:
-        """In a step: a function that tells afterwards why its results may be wrong; None if not.
-
-        A daemon may end a session that does not answer, and give its memory to others. The function
-        may be called in any thread, also after the step: it costs a system call, and blocks if the
-        session has ended, until this process knows that.
-        """
-        return self._turns.fence()
 
     def stop(self, error: SessionFenced) -> Stopped:
         """The last results are wrong and the scheduler cannot learn of it: return the error to

@@ -185,7 +185,9 @@ class Turns:
     def fence(self) -> Callable[[], SessionFenced | None]:
         """In a call: a function that tells afterwards why its results may be wrong; None if not.
 
-        For any thread, also after the call. As `Session.fenced`.
+        A daemon may end a session that does not answer, and give its memory to others. The function
+        may be called in any thread, also after the call. It blocks if the session has ended, until
+        this process knows that.
         """
         if self._lease is not None:
             return self._connection.client.session.fenced
