@@ -4,7 +4,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -192,26 +192,22 @@ class AsyncClient:
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> Component:
         """As `Client.load`; the reading runs in a thread."""
-        with needed("load"):
-            from swapd_client.weights import load
-
-        planned = load.planned(
+        steps = moving.load(
+            self.session,
+            self._channel.send,
+            name,
             files,
             module,
-            None,
+            policy,
+            group,
+            mutable=mutable,
+            segments=segments,
             prefix=prefix,
             rename=rename,
             dtype=dtype,
-            segments=segments,
-            gpu=self.session.processor.index,
             progress=progress,
-            share=not mutable,
         )
-        with ExitStack() as opened:
-            layouts = await in_thread(opened.enter_context, planned)
-            return await self.register(
-                name, layouts[""], policy=policy, group=group, mutable=mutable
-            )
+        return Component(await self._take(steps))
 
     async def load_family(
         self,
@@ -230,26 +226,23 @@ class AsyncClient:
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> list[Component]:
         """As `Client.load_family`; the reading runs in a thread."""
-        with needed("load_family"):
-            from swapd_client.weights import load
-
-        planned = load.planned(
+        steps = moving.load_family(
+            self.session,
+            self._channel.send,
+            name,
             files,
-            module,
             parts,
+            module,
+            policy,
+            group,
+            mutable=mutable,
+            resident_bytes=nbytes_of(resident),
             prefix=prefix,
             rename=rename,
             dtype=dtype,
-            segments=(),
-            gpu=self.session.processor.index,
             progress=progress,
-            share=not mutable,
         )
-        with ExitStack() as opened:
-            layouts = await in_thread(opened.enter_context, planned)
-            return await self.register_family(
-                name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
-            )
+        return [Component(part) for part in await self._take(steps)]
 
     async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
@@ -17,7 +17,6 @@ from swapd_client.errors import (
     AcquireTimeout,
     ComponentInUse,
     InvalidSettings,
-    InvalidSource,
     SessionEnded,
     SwapdError,
 )
@@ -317,22 +316,22 @@ class Client:
         Blocks until all is read. Raises as `register`, and InvalidSource also for files that are
         damaged or do not fit the module; the module is then unchanged.
         """
-        with needed("load"):
-            from swapd_client.weights import load
-
-        with load.planned(
+        steps = moving.load(
+            self.session,
+            self._call,
+            name,
             files,
             module,
-            None,
+            policy,
+            group,
+            mutable=mutable,
+            segments=segments,
             prefix=prefix,
             rename=rename,
             dtype=dtype,
-            segments=segments,
-            gpu=self.session.processor.index,
             progress=progress,
-            share=not mutable,
-        ) as layouts:
-            return self.register(name, layouts[""], policy=policy, group=group, mutable=mutable)
+        )
+        return Component(self._take(steps))
 
     def load_family(
         self,
@@ -355,24 +354,23 @@ class Client:
         `parts` maps each part to the names of its tensors, or of modules with them ("blocks.0").
         Tensors that no part names are in the part named "rest".
         """
-        with needed("load_family"):
-            from swapd_client.weights import load
-
-        with load.planned(
+        steps = moving.load_family(
+            self.session,
+            self._call,
+            name,
             files,
-            module,
             parts,
+            module,
+            policy,
+            group,
+            mutable=mutable,
+            resident_bytes=nbytes_of(resident),
             prefix=prefix,
             rename=rename,
             dtype=dtype,
-            segments=(),
-            gpu=self.session.processor.index,
             progress=progress,
-            share=not mutable,
-        ) as layouts:
-            return self.register_family(
-                name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
-            )
+        )
+        return [Component(part) for part in self._take(steps)]
 
     def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.
@@ -590,29 +588,21 @@ class Client:
         which names the weights that cannot be attached, InvalidSettings, and as `register`.
         """
         with needed("attach"):
-            from swapd_client.offload.attaching import Arguments, attach, chosen
-            from swapd_client.offload.strategy import How
+            from swapd_client.offload.attaching import arguments_of, attach
 
-        settings = chosen(settings, flags)
-        if settings is not None and policy != "lru":
-            raise InvalidSource(
-                f"policy={policy!r} and settings both set how components share the device; give "
-                "one of them"
-            )
-        if components is None and settings is not None:
-            components = settings.cpu_offload_components
-        arguments = Arguments(
-            components=_listed(components),
+        arguments = arguments_of(
+            components,
             settings=settings,
             prefix=prefix,
-            how=How(policy, exclusive=policy == "alternating"),
+            policy=policy,
             resident=resident,
-            blocks=_listed(blocks),
-            wrap_methods=_listed(wrap_methods),
-            extra_tensors=_listed(extra_tensors),
+            blocks=blocks,
+            wrap_methods=wrap_methods,
+            extra_tensors=extra_tensors,
             kinds=kinds,
-            stay=_listed(stay),
-            trainable=trainable if isinstance(trainable, bool) else _listed(trainable),
+            stay=stay,
+            trainable=trainable,
+            flags=flags,
         )
         attachment = attach(self, model, arguments)
         self._attachments[id(attachment)] = attachment
@@ -666,12 +656,7 @@ class Client:
         """
         from swapd_client.weights import update
 
-        asked = [
-            change
-            for name, named in values.items()
-            for change in update.changes(self.session, name, named)
-        ]
-        update.apply(self.session, self._call, asked)
+        update.together(self.session, self._call, values)
         self._keeper.flush_all()
 
     def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
@@ -939,14 +924,6 @@ def prefetch_of(
 def nbytes_of(size: object) -> Any:
     """Bytes, from a number or a text ("6GiB"); other values are returned as they are."""
     return parse_size(size) if isinstance(size, str) else size
-
-
-_Names = TypeVar("_Names")
-
-
-def _listed(names: _Names) -> _Names:
-    """A single name is a list of one name, not of its letters."""
-    return cast("_Names", [names]) if isinstance(names, str) else names
 
 
 def _agent_ahead(request: int) -> int:

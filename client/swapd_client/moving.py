@@ -7,13 +7,14 @@ into it. `take` runs the steps in the caller's thread; `take_awaited` awaits eac
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from swapd.shared import protocol
+from swapd.shared.extras import needed
 from swapd_client.errors import (
     ComponentInUse,
     DeviceFailed,
@@ -29,6 +30,9 @@ from swapd_client.session.session import Call, Session
 
 if TYPE_CHECKING:
     import torch
+
+    from swapd_client.weights.load import Rename
+    from swapd_client.weights.safetensors import Files
 
 T = TypeVar("T")
 
@@ -181,6 +185,104 @@ def register_family(
     keeping = partial(protocol.Resize, name=name, resident_bytes=resident_bytes)
     yield from _move_in(session, tell, dict.fromkeys(parts, policy), group, keeping)
     return parts
+
+
+def load(
+    session: Session,
+    tell: Tell,
+    name: str,
+    files: "Files",
+    module: "torch.nn.Module | None",
+    policy: protocol.Policy,
+    group: str | None,
+    *,
+    mutable: bool,
+    segments: Segments,
+    prefix: str,
+    rename: "Rename | None",
+    dtype: "torch.dtype | None",
+    progress: "bool | Callable[[int, int], None] | None",
+) -> Steps[Part]:
+    """Register tensors of safetensors files as one component."""
+    with needed("load"):
+        from swapd_client.weights.load import planned
+
+    plan = planned(
+        files,
+        module,
+        None,
+        prefix=prefix,
+        rename=rename,
+        dtype=dtype,
+        segments=segments,
+        gpu=session.processor.index,
+        progress=progress,
+        share=not mutable,
+    )
+    with ExitStack() as opened:
+        layouts = yield partial(opened.enter_context, plan)
+        return (
+            yield from register(
+                session,
+                tell,
+                name,
+                layouts[""],
+                policy,
+                group,
+                mutable=mutable,
+                segments=(),
+                part_of="",
+            )
+        )
+
+
+def load_family(
+    session: Session,
+    tell: Tell,
+    name: str,
+    files: "Files",
+    parts: Mapping[str, Iterable[str]],
+    module: "torch.nn.Module | None",
+    policy: protocol.Policy,
+    group: str | None,
+    *,
+    mutable: bool,
+    resident_bytes: int | None,
+    prefix: str,
+    rename: "Rename | None",
+    dtype: "torch.dtype | None",
+    progress: "bool | Callable[[int, int], None] | None",
+) -> Steps[list[Part]]:
+    """As `load`, in parts as of `register_family`."""
+    with needed("load_family"):
+        from swapd_client.weights.load import planned
+
+    plan = planned(
+        files,
+        module,
+        parts,
+        prefix=prefix,
+        rename=rename,
+        dtype=dtype,
+        segments=(),
+        gpu=session.processor.index,
+        progress=progress,
+        share=not mutable,
+    )
+    with ExitStack() as opened:
+        layouts = yield partial(opened.enter_context, plan)
+        return (
+            yield from register_family(
+                session,
+                tell,
+                name,
+                layouts,
+                policy,
+                group,
+                mutable=mutable,
+                resident_bytes=resident_bytes,
+            )
+        )
 
 
 def register_again(

@@ -6,27 +6,30 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
+from swapd.shared.protocol import Policy
 from swapd.shared.units import size
 from swapd_client.errors import DuplicateName, InvalidSettings, InvalidSource, TooLarge
 from swapd_client.lease import Lender
-from swapd_client.offload import dropped, find, hooks, settings, strategy
+from swapd_client.offload import dropped, find, hooks, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.fitting import refuse_what_never_fits
 from swapd_client.offload.installing import Installer, Methods, methods_of
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
-from swapd_client.offload.settings import OffloadSettings
+from swapd_client.offload.settings import OffloadSettings, from_keywords
 from swapd_client.offload.shortcuts import BlockHooks
 from swapd_client.offload.staying import Staying, staying
 from swapd_client.offload.strategy import How, Kind
 from swapd_client.offload.training import Trainable, trained_of, watch_optimizers
 
 log = logging.getLogger("swapd_client")
+
+_Names = TypeVar("_Names")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,60 @@ class Arguments:
     #: Components that are never evicted; overrides the settings.
     stay: Sequence[str]
     trainable: Trainable
+
+
+def arguments_of(
+    components: str | Sequence[str] | None,
+    *,
+    settings: OffloadSettings | None,
+    prefix: str,
+    policy: Policy,
+    resident: int | str | Mapping[str, int | str] | None,
+    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
+    wrap_methods: Methods,
+    extra_tensors: Sequence[str],
+    kinds: Mapping[str, Kind],
+    stay: Sequence[str],
+    trainable: Trainable | str,
+    flags: Mapping[str, Any],
+) -> Arguments:
+    """The arguments of `Client.attach`, checked. Raises: InvalidSource, InvalidSettings."""
+    settings = _chosen(settings, flags)
+    if settings is not None and policy != "lru":
+        raise InvalidSource(
+            f"policy={policy!r} and settings both set how components share the device; give "
+            "one of them"
+        )
+    if components is None and settings is not None:
+        components = settings.cpu_offload_components
+    return Arguments(
+        components=_listed(components),
+        settings=settings,
+        prefix=prefix,
+        how=How(policy, exclusive=policy == "alternating"),
+        resident=resident,
+        blocks=_listed(blocks),
+        wrap_methods=_listed(wrap_methods),
+        extra_tensors=_listed(extra_tensors),
+        kinds=kinds,
+        stay=_listed(stay),
+        trainable=trainable if isinstance(trainable, bool) else _listed(trainable),
+    )
+
+
+def _chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
+    """The settings, from `settings=` or from keyword arguments. Raises: InvalidSettings."""
+    if not flags:
+        return given
+    if given is not None:
+        names = ", ".join(flags)
+        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
+    return from_keywords(**flags)
+
+
+def _listed(names: _Names) -> _Names:
+    """A single name is a list of one name, not of its letters."""
+    return cast("_Names", [names]) if isinstance(names, str) else names
 
 
 def attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
@@ -77,16 +134,6 @@ def _attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
         attachment._again = run
     dropped.take_back_if_dropped(client, attachment)
     return attachment
-
-
-def chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
-    """The settings, from `settings=` or from keyword arguments. Raises: InvalidSettings."""
-    if not flags:
-        return given
-    if given is not None:
-        names = ", ".join(flags)
-        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
-    return settings.from_keywords(**flags)
 
 
 class _Attaching:

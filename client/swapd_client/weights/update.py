@@ -27,6 +27,15 @@ class Change(NamedTuple):
     write: Callable[[int], None]
 
 
+def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give several components or families new values: all of them change in one step.
+
+    Blocks for the copies. After an error nothing has changed. Raises as `changes` and `apply`.
+    """
+    asked = [change for name, named in values.items() for change in changes(session, name, named)]
+    apply(session, call, asked)
+
+
 def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Change]:
     """The changes that `values` make to a component, or to the parts of a family.
 
