@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import moving
-from swapd_client.client import NOTHING, Client, nbytes_of, open_session, prefetch_of
+from swapd_client.client import NOTHING, Client, nbytes_of
 from swapd_client.errors import SessionEnded, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
+from swapd_client.leasing import Asked, granted, of_components, of_start, of_workspace, prefetch_of
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.moving import in_thread
 from swapd_client.session.channel import AsyncChannel, ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
+from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, check_installed, tracing_of
 
@@ -272,34 +274,20 @@ class AsyncClient:
         early: bool = False,
     ) -> Acquiring:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
-
-        def ask(request: int, agent: int) -> protocol.Acquire:
-            at_once = early or self.session.processor.works_late
-            return protocol.Acquire(
-                request, names, agent, timeout, priority, await_registration, at_once
-            )
-
-        return Acquiring(partial(self._acquire, ask, names, timeout, early=early))
+        session = self.session
+        asked = of_components(session, names, timeout, priority, await_registration, early)
+        return Acquiring(partial(self._acquire, asked))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Acquiring:
         """As `Client.acquire_workspace`: await it, or `async with` it."""
-        nbytes = nbytes_of(size)
-
-        def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
-            return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
-
-        names = (f"workspace of {size}",)
-        return Acquiring(partial(self._acquire, ask, names, timeout, is_workspace=True))
+        asked = of_workspace(nbytes_of(size), size, timeout, priority)
+        return Acquiring(partial(self._acquire, asked))
 
     def acquire_start(self, *, timeout: float | None = None) -> Acquiring:
         """As `Client.acquire_start`: await it, or `async with` it."""
-
-        def ask(request: int, agent: int) -> protocol.AcquireStart:
-            return protocol.AcquireStart(request, timeout)
-
-        return Acquiring(partial(self._acquire, ask, (protocol.THE_START,), timeout))
+        return Acquiring(partial(self._acquire, of_start(timeout)))
 
     async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `Client.prefetch`."""
@@ -309,7 +297,7 @@ class AsyncClient:
         """As `Client.unregister`."""
         for part in self.session.registry.family(name) or [name]:
             if self._inner is not None:
-                await in_thread(self._inner._flush_kept)
+                await in_thread(self._inner._leasing.flush_kept)
             await self._take(moving.unregister(self.session, part))
 
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
@@ -394,54 +382,32 @@ class AsyncClient:
             self._inner = Client(self.session, self._factory, tracing=self._tracing)
         return self._inner
 
-    async def _acquire(
-        self,
-        ask: Callable[[int, int], protocol.AnyAcquire],
-        names: tuple[str, ...],
-        timeout: float | None,
-        *,
-        is_workspace: bool = False,
-        early: bool = False,
-    ) -> AsyncLease:
-        """As `Client._acquire`; the blocking parts run in a thread."""
-        asked = partial(
-            self._acquire_now, ask, names, timeout, is_workspace=is_workspace, early=early
-        )
-        trace = self._tracing.begin(names)
+    async def _acquire(self, asked: Asked) -> AsyncLease:
+        """As `Leasing.acquire`; the blocking parts run in a thread."""
+        trace = self._tracing.begin(asked.names)
         if trace is None:
-            return await asked(None)
+            return await self._acquire_now(asked, None)
         with trace:
-            return await asked(trace)
+            return await self._acquire_now(asked, trace)
 
-    async def _acquire_now(
-        self,
-        ask: Callable[[int, int], protocol.AnyAcquire],
-        names: tuple[str, ...],
-        timeout: float | None,
-        trace: Trace | None,
-        *,
-        is_workspace: bool,
-        early: bool,
-    ) -> AsyncLease:
+    async def _acquire_now(self, asked: Asked, trace: Trace | None) -> AsyncLease:
         session, task = self.session, id(asyncio.current_task())
         leases = session.leases
         if leases.must_wait(task):
-            agent = await in_thread(leases.enter, task, timeout)
+            agent = await in_thread(leases.enter, task, asked.timeout_s)
         else:
             agent = leases.enter(task)
-        request = ask(session.next_id(), agent.number)
+        request = asked.request(session.next_id(), agent.number)
         if trace is not None:
             request = trace.marked(request)
-        reply = await self._channel.call(request, timeout)
+        reply = await self._channel.call(request, asked.timeout_s)
         if trace is not None:
             trace.answered(reply)
-        granted = session.unwrap(reply)
-        assert isinstance(granted, protocol.Granted)
-        record = leases.record(granted, names, agent, is_workspace=is_workspace)
+        record = granted(session, reply, asked, agent)
         try:
             leases.add(record)
-            bring_in = partial(leases.bring_in, record, timeout)
-            show = partial(leases.show, record) if early else bring_in
+            bring_in = partial(leases.bring_in, record, asked.timeout_s)
+            show = partial(leases.show, record) if asked.early else bring_in
             if leases.must_show(record):
                 await in_thread(show, give_up=partial(leases.give_up, record))
             else:

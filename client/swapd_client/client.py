@@ -3,9 +3,8 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,28 +12,18 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
 from swapd_client import moving
-from swapd_client.errors import (
-    AcquireTimeout,
-    ComponentInUse,
-    InvalidSettings,
-    SessionEnded,
-    SwapdError,
-)
+from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.lease import Lease
-from swapd_client.leases.agents import Agent
-from swapd_client.leases.book import Record
-from swapd_client.leases.keeper import Keeper
-from swapd_client.leases.keeping import Key
+from swapd_client.leasing import Leasing, of_components, of_start, of_workspace, prefetch_of
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
-from swapd_client.session.channel import Channel, ChannelFactory
-from swapd_client.session.endpoint import label_of, resolve
+from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
+from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
-from swapd_client.session.starting import connected
-from swapd_client.tracing import Trace, Tracing, check_installed, tracing_of
+from swapd_client.tracing import Tracing, check_installed, tracing_of
 
 if TYPE_CHECKING:
     import torch
@@ -83,25 +72,6 @@ def connect(
     return Client(session, tracing=tracing)
 
 
-def open_session(
-    endpoint: str | os.PathLike[str] | None,
-    device: str | None,
-    label: str | None,
-    timeout: float,
-    *,
-    start: bool,
-    budget: int | str | None,
-) -> Session:
-    """Open the session of `connect`, for both clients. Blocks and raises as `connect` does."""
-    folder = resolve(endpoint, device)
-    opened = partial(Session, folder, label_of(label), timeout)
-    if start:
-        return connected(folder.absolute(), device, budget, opened)
-    if budget is not None:
-        raise InvalidSettings("budget= is for a daemon that connect starts: add start=True")
-    return opened()
-
-
 class Client:
     """A session with one daemon. May be used from any thread; not across a fork.
 
@@ -118,19 +88,12 @@ class Client:
     ) -> None:
         """`factory` and a `Tracing` come from an async client of the same session."""
         self.session = session
-        self._tracing = tracing_of(session, tracing)
-        self._factory = factory or ChannelFactory(session)
-        self._keeper = Keeper(session.told, self._end, session.processor.after)
-        session.told.when_wanted(self._keeper.hurry)
-        session.life.when_ended(self._keeper.forget)
-        close = partial(_close_late, self._keeper, session, self._factory, self._tracing)
-        self._dropped = weakref.finalize(self, session.leave_behind, close)
+        factory = factory or ChannelFactory(session)
+        self._leasing = Leasing(session, factory, tracing_of(session, tracing))
+        self._dropped = weakref.finalize(self, session.leave_behind, self._leasing.close_late)
         self._dropped.atexit = False
-        self._local = threading.local()
-        #: By id. The attached models keep them alive: see `offload/dropped.py`.
-        self._attachments: weakref.WeakValueDictionary[int, Attachment] = (
-            weakref.WeakValueDictionary()
-        )
+        #: The attached models keep them alive: see `offload/dropped.py`.
+        self._attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -188,7 +151,7 @@ class Client:
         """
         steps = moving.register(
             self.session,
-            self._call,
+            self._leasing.call,
             name,
             source,
             policy,
@@ -221,7 +184,7 @@ class Client:
         """
         steps = moving.register_family(
             self.session,
-            self._call,
+            self._leasing.call,
             name,
             parts,
             policy,
@@ -259,7 +222,7 @@ class Client:
         what = nbytes_of(size)
         steps = moving.register_scratch(
             self.session,
-            self._call,
+            self._leasing.call,
             name,
             what,
             policy,
@@ -279,7 +242,7 @@ class Client:
         `part_of`: the family, by name, of each component that is part of one. All of them or none.
         Blocks and raises as `register`; InvalidSource if a component would move.
         """
-        self._take(moving.register_again(self.session, self._call, sources, part_of))
+        self._take(moving.register_again(self.session, self._leasing.call, sources, part_of))
 
     def load(
         self,
@@ -318,7 +281,7 @@ class Client:
         """
         steps = moving.load(
             self.session,
-            self._call,
+            self._leasing.call,
             name,
             files,
             module,
@@ -356,7 +319,7 @@ class Client:
         """
         steps = moving.load_family(
             self.session,
-            self._call,
+            self._leasing.call,
             name,
             files,
             parts,
@@ -381,8 +344,9 @@ class Client:
         was not registered in parts; TooLarge if the tensors outside all blocks are "permanent" and
         do not fit; NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        self._flush_kept()  # idle leases that threads keep would count as use
-        self._question(protocol.Resize(self.session.next_id(), name, nbytes_of(size)), timeout)
+        self._leasing.flush_kept()  # idle leases that threads keep would count as use
+        request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
+        self._leasing.question(request, timeout)
 
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
@@ -395,11 +359,11 @@ class Client:
         beside it; Conflict for a member of an alternating group; ComponentInUse while it is being
         evicted; NotAnswering as `resize`.
         """
-        self._question(protocol.Pin(self.session.next_id(), name), timeout)
+        self._leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
     def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """Allow eviction again. Raises: Conflict if the component was registered as "permanent"."""
-        self._question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+        self._leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
 
     def evict(self, name: str, *, timeout: float | None = None) -> None:
         """Evict an idle component, or the parts of a family, at once.
@@ -410,8 +374,8 @@ class Client:
         leased or loading, or an acquire waits for it; Conflict if it is pinned or "permanent";
         NotAnswering as `resize`.
         """
-        self._flush_kept()  # idle leases that threads keep would count as use
-        self._question(protocol.EvictNow(self.session.next_id(), name), timeout)
+        self._leasing.flush_kept()  # idle leases that threads keep would count as use
+        self._leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
     def acquire(
         self,
@@ -431,24 +395,17 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
         DeviceFailed, SessionEnded; then nothing is held.
         """
-        session, key = self.session, (threading.get_ident(), names)
+        # each Python call more would cost all steps of a loop, so the kept lease is taken here
+        session, leasing, key = self.session, self._leasing, (threading.get_ident(), names)
         if not session.life.usable:  # first: after a fork the keeper's lock may be held for good
             session.check()
-        kept = self._keeper.take(key)
+        kept = leasing.keeper.take(key)
         if kept is not None:
             if not kept.outdated:
-                return Lease(self, session, kept, key)
-            self._end(kept, ack=False)  # an update has replaced its bytes
-
-        def ask(request: int, agent: int) -> protocol.Acquire:
-            at_once = early or session.processor.works_late
-            return protocol.Acquire(
-                request, names, agent, timeout, priority, await_registration, at_once
-            )
-
-        record = self._acquire(ask, names, timeout, early=early)
-        record.may_be_kept = record.lingers = session.leases.may_be_kept(record)
-        return Lease(self, session, record, key)
+                return Lease(leasing.release, session, kept, key)
+            leasing.end(kept, ack=False)  # an update has replaced its bytes
+        asked = of_components(session, names, timeout, priority, await_registration, early)
+        return leasing.acquire(asked, again=True)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -461,14 +418,7 @@ class Client:
 
         Blocks and raises as `acquire`.
         """
-        nbytes = nbytes_of(size)
-
-        def ask(request: int, agent: int) -> protocol.AcquireWorkspace:
-            return protocol.AcquireWorkspace(request, nbytes, agent, timeout, priority)
-
-        names = (f"workspace of {size}",)
-        record = self._acquire(ask, names, timeout, is_workspace=True)
-        return Lease(self, self.session, record, (threading.get_ident(), names))
+        return self._leasing.acquire(of_workspace(nbytes_of(size), size, timeout, priority))
 
     def acquire_start(self, *, timeout: float | None = None) -> Lease:
         """Wait until no other process starts on this device, and keep others from it until the
@@ -482,14 +432,8 @@ class Client:
         Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or is
         already starting; AcquireTimeout, which names the starting process; SessionEnded.
         """
-        self._flush_kept()
-
-        def ask(request: int, agent: int) -> protocol.AcquireStart:
-            return protocol.AcquireStart(request, timeout)
-
-        names = (protocol.THE_START,)
-        record = self._acquire(ask, names, timeout)
-        return Lease(self, self.session, record, (threading.get_ident(), names))
+        self._leasing.flush_kept()
+        return self._leasing.acquire(of_start(timeout))
 
     def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """Load components if there is memory for them and no acquire is waiting.
@@ -498,7 +442,7 @@ class Client:
         components for it; with `over`, only these components and families, once they are idle.
         Ignores unknown names in `over`.
         """
-        self._call(prefetch_of(self.session.next_id(), names, over))
+        self._leasing.call(prefetch_of(self.session.next_id(), names, over))
 
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and
@@ -516,21 +460,8 @@ class Client:
         (then it stays registered), UnknownComponent, SessionEnded.
         """
         for part in self.session.registry.family(name) or [name]:
-            self._flush_kept()
+            self._leasing.flush_kept()
             self._take(moving.unregister(self.session, part))
-
-    def _refuse_in_use(self, names: Collection[str]) -> None:
-        """Raise ComponentInUse if one of these is leased: `unregister` would fail."""
-        if not names:
-            return
-        self._flush_kept()
-        self.session.leases.drain()
-        for component in self.status().components:
-            if component.leases and component.name in names:
-                raise ComponentInUse(
-                    f"{component.name!r} is leased by {', '.join(component.holders)}; release it, "
-                    "then detach"
-                )
 
     def attach(
         self,
@@ -605,12 +536,8 @@ class Client:
             flags=flags,
         )
         attachment = attach(self, model, arguments)
-        self._attachments[id(attachment)] = attachment
+        self._attachments.add(attachment)
         return attachment
-
-    def _forget(self, attachment: "Attachment") -> None:
-        """Drop a detached attachment."""
-        self._attachments.pop(id(attachment), None)
 
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
@@ -619,7 +546,7 @@ class Client:
         Changes nothing, and promises nothing: other requests may come first. Raises the errors that
         the acquire would raise at once; NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        reply = self._question(protocol.Forecast(self.session.next_id(), names), timeout)
+        reply = self._leasing.question(protocol.Forecast(self.session.next_id(), names), timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
@@ -644,7 +571,7 @@ class Client:
         updates it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
         with ExitStack() as stack:
-            for attachment in list(self._attachments.values()):
+            for attachment in list(self._attachments):
                 stack.enter_context(attachment._between_passes(name))
             self._update_together({name: values})
 
@@ -656,15 +583,15 @@ class Client:
         """
         from swapd_client.weights import update
 
-        update.together(self.session, self._call, values)
-        self._keeper.flush_all()
+        update.together(self.session, self._leasing.call, values)
+        self._leasing.keeper.flush_all()
 
     def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """Report the resident components, their holders, and the bytes moved.
 
         Raises: NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        reply = self._question(protocol.Status(self.session.next_id()), timeout)
+        reply = self._leasing.question(protocol.Status(self.session.next_id()), timeout)
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
@@ -682,250 +609,27 @@ class Client:
             session.leases.drain()
             if keep:
                 with suppress(SessionEnded):  # then the last bytes are already private
-                    self._take(moving.take_back_mutable(session, self._end))
+                    self._take(moving.take_back_mutable(session, self._leasing.end))
         session.close(keep=keep)
         self._let_go()
         if not session.forked:
-            self._factory.close()
-            self._tracing.close()
+            self._leasing.close()
 
     def _keep_no_more(self) -> None:
         """Before closing: end the leases that threads keep for their next step."""
         self._dropped.detach()
-        self._keeper.close()
+        self._leasing.keeper.close()
 
     def _let_go(self) -> None:
         """After closing: restore the attached models."""
         self._dropped.detach()
-        for attachment in list(self._attachments.values()):
+        for attachment in list(self._attachments):
             attachment._let_go()
 
     def _take(self, steps: moving.Steps[_T]) -> _T:
-        return moving.take(steps, self._call)
-
-    def _channel(self) -> Channel:
-        channel: Channel | None = getattr(self._local, "channel", None)
-        if channel is None:
-            channel = self._local.channel = Channel(self._factory)
-        return channel
-
-    def _call(
-        self, request: protocol.AnyRequest, timeout_s: float | None = None
-    ) -> protocol.AnyReply:
-        self.session.check()
-        self._end_kept()
-        self._keeper.hand_over()
-        return self.session.unwrap(self._channel().call(request, timeout_s))
-
-    def _question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
-        """As `_call`, for requests answered at once. Raises: NotAnswering if there is no answer in
-        time.
-        """
-        if timeout_s is None:
-            return self._call(request)
-        self.session.check()
-        self._end_kept()
-        self._keeper.hand_over()
-        channel = self._channel()
-        channel.ask(request)
-        reply = channel.collect(request.id, timeout_s)
-        if reply is None:
-            channel.abandon(request.id)
-            raise self.session.not_answering(timeout_s)
-        return self.session.unwrap(reply)
-
-    def _acquire(
-        self,
-        ask: Callable[[int, int], protocol.AnyAcquire],
-        names: tuple[str, ...],
-        timeout: float | None,
-        *,
-        is_workspace: bool = False,
-        early: bool = False,
-        in_place_of: int | None = None,
-    ) -> Record:
-        """Have `ask(id, agent)` granted and mapped, and wait for the copies unless `early`."""
-        self.session.check()
-        if self.session.processor.works_late:
-            for end in self._keeper.returned():
-                end(self._give_back_here)
-        self._end_kept()  # first: a lease still held belongs to the same agent
-        asked = partial(
-            self._acquire_now,
-            ask,
-            names,
-            timeout,
-            is_workspace=is_workspace,
-            early=early,
-            in_place_of=in_place_of,
-        )
-        trace = self._tracing.begin(names)
-        if trace is None:
-            return asked(None)
-        with trace:
-            return asked(trace)
-
-    def _acquire_now(
-        self,
-        ask: Callable[[int, int], protocol.AnyAcquire],
-        names: tuple[str, ...],
-        timeout: float | None,
-        trace: Trace | None,
-        *,
-        is_workspace: bool,
-        early: bool,
-        in_place_of: int | None,
-    ) -> Record:
-        session = self.session
-        agent = session.leases.enter(threading.get_ident(), timeout)
-        request = ask(session.next_id(), agent.number)
-        if trace is not None:
-            request = trace.marked(request)
-        reply = self._channel().call(request, timeout, in_place_of=in_place_of)
-        if trace is not None:
-            trace.answered(reply)
-        record = self._granted(reply, names, agent, is_workspace=is_workspace)
-        self._show(record, timeout, early=early)
-        return record
-
-    def _granted(
-        self,
-        reply: protocol.AnyReply,
-        names: tuple[str, ...],
-        agent: Agent,
-        *,
-        is_workspace: bool = False,
-    ) -> Record:
-        """Record the granted lease for `agent`."""
-        granted = self.session.unwrap(reply)
-        assert isinstance(granted, protocol.Granted)
-        record = self.session.leases.record(granted, names, agent, is_workspace=is_workspace)
-        with self._or_ended(record):
-            self.session.leases.add(record)
-        return record
-
-    def _show(self, record: Record, timeout: float | None = None, *, early: bool) -> None:
-        """Have a granted lease mapped, and wait for its copies unless `early`."""
-        with self._or_ended(record):
-            if early:
-                self.session.leases.show(record)
-            else:
-                self.session.leases.bring_in(record, timeout)
-
-    @contextmanager
-    def _or_ended(self, record: Record) -> Iterator[None]:
-        """End the lease if the body fails."""
-        try:
-            yield
-        except BaseException:
-            with suppress(SwapdError):
-                self._end(record, ack=False)
-            raise
-
-    def _ask(self, *names: str) -> int:
-        """Ask for components ahead without waiting; collect or abandon the request in this thread.
-
-        No thread waits for them, and this thread may release other leases meanwhile. So the request
-        has an agent of its own: deadlock detection would else report a deadlock that does not
-        exist.
-        """
-        request = self.session.next_id()
-        self._channel().ask(protocol.Acquire(request, names, _agent_ahead(request), early=True))
-        return request
-
-    def _collect(self, request: int, *names: str, within_s: float) -> Lease | None:
-        """Return the early lease that was asked for ahead; None if it is not granted in that time.
-
-        Raises as `acquire`. Before a thread blocks for it, it must end the request: with `abandon`,
-        or with `_acquire_in_place_of`.
-        """
-        reply = self._channel().collect(request, within_s)
-        if reply is None:
-            return None
-        number = _agent_ahead(request)
-        record = self._granted(reply, names, Agent(number, number))
-        self._show(record, early=True)
-        return Lease(self, self.session, record, (threading.get_ident(), names))
-
-    def _acquire_in_place_of(self, request: int, *names: str) -> Lease:
-        """As an early `acquire`, of components that were asked for ahead and not collected.
-
-        The daemon first receives this acquire, and then the end of the request ahead. So components
-        loaded for that request stay on the device; without a request they would leave.
-        """
-
-        def ask(number: int, agent: int) -> protocol.Acquire:
-            return protocol.Acquire(number, names, agent, early=True)
-
-        record = self._acquire(ask, names, None, early=True, in_place_of=request)
-        record.may_be_kept = self.session.leases.may_be_kept(record)
-        return Lease(self, self.session, record, (threading.get_ident(), names))
-
-    def _hint(self, *names: str, over: Collection[str] | None = None) -> None:
-        """As `prefetch`, without an answer. Blocks as `Channel.send`."""
-        self._channel().send(prefetch_of(self.session.next_id(), names, over))
-
-    def _release(self, record: Record, key: Key) -> None:
-        same = key[0] == threading.get_ident()
-        keeps = same and record.may_be_kept and self.session.life.usable
-        if keeps and self._keeper.keep(key, record):
-            return
-        self._end(record, ack=not same)  # on another channel it may arrive late, so wait for it
-
-    def _flush_kept(self) -> None:
-        """End the leases that all threads keep. Raises as `Session.check`."""
-        self.session.check()  # first: after a fork the keeper's lock may be held for good
-        self._keeper.flush_all()
-
-    def _end_kept(self) -> None:
-        """End the leases that this thread keeps, before it sends its next request."""
-        for record in self._keeper.pop(threading.get_ident()):
-            self._end(record, ack=False)
-
-    def _end(self, record: Record, ack: bool = True) -> None:
-        """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""
-        linger = None if ack else self._keeper.linger
-        if not self.session.leases.ends_later(record, self._give_back, linger):
-            self._give_back(record, ack)
-
-    def _give_back_here(self, record: Record) -> None:
-        """End a lease in its own thread, before that thread sends its next request."""
-        self._give_back(record, ack=False)
-
-    def _give_back(self, record: Record, ack: bool = True) -> None:
-        session = self.session
-        if not session.leases.give_back(record):
-            return
-        release = session.leases.release_of(record, session.next_id(), ack=ack)
-        # callers may wait for this under a lock, so a stopped daemon must not block it for ever
-        with suppress(SessionEnded, AcquireTimeout):
-            if ack:
-                self._channel().call(release, 0.0)
-            else:
-                self._channel().send(release)
-
-
-def _close_late(
-    keeper: Keeper, session: Session, factory: ChannelFactory, tracing: Tracing
-) -> None:
-    """Close a client that was garbage collected after its session had ended."""
-    keeper.close()
-    session.close()
-    factory.close()
-    tracing.close()
-
-
-def prefetch_of(
-    number: int, names: tuple[str, ...], over: Collection[str] | None
-) -> protocol.Prefetch:
-    return protocol.Prefetch(number, names, None if over is None else tuple(over))
+        return moving.take(steps, self._leasing.call)
 
 
 def nbytes_of(size: object) -> Any:
     """Bytes, from a number or a text ("6GiB"); other values are returned as they are."""
     return parse_size(size) if isinstance(size, str) else size
-
-
-def _agent_ahead(request: int) -> int:
-    """Number of the agent for a request ahead; no thread has it."""
-    return -request

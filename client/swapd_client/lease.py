@@ -1,20 +1,16 @@
-"""Leases, as their holders use them; and the client's interface for attached models."""
+"""Leases, as their holders use them."""
 
 import asyncio
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from swapd.shared.protocol import ForecastReply, Granted, Placement, Policy
+from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.leases.book import Record
 from swapd_client.leases.keeping import Key
-from swapd_client.memory.component import Component
-from swapd_client.memory.layout import Segments
-from swapd_client.memory.sources import Source
-from swapd_client.session.channel import Channel
 from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
 
@@ -151,83 +147,6 @@ class BaseLease:
         return problem
 
 
-class Lender(Protocol):
-    """The part of a client that attached models need; names with _ are for `offload` alone.
-
-    Blocking and errors are those of `Client`.
-    """
-
-    session: Session
-
-    def register(
-        self,
-        name: str,
-        source: Source,
-        *,
-        policy: Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        segments: Segments = (),
-        part_of: str = "",
-    ) -> Component:
-        """Register a component."""
-
-    def register_family(
-        self,
-        name: str,
-        parts: Mapping[str, Source],
-        *,
-        policy: Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        resident: int | str | None = None,
-    ) -> list[Component]:
-        """Register a component in parts."""
-
-    def unregister(self, name: str) -> None:
-        """End the registration of a component or a family."""
-
-    def acquire(
-        self,
-        *names: str,
-        timeout: float | None = None,
-        priority: int = 0,
-        await_registration: bool = False,
-        early: bool = False,
-    ) -> "Lease":
-        """Hold all of `names`."""
-
-    def forecast(self, *names: str, timeout: float | None = None) -> ForecastReply:
-        """Forecast an `acquire`."""
-
-    def _release(self, record: Record, key: Key) -> None:
-        """End a lease, or keep it for the next step."""
-
-    def _channel(self) -> Channel:
-        """Return this thread's channel. While a caller keeps it, answers on it are not lost."""
-
-    def _ask(self, *names: str) -> int:
-        """Ask for components ahead, without waiting."""
-
-    def _collect(self, request: int, *names: str, within_s: float) -> "Lease | None":
-        """Return the lease asked for ahead; None if it is not granted in that time."""
-
-    def _acquire_in_place_of(self, request: int, *names: str) -> "Lease":
-        """Wait for components that were asked for ahead and not collected."""
-
-    def _hint(self, *names: str, over: Collection[str] | None = None) -> None:
-        """As `prefetch`, without an answer."""
-
-    def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give several components new values in one step."""
-
-    def _refuse_in_use(self, names: Collection[str]) -> None:
-        """Raise ComponentInUse if one of these is leased."""
-
-    def _forget(self, attachment: Any) -> None:
-        """Drop a detached attachment."""
-
-
 class Lease(BaseLease):
     """The right to use components; while it is held their bytes neither move nor change.
 
@@ -237,8 +156,15 @@ class Lease(BaseLease):
     """
 
     # a decode loop makes one at every step, so this sets all attributes itself
-    def __init__(self, lender: "Lender", session: Session, record: Record, key: Key) -> None:
-        self._lender = lender
+    def __init__(
+        self,
+        give_back: Callable[[Record, Key], None],
+        session: Session,
+        record: Record,
+        key: Key,
+    ) -> None:
+        """`give_back(record, key)` ends the lease after the work under it, or keeps it."""
+        self._give_back = give_back
         self._session = session
         self._record = record
         self._granted = record.granted
@@ -294,10 +220,10 @@ class Lease(BaseLease):
             return
         if self._record.ends_at_once:  # as for most leases of a loop
             self._held = False
-            self._lender._release(self._record, self._key)
+            self._give_back(self._record, self._key)
             return
         problem = self._end()
-        self._lender._release(self._record, self._key)
+        self._give_back(self._record, self._key)
         if problem is not None:
             raise problem
 

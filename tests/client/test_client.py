@@ -41,7 +41,7 @@ def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> N
         client.register("a", {"x": b"a"})
         client.close()
         with pytest.raises(ClientClosed, match="this client is closed"):
-            Channel(client._factory)
+            Channel(client._leasing._factory)
 
 
 def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
@@ -65,7 +65,7 @@ def forked(client: Client) -> int:
     calls: list[Callable[[], object]] = [
         lambda: client.acquire("a"),
         lambda: client.resize("a", 0),
-        lambda: client._refuse_in_use(["a"]),
+        lambda: client._leasing.refuse_in_use(["a"]),
         lambda: client.unregister("a"),
     ]
     for call in calls:
@@ -93,7 +93,9 @@ def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.Mo
             return call(self, request, *rest, **named)
 
         monkeypatch.setattr(Channel, "call", held_up)
-        while not client._keeper:  # a thread that comes back at once is trusted to do so again
+        while (
+            not client._leasing.keeper
+        ):  # a thread that comes back at once is trusted to do so again
             client.acquire("a").release()
         giving.wait()
         try:

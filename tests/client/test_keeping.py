@@ -302,11 +302,13 @@ def test_another_process_gets_it_at_once_though_its_quantum_is_not_over(endless:
     ):
         looping.register("a", {"x": bytes(12 << 20)})
         other.register("b", {"x": bytes(12 << 20)})
-        while not looping._keeper:  # a thread that comes back at once is trusted to do so again
+        while (
+            not looping._leasing.keeper
+        ):  # a thread that comes back at once is trusted to do so again
             looping.acquire("a").release()
         assert other.status().components[0].holders
         with other.acquire("b"):
-            assert not looping._keeper
+            assert not looping._leasing.keeper
         assert not looping.session.told.wanted
 
 

@@ -111,7 +111,7 @@ def test_hints_without_end_cost_no_answer(world: World) -> None:
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
         for _ in range(20_000):
-            client._hint("a")
+            client._leasing.hint("a")
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
 
@@ -121,7 +121,7 @@ def test_what_was_asked_ahead_and_abandoned_without_end_costs_no_answer(world: W
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
         for _ in range(6000):
-            client._channel().abandon(client._ask("a"))
+            client._leasing.channel().abandon(client._leasing.ask("a"))
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
 

@@ -252,7 +252,7 @@ def test_it_waits_for_calls_that_are_under_way_and_new_ones_wait_for_it(
 def test_who_holds_it_may_wait_for_another_thread_to_load_it(client: Client) -> None:
     """Loading waits for calls, not for `use`; a call itself may load."""
     with attached(client, "buffers") as (loading, _), ThreadPoolExecutor(1) as pool:
-        (attachment,) = client._attachments.values()
+        (attachment,) = client._attachments
         with attachment.use("dit"):
             pool.submit(loading.model.load_state_dict, loading.states[1]).result()
         block: Any = loading.model.get_submodule("blocks.3")

@@ -13,12 +13,12 @@ import torch
 from swapd.shared.protocol import Policy
 from swapd.shared.units import size
 from swapd_client.errors import DuplicateName, InvalidSettings, InvalidSource, TooLarge
-from swapd_client.lease import Lender
 from swapd_client.offload import dropped, find, hooks, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.fitting import refuse_what_never_fits
 from swapd_client.offload.installing import Installer, Methods, methods_of
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
 from swapd_client.offload.settings import OffloadSettings, from_keywords

@@ -13,10 +13,10 @@ import torch
 
 from swapd.shared.units import size
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
-from swapd_client.lease import Lender
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.collected import await_given_back
 from swapd_client.offload.guards import writable
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.registering import Streamed
 from swapd_client.offload.scope import Block, Holdable, Leased, Passed, here
 from swapd_client.offload.training import Trained
@@ -245,7 +245,7 @@ class Attachment:
         await_given_back()  # garbage that the caller dropped is not in use
         with ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private already
-                self._client._refuse_in_use(self.registered)  # before anything is undone
+                self._client._leasing.refuse_in_use(self.registered)  # before anything is undone
                 self._take_back()
                 self._tell_of_the_rest()
             self._let_go()
@@ -276,7 +276,7 @@ class Attachment:
         self.trained = {}
         self._again = _nothing
         self._uninstall()
-        self._client._forget(self)
+        self._client._attachments.discard(self)
 
     def _uninstall(self) -> None:
         """Remove the hooks; the weights stay in swapd."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from swapd_client.lease import Lease, Lender
+from swapd_client.lease import Lease
 from swapd_client.leases.keeping import RequestKeeping
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.scope import Holdable, Kept, Leased, here
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-from swapd_client.lease import Lender
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.scope import Holdable, Scope, here, scopes
 
 #: A call that an interrupt ended sends no signal, so the wait polls.

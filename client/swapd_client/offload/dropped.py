@@ -18,9 +18,9 @@ from collections import deque
 from contextlib import suppress
 
 from swapd_client.errors import SwapdError, UnknownComponent
-from swapd_client.lease import Lender
 from swapd_client.offload import growth
 from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.lender import Lender
 
 log = logging.getLogger("swapd_client")
 

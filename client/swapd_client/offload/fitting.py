@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from swapd_client.errors import SwapdError, TooLarge
-from swapd_client.lease import Lender
 from swapd_client.offload.attachment import Attached
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.scope import Passed
 
 log = logging.getLogger("swapd_client")

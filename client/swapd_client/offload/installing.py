@@ -8,12 +8,12 @@ import torch
 from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.errors import InvalidSource
-from swapd_client.lease import Lender
 from swapd_client.offload import find, growth, guards, hooks
 from swapd_client.offload.attachment import Attached, Attachment
 from swapd_client.offload.find import Found
 from swapd_client.offload.gate import Gate
 from swapd_client.offload.growth import Growth
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.returned import Lent
 from swapd_client.offload.scope import Block, Holdable, Leased, Passed
 from swapd_client.offload.weights_of import Registered

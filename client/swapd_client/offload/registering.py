@@ -10,12 +10,12 @@ from torch.nn import Module, ModuleList
 
 from swapd.shared import protocol
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
-from swapd_client.lease import Lender
 from swapd_client.memory import dlpack
 from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import find, training
 from swapd_client.offload.blocks import blocks_of, none_found
 from swapd_client.offload.find import Found, Ownership, Piece
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.strategy import How
 from swapd_client.offload.stream import Stream
 

@@ -20,8 +20,9 @@ import msgspec
 import torch
 
 from swapd_client.errors import SwapdError
-from swapd_client.lease import Lease, Lender
+from swapd_client.lease import Lease
 from swapd_client.offload.collected import give_back_later
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.stream import Stream
 
 #: Every call of a module that has hooks passes through here.

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from swapd.shared.protocol import Placement
 from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
-from swapd_client.lease import Lease, Lender
+from swapd_client.lease import Lease
 from swapd_client.offload.collected import give_back_later
+from swapd_client.offload.lender import Lender
 from swapd_client.offload.order import Expected, Order
 
 #: How long to wait for the grant of a request ahead before the ordinary request replaces it. Longer
@@ -151,7 +152,7 @@ class _Pass:
         self._client = stream.client
         #: A request must be abandoned on the channel that sent it: an ending thread would open a
         #: new one, whose message could arrive before the request.
-        self._channel = stream.client._channel()
+        self._channel = stream.client._leasing.channel()
         self._rest: Lease | None = None
         #: Blocks that run now: several if they are nested; a count if one runs several times.
         self._used: dict[int, _InUse] = {}
@@ -258,7 +259,7 @@ class _Pass:
         """The lease of a request ahead, if granted by now. None: ask again."""
         try:
             name = self._stream.parts[part]
-            return self._client._collect(request, name, within_s=GRANT_S)
+            return self._client._leasing.collect(request, name, within_s=GRANT_S)
         except SwapdError:
             self._client.session.check()
             return None
@@ -273,7 +274,7 @@ class _Pass:
         try:
             if asked is None:
                 return self._client.acquire(name, early=True)
-            return self._client._acquire_in_place_of(asked, name)
+            return self._client._leasing.acquire_in_place_of(asked, name)
         except WouldDeadlock:
             if self._rest is None and not self._used:
                 raise
@@ -327,7 +328,7 @@ class _Pass:
             self._drop_ahead(part)
         for part in wanted:
             if part not in self._ahead:
-                self._ahead[part] = self._client._ask(self._stream.parts[part])
+                self._ahead[part] = self._client._leasing.ask(self._stream.parts[part])
         if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())
@@ -370,7 +371,7 @@ class _Pass:
         first = dict.fromkeys(p for p in self._expected.first if self._stream.passes(p))
         names = tuple(parts[p] for p in list(first)[:most] if p not in self._used)
         if names:
-            self._client._hint(*names)
+            self._client._leasing.hint(*names)
 
     # --- giving back ---------------------------------------------------------------------
 

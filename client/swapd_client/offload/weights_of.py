@@ -7,11 +7,11 @@ from typing import Protocol
 
 import torch
 
-from swapd_client.lease import Lender
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.copies import Copies, start_of
+from swapd_client.offload.lender import Lender
 
 #: A `with` block with a lease on all of the components.
 Hold = Callable[[], AbstractContextManager[object]]

@@ -29,8 +29,8 @@ class Ahead:
     def ask(self) -> None:
         """Ask for the next stage, if it is registered. Call it once this stage holds its own lease.
 
-        A hint: it costs a message and has no answer. Blocks only as `Client._hint`.
+        A hint: it costs a message and has no answer. Blocks only as `Leasing.hint`.
         """
         if self._after and not self._connection.alone:
             with suppress(SwapdError):  # the next acquire reports it
-                self._connection.client._hint(*self._after, over=self._before)
+                self._connection.client._leasing.hint(*self._after, over=self._before)
