@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import moving
+from swapd_client.aio_leasing import AsyncLeasing
 from swapd_client.client import NOTHING, Client, nbytes_of
-from swapd_client.errors import SessionEnded, SwapdError
+from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
-from swapd_client.leases.book import Record
-from swapd_client.leasing import Asked, granted, of_components, of_start, of_workspace, prefetch_of
+from swapd_client.leasing import of_components, of_start, of_workspace, prefetch_of
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.moving import in_thread
-from swapd_client.session.channel import AsyncChannel, ChannelFactory
+from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
-from swapd_client.tracing import Trace, check_installed, tracing_of
+from swapd_client.tracing import check_installed, tracing_of
 
 if TYPE_CHECKING:
     import torch
@@ -86,10 +86,7 @@ class AsyncClient:
 
     def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
         self.session = session
-        self._tracing = tracing_of(session, tracing)
-        self._factory = ChannelFactory(session)
-        self._channel = AsyncChannel(self._factory)
-        self._loop = asyncio.get_running_loop()
+        self._leasing = AsyncLeasing(session, ChannelFactory(session), tracing_of(session, tracing))
         self._dropped = weakref.finalize(self, session.leave_behind, session.close)
         self._dropped.atexit = False
         #: Client of the same session, for calls that run in threads. None before the first.
@@ -120,7 +117,7 @@ class AsyncClient:
         """As `Client.register`; the copy runs in a thread."""
         steps = moving.register(
             self.session,
-            self._channel.send,
+            self._leasing.channel.send,
             name,
             source,
             policy,
@@ -145,7 +142,7 @@ class AsyncClient:
         what = nbytes_of(size)
         steps = moving.register_scratch(
             self.session,
-            self._channel.send,
+            self._leasing.channel.send,
             name,
             what,
             policy,
@@ -168,7 +165,7 @@ class AsyncClient:
         """As `Client.register_family`; the copies run in a thread."""
         steps = moving.register_family(
             self.session,
-            self._channel.send,
+            self._leasing.channel.send,
             name,
             parts,
             policy,
@@ -196,7 +193,7 @@ class AsyncClient:
         """As `Client.load`; the reading runs in a thread."""
         steps = moving.load(
             self.session,
-            self._channel.send,
+            self._leasing.channel.send,
             name,
             files,
             module,
@@ -230,7 +227,7 @@ class AsyncClient:
         """As `Client.load_family`; the reading runs in a thread."""
         steps = moving.load_family(
             self.session,
-            self._channel.send,
+            self._leasing.channel.send,
             name,
             files,
             parts,
@@ -251,19 +248,21 @@ class AsyncClient:
     ) -> None:
         """As `Client.resize`."""
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
-        await self._question(request, timeout)
+        await self._leasing.question(request, timeout)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.pin`."""
-        await self._question(protocol.Pin(self.session.next_id(), name), timeout)
+        await self._leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.unpin`."""
-        await self._question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+        await self._leasing.question(
+            protocol.Pin(self.session.next_id(), name, unpin=True), timeout
+        )
 
     async def evict(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.evict`."""
-        await self._question(protocol.EvictNow(self.session.next_id(), name), timeout)
+        await self._leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
     def acquire(
         self,
@@ -276,22 +275,22 @@ class AsyncClient:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
         session = self.session
         asked = of_components(session, names, timeout, priority, await_registration, early)
-        return Acquiring(partial(self._acquire, asked))
+        return Acquiring(partial(self._leasing.acquire, asked))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Acquiring:
         """As `Client.acquire_workspace`: await it, or `async with` it."""
         asked = of_workspace(nbytes_of(size), size, timeout, priority)
-        return Acquiring(partial(self._acquire, asked))
+        return Acquiring(partial(self._leasing.acquire, asked))
 
     def acquire_start(self, *, timeout: float | None = None) -> Acquiring:
         """As `Client.acquire_start`: await it, or `async with` it."""
-        return Acquiring(partial(self._acquire, of_start(timeout)))
+        return Acquiring(partial(self._leasing.acquire, of_start(timeout)))
 
     async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `Client.prefetch`."""
-        await self._call(prefetch_of(self.session.next_id(), names, over))
+        await self._leasing.call(prefetch_of(self.session.next_id(), names, over))
 
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""
@@ -302,7 +301,9 @@ class AsyncClient:
 
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """As `Client.forecast`."""
-        reply = await self._question(protocol.Forecast(self.session.next_id(), names), timeout)
+        reply = await self._leasing.question(
+            protocol.Forecast(self.session.next_id(), names), timeout
+        )
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
@@ -354,7 +355,7 @@ class AsyncClient:
 
     async def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """As `Client.status`."""
-        reply = await self._question(protocol.Status(self.session.next_id()), timeout)
+        reply = await self._leasing.question(protocol.Status(self.session.next_id()), timeout)
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
@@ -368,88 +369,20 @@ class AsyncClient:
             await asyncio.to_thread(session.leases.drain)
             if keep:
                 with suppress(SessionEnded):  # then the last bytes are already private
-                    await self._take(moving.take_back_mutable(session, self._release))
-        await self._channel.close()
+                    await self._take(moving.take_back_mutable(session, self._leasing.end))
+        await self._leasing.channel.close()
         await asyncio.to_thread(session.close, keep=keep)
         if inner is not None:
             inner._let_go()
         if not session.forked:
-            self._factory.close()
-            await asyncio.to_thread(self._tracing.close)
+            self._leasing.factory.close()
+            await asyncio.to_thread(self._leasing.tracing.close)
 
     def _have_inner(self) -> Client:
         if self._inner is None:
-            self._inner = Client(self.session, self._factory, tracing=self._tracing)
+            leasing = self._leasing
+            self._inner = Client(self.session, leasing.factory, tracing=leasing.tracing)
         return self._inner
 
-    async def _acquire(self, asked: Asked) -> AsyncLease:
-        """As `Leasing.acquire`; the blocking parts run in a thread."""
-        trace = self._tracing.begin(asked.names)
-        if trace is None:
-            return await self._acquire_now(asked, None)
-        with trace:
-            return await self._acquire_now(asked, trace)
-
-    async def _acquire_now(self, asked: Asked, trace: Trace | None) -> AsyncLease:
-        session, task = self.session, id(asyncio.current_task())
-        leases = session.leases
-        if leases.must_wait(task):
-            agent = await in_thread(leases.enter, task, asked.timeout_s)
-        else:
-            agent = leases.enter(task)
-        request = asked.request(session.next_id(), agent.number)
-        if trace is not None:
-            request = trace.marked(request)
-        reply = await self._channel.call(request, asked.timeout_s)
-        if trace is not None:
-            trace.answered(reply)
-        record = granted(session, reply, asked, agent)
-        try:
-            leases.add(record)
-            bring_in = partial(leases.bring_in, record, asked.timeout_s)
-            show = partial(leases.show, record) if asked.early else bring_in
-            if leases.must_show(record):
-                await in_thread(show, give_up=partial(leases.give_up, record))
-            else:
-                show()
-        except BaseException:
-            with suppress(SwapdError):
-                self._release(record)
-            raise
-        return AsyncLease(session, record, self._release)
-
-    def _release(self, record: Record) -> None:
-        session = self.session
-        if session.leases.ends_later(record, self._give_back_later):
-            return
-        if session.leases.give_back(record):
-            self._channel.send(session.leases.release_of(record, session.next_id()))
-
-    def _give_back_later(self, record: Record) -> None:
-        """Called in a thread of the session; requests that the loop sends arrive in order."""
-        if self.session.leases.give_back(record):
-            release = self.session.leases.release_of(record, self.session.next_id())
-            with suppress(RuntimeError):  # the loop is closed, and the session soon will be
-                self._loop.call_soon_threadsafe(self._channel.send, release)
-
     async def _take(self, steps: moving.Steps[T]) -> T:
-        return await moving.take_awaited(steps, self._call)
-
-    async def _question(
-        self, request: protocol.AnyRequest, timeout_s: float | None
-    ) -> protocol.AnyReply:
-        """As `_call`, for requests answered at once. Raises: NotAnswering if there is no answer in
-        time.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._call(request)
-        except TimeoutError as exc:
-            if isinstance(exc, SwapdError) or timeout_s is None:
-                raise
-            raise self.session.not_answering(timeout_s) from exc
-
-    async def _call(
-        self, request: protocol.AnyRequest, timeout_s: float | None = None
-    ) -> protocol.AnyReply:
-        return self.session.unwrap(await self._channel.call(request, timeout_s))
+        return await moving.take_awaited(steps, self._leasing.call)
