@@ -395,10 +395,10 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
         DeviceFailed, SessionEnded; then nothing is held.
         """
-        # each Python call more would cost all steps of a loop, so the kept lease is taken here
         session, leasing, key = self.session, self._leasing, (threading.get_ident(), names)
         if not session.life.usable:  # first: after a fork the keeper's lock may be held for good
             session.check()
+        # taken here, not in `leasing`: one more Python call would cost each step of a loop
         kept = leasing.keeper.take(key)
         if kept is not None:
             if not kept.outdated:
