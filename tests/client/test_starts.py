@@ -87,15 +87,13 @@ def test_engines_start_one_after_the_other(daemon: spawn.Spawned, client: Client
 def test_the_turn_of_an_engine_that_is_killed_is_the_next_one_s(
     daemon: spawn.Spawned, client: Client, how: signal.Signals
 ) -> None:
-    with (
-        Engine(daemon.folder, "thinker") as thinker,
-        Engine(daemon.folder, "talker") as talker,
-    ):
+    with Engine(daemon.folder, "thinker") as thinker:
         thinker.await_line("starts")
-        await_starting(client, "thinker", "talker")
-        thinker.process.send_signal(how)
-        talker.await_line("starts")
-        await_starting(client, "talker")
+        with Engine(daemon.folder, "talker") as talker:
+            await_starting(client, "thinker", "talker")
+            thinker.process.send_signal(how)
+            talker.await_line("starts")
+            await_starting(client, "talker")
 
 
 def test_a_wait_for_the_turn_ends_in_time_and_says_who_starts(
