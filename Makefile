@@ -30,7 +30,6 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/python -m tests.prose
 
 check: .venv/ready
 	$(BIN)/mypy

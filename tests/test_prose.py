@@ -4,7 +4,11 @@ import pytest
 
 from tests.prose import EXCEPTIONS, problems, sentences, texts
 
-TEXTS = texts()
+
+@pytest.fixture(scope="module")
+def prose() -> dict[str, str]:
+    """All of it, read in the one worker of a run that needs it."""
+    return texts()
 
 
 @pytest.mark.parametrize(
@@ -38,10 +42,10 @@ def test_headings_items_cells_and_links_are_sentences() -> None:
     ]
 
 
-def test_pages_and_code_are_in_plain_english() -> None:
-    assert [f"{name}: {one}" for name, text in TEXTS.items() for one in problems(text)] == []
+def test_pages_and_code_are_in_plain_english(prose: dict[str, str]) -> None:
+    assert [f"{name}: {one}" for name, text in prose.items() for one in problems(text)] == []
 
 
-def test_every_exception_is_needed() -> None:
+def test_every_exception_is_needed(prose: dict[str, str]) -> None:
     for excepted in EXCEPTIONS:
-        assert any(excepted in text for text in TEXTS.values()), excepted
+        assert any(excepted in text for text in prose.values()), excepted
