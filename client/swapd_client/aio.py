@@ -195,16 +195,11 @@ class AsyncClient:
             self.session,
             self._leasing.channel.send,
             name,
-            files,
-            module,
+            moving.Reading(files, module, prefix, rename, dtype, progress),
             policy,
             group,
             mutable=mutable,
             segments=segments,
-            prefix=prefix,
-            rename=rename,
-            dtype=dtype,
-            progress=progress,
         )
         return Component(await self._take(steps))
 
@@ -229,17 +224,12 @@ class AsyncClient:
             self.session,
             self._leasing.channel.send,
             name,
-            files,
+            moving.Reading(files, module, prefix, rename, dtype, progress),
             parts,
-            module,
             policy,
             group,
             mutable=mutable,
             resident_bytes=nbytes_of(resident),
-            prefix=prefix,
-            rename=rename,
-            dtype=dtype,
-            progress=progress,
         )
         return [Component(part) for part in await self._take(steps)]
 

@@ -283,16 +283,11 @@ class Client:
             self.session,
             self._leasing.call,
             name,
-            files,
-            module,
+            moving.Reading(files, module, prefix, rename, dtype, progress),
             policy,
             group,
             mutable=mutable,
             segments=segments,
-            prefix=prefix,
-            rename=rename,
-            dtype=dtype,
-            progress=progress,
         )
         return Component(self._take(steps))
 
@@ -321,17 +316,12 @@ class Client:
             self.session,
             self._leasing.call,
             name,
-            files,
+            moving.Reading(files, module, prefix, rename, dtype, progress),
             parts,
-            module,
             policy,
             group,
             mutable=mutable,
             resident_bytes=nbytes_of(resident),
-            prefix=prefix,
-            rename=rename,
-            dtype=dtype,
-            progress=progress,
         )
         return [Component(part) for part in self._take(steps)]
 

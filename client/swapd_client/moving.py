@@ -7,9 +7,9 @@ into it. `take` runs the steps in the caller's thread; `take_awaited` awaits eac
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from swapd_client.session.session import Call, Session
 if TYPE_CHECKING:
     import torch
 
-    from swapd_client.weights.load import Rename
+    from swapd_client.weights.load import FileLayout, Rename
     from swapd_client.weights.safetensors import Files
 
 T = TypeVar("T")
@@ -187,38 +187,30 @@ def register_family(
     return parts
 
 
+class Reading(NamedTuple):
+    """Safetensors files, and how they are read: arguments of `Client.load`."""
+
+    files: "Files"
+    module: "torch.nn.Module | None"
+    prefix: str
+    rename: "Rename | None"
+    dtype: "torch.dtype | None"
+    progress: "bool | Callable[[int, int], None] | None"
+
+
 def load(
     session: Session,
     tell: Tell,
     name: str,
-    files: "Files",
-    module: "torch.nn.Module | None",
+    reading: Reading,
     policy: protocol.Policy,
     group: str | None,
     *,
     mutable: bool,
     segments: Segments,
-    prefix: str,
-    rename: "Rename | None",
-    dtype: "torch.dtype | None",
-    progress: "bool | Callable[[int, int], None] | None",
 ) -> Steps[Part]:
     """Register tensors of safetensors files as one component."""
-    with needed("load"):
-        from swapd_client.weights.load import planned
-
-    plan = planned(
-        files,
-        module,
-        None,
-        prefix=prefix,
-        rename=rename,
-        dtype=dtype,
-        segments=segments,
-        gpu=session.processor.index,
-        progress=progress,
-        share=not mutable,
-    )
+    plan = _planned("load", session, reading, None, segments, share=not mutable)
     with ExitStack() as opened:
         layouts = yield partial(opened.enter_context, plan)
         return (
@@ -240,35 +232,16 @@ def load_family(
     session: Session,
     tell: Tell,
     name: str,
-    files: "Files",
+    reading: Reading,
     parts: Mapping[str, Iterable[str]],
-    module: "torch.nn.Module | None",
     policy: protocol.Policy,
     group: str | None,
     *,
     mutable: bool,
     resident_bytes: int | None,
-    prefix: str,
-    rename: "Rename | None",
-    dtype: "torch.dtype | None",
-    progress: "bool | Callable[[int, int], None] | None",
 ) -> Steps[list[Part]]:
     """As `load`, in parts as of `register_family`."""
-    with needed("load_family"):
-        from swapd_client.weights.load import planned
-
-    plan = planned(
-        files,
-        module,
-        parts,
-        prefix=prefix,
-        rename=rename,
-        dtype=dtype,
-        segments=(),
-        gpu=session.processor.index,
-        progress=progress,
-        share=not mutable,
-    )
+    plan = _planned("load_family", session, reading, parts, (), share=not mutable)
     with ExitStack() as opened:
         layouts = yield partial(opened.enter_context, plan)
         return (
@@ -283,6 +256,33 @@ def load_family(
                 resident_bytes=resident_bytes,
             )
         )
+
+
+def _planned(
+    call: str,
+    session: Session,
+    reading: Reading,
+    parts: Mapping[str, Iterable[str]] | None,
+    segments: Segments,
+    *,
+    share: bool,
+) -> "AbstractContextManager[dict[str, FileLayout]]":
+    """As `weights.load.planned`, for the user's `call`, which needs the packages for it."""
+    with needed(call):
+        from swapd_client.weights.load import planned
+
+    return planned(
+        reading.files,
+        reading.module,
+        parts,
+        prefix=reading.prefix,
+        rename=reading.rename,
+        dtype=reading.dtype,
+        segments=segments,
+        gpu=session.processor.index,
+        progress=reading.progress,
+        share=share,
+    )
 
 
 def register_again(

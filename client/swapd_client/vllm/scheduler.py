@@ -81,8 +81,7 @@ class Hearing(_Above):  # type: ignore[misc]
             stage.note((), self.finished_req_ids)  # or the turn would last for these
         stage.begin()
         try:
-            if (losses := stage.components.losses) > self._heard:
-                self._hear(losses)
+            self._hear(stage.components.losses)
             output = super().schedule(*args, **kwargs)
         except BaseException:
             stage.end()
@@ -95,14 +94,14 @@ class Hearing(_Above):  # type: ignore[misc]
         word = model_runner_output.kv_connector_output
         if isinstance(word, Lost):
             model_runner_output.kv_connector_output = None
-            if word.loss > self._heard:
-                self._hear(word.loss)
+            self._hear(word.loss)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _hear(self, loss: int) -> None:
         """Discard the steps in flight, and compute all their requests again."""
-        self._heard = loss
-        self.reset_prefix_cache(reset_running_requests=True)
+        if loss > self._heard:
+            self._heard = loss
+            self.reset_prefix_cache(reset_running_requests=True)
 
 
 class Streams(_Above):  # type: ignore[misc]

@@ -216,8 +216,7 @@ class Leased(_Above):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         stage = self._swapd
-        if self._unasked is not None:
-            self._ask()
+        self._ask()
         if scheduler_output.scheduled_new_reqs or scheduler_output.finished_req_ids:
             came = [request.req_id for request in scheduler_output.scheduled_new_reqs]
             stage.note(came, scheduler_output.finished_req_ids)
