@@ -26,7 +26,7 @@ class Sides:
         self.bare = False
         #: The lease of bare steps.
         self._lease = ExitStack()
-        self._began: float | None = None
+        self._began = 0.0
         self._forward_s = 0.0
         #: Of the current block: seconds in the model's forward, and around it.
         self._taken: list[tuple[float, float]] = []
@@ -36,11 +36,11 @@ class Sides:
     def step(self, *, first: bool) -> None:
         """A step begins. `first`: of its requests, so the time before it was no step."""
         now = time.perf_counter()
-        if self._began is not None and not first:
-            self._taken.append((self._forward_s, now - self._began - self._forward_s))
         if first:
             self._taken = []
-        elif len(self._taken) == STEPS:
+        else:
+            self._taken.append((self._forward_s, now - self._began - self._forward_s))
+        if len(self._taken) == STEPS:
             self.steps += [(self.bare, *taken) for taken in self._taken[1:]]
             self._taken = []
             self._change()
