@@ -16,6 +16,7 @@ import importlib
 import io
 import json
 import os
+import pickle
 import runpy
 import socket
 import subprocess
@@ -71,8 +72,8 @@ _servers: "dict[tuple[AtStart, str, tuple[str, ...]], _Server]" = {}
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen`; options that a fork cannot honour, such as `preexec_fn`, start a new
-    process.
+    """`subprocess.Popen`; options that a fork cannot honour, such as a closure as `preexec_fn`,
+    start a new process.
 
     `imported`: slow imports of the program, such as torch. `everywhere`: fork also the Pythons that
     it starts, and those that these start.
@@ -94,8 +95,9 @@ class Popen(subprocess.Popen[Any]):
         _, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *others = rest
         files = stdin, _, _, stdout, _, stderr = others[:6]
         _, gid, gids, uid, umask, session, group = others[6:]
-        plain = (preexec_fn, shell, gid, gids, uid, umask, group)
-        if plain != (None, False, None, None, None, -1, -1) or not _is_python(args):
+        plain = (shell, gid, gids, uid, umask, group) == (False, None, None, None, -1, -1)
+        first = _pickled(preexec_fn)
+        if not plain or first is None or not _is_python(args):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         order = {
@@ -104,6 +106,7 @@ class Popen(subprocess.Popen[Any]):
             "cwd": os.fspath(cwd or Path.cwd()),
             "fds": [0, 1, 2, *pass_fds],
             "session": session,
+            "first": first,
         }
         standard = [i if fd == -1 else fd for i, fd in enumerate((stdin, stdout, stderr))]
         self.pid = _fork(order, [*standard, *pass_fds], self._where, self._imported)
@@ -115,6 +118,14 @@ def _fork(order: dict[str, Any], fds: Sequence[int], where: str, imported: Seque
     bindings = WITH_A_DRIVER if "FAKECUDA_DIR" in order["env"] else ()
     modules = tuple(dict.fromkeys((*_everywhere, *imported, *bindings)))
     return _server(_at_start(order["env"]), where, modules).fork(json.dumps(order), fds)
+
+
+def _pickled(function: Callable[[], object] | None) -> str | None:
+    """None for a closure, which another process cannot have."""
+    try:
+        return "" if function is None else pickle.dumps(function, protocol=0).decode("ascii")
+    except (AttributeError, pickle.PicklingError):
+        return None
 
 
 def _is_python(args: Any) -> bool:
@@ -258,10 +269,13 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
             _compiled(order["argv"][0])
         between = _libc.fork()  # without Python's work after a fork: it only forks again
         if between == 0:
+            parent = os.getpid()
             if os.fork() != 0:
                 os._exit(0)
             if not forks and order["session"]:
                 os.setsid()
+            while not forks and order["first"] and os.getppid() == parent:
+                os.sched_yield()  # it may be about its parent
             orders.send(str(os.getpid()).encode())
             orders.close()
             if forks:
@@ -274,6 +288,8 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
                 orders = own
                 continue
             _take(order, fds)
+            if order["first"]:
+                pickle.loads(order["first"].encode("ascii"))()
             return order
         os.waitpid(between, 0)
         for fd in fds:
@@ -309,6 +325,7 @@ def _spawn(_: object, args: Sequence[str], fds: Sequence[int]) -> int:
         "cwd": str(Path.cwd()),
         "fds": [0, 1, 2, *fds],
         "session": False,
+        "first": "",
     }
     return _fork(order, [0, 1, 2, *fds], EVERYWHERE, ())
 

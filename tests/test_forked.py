@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swapd.run.child import end_with_parent
 from tests import forked
 from tests.guarantees.harness import stop_process
 
@@ -48,6 +49,17 @@ def test_it_has_what_it_was_given_and_nothing_else(session: bool, tmp_path: Path
     started = seen(subprocess.Popen, tmp_path, start_new_session=session)
     assert f"{session} {session}" in started[1]
     assert seen(forked.Popen, tmp_path, start_new_session=session) == started
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_function_is_called_first_if_another_process_can_have_it(forks: bool) -> None:
+    dies_with_it = end_with_parent if forks else lambda: end_with_parent()
+    shows = "import sys, ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n)); "
+    shows += "print(n.value, 'uvloop' in sys.modules)"  # PR_GET_PDEATHSIG
+    with forked.Popen(
+        [sys.executable, "-c", shows], preexec_fn=dies_with_it, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.communicate()[0] == f"{int(signal.SIGTERM)} {forks}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])

@@ -1,6 +1,7 @@
 """The command of `swapd run`: a child that gets its parent's signals."""
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -82,11 +83,7 @@ def started(
     Raises: CannotRun.
     """
 
-    def prepare() -> None:
-        end_with_parent()
-        if first is not None:
-            first()
-
+    prepare = end_with_parent if first is None else functools.partial(_prepare, first)
     try:
         return subprocess.Popen(words, env=environment, cwd=folder, preexec_fn=prepare, **options)
     except FileNotFoundError as exc:
@@ -101,6 +98,11 @@ def started(
         raise CannotRun(
             f"{words[0]!r} cannot be run: {exc.strerror}; is it an executable program?", CANNOT_RUN
         ) from exc
+
+
+def _prepare(first: Callable[[], None]) -> None:
+    end_with_parent()
+    first()
 
 
 def end_with_parent() -> None:

@@ -31,15 +31,16 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
-    """Start `swapd *words`."""
+    """Start `swapd *words`; what `swapd run` starts is forked, too."""
     command = [sys.executable, "-m", "swapd", *map(str, words)]
+    options = {"everywhere": words[0] == "run", **options}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return forked.Popen(command, env=environment(), text=True, **options)
 
 
-def swapd(*words: object, status: int = 0) -> "subprocess.CompletedProcess[str]":
+def swapd(*words: object, status: int = 0, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Run `swapd *words` to its end; it must exit with `status`."""
-    process = start(*words)
+    process = start(*words, **options)
     out, err = process.communicate(timeout=60)
     assert process.returncode == status, f"exit {process.returncode}\n{out}\n{err}"
     assert "Traceback" not in err

@@ -100,10 +100,11 @@ def test_a_daemon_of_another_gpu_under_the_same_number_is_not_joined(
         return ["env", f"{SHOWN}={visible}", sys.executable, "-m", "swapd", *run.split()]
 
     run = ("run", "--budget", "64MiB", "-d", "cuda:0", "--")
-    done = swapd(*run, *inner("15", "cuda:0"))
+    anew = {"everywhere": False}  # the environment of a process is that of its first program
+    done = swapd(*run, *inner("15", "cuda:0"), **anew)
     assert "cuda14 (process " in done.stderr
     assert "cuda15 (process " in done.stderr, "not the one of GPU 14"
-    done = swapd(*run, *inner(f"0,{UUIDS[14]}", "cuda:1"))
+    done = swapd(*run, *inner(f"0,{UUIDS[14]}", "cuda:1"), **anew)
     assert "cuda14 (joined)" in done.stderr
 
 

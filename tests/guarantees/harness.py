@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,12 +69,14 @@ def descriptors(pid: int) -> list[str]:
 
 def limits(**most: int) -> Callable[[], None]:
     """For a child, before it runs: at most this much of each resource."""
+    if "STACK" in most:  # it counts for the threads of a new program, not of one that is forked
+        return lambda: _limit(most)
+    return partial(_limit, most)
 
-    def set_them() -> None:
-        for name, value in most.items():
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
-    return set_them
+def _limit(most: dict[str, int]) -> None:
+    for name, value in most.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
 def is_alive(pid: int) -> bool:
