@@ -19,6 +19,7 @@ import pytest
 from swapd.shared import protocol
 from swapd.shared.runtime_dir import EVENTS, LIFELINE, RPC, RuntimeDirError, claim
 from swapd_client import NotRunning, connect
+from tests import forked
 from tests.guarantees.harness import MIB, PATIENCE_S, World, environment
 from tests.processes import output_of, start_python
 
@@ -63,16 +64,17 @@ def assert_untouched(victim: Path) -> None:
 
 def refusal(folder: Path) -> str:
     """The output of `swapd serve` as root, which is one line."""
-    done = subprocess.run(
+    process = forked.Popen(
         [sys.executable, "-m", "swapd", "serve", "--budget", "4MiB", "--runtime-dir", str(folder)],
         env=environment(),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=PATIENCE_S,
     )
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (1, ""), err
+    assert len(err.splitlines()) == 1, err
+    return err
 
 
 # --- the daemon --------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Model(NamedTuple):
     def use(self, part: int) -> None:
         """Does the work of a block's forward: reads all of it."""
         view = Component(self.client.session.own(self.stream.parts[part])).view("w")
-        assert view == bytes([part + 1]) * len(view)
+        assert bytes(view) == bytes([part + 1]) * len(view)
 
     def run(self, part: int) -> None:
         self.stream.need(part)
