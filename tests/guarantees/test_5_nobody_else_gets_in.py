@@ -71,6 +71,7 @@ def refusal(folder: Path) -> str:
         stderr=subprocess.PIPE,
         text=True,
     )
+    err: str
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, ""), err
     assert len(err.splitlines()) == 1, err
