@@ -3,6 +3,7 @@
 import gc
 import signal
 import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,11 @@ from tests.once import made_once
 from tests.processes import PYTHONPATH
 
 HERE = Path(__file__).parent
+#: So many new modules have enough objects for a collection to be slow.
+MANY_MODULES = 100
+
+#: The file of the last test, and the number of modules when their objects were last excluded.
+_FROZEN = pytest.StashKey[tuple[Path | None, int]]()
 
 if find_spec("hypothesis") is not None:  # tests of real engines run without it
     import_module("tests.examples")
@@ -65,10 +71,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude the imported objects from collections, so that these visit objects of tests only."""
+    session.stash[_FROZEN] = None, _freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Exclude the objects of late imports, such as transformers, too, before the next file."""
+    path, modules = item.session.stash[_FROZEN]
+    if path != item.path and len(sys.modules) > modules + MANY_MODULES:
+        modules = _freeze()
+    item.session.stash[_FROZEN] = item.path, modules
+
+
+def _freeze() -> int:
+    """Returns the number of modules whose objects are excluded."""
     gc.collect()
     gc.freeze()
+    return len(sys.modules)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -31,7 +31,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
-    """Start `swapd *words`; what `swapd run` starts is forked, too."""
+    """Start `swapd *words`; the processes that `swapd run` starts are forked, too."""
     command = [sys.executable, "-m", "swapd", *map(str, words)]
     options = {"everywhere": words[0] == "run", **options}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
