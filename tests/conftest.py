@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import gc
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,15 +103,21 @@ def _daemons_are_forked() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _the_fake_driver_is_built_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _what_is_in_c_is_built_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For all workers, when the first of them needs it."""
 
     @cache
-    def built() -> Path:
+    def driver() -> Path:
         return made_once(tmp_path_factory, "fakecuda", fakecuda.build)
 
+    @cache
+    def aside() -> tuple[Path, ...]:
+        has_compiler = shutil.which("cc") is not None
+        return (made_once(tmp_path_factory, "aside.so", forked.build),) if has_compiler else ()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fakecuda, "built", built)
+        patch.setattr(fakecuda, "built", driver)
+        patch.setattr(forked, "library", aside)
         yield
 
 

@@ -4,8 +4,9 @@
 already imported the modules of daemons and workers. The new process is a child of this process like
 any other, with the given arguments, environment and files.
 
-`python -m tests.forked FD` is the process that forks; orders arrive on the socket FD. It also
-forks processes with further imports: so each slow module is imported once.
+`python -m tests.forked FD [LIBRARY]` is the process that forks; orders arrive on the socket FD. It
+also forks processes with further imports: so each slow module is imported once. LIBRARY is a built
+`aside.c`, without which a fork takes half as long again.
 """
 
 import atexit
@@ -66,6 +67,8 @@ _everywhere: list[str] = []
 #: The modules from before the fork, and those of them that `_keep_whole` does not keep.
 _imported: list[str] = []
 _torn_down: list[str] = []
+#: The function of `aside.c`, if it is built.
+_aside: list[Callable[[], int]] = []
 #: The exit status of the program, set before its interpreter ends.
 _statuses: list[int | None] = []
 _servers: "dict[tuple[AtStart, str, tuple[str, ...]], _Server]" = {}
@@ -138,6 +141,18 @@ def _is_python(args: Any) -> bool:
     )
 
 
+def build(path: Path) -> None:
+    """Build `aside.c`. Raises: OSError, subprocess.CalledProcessError."""
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+    source = Path(__file__).with_name("aside.c")
+    subprocess.run(["cc", *flags, "-o", path, source], check=True)
+
+
+def library() -> tuple[Path, ...]:
+    """The built `aside.c`, if there is one. Tests replace this."""
+    return ()
+
+
 class _Server:
     """The process that forks, and the socket to it. It ends with this process."""
 
@@ -186,7 +201,7 @@ def _started(at_start: AtStart) -> _Server:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = _Anew(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *map(str, library())],
             env={**others, **dict(at_start)},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -214,9 +229,11 @@ def _at_start(env: Mapping[str, str]) -> AtStart:
 # --- the process that forks --------------------------------------------------------------
 
 
-def main(number: str) -> None:
+def main(number: str, path: str = "") -> None:
     """Fork processes until the other end of the socket is closed; run the program in each."""
     atexit.register(_keep_whole)  # the first, so that it is called last
+    if path:
+        _aside.append(ctypes.PyDLL(path, use_errno=True).fork_aside)
     _import(IMPORTED)
     order = _serve(socket.socket(fileno=int(number)))
     try:
@@ -267,14 +284,11 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
         forks = "where" in order
         if not forks and order["argv"][0].endswith(".py"):
             _compiled(order["argv"][0])
-        between = _libc.fork()  # without Python's work after a fork: it only forks again
-        if between == 0:
-            parent = os.getpid()
-            if os.fork() != 0:
-                os._exit(0)
+        owner = os.getppid()
+        if _fork_aside():
             if not forks and order["session"]:
                 os.setsid()
-            while not forks and order["first"] and os.getppid() == parent:
+            while not forks and order["first"] and os.getppid() != owner:
                 os.sched_yield()  # it may be about its parent
             orders.send(str(os.getpid()).encode())
             orders.close()
@@ -291,10 +305,30 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
             if order["first"]:
                 pickle.loads(order["first"].encode("ascii"))()
             return order
-        os.waitpid(between, 0)
         for fd in fds:
             os.close(fd)
         orders.send(b"it is yours")
+
+
+def _fork_aside() -> bool:
+    """Fork a process that is an orphan at once. Returns True in that process."""
+    if not _aside:
+        between = _libc.fork()  # without Python's work after a fork: it only forks again
+        if between == 0:
+            if os.fork() != 0:
+                os._exit(0)
+            return True
+        os.waitpid(between, 0)
+        return False
+    ctypes.pythonapi.PyOS_BeforeFork()
+    made = _aside[0]()
+    if made == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return True
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if made < 0:
+        raise OSError(ctypes.get_errno(), "no process could be forked")
+    return False
 
 
 def _left_behind(order: dict[str, Any], fds: Sequence[int]) -> socket.socket | None:
