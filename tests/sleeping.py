@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,8 +10,17 @@ from pathlib import Path
 def sleeps() -> dict[str, int]:
     """The number of sleeps since its start of each other Python thread of this process, by name.
 
-    Waits until all of them sleep: a thread that was woken before may not have run yet.
+    Waits until all of them sleep: a thread that was woken before may not have run yet. One that
+    waits for the GIL sleeps, too; but where the GIL is free for a while, it runs or is ready to.
     """
+    counts, before = _counts(), None
+    while counts != before:
+        time.sleep(0.001)
+        counts, before = _counts(), counts
+    return counts
+
+
+def _counts() -> dict[str, int]:
     counts: dict[str, int] = {}
     for thread in threading.enumerate():
         if thread is threading.current_thread() or thread.native_id is None:
