@@ -1,14 +1,16 @@
 """Output of stages is shown in whole lines, even if it is not text."""
 
 import os
+import selectors
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from swapd.run.several.lines import LINE_MAX_BYTES, UNENDED_S, Lines, on_terminal, prefix
-from swapd.run.several.output import Output
+from swapd.run.several.output import Output, Pipe
 
 
 def test_a_line_is_shown_when_it_has_ended() -> None:
@@ -121,6 +123,30 @@ def test_each_line_has_the_name_of_its_stage_and_none_is_torn(shown: Shown) -> N
     assert shown.rest() == b"a  | last words\nswapd: a ended\n"
 
 
+def test_a_stage_s_last_words_precede_those_of_stages_that_end_with_it(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, bc = shown.output.begins("a"), shown.output.begins("bc")
+    select = selectors.DefaultSelector.select
+    ended: list[Pipe] = []
+
+    def late(selector: selectors.DefaultSelector, timeout: float | None = None) -> Any:
+        found = select(selector, timeout)
+        if not ended and any(key.data is bc for key, _ in found):
+            ended.append(a)
+            shown.output.ends(a)  # before the words of `bc` are read
+        return found
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", late)
+    os.write(a.theirs, b"used\n")
+    shown.until(b"used\n")
+    os.write(a.theirs, b"last words")
+    os.write(bc.theirs, b"told to end\n")
+    assert shown.until(b"told to end\n") == b"a  | last words\nbc | told to end\n"
+    os.close(a.theirs)
+    os.close(bc.theirs)
+
+
 def test_what_is_no_text_is_written_as_it_is_where_no_terminal_is(shown: Shown) -> None:
     a = shown.output.begins("a")
     os.write(a.theirs, bytes(range(256)))
@@ -172,7 +198,9 @@ def test_what_a_full_disk_does_not_take_is_said_once_and_writing_goes_on() -> No
     os.dup2(room, full)
     os.write(a.theirs, b"z\n")
     assert os.read(said, 4096) == b"swapd: the output of stages is shown again\n"
-    assert os.read(reader, 4096).endswith(b"a | z\n")
+    shown = b""
+    while not shown.endswith(b"a | z\n"):  # "y" may have found room, too
+        shown += os.read(reader, 4096)
     os.close(a.theirs)
     output.close()
     for fd in (full, said, err, reader, room):

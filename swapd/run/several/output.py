@@ -63,6 +63,7 @@ class Output:
         self._pipes: set[Pipe] = set()
         self._selector = selectors.DefaultSelector()
         self._orders: deque[Callable[[], None]] = deque()
+        self._said: deque[bytes] = deque()
         self._wake_in, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._ends = False
@@ -76,14 +77,13 @@ class Output:
         return pipe
 
     def ends(self, pipe: Pipe) -> None:
-        """A stage has ended: show its remaining output."""
+        """A stage has ended: show its remaining output, before any later output of others."""
         self._order(partial(self._end, pipe))
 
     def say(self, text: str) -> None:
         """Print a line of swapd's own, after the stages' earlier output."""
-        self._order(
-            partial(self._write, self._err, f"swapd: {plain(text)}\n".encode(errors="replace"))
-        )
+        self._said.append(f"swapd: {plain(text)}\n".encode(errors="replace"))
+        self._awake()
 
     def close(self) -> None:
         """Block until all is written, or `out` has no reader."""
@@ -97,19 +97,24 @@ class Output:
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
+        self._awake()
+
+    def _awake(self) -> None:
         with suppress(BlockingIOError):  # the pipe is full: the thread is awake
             os.write(self._wake, b"\0")
 
     def _run(self) -> None:
         while not self._ends:
-            for key, _ in self._selector.select(self._wait_s()):
-                if key.fd == self._wake_in:
-                    with suppress(BlockingIOError):
-                        os.read(self._wake_in, 4096)
-                else:
-                    self._read(key.data)
+            readable = self._selector.select(self._wait_s())
+            with suppress(BlockingIOError):
+                os.read(self._wake_in, 4096)
             while self._orders:
                 self._orders.popleft()()
+            for key, _ in readable:
+                if key.data in self._pipes:
+                    self._read(key.data)
+            while self._said:
+                self._write(self._err, self._said.popleft())
             self._show_unended()
 
     def _wait_s(self) -> float | None:
