@@ -23,7 +23,7 @@ from tests.processes import PYTHONPATH
 
 HERE = Path(__file__).parent
 #: A first collection comes after so many new objects; by default, after 700.
-COLLECTED_AFTER = 10000
+COLLECTED_AFTER = 10_000
 #: So many new modules have enough objects for a collection to be slow.
 MANY_MODULES = 100
 

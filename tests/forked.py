@@ -25,6 +25,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from itertools import takewhile
 from pathlib import Path
@@ -288,8 +289,8 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
         if _fork_aside():
             if not forks and order["session"]:
                 os.setsid()
-            while not forks and order["first"] and os.getppid() != owner:
-                os.sched_yield()  # it may be about its parent
+            if not forks and order["first"]:
+                _await_parent(owner)  # it may be about its parent
             orders.send(str(os.getpid()).encode())
             orders.close()
             if forks:
@@ -308,6 +309,13 @@ def _serve(orders: socket.socket) -> dict[str, Any]:
         for fd in fds:
             os.close(fd)
         orders.send(b"it is yours")
+
+
+def _await_parent(owner: int) -> None:
+    """Block until `owner` has adopted this process, or has ended: then its socket is closed."""
+    with suppress(ProcessLookupError):
+        while os.getppid() != owner:
+            os.kill(owner, 0)
 
 
 def _fork_aside() -> bool:
