@@ -147,6 +147,35 @@ def test_a_stage_s_last_words_precede_those_of_stages_that_end_with_it(
     os.close(bc.theirs)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("meanwhile", ["_wait_s", "_read", "_show_unended"])
+def test_what_swapd_says_of_a_stage_follows_its_words_from_before(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch, meanwhile: str, ends: bool
+) -> None:
+    a, bc = shown.output.begins("a"), shown.output.begins("bc")
+    for pipe in (a, bc):
+        os.write(pipe.theirs, b"used\n")
+        shown.until(b"used\n")
+    step = getattr(Output, meanwhile)
+    told: list[Pipe] = []
+
+    def during(output: Output, *args: Any) -> Any:
+        if output is shown.output and not told:
+            told.append(a)
+            os.write(a.theirs, b"last words\n")
+            if ends:
+                output.ends(a)
+            output.say("a ended")
+        return step(output, *args)
+
+    monkeypatch.setattr(Output, meanwhile, during)
+    os.write(bc.theirs, b"wakes it\n")
+    seen = shown.until(b"ended\n").replace(b"bc | wakes it\n", b"")
+    os.close(a.theirs)
+    os.close(bc.theirs)
+    assert seen + shown.rest() == b"a  | last words\nswapd: a ended\n"
+
+
 def test_what_is_no_text_is_written_as_it_is_where_no_terminal_is(shown: Shown) -> None:
     a = shown.output.begins("a")
     os.write(a.theirs, bytes(range(256)))

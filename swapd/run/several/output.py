@@ -105,7 +105,9 @@ class Output:
 
     def _run(self) -> None:
         while not self._ends:
-            readable = self._selector.select(self._wait_s())
+            # taken first: the stages' output and ends from before these words come before them
+            said = [self._said.popleft() for _ in range(len(self._said))]
+            readable = self._selector.select(0 if said else self._wait_s())
             with suppress(BlockingIOError):
                 os.read(self._wake_in, 4096)
             while self._orders:
@@ -113,9 +115,11 @@ class Output:
             for key, _ in readable:
                 if key.data in self._pipes:
                     self._read(key.data)
-            while self._said:
-                self._write(self._err, self._said.popleft())
+            for words in said:
+                self._write(self._err, words)
             self._show_unended()
+        while self._said:
+            self._write(self._err, self._said.popleft())
 
     def _wait_s(self) -> float | None:
         due = [at for pipe in self._pipes if (at := pipe.lines.due) is not None]
