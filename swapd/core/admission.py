@@ -14,7 +14,7 @@ from swapd.core.actions import Grant, Waiting
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
 from swapd.core.orders import Ranked
-from swapd.core.queue import WaitQueue
+from swapd.core.queue import Parked, WaitQueue
 from swapd.core.records import Component, Key, State, Waiter
 from swapd.core.verdict import Refused, Shared
 from swapd.shared.protocol import Acquire, Code
@@ -30,10 +30,7 @@ class Admission:
         self._ledger = ledger
         self._seq = 0
         self.queue = WaitQueue(ledger.rules.patience_s)
-        #: Waiters for a name that is not registered, or not committed.
-        self.parked: dict[Key, Waiter] = {}
-        #: The same by each name that they asked for: a component or a family.
-        self.parked_for: dict[str, dict[Key, Waiter]] = {}
+        self.parked = Parked()
         #: Queued waiters whose agent held a lease when they were queued.
         self.entangled = HoldAndWait(ledger)
         #: Those of them whose Waiting record is still to be made.
@@ -72,33 +69,19 @@ class Admission:
         if missing and verdict.is_late(self._ledger, w):
             self._refuse_late(w)
         elif missing:
-            self._park(w)
+            self.parked.add(w)
             self.tell_waiting(w, explain.parked(missing))
         else:
             self._enter(w)
 
     def unpark(self, c: Component) -> None:
         """`c` may be acquired from now on."""
-        parked = self.parked_for
-        waiters = {**parked.get(c.name, {}), **(parked.get(c.part_of, {}) if c.part_of else {})}
-        for w in sorted(waiters.values(), key=_seq):
+        for w in self.parked.awaiting(c.name, c.part_of or c.name):
             w.names = self._ledger.expand(w.asked)
-            if w.key in self.parked and all(self._ledger.may_be_acquired(n) for n in w.names):
-                self._unpark(w)
+            is_parked = w.key in self.parked.waiters  # or the one before it had it refused
+            if is_parked and all(self._ledger.may_be_acquired(n) for n in w.names):
+                self.parked.drop(w)
                 self._enter(w)
-
-    def _park(self, w: Waiter) -> None:
-        self.parked[w.key] = w
-        for name in w.asked:
-            self.parked_for.setdefault(name, {})[w.key] = w
-
-    def _unpark(self, w: Waiter) -> None:
-        if self.parked.pop(w.key, None) is None:
-            return
-        for name in set(w.asked):
-            del self.parked_for[name][w.key]
-            if not self.parked_for[name]:
-                del self.parked_for[name]
 
     def _enter(self, w: Waiter) -> None:
         """All names are registered: grant at once, share a load, queue, or refuse for good."""
@@ -271,7 +254,7 @@ class Admission:
             if w.await_registration and not w.admitted:
                 self._leave_queue(w)
                 self._drop_done_with(w)
-                self._park(w)
+                self.parked.add(w)
                 self._ledger.replan = True
             else:
                 self.refuse(w.key, "component_gone", why)
@@ -281,7 +264,7 @@ class Admission:
         self.largest.drop(w.key)
         self.untold.pop(w.key, None)
         self.entangled.drop(w)
-        self._unpark(w)
+        self.parked.drop(w)
         for name in w.names:
             if c := self._ledger.components.get(name):
                 c.waiting.pop(w.key, None)

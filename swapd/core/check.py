@@ -148,7 +148,7 @@ def _check_waiters(core: Residency) -> None:
     ledger, admission = core.ledger, core.admission
     for w in admission.queue:
         assert w.session in ledger.sessions, f"{w} outlived its session"
-        ways = [w.queued, w.admitted, w.key in admission.parked]
+        ways = [w.queued, w.admitted, w.key in admission.parked.waiters]
         assert ways.count(True) == 1, f"{w} must be queued, admitted or parked"
         for c in (ledger.components[n] for n in w.names if not ways[2]):
             assert w.key in (c.promised if w.admitted else c.waiting), f"{c} forgot {w}"

@@ -11,6 +11,34 @@ _order = attrgetter("order")
 _seq = attrgetter("seq")
 
 
+class Parked:
+    """Waiters for a name that is not registered, or not committed."""
+
+    def __init__(self) -> None:
+        self.waiters: dict[Key, Waiter] = {}
+        #: The same by each name that they asked for: a component or a family.
+        self.by_name: dict[str, dict[Key, Waiter]] = {}
+
+    def add(self, w: Waiter) -> None:
+        self.waiters[w.key] = w
+        for name in w.asked:
+            self.by_name.setdefault(name, {})[w.key] = w
+
+    def drop(self, w: Waiter) -> None:
+        """No-op if it is not parked."""
+        if self.waiters.pop(w.key, None) is None:
+            return
+        for name in set(w.asked):
+            del self.by_name[name][w.key]
+            if not self.by_name[name]:
+                del self.by_name[name]
+
+    def awaiting(self, *names: str) -> list[Waiter]:
+        """Those that asked for any of `names`, in order of arrival."""
+        found = {key: w for name in names for key, w in self.by_name.get(name, {}).items()}
+        return sorted(found.values(), key=_seq)
+
+
 class WaitQueue:
     """Waiters by priority and arrival, their deadlines, and a bound on being overtaken."""
 

@@ -142,10 +142,10 @@ def _recount_waiting(ledger: Ledger, admission: Admission) -> None:
         waiting = {key for key, w in queued.items() if c.name in w.names}
         assert c.waiting.keys() == waiting, f"{c}: waiting is wrong"
     parked: dict[str, set[tuple[int, int]]] = {}
-    for key, w in admission.parked.items():
+    for key, w in admission.parked.waiters.items():
         for name in w.asked:
             parked.setdefault(name, set()).add(key)
-    assert {n: set(found) for n, found in admission.parked_for.items()} == parked
+    assert {n: set(found) for n, found in admission.parked.by_name.items()} == parked
     _recount_those_that_hold(ledger, admission)
 
 

@@ -481,10 +481,10 @@ def wind_up(w: World) -> None:
         for key in [*sorted(w.leases), *w.starters]:
             w.release(key)
         if not (w.moves or w.acks or w.making or w.leases):
-            if not (set(w.waiting) - set(w.core.admission.parked) or w.ledger.unordered):
+            if not (set(w.waiting) - set(w.core.admission.parked.waiters) or w.ledger.unordered):
                 break
             w.sleep(60.0)
-    waiting = set(w.waiting) - set(w.core.admission.parked)
+    waiting = set(w.waiting) - set(w.core.admission.parked.waiters)
     assert not waiting, f"{waiting} would wait forever"
     assert w.core.admission.queue.queued == []
     assert w.core.quiet

@@ -933,6 +933,18 @@ BUGS = [
         "",
     ),
     Bug(
+        "who waits for a family is not woken",
+        queue,
+        "for name in names for key",
+        "for name in names[:1] for key",
+    ),
+    Bug(
+        "who is not parked any more is still found by name",
+        queue,
+        "            del self.by_name[name][w.key]\n",
+        "            self.by_name[name].get(w.key)\n",
+    ),
+    Bug(
         "who can never fit any more is not refused",
         coming,
         "        ledger.room_shrank = ledger.replan = True\n",

@@ -91,3 +91,17 @@ def test_a_request_of_no_session_and_a_replayed_one_are_refused(make: Make) -> N
         assert "bad_request" in repr(answer)
     (answer,) = w.core.handle(Asked(0.0, 99, Register(1, "b", 1)))
     assert "bad_request" in repr(answer)
+
+
+def test_acquires_that_await_a_registration_go_on_in_order_of_arrival(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    for name in ("small", "large"):
+        w.register(t, name, 6)
+    # each would be granted if it were the first: there is room for one of both
+    first = w.acquire(t, "unborn", "small", await_registration=True, agent=1)
+    second = w.acquire(t, "unborn", "large", await_registration=True, agent=2)
+    w.register(s, "unborn", 3)
+    w.settle()
+    assert w.granted(first)
+    assert second not in w.answers
