@@ -11,7 +11,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -63,7 +63,6 @@ class Output:
         self._pipes: set[Pipe] = set()
         self._selector = selectors.DefaultSelector()
         self._orders: deque[Callable[[], None]] = deque()
-        self._said: deque[bytes] = deque()
         self._wake_in, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._ends = False
@@ -82,8 +81,7 @@ class Output:
 
     def say(self, text: str) -> None:
         """Print a line of swapd's own, after the stages' earlier output."""
-        self._said.append(f"swapd: {plain(text)}\n".encode(errors="replace"))
-        self._awake()
+        self._order(partial(self._say, f"swapd: {plain(text)}\n".encode(errors="replace")))
 
     def close(self) -> None:
         """Block until all is written, or `out` has no reader."""
@@ -97,29 +95,18 @@ class Output:
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
-        self._awake()
-
-    def _awake(self) -> None:
         with suppress(BlockingIOError):  # the pipe is full: the thread is awake
             os.write(self._wake, b"\0")
 
     def _run(self) -> None:
         while not self._ends:
-            # taken first: the stages' output and ends from before these words come before them
-            said = [self._said.popleft() for _ in range(len(self._said))]
-            readable = self._selector.select(0 if said else self._wait_s())
+            readable = self._selector.select(self._wait_s())
             with suppress(BlockingIOError):
                 os.read(self._wake_in, 4096)
             while self._orders:
                 self._orders.popleft()()
-            for key, _ in readable:
-                if key.data in self._pipes:
-                    self._read(key.data)
-            for words in said:
-                self._write(self._err, words)
+            self._read_each(readable)
             self._show_unended()
-        while self._said:
-            self._write(self._err, self._said.popleft())
 
     def _wait_s(self) -> float | None:
         due = [at for pipe in self._pipes if (at := pipe.lines.due) is not None]
@@ -134,6 +121,15 @@ class Output:
     def _begin(self, pipe: Pipe) -> None:
         self._pipes.add(pipe)
         self._selector.register(pipe.ours, selectors.EVENT_READ, pipe)
+
+    def _say(self, words: bytes) -> None:
+        self._read_each(self._selector.select(0))
+        self._write(self._err, words)
+
+    def _read_each(self, found: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
+        for key, _ in found:
+            if key.data in self._pipes:  # an order may have closed it
+                self._read(key.data)
 
     def _read(self, pipe: Pipe) -> int:
         """Read once; return the number of bytes."""
