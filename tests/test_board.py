@@ -63,14 +63,14 @@ def test_a_component_of_no_bytes_arrives(boards: Boards) -> None:
     assert boards.board.has(0, word(1, 1))
 
 
-def test_how_much_is_saved_is_said_of_one_generation(boards: Boards) -> None:
+def test_one_generation_is_said_to_be_saved(boards: Boards) -> None:
     progress = Progress(boards, (30,), 30, 4)
     progress.landed(6, 30)
-    assert boards.board.saved(0, 6) == 0
-    progress.saved(6, 17)
-    assert (boards.board.saved(0, 6), boards.board.saved(0, 7)) == (17, 0)
+    assert not boards.board.is_saved(0, 6)
+    progress.saved(6)
+    assert (boards.board.is_saved(0, 6), boards.board.is_saved(0, 7)) == (True, False)
     assert boards.board.has(0, word(6, 1)), "the two words are not in each other's way"
-    assert boards.board.saved(1, 6) == 0
+    assert not boards.board.is_saved(1, 6)
 
 
 def test_a_wait_ends_when_the_word_is_there(boards: Boards) -> None:
@@ -143,12 +143,12 @@ def test_an_ended_session_is_known_by_its_board(boards: Boards) -> None:
     theirs = Board(boards.fd)
     for slot in (0, SLOTS - 1):
         boards.board.set(slot, word(1, 1))
-        boards.board.set_saved(slot, 1, 1)
+        boards.board.set_saved(slot, 1)
         boards.board.fail(slot, 1)
     assert not theirs.ended, "nothing else is written there"
     boards.close()
     assert theirs.ended
-    assert boards.board.saved(0, 1) == 1
+    assert boards.board.is_saved(0, 1)
 
 
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:

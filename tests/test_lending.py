@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.chunks import count, split
+from swapd.core.chunks import count, without
 from swapd.core.events import (
     AnyEvent,
     CopyFailed,
@@ -21,6 +21,7 @@ from swapd.core.events import (
 from swapd.daemon import lending
 from swapd.daemon.lending import Lender
 from swapd.device import DeviceError, DeviceLost, NotAllBack
+from swapd.device.pieces import numbers, runs_of
 from swapd.shared import protocol
 from swapd.shared.protocol import Runs
 
@@ -58,7 +59,8 @@ class Device:
             self.reclaim_fails -= 1
             raise DeviceError("injected: reclaim")
         if self.back_at_once is not None and count(runs) > self.back_at_once:
-            raise NotAllBack("injected: short", *split(runs, self.back_at_once))
+            back = runs_of(numbers(runs)[: self.back_at_once])
+            raise NotAllBack("injected: short", back, without(runs, back))
 
 
 class Worker:

@@ -40,11 +40,11 @@ def compare(core: Residency, picture: Picture) -> None:
     assert picture.items.keys() == known.keys() - waited_for
     for name, item in picture.items.items():
         c = known[name]
-        assert item.inside == (c.on_device and not c.damaged), (item, c)
+        assert item.inside == c.on_device, (item, c)
         assert item.leases == len(c.leases), (item, c)
         assert item.pinned == c.pinned
         assert (item.loads, item.evictions) == (c.loads, c.evictions)
-        if item.kind != "workspace" and not c.damaged:
+        if item.kind != "workspace":
             assert item.state == c.state.value
     waits = {key for key, wait in picture.waits.items() if wait.names != (protocol.THE_START,)}
     assert waits == {w.key for w in core.admission.queue}

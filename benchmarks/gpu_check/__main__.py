@@ -115,7 +115,6 @@ def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> N
         elif left < LEAST_S:
             heard(_not_run(section, f"the {limit_s:.0f} s of the whole run were over"))
         else:
-            settings = replace(settings, duplex=report.figure_of("copies", plan.DUPLEX))
             _run(report, section, settings, min(section.limit_s, left), heard)
     report.complete = True
     report.write(base)

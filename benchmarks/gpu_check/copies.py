@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from benchmarks.gpu_check.plan import DUPLEX
 from benchmarks.gpu_check.raw import Gpu, Mapped, Memfd, chain, in_turn, median_s, pinned
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import KIB, MIB, Settings, fitting
@@ -71,7 +70,7 @@ def _both(check: Check, gpu: Gpu, chunks: Mapped, host: int) -> None:
     both = median_s(chain(start_in, start_out, end_in, end_out), times)
     check.row("device to host", half / 1e9 / alone_out, "GB/s", f"in {half / 1e9 / alone_in:.3g}")
     check.row(
-        DUPLEX,
+        "both directions at once, over the slower alone",
         both / max(alone_in, alone_out),
         "",
         f"{2 * half / 1e9 / both:.3g} GB/s together",

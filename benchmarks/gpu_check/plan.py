@@ -18,9 +18,6 @@ CUDA = ("cuda.bindings", "msgspec")
 SERVING = (*CUDA, "zmq")
 TORCH = (*SERVING, "torch")
 
-#: The row of `copies` by which `swapping` is judged.
-DUPLEX = "both directions at once, over the slower alone"
-
 #: Run before all others, and before their time counts.
 WARM = Section("facts", "warm", "Torch, before the time counts", 300, ("torch",))
 
@@ -28,7 +25,7 @@ WARM = Section("facts", "warm", "Torch, before the time counts", 300, ("torch",)
 SECTIONS = (
     Section("facts", "facts", "The machine", 40, CUDA),
     Section("probe", "copies", "Copies", 45, CUDA),
-    Section("bounds", "swapping", "Swap-in, eviction, both directions", 100, SERVING),
+    Section("bounds", "swapping", "Swap-in, eviction", 100, SERVING),
     Section("guarantees", "turns", "Workers take turns; graphs; mutable components", 75, TORCH),
     Section("guarantees", "captures", "Graphs captured meanwhile", 60, SERVING),
     Section("guarantees", "deaths", "Workers and daemons are killed", 75, TORCH),

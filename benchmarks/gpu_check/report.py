@@ -51,11 +51,6 @@ class Report:
         self.rows += [row for row in map(_row, before["rows"]) if row.section in names]
         return [each.module for each in kept]
 
-    def figure_of(self, section: str, name: str) -> float:
-        """The value of a section's row, 0 if there is none."""
-        found = [row.value for row in self.rows if (row.section, row.name) == (section, name)]
-        return found[-1] if found and isinstance(found[-1], float) else 0.0
-
     def count(self, verdict: str) -> int:
         return sum(row.verdict == verdict for row in self.rows)
 

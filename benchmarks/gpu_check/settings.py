@@ -34,8 +34,6 @@ class Settings:
     #: Seconds of one step of the decode loop, and steps of a block.
     step_s: float = 0.005
     steps: int = 100
-    #: Result of `copies` for both directions at once, over the slower alone; 0 without one.
-    duplex: float = 0.0
     #: A pytest expression to run a part of the contract suite only.
     contract: str = ""
 

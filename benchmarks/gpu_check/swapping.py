@@ -1,4 +1,4 @@
-"""The bounds of a swap: into the device, out of it, and both at once."""
+"""The bounds of a swap: into the device, and out of it."""
 
 import statistics
 import time
@@ -15,7 +15,6 @@ from swapd.log import history
 from swapd_client import Client
 
 SWAP_IN_AT_LEAST = 0.95
-BOTH_AT_MOST = 1.15
 #: Seconds for 8 GiB; in proportion for less, but never less than the floor.
 EVICTION_S, EVICTION_OF, EVICTION_FLOOR_S = 5e-3, 8 * GIB, 1e-3
 
@@ -24,8 +23,6 @@ def measure(check: Check, settings: Settings) -> None:
     """The rows of this section."""
     with check.part("swap-in over a pinned copy"):
         _swap_in(check, settings)
-    with check.part("mutable out and clean in at once"):
-        _both_ways(check, settings)
     with check.part("eviction of a clean component"):
         _eviction(check, settings)
 
@@ -44,62 +41,11 @@ def _swap_in(check: Check, settings: Settings) -> None:
     check.at_most("bytes copied back for clean components", found.bytes_back, 0)
 
 
-# --- out and in --------------------------------------------------------------------------
-
-
-def _both_ways(check: Check, settings: Settings) -> None:
-    """A mutable component leaves while a clean one of its size is loaded; and each alone."""
-    nbytes = room_for(settings, settings.swap_bytes, of=1.2, host_copies=2.2)
-    inward, outward, both = [], [], []
-    with (
-        serving(settings, nbytes) as daemon,
-        swapd_client.connect(daemon.folder, label="gpu-check") as client,
-    ):
-        client.register("mutable", {"weights": bytearray(nbytes)}, mutable=True)
-        client.register("clean", {"weights": bytearray(nbytes)})
-        client.register("small", {"weights": bytearray(settings.chunk_bytes // 2)})
-        _settle(client, "mutable", "clean", nbytes=nbytes)
-        for _ in range(settings.rounds):
-            _granted_s(client, "mutable")
-            both.append(_granted_s(client, "clean"))
-            inward.append(_granted_s(client, "mutable"))  # evicting the clean one copies nothing
-            outward.append(_granted_s(client, "small"))  # granted when all is saved
-        check.row("notes of the daemon on the GPU", "; ".join(client.status().notes) or "none")
-    slower = max(statistics.median(inward), statistics.median(outward))
-    note = "ms: " + "; ".join(
-        f"{what} {spread(times, 1e3)}"
-        for what, times in (("in", inward), ("out", outward), ("both", both))
-    )
-    _judge_both(check, settings, statistics.median(both) / slower, note)
-
-
-def _judge_both(check: Check, settings: Settings, ratio: float, note: str) -> None:
-    """Judge by the machine's bare copies: not all machines copy both ways at full speed."""
-    name = "mutable out and clean in at once, over the slower alone"
-    check.row(name, ratio, "", note)
-    beside = f"{name}, over bare copies both ways"
-    if not settings.duplex:
-        return check.missing(beside, "section copies did not measure these: run it, too")
-    note = f"bare copies both ways take {settings.duplex:.3g} times the slower alone"
-    check.slower(beside, ratio / settings.duplex, BOTH_AT_MOST, "", note)
-
-
 def _granted_s(client: Client, name: str) -> float:
     """Seconds from the call to the grant."""
     started = time.perf_counter()
     with client.acquire(name):
         return time.perf_counter() - started
-
-
-def _settle(client: Client, *names: str, nbytes: int) -> None:
-    """Swap until the host copies must have been pinned."""
-    until = time.monotonic() + len(names) * nbytes / GIB * swap_in.PIN_S_PER_GIB
-    for _ in range(swap_in.WARM_UP):
-        for name in names:
-            _granted_s(client, name)
-    while time.monotonic() < until:
-        for name in names:
-            _granted_s(client, name)
 
 
 # --- out ---------------------------------------------------------------------------------

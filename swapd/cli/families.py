@@ -11,7 +11,7 @@ from swapd.shared.protocol import ComponentStatus, part_name
 from swapd.shared.units import size
 
 #: Parts in these states take no memory of the device.
-_OUT = ("absent", "filling", "damaged")
+_OUT = ("absent", "filling")
 
 
 class Family(NamedTuple):

@@ -13,7 +13,7 @@ from swapd.shared.units import size
 from swapd_client import Client, ComponentInUse
 
 #: States without memory of the device.
-_OUT = ("absent", "filling", "damaged")
+_OUT = ("absent", "filling")
 
 #: Seconds for which a client may keep an unused lease, and the pause between two attempts.
 _KEPT_S, _AGAIN_S = 0.5, 0.05

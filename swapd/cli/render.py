@@ -219,9 +219,7 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
         case actions.DropHostCopy():
             return Said("drop", names, "the host copy")
         case actions.CopyIn():
-            behind = _joined(tuple(o.name for g in a.behind if (o := seen.order(g))))
-            follows = f"  behind the write-back of {behind}" if behind else ""
-            return Said("load", names, f"{_amount(a)}{_of_all(a)}{follows}")
+            return Said("load", names, f"{_amount(a)}{_of_all(a)}")
         case actions.CopyOut():
             return Said("write", names, f"{_amount(a)}{_of_all(a)}  back to its host copy")
         case actions.Lend():

@@ -52,16 +52,13 @@ class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
 
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
-    """`behind`: generations of the write-backs that still save some of these chunks; the load must
-    not overwrite a chunk before it is saved. `only`: for scratch, the ranges to copy; the rest
-    becomes zeros."""
+    """`only`: for scratch, the ranges to copy; the rest becomes zeros."""
 
     uid: int
     name: str
     generation: int
     nbytes: int
     runs: Runs
-    behind: tuple[int, ...] = ()
     only: Ranges | None = None  # None: all of it
 
 

@@ -160,7 +160,7 @@ class Admission:
                 coming.load(ledger, c)
             if c.state is State.LOADING:
                 w.loaded = not c.workspace
-                if not self._may_watch(w, c):
+                if not (w.early and c.session == w.session):  # it may watch the load
                     w.pending.add(name)
             else:
                 c.hits += 1
@@ -168,26 +168,14 @@ class Admission:
         if not w.pending:
             self._grant(w)
 
-    def _may_watch(self, w: Waiter, c: Component) -> bool:
-        """Whether `w` may have `c` while it is loading.
-
-        Not while `c` waits for chunks that still hold unsaved bytes of another component, if the
-        worker could write to them too, or must acknowledge before they are reused.
-        """
-        if not w.early or c.session != w.session:
-            return False
-        ledger = self._ledger
-        return not (ledger.moves[c.generation].inherited and (c.mutable or ledger.rules.strict))
-
     def let_in(self, c: Component) -> None:
-        """`c` came in, or may be watched: grant the waiters that waited only for it."""
+        """`c` came in: grant the waiters that waited only for it."""
         for key in list(c.promised):
             w = self.queue.get(key)
             assert w is not None
-            if c.state is State.RESIDENT or self._may_watch(w, c):
-                w.pending.discard(c.name)
-                if not w.pending:
-                    self._grant(w)
+            w.pending.discard(c.name)
+            if not w.pending:
+                self._grant(w)
 
     def _grant(self, w: Waiter) -> None:
         ledger = self._ledger

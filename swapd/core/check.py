@@ -8,7 +8,6 @@ from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Lease, State
 from swapd.core.recount import recount
 from swapd.core.residency import Residency
-from swapd.shared.protocol import Runs
 
 
 def check(core: Residency) -> None:
@@ -20,7 +19,6 @@ def check(core: Residency) -> None:
         _check_lease(core.ledger, key, lease)
     _check_debts(core.ledger)
     _check_starts(core.ledger)
-    _check_moves(core.ledger)
     _check_masters(core.ledger)
     _check_totals(core.ledger)
     _check_waiters(core)
@@ -33,8 +31,7 @@ def check(core: Residency) -> None:
 def _check_chunks(ledger: Ledger) -> None:
     on_device = (c for c in ledger.components.values() if c.on_device)
     occupied = [c.runs for c in on_device if c.generation not in ledger.moves]
-    for move in ledger.moves.values():
-        occupied += [move.runs, *move.inherited.values()]
+    occupied += [move.runs for move in ledger.moves.values()]
     occupied += [runs for held in ledger.quarantined.values() for runs in held]
     numbers = [i for runs in occupied for first, n in runs for i in range(first, first + n)]
     numbers += [i for first, n in ledger.pool.runs() for i in range(first, first + n)]
@@ -56,15 +53,10 @@ def _check_component(core: Residency, c: Component) -> None:
     moving = c.state in (State.LOADING, State.WRITING_BACK, State.RECLAIMING)
     assert (c.generation in ledger.moves) == moving, f"{c}: copy and state differ"
     if c.state is State.LOADING:
-        move = ledger.moves[c.generation]
-        parts = sorted(_numbers(move.runs, *move.inherited.values()))
-        assert sorted(_numbers(c.runs)) == parts, f"{c}: chunks and copy differ"
-        writable = c.mutable or ledger.rules.strict
-        assert not (c.leases and writable and move.inherited), f"{c} is lent on unsaved chunks"
+        assert c.runs == ledger.moves[c.generation].runs, f"{c}: chunks and copy differ"
     assert not c.scratch or c.mutable, f"{c} has no writer"
     assert c.scratch or (c.kept is None and c.to_save is None), f"{c} is saved in part"
     assert c.scratch != "dropped" or c.kept == c.to_save == (), f"{c} is saved"
-    assert not c.damaged or c.state is State.ABSENT, f"{c} is damaged"
     if c.workspace:
         assert not c.mapped, f"{c}: a workspace has no place"
         assert c.leases or c.promised or c.waiting or c.evicting, f"{c} has no owner"
@@ -94,19 +86,6 @@ def _check_debts(ledger: Ledger) -> None:
         assert not known.fenced, f"session {session}, which is fenced, owes {what}"
 
 
-def _check_moves(ledger: Ledger) -> None:
-    for move in ledger.moves.values():
-        for generation, runs in move.inherited.items():
-            save = ledger.moves[generation]
-            assert _numbers(runs) <= _numbers(save.component.runs), "the heir may not inherit these"
-        if move.heritable:
-            assert move.component.state is State.WRITING_BACK, f"{move} is not saved"
-            assert ledger.is_current(move.component), f"{move} is of a component that is gone"
-            assert not move.component.scratch, f"{move} would have to be whole"
-    heritable = sum(count(m.runs) for m in ledger.moves.values() if m.heritable)
-    assert ledger.inheritable == heritable, "inheritable is wrong"
-
-
 def _check_masters(ledger: Ledger) -> None:
     """Each belongs to a component, to an update, to a copy in flight, or is being made."""
     read = {m.uid for m in ledger.moves.values()}
@@ -123,10 +102,6 @@ def _check_masters(ledger: Ledger) -> None:
     for uid in ledger.unordered:
         assert uid in ledger.contents, f"host copy {uid} is never ordered"
         assert uid not in ledger.making
-
-
-def _numbers(*parts: Runs) -> set[int]:
-    return {i for runs in parts for first, n in runs for i in range(first, first + n)}
 
 
 def _check_totals(ledger: Ledger) -> None:

@@ -14,33 +14,16 @@ def count(runs: Runs) -> int:
     return sum(n for _, n in runs)
 
 
-def split(runs: Runs, n: int) -> tuple[Runs, Runs]:
-    """The first `n` chunks of `runs`, and the rest."""
-    head: list[tuple[int, int]] = []
-    for i, (first, length) in enumerate(runs):
-        if n < length:
-            rest = ((first + n, length - n), *runs[i + 1 :])
-            return (*head, (first, n)) if n else tuple(head), rest
-        head.append((first, length))
-        n -= length
-    return tuple(head), ()
-
-
-def join(*parts: Runs) -> Runs:
-    """All chunks of `parts` in their order, neighbours as one run."""
-    joined: list[tuple[int, int]] = []
-    for first, n in (run for runs in parts for run in runs):
-        if joined and sum(joined[-1]) == first:
-            first, n = joined[-1][0], joined.pop()[1] + n
-        joined.append((first, n))
-    return tuple(joined)
-
-
 def without(runs: Runs, gone: Runs) -> Runs:
-    """The chunks of `runs` that are not in `gone`, in their order."""
+    """The chunks of `runs` that are not in `gone`, in their order, neighbours as one run."""
     numbers = {i for first, n in gone for i in range(first, first + n)}
-    left = (i for first, n in runs for i in range(first, first + n) if i not in numbers)
-    return join(tuple((i, 1) for i in left))
+    left: list[tuple[int, int]] = []
+    for i in (i for first, n in runs for i in range(first, first + n) if i not in numbers):
+        if left and sum(left[-1]) == i:
+            left[-1] = (left[-1][0], left[-1][1] + 1)
+        else:
+            left.append((i, 1))
+    return tuple(left)
 
 
 class ChunkPool:

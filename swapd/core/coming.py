@@ -1,8 +1,7 @@
 """How a component comes in."""
 
-from swapd.core import inheriting, leaving, registry
+from swapd.core import leaving, registry
 from swapd.core.actions import CopyIn, Lend
-from swapd.core.chunks import join
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Move, State
 
@@ -12,8 +11,8 @@ def load(ledger: Ledger, c: Component) -> None:
     c.state = State.LOADING
     c.load_started = ledger.now
     c.used = c.kept_no_more = False
-    move = ledger.moves[c.generation] = inheriting.take_chunks(ledger, c)
-    c.runs = join(move.runs, *move.inherited.values()) if move.inherited else move.runs
+    c.runs = ledger.pool.take(c.chunks, prefer=c.runs)
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs)
     ledger.recount(c)
     ledger.peak_chunks = max(ledger.peak_chunks, ledger.pool.total - ledger.pool.free)
     ledger.prefetches.pop(c.name, None)
@@ -22,10 +21,9 @@ def load(ledger: Ledger, c: Component) -> None:
     if c.workspace:
         ledger.out.append(Lend(c.session, c.name, c.generation, c.runs))
     else:
-        behind = tuple(move.inherited)
         if c.kept == ():
             c.contents = c.generation
-        ledger.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, behind, c.kept))
+        ledger.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, c.kept))
 
 
 def loaded(ledger: Ledger, c: Component) -> None:
@@ -40,11 +38,8 @@ def loaded(ledger: Ledger, c: Component) -> None:
         ledger.loads += 1
 
 
-def load_failed(ledger: Ledger, c: Component, move: Move) -> None:
+def load_failed(ledger: Ledger, c: Component) -> None:
     """The component is absent again, if need be once its worker has let go of the chunks."""
-    if move.inherited:
-        inheriting.hand_back(ledger, move)
-        c.runs = move.runs
     c.dirty = False  # the worker's writes during the load are not worth keeping
     if c.mapped:
         return leaving.evict(ledger, c, "failed", None)

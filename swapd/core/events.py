@@ -109,15 +109,11 @@ class CopiedOut(Event, frozen=True, tag="copied_out"):
 
 
 class CopyFailed(Event, frozen=True, tag="copy_failed"):
-    """A copy or a loan of a workspace failed. The chunks of a workspace belong to the arena again.
-
-    `damaged`: for a write-back whose bytes are now partly in the host copy only, and partly on the
-    device only.
-    """
+    """A copy or a loan of a workspace failed. The chunks of a workspace belong to the arena
+    again."""
 
     generation: int
     why: str
-    damaged: bool = False
 
 
 class Lent(Event, frozen=True, tag="lent"):

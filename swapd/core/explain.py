@@ -133,8 +133,6 @@ def refused(ledger: Ledger, found: Refused) -> tuple[Code, str]:
 
 def _refused(ledger: Ledger, found: Refused) -> str:
     match found.why:
-        case "damaged":
-            return damaged(found.of[0])
         case "down":
             return cannot_come_in(ledger, found.of)
         case "conflict":
@@ -350,14 +348,9 @@ def _next(ledger: Ledger, why: str) -> str:
     return f". {_DOWN}" if ledger.down in why else f". {device_down(ledger.down)}"
 
 
-def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False) -> str:
+def copy_failed(ledger: Ledger, c: Component, why: str) -> str:
     if c.scratch and c.state is State.LOADING:
         return f"bringing in {c.name!r} failed ({why}){_next(ledger, why)}"
-    if damaged:
-        half = f"saving {c.name!r} failed ({why}), and part of it had been overwritten already"
-        if ledger.down:  # the saved part is not copied back
-            return f"{half}: the rest is still on the device"
-        return f"{half}: the writes of its worker are lost"
     where = (
         "device: it is still in host memory"
         if c.state is State.LOADING
@@ -371,14 +364,6 @@ def copy_failed(ledger: Ledger, c: Component, why: str, *, damaged: bool = False
 
 def not_saved(c: Component, why: str) -> str:
     return f"saving {c.name!r} failed ({why}): its contents are lost, and begin anew as zeros"
-
-
-def damaged(c: Component) -> str:
-    if c.dirty:
-        then = "Its worker puts both parts together again when it closes its client"
-    else:
-        then = "Unregister it, and register it anew"
-    return f"{c.name!r} is damaged: {c.damaged}. {then}"
 
 
 def lend_failed(ledger: Ledger, c: Component, why: str) -> str:

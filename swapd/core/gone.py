@@ -1,7 +1,7 @@
 """Cleans up after a session that is gone: its components, its copies in flight, and chunks to which
 its process may still write."""
 
-from swapd.core import inheriting, leases, leaving, registry, workspaces
+from swapd.core import leases, leaving, registry, workspaces
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Move, State
@@ -20,9 +20,7 @@ def strand(ledger: Ledger, c: Component, *, alive: bool, ending: bool) -> None:
     ledger.acks.pop(c.generation, None)
     move = ledger.moves.get(c.generation)
     if c.evicting:
-        ledger.leaving -= count(move.runs if move else c.runs)
-    if move:
-        inheriting.bar(ledger, move)
+        ledger.leaving -= c.chunks
     # unsaved bytes are only on the device: the process may go on with them there
     unsaved = c.dirty and c.state is State.RESIDENT
     writer = c.session if alive and c.mutable and (c.mapped or unsaved) else None
@@ -44,7 +42,6 @@ def strand(ledger: Ledger, c: Component, *, alive: bool, ending: bool) -> None:
 
 def abandon(ledger: Ledger, move: Move) -> None:
     """A copy of a component that is gone has ended."""
-    inheriting.hand_back(ledger, move)
     _free(ledger, move.runs, move.writer)
     registry.drop_master(ledger, move.uid)
     ledger.replan = True

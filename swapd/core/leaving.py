@@ -10,7 +10,6 @@ from swapd.core.actions import CopyOut, Evict, Evicted, Lost, Reason, Revoke, Un
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move, State
-from swapd.shared.protocol import Runs
 
 
 def settle(ledger: Ledger, c: Component) -> None:
@@ -107,17 +106,12 @@ def take_out(ledger: Ledger, c: Component) -> None:
         _save(ledger, c)
     else:
         forget(c)
-        vacate(ledger, c, c.runs, bytes_back=0)
+        vacate(ledger, c, bytes_back=0)
 
 
 def _save(ledger: Ledger, c: Component) -> None:
-    """No load inherits from a save of scratch: if the save fails, it fails alone."""
     c.state = State.WRITING_BACK
-    save = ledger.moves[c.generation] = Move(c, c.uid, c.runs, heritable=not c.scratch)
-    if save.heritable:
-        ledger.saves[c.generation] = save
-        ledger.inheritable += c.chunks
-    ledger.replan = True
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs)
     ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
 
 
@@ -134,10 +128,10 @@ def forget(c: Component) -> None:
         c.kept, c.dirty = (), False
 
 
-def vacate(ledger: Ledger, c: Component, runs: Runs, bytes_back: int) -> None:
-    """It has left, and `runs` are free: all its chunks except inherited ones."""
-    ledger.leaving -= count(runs)
-    ledger.pool.give(runs)
+def vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
+    """It has left, and its chunks are free."""
+    ledger.leaving -= c.chunks
+    ledger.pool.give(c.runs)
     c.state = State.ABSENT
     ledger.recount(c)
     leave_room(ledger, c)
@@ -149,32 +143,18 @@ def vacate(ledger: Ledger, c: Component, runs: Runs, bytes_back: int) -> None:
     ledger.replan = True
 
 
-def write_back_failed(ledger: Ledger, c: Component, move: Move) -> None:
+def write_back_failed(ledger: Ledger, c: Component) -> None:
     """It stays, with the writes of its worker."""
-    assert count(move.runs) == c.chunks, f"{c} has heirs that were not told before"
     ledger.leaving -= c.chunks
     c.state = State.RESIDENT
     leave_room(ledger, c)
 
 
-def save_failed(ledger: Ledger, c: Component, move: Move, why: str) -> None:
+def save_failed(ledger: Ledger, c: Component, why: str) -> None:
     """Scratch leaves anyway: it comes in as zeros again, and its holder is told so."""
     ledger.out.append(Lost(c.name, c.generation, why))
     forget(c)
-    vacate(ledger, c, move.runs, bytes_back=0)
-
-
-def lose(ledger: Ledger, c: Component, move: Move, why: str) -> None:
-    """Its bytes are lost: part of them were overwritten, and part not saved."""
-    ledger.leaving -= count(move.runs)
-    ledger.pool.give(move.runs)
-    c.state = State.ABSENT
-    ledger.recount(c)
-    leave_room(ledger, c)
-    c.dirty = bool(ledger.down)  # then the unsaved part stays where it is
-    c.damaged = why
-    ledger.prefetches.pop(c.name, None)
-    ledger.out.append(Lost(c.name, c.generation, why))
+    vacate(ledger, c, bytes_back=0)
 
 
 def leave_room(ledger: Ledger, c: Component) -> None:

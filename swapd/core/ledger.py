@@ -6,7 +6,6 @@ steps in which the state changes, each with the actions that it orders:
 - `registry`: registered, sealed, gone; host copies
 - `coming`: loaded
 - `leaving`: evicted, saved
-- `inheriting`: chunks that are overwritten once saved
 - `leases`: granted, released
 - `updates`: a second host copy replaces the first
 - `workspaces`: lent, reclaimed
@@ -79,9 +78,6 @@ class Ledger:
         #: Chunks that will soon be free: of components being evicted, of workspaces given back and
         #: of processes that are about to end.
         self.leaving = 0
-        #: Those of them that are being saved, so that a load may inherit them; and the write-backs.
-        self.inheritable = 0
-        self.saves: dict[int, Move] = {}
         #: Chunks of workspaces that are given back.
         self.reclaiming = 0
         #: Chunks that a process which may still be alive can write to, by session.

@@ -25,8 +25,6 @@ def why_no_pin(ledger: Ledger, asked: list[Component], waiters: Iterable[Waiter]
     """A pinned component takes its room from all others: each of these, and each waiter, must still
     fit."""
     for c in asked:
-        if c.damaged:
-            return "device_failed", explain.damaged(c)
         if c.group is not None:
             return "conflict", (
                 f"{c.name!r} takes turns with the other members of group {c.group}: if it stayed, "

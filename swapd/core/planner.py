@@ -103,7 +103,7 @@ class Planner:
             leaving.evict(ledger, c, "room", key)
         if any(r.evicting for r in found.excluded):
             return False
-        return found.missing <= verdict.at_hand(ledger, asked)
+        return found.missing <= ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""

@@ -115,8 +115,6 @@ class Component:
     updated_by: int | None = None
     #: Its bytes on the device, or on their way there, are from a previous host copy.
     superseded: bool = False
-    #: Why its bytes are lost, although it is still registered; None if they are not.
-    damaged: str | None = None
     #: Its session is ending: it may not be acquired any more.
     ending: bool = False
     #: Granted at least once in this residency.
@@ -215,16 +213,8 @@ class Move:
     component: Component
     #: The host copy that it reads or writes; 0 for a workspace.
     uid: int
-    #: Chunks that are free when it ends, if the component is no longer needed: for a load, those
-    #: that it did not inherit; for a write-back, those that no load inherited, in the order of
-    #: saving.
+    #: Chunks that are free when it ends, if the component is no longer needed.
     runs: Runs
-    #: For a load: chunks that must be saved before they are overwritten, by generation of the
-    #: write-back, which is still in flight.
-    inherited: dict[int, Runs] = field(default_factory=dict)
-    #: For a write-back: whether loads may inherit its chunks; and those that have, by generation.
-    heritable: bool = False
-    heirs: list[int] = field(default_factory=list)
     #: The session that is gone while its process may still write to the chunks.
     writer: int | None = None
 

@@ -38,8 +38,6 @@ def _state(ledger: Ledger, c: Component) -> str:
         return _OF_A_WORKSPACE.get(c.state, c.state.value)
     if c.state is State.RESIDENT and c.leases:
         return "leased"
-    if c.damaged:
-        return "damaged"
     return "idle" if c.name in ledger.idle else c.state.value
 
 

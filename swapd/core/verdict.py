@@ -16,11 +16,10 @@ from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, State, Waiter
 from swapd.shared.protocol import Code
 
-Why = Literal["damaged", "down", "conflict", "too_large"]
+Why = Literal["down", "conflict", "too_large"]
 
 #: The code of the refusal, by its reason.
 CODES: dict[Why, Code] = {
-    "damaged": "device_failed",
     "down": "device_failed",
     "conflict": "conflict",
     "too_large": "too_large",
@@ -69,16 +68,9 @@ Verdict = Refused | Shared | Room | Blocked
 
 def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refused | Shared | None:
     """The verdict on a request regardless of others; None: it needs memory."""
-    if problem := hopeless(ledger, w, asked):
+    if problem := cannot_come_in(ledger, asked, w):
         return problem
     return Shared() if may_share(ledger, w, asked) else never_fits(ledger, asked)
-
-
-def hopeless(ledger: Ledger, w: Waiter | None, asked: list[Component]) -> Refused | None:
-    """Refused if some of it can never be loaded, not even by a prefetch (`w` is None)."""
-    if damaged := [c for c in asked if c.damaged]:
-        return Refused("damaged", damaged)
-    return cannot_come_in(ledger, asked, w) if ledger.down else None
 
 
 def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
@@ -114,10 +106,12 @@ def is_late(ledger: Ledger, w: Waiter) -> bool:
 
 
 def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None) -> Refused | None:
-    """With the device down: refused unless these are on it.
+    """With the device down: refused unless these are on it. `w` is None for a prefetch.
 
     A component being saved counts as on it: it will have to stay. An updated one does not.
     """
+    if not ledger.down:
+        return None
     absent = [
         c
         for c in asked
@@ -162,7 +156,7 @@ def room(
         return Blocked(leaving, [])
     rivals = ledger.rivals(asked)
     missing = missing_chunks(asked)
-    if not rivals and missing <= at_hand(ledger, asked):
+    if not rivals and missing <= ledger.pool.free:
         return Room([], [], rivals, missing)
     if w is None and any(c.policy == "sequential" for c in asked):
         return Blocked([], [])
@@ -194,13 +188,6 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
 def missing_chunks(asked: Iterable[Component]) -> int:
     """Number of chunks to load for all of these to be in."""
     return sum(c.chunks for c in asked if c.state is State.ABSENT)
-
-
-def at_hand(ledger: Ledger, asked: list[Component]) -> int:
-    """Chunks that may be taken now; those being saved count, unless for a workspace."""
-    if asked and asked[0].workspace:  # a workspace is always requested alone
-        return ledger.pool.free
-    return ledger.pool.free + ledger.inheritable
 
 
 def stays_until(ledger: Ledger, c: Component) -> float:

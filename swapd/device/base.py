@@ -8,8 +8,6 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
-#: may_write(chunk) blocks until the chunk may be written to; DeviceError: it will never be.
-MayWrite = Callable[[int], None]
 #: landed(n): the first n bytes of the copy have arrived.
 Landed = Callable[[int], None]
 
@@ -66,8 +64,7 @@ class Device(Protocol):
     """An arena of `chunks` chunks of `chunk_bytes` bytes, allocated once.
 
     Blocking methods block the calling thread, which is never that of the event loop, and release
-    the GIL. One copy in and one copy out may run at the same time, on disjoint chunks; on common
-    ones if `may_write` orders them.
+    the GIL. One copy in and one copy out may run at the same time, on disjoint chunks.
     """
 
     #: "host", "cuda:0"
@@ -114,7 +111,6 @@ class Device(Protocol):
         nbytes: int,
         *,
         only: Ranges | None = None,
-        may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
         """Copy `nbytes` bytes at address `source` into the chunks of `runs`, in order.
@@ -122,9 +118,8 @@ class Device(Protocol):
         With `only`, copy just these ranges: the others become zeros, and the source is not read
         there.
 
-        `may_write` is called before the first byte goes into each chunk, in order. If it raises,
-        the copy writes no more, and raises the error after the copies in flight. `landed` is called
-        in order, every few MiB and at the end, from this thread or one of the device's. The caller
+        `landed` is called in order, every few MiB and at the end, from this thread or one of the
+        device's. If it raises, the copy raises that error after the pieces in flight. The caller
         keeps `source` mapped until the copy returns. Beyond these bytes the last chunk is zero
         then: no earlier bytes are left. Raises: DeviceError; then the chunks' contents are
         undefined, and they still belong to the caller.
@@ -137,14 +132,13 @@ class Device(Protocol):
         nbytes: int,
         *,
         only: Ranges | None = None,
-        landed: Landed | None = None,
     ) -> None:
         """Copy the first `nbytes` bytes of the chunks of `runs` to address `target`.
 
         With `only`, copy just these ranges; the rest of the target stays as it is.
 
-        `landed` as in `copy_in`: the chunks of those bytes may be overwritten. Raises: DeviceError;
-        then the contents of the target are undefined, and those of the chunks unchanged.
+        Raises: DeviceError; then the contents of the target are undefined, and those of the chunks
+        unchanged.
         """
 
     def lend(self, runs: Runs) -> None:

@@ -13,7 +13,6 @@ from swapd.device.arena import Arena
 from swapd.device.base import (
     DeviceError,
     Landed,
-    MayWrite,
     MemoryUse,
     NotAllBack,
     Pinned,
@@ -70,8 +69,8 @@ class CudaDevice:
             self._arena = undo.enter_context(closing(self._allocate()))
             pins = Pins(self._driver, pin_limit, read_only=self.read_only_pins)
             self._pins = undo.enter_context(closing(pins))
-            self._inward = undo.enter_context(closing(Inward(self._driver, "in")))
-            self._outward = undo.enter_context(closing(Outward(self._driver, "out")))
+            self._inward = undo.enter_context(closing(Inward(self._driver)))
+            self._outward = undo.enter_context(closing(Outward(self._driver)))
             self._tails = Tails(self.chunks, chunk, zeroed=True)
             self._all = undo.pop_all()
 
@@ -98,14 +97,13 @@ class CudaDevice:
         nbytes: int,
         *,
         only: Ranges | None = None,
-        may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
             tail = self._tails.begin(whole)
             with self._pins.while_copying():
-                self._inward.run(self._copies(whole, source, only), may_write, landed)
+                self._inward.run(self._copies(whole, source, only), landed)
             if tail is not None:
                 self._inward.zero(self._arena.base + tail.offset, tail.nbytes)
             self._tails.end(whole)
@@ -119,14 +117,11 @@ class CudaDevice:
         nbytes: int,
         *,
         only: Ranges | None = None,
-        landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
             with self._pins.while_copying():
-                self._outward.run(self._copies(whole, target, only), None, landed)
-        elif landed is not None:
-            landed(0)
+                self._outward.run(self._copies(whole, target, only), None)
 
     def lend(self, runs: Runs) -> None:
         with self._driver.current():
@@ -165,10 +160,9 @@ class CudaDevice:
         """Cut at the ends of chunks, of `only` and of pinned memory, and then to size."""
         of_chunks = pieces.split(whole, self.chunk_bytes)
         for piece, copied in pieces.mark(of_chunks, only):
-            chunk = piece.offset // self.chunk_bytes
             if not copied:
                 device = self._arena.base + piece.offset
-                yield Copy(device, None, piece.nbytes, piece.done, chunk, pinned=True)
+                yield Copy(device, None, piece.nbytes, piece.done, pinned=True)
                 continue
             for part in self._pins.parts(host + piece.done, piece.nbytes):
                 most = PIECE_BYTES if part.pinned else STAGED_BYTES
@@ -179,7 +173,7 @@ class CudaDevice:
                 )
                 for at, before, length in pieces.split([begin], most):
                     device = self._arena.base + at
-                    yield Copy(device, host + before, length, before, chunk, part.pinned)
+                    yield Copy(device, host + before, length, before, part.pinned)
 
     # --- what can be wrong at the start --------------------------------------------------
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swapd.device import pieces
-from swapd.device.base import DeviceError, Landed, MayWrite, MemoryUse
+from swapd.device.base import DeviceError, Landed, MemoryUse
 from swapd.device.pieces import Piece
 from swapd.device.tails import Tails
 from swapd.shared import vm
@@ -171,7 +171,6 @@ class HostDevice:
         nbytes: int,
         *,
         only: Ranges | None = None,
-        may_write: MayWrite | None = None,
         landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
@@ -182,11 +181,10 @@ class HostDevice:
                 source + p.done if copied else None,
                 p.nbytes,
                 p.done + p.nbytes,
-                self._chunks_of(p),
             )
             for p, copied in self._split(whole, only)
         ]
-        self._copy(_Job(todo, nbytes, may_write, landed))
+        self._copy(_Job(todo, nbytes, landed))
         if tail is not None:
             vm.zero(self._base + tail.offset, tail.nbytes)
         self._tails.end(whole)
@@ -198,14 +196,13 @@ class HostDevice:
         nbytes: int,
         *,
         only: Ranges | None = None,
-        landed: Landed | None = None,
     ) -> None:
         todo = [
-            _Span(target + p.done, self._base + p.offset, p.nbytes, p.done + p.nbytes, range(0))
+            _Span(target + p.done, self._base + p.offset, p.nbytes, p.done + p.nbytes)
             for p, copied in self._split(pieces.cut(runs, nbytes, self.chunk_bytes), only)
             if copied
         ]
-        self._copy(_Job(todo, nbytes, None, landed))
+        self._copy(_Job(todo, nbytes, None))
 
     def lend(self, runs: Runs) -> None:
         try:
@@ -244,10 +241,6 @@ class HostDevice:
             for piece in pieces.split([marked], most):
                 yield piece, copied
 
-    def _chunks_of(self, piece: Piece) -> range:
-        end = piece.offset + piece.nbytes
-        return range(piece.offset // self.chunk_bytes, -(-end // self.chunk_bytes))
-
     def _copy(self, job: "_Job") -> None:
         if self._bandwidth:
             job.work_slowly(self._bandwidth)
@@ -262,29 +255,24 @@ class HostDevice:
 
 class _Span(NamedTuple):
     """Bytes to copy, or to zero if there is no source; `end`: bytes of the copy that are complete
-    then; and the chunks they go into (none when they leave the arena)."""
+    then."""
 
     target: int
     source: int | None
     nbytes: int
     end: int
-    chunks: range
 
 
 class _Job:
     """One copy by several threads: they take spans in order, and report them in order."""
 
-    def __init__(
-        self, todo: list[_Span], nbytes: int, may_write: MayWrite | None, landed: Landed | None
-    ) -> None:
+    def __init__(self, todo: list[_Span], nbytes: int, landed: Landed | None) -> None:
         """`nbytes`: bytes that are complete when all spans are."""
         self.todo = todo
         self._nbytes = nbytes
-        self._may_write = may_write
         self._landed = landed
         self._taking = threading.Lock()
         self._next = 0
-        self._asked = -1
         self._telling = threading.Lock()
         self._done = [False] * len(todo)
         self._told = 0
@@ -298,14 +286,9 @@ class _Job:
             self._copy(index)
 
     def work_slowly(self, bandwidth: float) -> None:
-        """The same at `bandwidth` bytes per second, not counting waits for permission."""
+        """The same at `bandwidth` bytes per second."""
         due = time.monotonic()
-        while True:
-            asked = time.monotonic()
-            index = self._take()
-            if index is None:
-                return
-            due += time.monotonic() - asked
+        while (index := self._take()) is not None:
             if self.todo[index].source is not None:  # zeros do not come over the bus
                 due += self.todo[index].nbytes / bandwidth
             self._copy(index, due)
@@ -319,29 +302,14 @@ class _Job:
             self._landed(self._nbytes)
 
     def _take(self) -> int | None:
-        # hold the lock while waiting too: later spans must not be written before earlier ones
         with self._taking:
             if self._error is not None or self._next == len(self.todo):
                 return None
-            index = self._next
             self._next += 1
-            try:
-                self._ask(self.todo[index].chunks)
-            except BaseException as exc:  # noqa: BLE001 - raised by `finish`
-                self._error = exc
-                return None
-            return index
-
-    def _ask(self, chunks: range) -> None:
-        if self._may_write is None:
-            return
-        for chunk in chunks:
-            if chunk != self._asked:
-                self._may_write(chunk)
-                self._asked = chunk
+            return self._next - 1
 
     def _copy(self, index: int, due: float = 0.0) -> None:
-        target, source, nbytes, _, _ = self.todo[index]
+        target, source, nbytes, _ = self.todo[index]
         if source is None:
             vm.zero(target, nbytes)
         else:

@@ -2,24 +2,19 @@
 
 The thread that orders a copy enqueues its pieces, at most DEPTH ahead, waits for each in turn and
 reports it. So the first is on the stream before any other thread has to wake up, and the same
-thread waits for the last and reports it. If a chunk may have to be waited for first, another thread
-enqueues, so that pieces which have arrived are still reported while it waits. Both threads sleep in
-the driver meanwhile; no callback of the driver runs Python.
+thread waits for the last and reports it. It sleeps in the driver meanwhile; no callback of the
+driver runs Python.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import wait
-from contextlib import ExitStack, closing, suppress
-from queue import SimpleQueue
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-from swapd.device.base import DeviceError, DeviceLost, Landed, MayWrite
+from swapd.device.base import DeviceError, DeviceLost, Landed
 from swapd.device.driver import CudaError, Driver
 from swapd.shared import vm
-from swapd.shared.limits import Pool
 from swapd.shared.units import size
 
 #: Bytes of one copy call from pinned memory: large enough for the full rate, small enough for
@@ -43,7 +38,6 @@ class Copy(NamedTuple):
     host: int | None
     nbytes: int
     done: int
-    chunk: int
     #: Whether the GPU can reach the host memory itself.
     pinned: bool
 
@@ -57,33 +51,10 @@ class _Flying(NamedTuple):
     arrive: Callable[[], object] | None
 
 
-class _Flight:
-    """The pieces of one copy on the stream: one thread enqueues them, another waits for them."""
-
-    def __init__(self) -> None:
-        self.pieces: SimpleQueue[_Flying | None] = SimpleQueue()
-        self.places = threading.Semaphore(DEPTH)
-        #: Free places in the staging buffer.
-        self.staging = threading.Semaphore(STAGED_DEPTH)
-        #: No thread waits any more: enqueue no more pieces.
-        self.over = False
-
-    def landed(self, piece: _Flying) -> None:
-        """Free its place for another piece."""
-        if piece.staged:
-            self.staging.release()
-        self.places.release()
-
-    def end(self) -> None:
-        self.over = True
-        self.staging.release()  # the other thread may be waiting for one
-        self.places.release()
-
-
 class Direction(ABC):
     """Copies of one direction, one at a time. A subclass enqueues the pieces."""
 
-    def __init__(self, driver: Driver, name: str) -> None:
+    def __init__(self, driver: Driver) -> None:
         """Make stream, events and staging buffer. Raises: DeviceError; then nothing is left
         allocated."""
         self._driver = driver
@@ -97,29 +68,23 @@ class Direction(ABC):
             self._staging = _staging(driver)
             undo.callback(driver.free_pinned, self._staging)
             self._made = undo.pop_all()
-        self._other = Pool(1, f"swapd-{name}")
 
     def close(self) -> None:
         """Free all of them; no-op if the device is lost. Raises: DeviceError."""
-        self._other.shutdown()
         with suppress(DeviceLost), self._driver.current():
             self._made.close()
 
-    def run(
-        self, copies: Iterator[Copy], may_write: MayWrite | None, landed: Landed | None
-    ) -> None:
+    def run(self, copies: Iterator[Copy], landed: Landed | None) -> None:
         """Copy all pieces in order. Blocks. Raises: DeviceError, or the error of a callback, when
         nothing is in flight any more."""
-        pieces = self._ahead(copies) if may_write is None else self._beside(copies, may_write)
         with self._driver.current():
             try:
-                with closing(pieces):
-                    for piece in pieces:
-                        self._driver.synchronize(piece.event)
-                        if piece.arrive is not None:
-                            piece.arrive()
-                        if landed is not None:
-                            landed(piece.end)
+                for piece in self._ahead(copies):
+                    self._driver.synchronize(piece.event)
+                    if piece.arrive is not None:
+                        piece.arrive()
+                    if landed is not None:
+                        landed(piece.end)
             except BaseException:
                 self._drain()
                 raise
@@ -138,39 +103,6 @@ class Direction(ABC):
                 staged += 1
                 in_staging += 1
         yield from flying
-
-    def _beside(
-        self, copies: Iterator[Copy], may_write: MayWrite
-    ) -> Generator[_Flying, None, None]:
-        """The same, enqueued by the other thread."""
-        flight = _Flight()
-        enqueuing = self._other.submit(self._enqueue_each, copies, may_write, flight)
-        try:
-            while (piece := flight.pieces.get()) is not None:
-                yield piece
-                flight.landed(piece)
-        finally:
-            flight.end()
-            wait([enqueuing])
-        enqueuing.result()
-
-    def _enqueue_each(self, copies: Iterator[Copy], may_write: MayWrite, flight: _Flight) -> None:
-        chunk, staged = -1, 0
-        try:
-            with self._driver.current():
-                for number, copy in enumerate(copies):
-                    if copy.chunk != chunk:
-                        may_write(copy.chunk)
-                    chunk = copy.chunk
-                    flight.places.acquire()
-                    if not copy.pinned:
-                        flight.staging.acquire()
-                    if flight.over:
-                        return
-                    flight.pieces.put(self._enqueued(copy, number, staged))
-                    staged += not copy.pinned
-        finally:
-            flight.pieces.put(None)
 
     def _enqueued(self, copy: Copy, number: int, staged: int) -> _Flying:
         """Put it on the stream: `number` pieces were before it, `staged` of them staged. Its event

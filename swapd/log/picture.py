@@ -20,7 +20,7 @@ from swapd.shared.protocol import ComponentKind, ComponentStatus, StatusReply
 Key = tuple[int, int]
 
 #: States in which a component occupies no device memory.
-OUT = frozenset(("filling", "absent", "damaged", "waiting"))
+OUT = frozenset(("filling", "absent", "waiting"))
 
 
 @dataclass(slots=True)
@@ -395,11 +395,6 @@ class Picture:
         if item := self.items.get(a.name):
             item.pinned = False
 
-    def _lost(self, a: actions.Lost) -> None:
-        item = self.items.get(a.name)
-        if item is not None and item.kind != "scratch":
-            self._set(a.name, "damaged")
-
 
 def _label_in(who: str) -> str:
     """The label of a holder, as in records: the daemon adds the session to it."""
@@ -433,6 +428,5 @@ _HANDLERS: dict[type, Callable[[Picture, Any], Any]] = {
     actions.Reclaim: lambda picture, a: picture._set(a.name, "reclaiming"),
     actions.Evict: lambda picture, a: picture._set(a.name, "revoking"),
     actions.Evicted: Picture._evicted,
-    actions.Lost: Picture._lost,
     actions.Unpinned: Picture._unpinned,
 }

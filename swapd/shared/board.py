@@ -1,10 +1,10 @@
 """The board: a small page set that the daemon shares with a session, and where it shows progress.
 
 Each component has a slot of three 64-bit words: its generation with the number of segments on the
-device; with the number of chunks there; and with the number of saved chunks. The first two only
-ever grow, so both a GPU stream and a thread can wait for them. A worker reads the third when the
-daemon is gone. Another word tells that the daemon has ended the session, because a worker that asks
-after every step cannot afford a system call.
+device; with the number of chunks there; and the generation that was last saved to the host copy.
+The first two only ever grow, so both a GPU stream and a thread can wait for them. A worker reads
+the third when the daemon is gone. Another word tells that the daemon has ended the session, because
+a worker that asks after every step cannot afford a system call.
 Lives here: the words, and waiting for one. May not live here: the meaning of segments, messages.
 
 The daemon writes progress. The worker's own lifeline thread writes a failure, when the daemon
@@ -27,12 +27,12 @@ BOARD_BYTES = 128 << 10
 SLOT_BYTES = 32
 SLOTS = BOARD_BYTES // SLOT_BYTES
 _WORDS = SLOT_BYTES // 8
-#: The words of a slot: arrived segments, landed chunks, saved chunks.
+#: The words of a slot: arrived segments, landed chunks, the saved generation.
 ARRIVED, LANDED, _SAVED = range(3)
 #: The fourth word of slot 0: 1 once the session has ended, before its memory is used for others.
 _ENDED = 3
-#: Width of the count in each word: its lower bits; the others are the generation.
-_BITS = (16, 24, 24)
+#: Width of the count in each of the first two: its lower bits; the others are the generation.
+_BITS = (16, 24)
 #: A count that means failure: larger than any real one.
 _FAILED = tuple((1 << bits) - 1 for bits in _BITS)
 #: Larger than the word of any residency, with any lower half.
@@ -141,14 +141,13 @@ class Board:
                     raise OSError(code, os.strerror(code))
         return True
 
-    def set_saved(self, slot: int, generation: int, chunks: int) -> None:
-        """So many chunks of this generation are in the host copy, and may be overwritten."""
-        self._words[_WORDS * slot + _SAVED] = word(generation, chunks, _SAVED)
+    def set_saved(self, slot: int, generation: int) -> None:
+        """The host copy has the bytes of this generation, whose chunks may be overwritten."""
+        self._words[_WORDS * slot + _SAVED] = generation
 
-    def saved(self, slot: int, generation: int) -> int:
-        """How many chunks of this generation are in the host copy, and perhaps nowhere else."""
-        value = self._words[_WORDS * slot + _SAVED]
-        return value & _FAILED[_SAVED] if value >> _BITS[_SAVED] == generation else 0
+    def is_saved(self, slot: int, generation: int) -> bool:
+        """Whether the bytes of this generation are in the host copy, and perhaps nowhere else."""
+        return self._words[_WORDS * slot + _SAVED] == generation
 
     def end(self) -> None:
         """The session has ended. Call it before others may use its memory."""
@@ -212,9 +211,9 @@ class Progress:
         arrived = sum(1 for end in self._ends if end <= nbytes)
         self._boards.board.set(self.slot, word(generation, arrived))
 
-    def saved(self, generation: int, chunks: int) -> None:
-        """The first `chunks` chunks of this generation are in the host copy."""
-        self._boards.board.set_saved(self.slot, generation, chunks)
+    def saved(self, generation: int) -> None:
+        """The host copy has the bytes of this generation."""
+        self._boards.board.set_saved(self.slot, generation)
 
     def share(self) -> "Progress":
         """Share it with a second host copy of the component; close it once for each."""

@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 8
+VERSION = 9
 
 #: Bytes of the session token. An rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16

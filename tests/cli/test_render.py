@@ -75,13 +75,6 @@ def test_a_write_back_says_so(seen: Seen) -> None:
     assert said == "out talker 20 MiB 100 ms 210 MB/s written back"
 
 
-def test_a_load_behind_a_write_back_says_so(seen: Seen) -> None:
-    seen.note(_record(actions.CopyOut(1, "thinker", 3, 24 * MIB, ((0, 12),))))
-    load = actions.CopyIn(2, "talker", 4, 20 * MIB, ((0, 10),), behind=(3,))
-    assert say(_record(load), seen).detail.strip() == "20 MiB  behind the write-back of thinker"
-    assert say(_record(load), Seen()).detail.strip() == "20 MiB"
-
-
 def test_a_copy_of_no_bytes_in_no_time(seen: Seen) -> None:
     seen.note(_record(actions.CopyIn(2, "talker", 3, 0, ())))
     assert _text(events.CopiedIn(0.0, 3), seen) == "in talker 0 B 0 us"

@@ -1,9 +1,8 @@
 """The memory outside a `Residency`, byte by byte: the effect of copies on chunks and host copies.
 
 A chunk has one byte. All bytes differ, so the tests notice a byte that is lost, misplaced, or
-overwritten before it was saved. Copies advance at any pace; a copy in waits for the copies that it
-is `behind`, and for no other. The host copy of scratch holds its saved bytes only; a load fills the
-rest with zeros.
+overwritten before it was saved. Copies advance at any pace. The host copy of scratch holds its
+saved bytes only; a load fills the rest with zeros.
 """
 
 from dataclasses import dataclass, field
@@ -38,10 +37,6 @@ class Copy:
     order: CopyIn | CopyOut
     chunks: list[int]
     done: int = 0
-    #: Of a copy out: the chunks that copies behind it have overwritten, and whether one of those
-    #: copies has ended, so that nothing can undo it.
-    overwritten: set[int] = field(default_factory=set)
-    taken_for_good: bool = False
     #: The places to copy; all others are zeroed, or stay unchanged in the host copy.
     copied: list[int] = field(init=False)
 
@@ -54,8 +49,8 @@ class Copy:
         return self.chunks[self.done]
 
     @property
-    def unsaved(self) -> list[int]:
-        return self.chunks[self.done :]
+    def is_done(self) -> bool:
+        return self.done == len(self.chunks)
 
 
 class Arena:
@@ -115,9 +110,9 @@ class Arena:
         self._copies[order.generation] = Copy(order, numbers(order.runs))
 
     def step(self, generation: int) -> bool:
-        """Copy the next byte, if there is one and it may be copied; return whether it was."""
+        """Copy the next byte, if there is one; return whether it was."""
         copy = self._copies[generation]
-        if not copy.unsaved:
+        if copy.is_done:
             return False
         master = self.masters[copy.order.uid]
         if isinstance(copy.order, CopyOut):
@@ -126,29 +121,16 @@ class Arena:
             if copy.done in copy.copied:
                 master[copy.done] = byte
         else:
-            saves = self._saves(copy)
-            if any(copy.at in save.unsaved for save in saves):
-                return False
-            for save in saves:
-                save.overwritten.add(copy.at)
             self.chunks[copy.at] = master[copy.done] if copy.done in copy.copied else ZERO
         copy.done += 1
         return True
 
     def finish(self, generation: int) -> int:
-        """Copy the rest; return how many bytes the whole copy has copied.
-
-        The copies that it is behind advance as far as it needs.
-        """
+        """Copy the rest; return how many bytes the whole copy has copied."""
         copy = self._copies[generation]
-        while copy.unsaved:
-            if not self.step(generation):
-                for save in self._saves(copy):
-                    self.step(save.order.generation)
-        if isinstance(copy.order, CopyIn):
-            for save in self._saves(copy):
-                save.taken_for_good = True
-        else:
+        while self.step(generation):
+            pass
+        if isinstance(copy.order, CopyOut):
             uid = copy.order.uid
             lost = [i for i in copy.copied if self.masters[uid][i] != self.meant[uid][i]]
             assert not lost, f"{copy.order}: a byte was overwritten"
@@ -157,24 +139,6 @@ class Arena:
         del self._copies[generation]
         return len(copy.copied)
 
-    def fail(self, generation: int, *, restore: bool) -> bool:
-        """Stop a copy where it is; return whether that damages a component for good.
-
-        If `restore`, the bytes that copies behind a failed copy out have overwritten are restored
-        from the host copy, as long as none of these copies ended well. They have failed before.
-        """
-        copy = self._copies.pop(generation)
-        if isinstance(copy.order, CopyIn) or not copy.overwritten:
-            return False
-        if copy.taken_for_good or not restore:
-            return True
-        master = self.masters[copy.order.uid]
-        for chunk in copy.overwritten:
-            self.chunks[chunk] = master[copy.chunks.index(chunk)]
-        return False
-
-    def _saves(self, copy: Copy) -> list[Copy]:
-        """The copies out that it is behind and that have its next chunk; all, at its end."""
-        assert isinstance(copy.order, CopyIn)
-        saves = [self._copies[g] for g in copy.order.behind if g in self._copies]
-        return [s for s in saves if not copy.unsaved or copy.at in s.chunks]
+    def fail(self, generation: int) -> None:
+        """Stop a copy where it is."""
+        del self._copies[generation]

@@ -318,7 +318,7 @@ def end_move(w: World, choose: Choices) -> bool:
     if not w.moves:
         return False
     fail = "injected" if choose.chance(6) else None
-    w.end_move(choose.pick(sorted(w.moves)), fail, damaged=choose.chance(2))
+    w.end_move(choose.pick(sorted(w.moves)), fail)
     return True
 
 
@@ -424,7 +424,7 @@ def change_rules(w: World, choose: Choices) -> bool:
     return True
 
 
-#: The moves that concern write-backs, and loads behind them, most.
+#: The moves that concern write-backs, and the loads after them, most.
 BOTH_WAYS: dict[Move, int] = {
     leave: 1,
     open_session: 1,

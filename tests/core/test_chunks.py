@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.core.chunks import ChunkPool, count, join, split
+from swapd.core.chunks import ChunkPool, count, without
 from swapd.shared.protocol import Runs
 
 
@@ -19,20 +19,11 @@ def fragmented(total: int, held: Runs) -> ChunkPool:
     return pool
 
 
-def test_split_takes_the_first_chunks() -> None:
-    runs = ((4, 3), (0, 2))
-    assert split(runs, 0) == ((), runs)
-    assert split(runs, 2) == (((4, 2),), ((6, 1), (0, 2)))
-    assert split(runs, 3) == (((4, 3),), ((0, 2),))
-    assert split(runs, 4) == (((4, 3), (0, 1)), ((1, 1),))
-    assert split(runs, 5) == (runs, ())
-    assert split((), 0) == ((), ())
-
-
-def test_join_keeps_the_order_and_merges_neighbours() -> None:
-    assert join(((4, 2),), ((6, 1), (0, 2)), (), ((2, 1),)) == ((4, 3), (0, 3))
-    assert join(((4, 2),), ((3, 1),)) == ((4, 2), (3, 1))
-    assert join() == ()
+def test_without_keeps_the_order_and_merges_neighbours() -> None:
+    runs = ((4, 3), (0, 2), (2, 2))
+    assert without(runs, ((5, 1),)) == ((4, 1), (6, 1), (0, 4))
+    assert without(runs, runs) == ()
+    assert without(runs, ()) == ((4, 3), (0, 4))
 
 
 def test_a_new_pool_is_one_free_run() -> None:

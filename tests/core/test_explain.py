@@ -59,20 +59,6 @@ def test_status_of_a_workspace() -> None:
     assert state() == "reclaiming"
 
 
-def test_status_of_what_is_damaged() -> None:
-    w = World(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 6, mutable=True)
-    w.register(t, "b", 6)
-    w.touch(s, "a")
-    w.acquire(t, "b")
-    w.ack("a")
-    w.move("b")
-    w.move("a", fail="bus")
-    status = snapshot.component_status(w.ledger, w.ledger.components["a"], w.now)
-    assert status.state == "damaged"
-
-
 def test_a_waiting_record_names_the_first_few_and_a_refusal_all() -> None:
     w = World(10)
     owner = w.open()

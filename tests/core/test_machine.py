@@ -147,15 +147,11 @@ def test_the_guarantees_hold_over_long_runs(factor: float, patience_s: float, st
 
 @pytest.mark.timeout(110)
 def test_no_byte_is_lost_while_copies_go_both_ways() -> None:
-    behind = damaged = in_part = begun_anew = 0
+    in_part = begun_anew = 0
     for seed in range(100):
         strict = seed % 4 == 1
         w = driver.drive(Residency, seed, steps=400, strict=strict, moves=driver.BOTH_WAYS)
-        behind += sum(isinstance(a, CopyIn) and bool(a.behind) for a in w.log)
-        damaged += sum(isinstance(a, Lost) and "overwritten" in a.why for a in w.log)
         in_part += sum(isinstance(a, CopyIn | CopyOut) and bool(a.only) for a in w.log)
         begun_anew += sum(isinstance(a, Lost) and "begin anew" in a.why for a in w.log)
-    assert behind > 100
-    assert damaged > 0
     assert in_part > 50
     assert begun_anew > 0

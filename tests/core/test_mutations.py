@@ -26,7 +26,6 @@ from swapd.core import (
     gone,
     hold_and_wait,
     holdings,
-    inheriting,
     leases,
     leaving,
     ledger,
@@ -577,21 +576,20 @@ BUGS = [
     Bug(
         "who comes to be let in early waits for the copy",
         admission,
-        "if not self._may_watch(w, c):",
+        "if not (w.early and c.session == w.session):",
         "if True:",
     ),
     Bug(
         "everybody is let in before the copy has ended",
         admission,
-        "        if not w.early or c.session != w.session:\n",
-        "        if c.session != w.session:\n",
+        "if not (w.early and c.session == w.session):",
+        "if not (c.session == w.session):",
     ),
     Bug(
         "another's component is lent before it is in",
         admission,
-        "        if not w.early or c.session != w.session:\n"
-        "            return False\n        ledger",
-        "        if not w.early:\n            return False\n        ledger",
+        "if not (w.early and c.session == w.session):",
+        "if not w.early:",
     ),
     Bug(
         "who was let in early is not told that the load failed",
@@ -810,109 +808,6 @@ BUGS = [
         planner,
         "if any(r.evicting for r in found.excluded):",
         "if False:",
-    ),
-    Bug(
-        "a workspace takes what is not saved yet",
-        verdict,
-        "if asked and asked[0].workspace:",
-        "if False:",
-    ),
-    Bug(
-        "who needs what is being saved waits until it is",
-        verdict,
-        "return ledger.pool.free + ledger.inheritable",
-        "return ledger.pool.free",
-    ),
-    Bug(
-        "nobody looks who waits when a write-back begins",
-        leaving,
-        "    ledger.replan = True\n    ledger.out.append(CopyOut(",
-        "    ledger.out.append(CopyOut(",
-    ),
-    Bug(
-        "a load does not wait for what it is behind",
-        coming,
-        "behind = tuple(move.inherited)",
-        "behind = ()",
-    ),
-    Bug(
-        "what is not saved yet is preferred to what is free",
-        inheriting,
-        "free = min(c.chunks, ledger.pool.free)",
-        "free = max(0, min(c.chunks, ledger.pool.free) - ledger.inheritable)",
-    ),
-    Bug(
-        "what is saved last is inherited first",
-        inheriting,
-        "load.inherited[generation], save.runs = split(save.runs, n)",
-        "save.runs, load.inherited[generation] = split(save.runs, count(save.runs) - n)",
-    ),
-    Bug(
-        "what a load that failed had inherited is free though it is not saved",
-        coming,
-        "    if move.inherited:\n",
-        "    if False:\n",
-    ),
-    Bug(
-        "what an abandoned load had inherited is lost",
-        gone,
-        "    inheriting.hand_back(ledger, move)\n    _free",
-        "    _free",
-    ),
-    Bug(
-        "one heir after the other fails with a write-back",
-        inheriting,
-        "        bar(ledger, save)\n        save.runs += runs",
-        "        save.runs += runs",
-    ),
-    Bug(
-        "what was inherited is lost when its load fails after the write-back",
-        inheriting,
-        "        heir.runs += heir.inherited.pop(generation)\n",
-        "        heir.inherited.pop(generation)\n",
-    ),
-    Bug(
-        "what was inherited is free when the write-back ends",
-        leaving,
-        "    ledger.leaving -= count(runs)\n    ledger.pool.give(runs)\n",
-        "    ledger.leaving -= count(runs)\n    ledger.pool.give(c.runs)\n",
-    ),
-    Bug(
-        "a session that goes leaves its write-back to be inherited from",
-        gone,
-        "    if move:\n        inheriting.bar(ledger, move)\n",
-        "",
-    ),
-    Bug(
-        "what is damaged is lent",
-        verdict,
-        "if damaged := [c for c in asked if c.damaged]:",
-        "if damaged := []:",
-    ),
-    Bug(
-        "who waits for what was damaged gets it",
-        copying,
-        "        for key in list(c.waiting):\n"
-        '            admission.refuse(key, "device_failed", explain.damaged(c))\n',
-        "        pass\n",
-    ),
-    Bug(
-        "what was damaged is prefetched",
-        leaving,
-        "    ledger.prefetches.pop(c.name, None)\n    ledger.out.append(Lost(",
-        "    ledger.out.append(Lost(",
-    ),
-    Bug(
-        "a worker may write where the bytes of another are not saved",
-        admission,
-        "        return not (ledger.moves[c.generation].inherited and",
-        "        return not (False and",
-    ),
-    Bug(
-        "who could be let in early when all is saved waits for the copy",
-        copying,
-        "    for heir in heirs:\n        admission.let_in(heir)\n",
-        "",
     ),
     Bug(
         "who found room elsewhere is refused when a write-back fails",
@@ -1415,12 +1310,6 @@ BUGS = [
         "            if False:\n                ledger.replan = True",
     ),
     Bug(
-        "a load takes the chunks of scratch that is being saved",
-        leaving,
-        "heritable=not c.scratch)",
-        "heritable=True)",
-    ),
-    Bug(
         "what is dropped is copied out",
         leaving,
         "    if c.unsaved:\n        _save(ledger, c)\n",
@@ -1531,8 +1420,8 @@ BUGS = [
     Bug(
         "scratch comes in as what its host copy has",
         coming,
-        "c.runs, behind, c.kept))",
-        "c.runs, behind))",
+        "c.runs, c.kept))",
+        "c.runs))",
     ),
     Bug(
         "no grant says when contents began",
@@ -1716,7 +1605,7 @@ NOTICED = (AssertionError, ValueError, LookupError, StopIteration)
 #: The modules that a bug may be in, each after those that it imports.
 CHAIN = (
     *(policy, requests, chunks, orders, contents, fences, starts, queue, deadlock, holdings),
-    *(ledger, telling, registry, workspaces, leaving, inheriting, coming, leases, updates, gone),
+    *(ledger, telling, registry, workspaces, leaving, coming, leases, updates, gone),
     *(verdict, hold_and_wait, pins, admission, planner, recount),
     *(
         copying,

@@ -103,12 +103,8 @@ class Placed(msgspec.Struct):
     uid: int = 0
     mapped: bool = False
     workspace: bool = False
-    #: Its chunks, except those that others inherited from it.
+    #: Its chunks.
     held: set[int] = msgspec.field(default_factory=set)
-    #: Chunks it inherited from components that are still being saved, by their generation.
-    inherited: dict[int, set[int]] = msgspec.field(default_factory=dict)
-    #: A load that inherited from it has failed: no other load may inherit.
-    barred: bool = False
     #: A write-back of it has failed: its latest bytes are on the device only.
     unsaved: bool = False
     #: Its load failed, and its worker must still let go of it.
@@ -497,17 +493,16 @@ class World:
             self.filled.add(uid)
             self.send(HostCopySealed(self.now, uid))
 
-    def move(self, name: str, fail: str | None = None, damaged: bool = False) -> None:
+    def move(self, name: str, fail: str | None = None) -> None:
         """The copy of `name` ends, or its lending, or its return."""
-        self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail, damaged)
+        self.end_move(next(g for g, m in self.moves.items() if m.name == name), fail)
 
-    def end_move(self, generation: int, fail: str | None = None, damaged: bool = False) -> None:
-        """`damaged`: of a copy out that fails, if it can damage anything."""
+    def end_move(self, generation: int, fail: str | None = None) -> None:
         order = self.moves[generation]
         if isinstance(order, CopyIn):
             self._end_load(order, fail)
         elif isinstance(order, CopyOut):
-            self._end_save(order, fail, damaged)
+            self._end_save(order, fail)
         else:
             self._end_lending(order, fail)
 
@@ -519,14 +514,8 @@ class World:
         del self.moves[order.generation]
         placed = self.placed[order.generation]
         left = placed.session in self.gone
-        if left or fail is not None:
-            for generation, chunks in placed.inherited.items():
-                placed.held -= chunks
-                self.placed[generation].held |= chunks
-                self.placed[generation].barred = True
-        placed.inherited.clear()
         if fail is not None:
-            self.arena.fail(order.generation, restore=False)
+            self.arena.fail(order.generation)
             placed.broken = True
             if not left:
                 self.dirty.discard(order.name)
@@ -542,30 +531,24 @@ class World:
             self._write(placed)
         self.send(CopiedIn(self.now, order.generation))
 
-    def _end_save(self, order: CopyOut, fail: str | None, damaged: bool) -> None:
+    def _end_save(self, order: CopyOut, fail: str | None) -> None:
         if fail is None:
             self.bytes_out += self.arena.finish(order.generation)
         else:
-            for behind in [m for m in self.moves.values() if isinstance(m, CopyIn)]:
-                if order.generation in behind.behind:
-                    self._end_load(behind, fail)
-            damaged = self.arena.fail(order.generation, restore=not damaged)
+            self.arena.fail(order.generation)
         del self.moves[order.generation]
-        for placed in self.placed.values():
-            placed.inherited.pop(order.generation, None)
-        self.placed[order.generation].barred = False
         left = self.placed[order.generation].session in self.gone
         dropped = fail is not None and order.uid in self.arena.saved and not self.down
-        if left or (fail is not None and damaged):
+        if left:
             del self.placed[order.generation]
         elif dropped:
             self.arena.forget(order.uid)
         elif fail is not None:
             self.placed[order.generation].unsaved = True
-        if not left and (fail is None or damaged or dropped):
+        if not left and (fail is None or dropped):
             self.dirty.discard(order.name)
         if fail is not None:
-            self.send(CopyFailed(self.now, order.generation, fail, damaged))
+            self.send(CopyFailed(self.now, order.generation, fail))
             if dropped and not left:
                 assert any(isinstance(a, Lost) for a in self.out), f"{order}: nobody was told"
                 assert order.generation not in self.placed, f"{order}: it did not leave"
@@ -766,7 +749,6 @@ class World:
                 self._start(action)
                 owner = self.owner[action.name]
                 placed = Placed(action.name, owner, action.runs, action.uid)
-                placed.inherited = self._inherit(action)
                 if self.arena.begins_anew(action.uid):
                     self.scratch[action.name].contents = action.generation
                 self.placed[action.generation] = placed
@@ -777,7 +759,6 @@ class World:
                 self._start(action)
             case Lend():
                 self._check_chunks(action)
-                assert self._inherit(action) == {}
                 self.moves[action.generation] = action
                 self.placed[action.generation] = Placed(
                     action.name, action.session, action.runs, workspace=True
@@ -862,8 +843,6 @@ class World:
                 self._check_contents(placement, placed)
                 if placement.name in self.mutable:
                     self.dirty.add(placement.name)
-                if self.core.rules.strict or placement.name in self.mutable:
-                    assert not placed.inherited, f"{action}: others' bytes are there, unsaved"
                 if placement.generation not in self.moves:
                     self._write(placed)
         elif isinstance(action, Accept) and (name := self._unregistering.pop(key, None)):
@@ -944,33 +923,8 @@ class World:
         chunks = set(numbers(order.runs))
         assert len(chunks) == count(order.runs), f"{order}: a chunk twice"
         assert chunks <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
-
-    def _inherit(self, order: CopyIn | Lend) -> dict[int, set[int]]:
-        """Take from others the chunks that the order takes from them; nobody may have the rest.
-
-        Free chunks come first; if they are too few, the chunks that are saved first follow.
-        """
-        chunks, inherited = numbers(order.runs), {}
-        taken: list[int] = []
-        in_order = [g for g in self.moves if g in self.placed]  # copies out: in the order of saving
-        for generation in in_order + [g for g in self.placed if g not in self.moves]:
-            placed = self.placed[generation]
-            if not (overlap := placed.held & set(chunks)):
-                continue
-            assert isinstance(self.moves.get(generation), CopyOut), f"{order} over {placed}"
-            assert not placed.barred, f"{order}: {placed} may be failing"
-            held = [i for i in numbers(placed.runs) if i in placed.held]
-            assert set(held[: len(overlap)]) == overlap, f"{order}: not what is saved first"
-            taken += held[: len(overlap)]
-            placed.held -= overlap
-            inherited[generation] = overlap
-        assert not inherited or isinstance(order, CopyIn), f"{order}: not saved yet"
-        assert isinstance(order, Lend) or set(order.behind) == set(inherited), order
-        assert chunks[len(chunks) - len(taken) :] == taken, f"{order}: in the wrong order"
-        if inherited:
-            held_by_all = sum(len(placed.held) for placed in self.placed.values())
-            assert held_by_all + len(chunks) == self.ledger.pool.total, f"{order}: some are free"
-        return inherited
+        taken = [p for p in self.placed.values() if p.held & chunks]
+        assert not taken, f"{order} over {taken}"
 
     def _check_unheld(self, action: Evict | Revoke | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]

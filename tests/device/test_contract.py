@@ -5,7 +5,6 @@ A backend joins in tests/device/backends.py and conftest.py.
 
 import os
 import random
-import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from functools import lru_cache
 import pytest
 
 from swapd.device import Device, DeviceError
-from swapd.device.pieces import numbers
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
 from tests.device.backends import CHUNK, PROGRAM, Backend, HostBytes
@@ -227,14 +225,10 @@ def test_only_the_parts_that_are_named_come_in_and_the_rest_is_zero(
     nbytes = 3 * CHUNK - 5
     source = HostBytes(nbytes, content := noise(nbytes, 2))
     told: list[int] = []
-    asked: list[int] = []
-    device.copy_in(
-        runs, source.address, nbytes, only=only, may_write=asked.append, landed=told.append
-    )
+    device.copy_in(runs, source.address, nbytes, only=only, landed=told.append)
     assert copy_out(device, runs, 3 * CHUNK) == parts_of(content, only, bytes(3 * CHUNK))
     assert told == sorted(set(told))
     assert told[-1] == nbytes
-    assert asked == numbers(runs)
 
 
 @pytest.mark.parametrize("only", PARTS.values(), ids=PARTS)
@@ -245,11 +239,8 @@ def test_only_the_parts_that_are_named_go_out_and_the_rest_stays_as_it_was(
     nbytes = 3 * CHUNK - 5
     copy_in(device, runs, content := noise(nbytes, 2))
     target = HostBytes(nbytes, before := noise(nbytes, 3))
-    told: list[int] = []
-    device.copy_out(runs, target.address, nbytes, only=only, landed=told.append)
+    device.copy_out(runs, target.address, nbytes, only=only)
     assert bytes(target) == parts_of(content, only, before)
-    assert told == sorted(set(told))
-    assert told[-1] == nbytes
 
 
 def test_of_a_source_of_which_nothing_comes_in_no_byte_is_read(device: Device) -> None:
@@ -263,150 +254,40 @@ def test_of_a_source_of_which_nothing_comes_in_no_byte_is_read(device: Device) -
 
 def test_landed_is_told_in_order_and_at_the_end(device: Device) -> None:
     source = HostBytes(CHUNKS * CHUNK - 5)
-    told_in: list[int] = []
-    told_out: list[int] = []
-    device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=told_in.append)
-    device.copy_out(((0, CHUNKS),), source.address, source.nbytes, landed=told_out.append)
-    for told in (told_in, told_out):
-        assert told == sorted(set(told))
-        assert told[-1] == source.nbytes
+    told: list[int] = []
+    device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=told.append)
+    assert told == sorted(set(told))
+    assert told[-1] == source.nbytes
 
 
 def test_a_copy_of_no_bytes_has_landed_too(device: Device) -> None:
     told: list[int] = []
-    asked: list[int] = []
-    device.copy_in(((3, 1),), 0, 0, may_write=asked.append, landed=told.append)
-    device.copy_out((), 0, 0, landed=told.append)
-    assert told == [0, 0]
-    assert asked == []
+    device.copy_in(((3, 1),), 0, 0, landed=told.append)
+    assert told == [0]
 
 
 def test_what_is_said_to_have_landed_has(device: Device) -> None:
     copy_in(device, ((0, CHUNKS),), bytes(CHUNKS * CHUNK))
     content = noise(CHUNKS * CHUNK)
-    source, target = HostBytes(len(content), content), HostBytes(len(content))
+    source = HostBytes(len(content), content)
     right: list[bool] = []
 
-    def check_in(n: int) -> None:
+    def check(n: int) -> None:
         right.append(copy_out(device, ((0, CHUNKS),), n) == content[:n])
 
-    def check_out(n: int) -> None:
-        right.append(bytes(target)[:n] == content[:n])
-
-    device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=check_in)
-    device.copy_out(((0, CHUNKS),), target.address, target.nbytes, landed=check_out)
+    device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=check)
     assert all(right)
 
 
-def test_each_chunk_is_asked_for_once_in_order_before_it_is_written(device: Device) -> None:
-    runs: Runs = ((6, 2), (0, 1), (3, 2))
-    copy_in(device, ((0, CHUNKS),), before := noise(CHUNKS * CHUNK))
-    asked: list[int] = []
-
-    def may_write(chunk: int) -> None:
-        asked.append(chunk)
-        assert copy_out(device, ((chunk, 1),), CHUNK) == before[chunk * CHUNK :][:CHUNK]
-
-    content = noise(4 * CHUNK + 100, 2)
-    source = HostBytes(len(content), content)
-    device.copy_in(runs, source.address, source.nbytes, may_write=may_write)
-    assert asked == [6, 7, 0, 3, 4]
-    assert copy_out(device, runs, len(content)) == content
-
-
-def test_a_chunk_of_many_pieces_is_asked_for_once(backend: Backend) -> None:
-    device = backend.open(40 << 20, 20 << 20)
-    asked: list[int] = []
-    source = HostBytes(25 << 20)
-    device.copy_in(((0, 2),), source.address, source.nbytes, may_write=asked.append)
-    device.close()
-    assert asked == [0, 1]
-
-
-def test_a_chunk_that_may_never_be_written_ends_the_copy_and_keeps_its_bytes(
-    device: Device,
-) -> None:
-    copy_in(device, ((0, CHUNKS),), before := noise(CHUNKS * CHUNK))
-    asked: list[int] = []
-
-    def may_write(chunk: int) -> None:
-        asked.append(chunk)
-        if chunk == 2:
-            raise DeviceError("it never will")
-
-    source = HostBytes(CHUNKS * CHUNK)
-    with pytest.raises(DeviceError, match="it never will"):
-        device.copy_in(((5, 1), (2, 3)), source.address, 4 * CHUNK, may_write=may_write)
-    assert asked == [5, 2]
-    after = copy_out(device, ((0, CHUNKS),), CHUNKS * CHUNK)
-    assert after[: 5 * CHUNK] == before[: 5 * CHUNK]
-    assert after[6 * CHUNK :] == before[6 * CHUNK :]
-    copy_in(device, ((2, 3),), content := noise(3 * CHUNK, 3))
-    assert copy_out(device, ((2, 3),), 3 * CHUNK) == content, "the device works on"
-
-
-@pytest.mark.parametrize("verb", ["copy_in", "copy_out"])
-def test_an_error_of_whoever_is_told_ends_the_copy(device: Device, verb: str) -> None:
+def test_an_error_of_whoever_is_told_ends_the_copy(device: Device) -> None:
     def landed(n: int) -> None:
         raise ZeroDivisionError(n)
 
     memory = HostBytes(CHUNKS * CHUNK)
     with pytest.raises(ZeroDivisionError):
-        getattr(device, verb)(((0, CHUNKS),), memory.address, memory.nbytes, landed=landed)
+        device.copy_in(((0, CHUNKS),), memory.address, memory.nbytes, landed=landed)
     copy_in(device, ((0, 1),), b"on")
     assert copy_out(device, ((0, 1),), 2) == b"on"
-
-
-def test_what_has_landed_is_told_while_a_later_chunk_is_waited_for(device: Device) -> None:
-    first: Runs = ((0, CHUNKS // 2),)
-    arrived, gate = threading.Event(), threading.Event()
-    half = CHUNKS // 2 * CHUNK
-
-    def may_write(chunk: int) -> None:
-        if chunk == CHUNKS // 2:
-            # the copy reports the other half although this one has not begun
-            assert arrived.wait(60)
-            gate.set()
-
-    def landed(n: int) -> None:
-        if n >= half:
-            arrived.set()
-
-    source = HostBytes(CHUNKS * CHUNK)
-    second: Runs = ((CHUNKS // 2, CHUNKS // 2),)
-    device.copy_in(
-        first + second, source.address, source.nbytes, may_write=may_write, landed=landed
-    )
-    assert gate.is_set()
-
-
-def test_a_copy_in_follows_a_copy_out_through_the_same_chunks(device: Device) -> None:
-    """Written back and replaced at once: each chunk is reused as soon as it is free."""
-    runs: Runs = ((4, 4), (0, 4))
-    order = [4, 5, 6, 7, 0, 1, 2, 3]
-    copy_in(device, runs, old := noise(CHUNKS * CHUNK, 1))
-    source, target = HostBytes(len(old), new := noise(len(old), 2)), HostBytes(len(old))
-    free = threading.Condition()
-    saved = 0
-
-    def landed(n: int) -> None:
-        nonlocal saved
-        with free:
-            saved = n
-            free.notify_all()
-
-    def may_write(chunk: int) -> None:
-        with free:
-            assert free.wait_for(lambda: saved >= (order.index(chunk) + 1) * CHUNK, 60)
-
-    with ThreadPoolExecutor(1) as threads:
-        inward = threads.submit(
-            device.copy_in, runs, source.address, source.nbytes, may_write=may_write
-        )
-        device.copy_out(runs, target.address, target.nbytes, landed=landed)
-        inward.result()
-    assert bytes(target) == old
-    assert copy_out(device, runs, len(new)) == new
 
 
 # --- pins --------------------------------------------------------------------------------

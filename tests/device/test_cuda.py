@@ -197,44 +197,46 @@ def test_many_copies_leave_nothing_behind(fake: fakecuda.Fake) -> None:
 
 
 def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
     told: list[int] = []
     memory = vm.map_anonymous(16 * MIB)
     with closing(CudaDevice(0, 16 * MIB, 8 * MIB)) as device:
         device.pin(memory, 16 * MIB, writable=True)
         monkeypatch.setattr(cuda, "PIECE_BYTES", 3 * MIB)
-        device.copy_in(((0, 2),), memory, 10 * MIB + 1, may_write=asked.append, landed=told.append)
+        device.copy_in(((0, 2),), memory, 10 * MIB + 1, landed=told.append)
     vm.free(memory, 16 * MIB)
-    assert asked == [0, 1], "each chunk once, however many pieces go into it"
     assert told == [3 * MIB, 6 * MIB, 8 * MIB, 10 * MIB + 1]
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_no_more_than_a_few_pieces_are_on_the_stream(fake: fakecuda.Fake, *, pinned: bool) -> None:
-    asked: list[int] = []
-    full = threading.Event()
+def test_no_more_than_a_few_pieces_are_on_the_stream(
+    monkeypatch: pytest.MonkeyPatch, *, pinned: bool
+) -> None:
     most = streams.DEPTH if pinned else streams.STAGED_DEPTH
     chunks = most + 8
+    enqueue = streams.Inward._enqueue
+    enqueued: list[streams.Copy] = []
+    #: Pieces on the stream as each one has landed, itself included.
+    flying: list[int] = []
 
-    def may_write(chunk: int) -> None:
-        asked.append(chunk)
-        if chunk == most:
-            full.set()
+    def note(self: streams.Inward, copy: streams.Copy, staging: int | None) -> None:
+        enqueued.append(copy)
+        enqueue(self, copy, staging)
 
+    monkeypatch.setattr(streams.Inward, "_enqueue", note)
     nbytes = chunks * CHUNK
     source = vm.map_anonymous(nbytes)
-    fake.faults("cuMemcpyHtoDAsync hold async")
-    with closing(CudaDevice(0, nbytes, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
+    with closing(CudaDevice(0, nbytes, CHUNK)) as device:
         if pinned:
             device.pin(source, nbytes, writable=True)
-        copy = thread.submit(device.copy_in, ((0, chunks),), source, nbytes, may_write=may_write)
-        assert full.wait(60)
-        assert asked == list(range(most + 1)), "the last one waits for a place"
-        fake.faults()
-        copy.result()
+        device.copy_in(
+            ((0, chunks),),
+            source,
+            nbytes,
+            landed=lambda _: flying.append(len(enqueued) - len(flying)),
+        )
         device.unpin(source)
     vm.free(source, nbytes)
-    assert asked == list(range(chunks))
+    assert flying == [most] * 8 + list(range(most, 0, -1))
 
 
 def test_one_direction_does_not_wait_for_the_other(fake: fakecuda.Fake) -> None:
@@ -267,29 +269,17 @@ def test_a_call_that_fails_in_a_copy_fails_that_copy_alone(
 def test_a_copy_that_failed_has_let_go_of_its_memory(fake: fakecuda.Fake) -> None:
     """A caller that gets the failure may unmap the source at once."""
 
-    two_more = threading.Event()
-
-    def may_write(chunk: int) -> None:
-        if chunk == 3:
-            two_more.set()
-
     def landed(n: int) -> None:
-        two_more.wait()
         raise ZeroDivisionError
 
     source = HostBytes(4 * CHUNK)
     with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
         fake.faults("cuMemcpyHtoDAsync hold async after=1")
         copy = thread.submit(
-            device.copy_in,
-            ((0, 4),),
-            source.address,
-            source.nbytes,
-            may_write=may_write,
-            landed=landed,
+            device.copy_in, ((0, 4),), source.address, source.nbytes, landed=landed
         )
         done, _ = wait([copy], timeout=0.2)
-        assert not done, "two pieces are still on the stream"
+        assert not done, "three pieces are still on the stream"
         fake.faults()
         with pytest.raises(ZeroDivisionError):
             copy.result()

@@ -176,26 +176,6 @@ def test_what_cannot_be_taken_back_whole_is_not_taken_back_at_all(
             assert os.fstat(fd.fileno()).st_blocks * 512 == 2 * CHUNK
 
 
-def test_a_throttled_copy_does_not_hurry_after_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bus was free meanwhile, but that makes it no faster."""
-    now, slept = [0.0], [0.0]
-
-    def sleep(seconds: float) -> None:
-        slept[0] += seconds
-        now[0] += seconds
-
-    def may_write(chunk: int) -> None:
-        now[0] += 100.0
-
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    memory = vm.map_anonymous(4 * CHUNK)
-    with closing(HostDevice(4 * CHUNK, CHUNK, float(CHUNK))) as device:
-        device.copy_in(((0, 4),), memory, 4 * CHUNK, may_write=may_write)
-    vm.free(memory, 4 * CHUNK)
-    assert slept[0] == pytest.approx(4.0)
-
-
 # --- the memory of a control group -------------------------------------------------------
 
 

@@ -193,20 +193,21 @@ def test_copies_are_the_same_bytes_whatever_is_pinned(
 
 def test_a_copy_goes_on_while_its_memory_is_being_pinned(fake: fakecuda.Fake) -> None:
     """Memory pinned in between is used from the next piece on."""
-    memory = vm.map_anonymous(4 * CHUNK)
-    content = random.Random(2).randbytes(4 * CHUNK)
-    vm.view(memory, len(content))[:] = content
-    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
+    nbytes = 8 * CHUNK
+    memory = vm.map_anonymous(nbytes)
+    content = random.Random(2).randbytes(nbytes)
+    vm.view(memory, nbytes)[:] = content
+    with closing(CudaDevice(0, nbytes, CHUNK)) as device:
 
-        def may_write(chunk: int) -> None:
-            if chunk == 2:
-                device.pin(memory, 4 * CHUNK, writable=True)
+        def landed(n: int) -> None:
+            if n == CHUNK:
+                device.pin(memory, nbytes, writable=True)
 
-        device.copy_in(((0, 4),), memory, 4 * CHUNK, may_write=may_write)
-        vm.view(memory, len(content))[:] = bytes(len(content))
-        device.copy_out(((0, 4),), memory, 4 * CHUNK)
-        assert bytes(vm.view(memory, len(content))) == content
-    vm.free(memory, 4 * CHUNK)
+        device.copy_in(((0, 8),), memory, nbytes, landed=landed)
+        vm.view(memory, nbytes)[:] = bytes(nbytes)
+        device.copy_out(((0, 8),), memory, nbytes)
+        assert bytes(vm.view(memory, nbytes)) == content
+    vm.free(memory, nbytes)
 
 
 def test_a_device_says_what_it_could_not_pin(fake: fakecuda.Fake) -> None:

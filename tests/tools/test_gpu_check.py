@@ -4,7 +4,6 @@ Times measured there are meaningless, and it says so; counts are valid.
 """
 
 import fnmatch
-import io
 import json
 import os
 import re
@@ -28,11 +27,10 @@ from benchmarks.gpu_check import (
     plan,
     request,
     runner,
-    swapping,
 )
 from benchmarks.gpu_check.plan import Section
 from benchmarks.gpu_check.report import Report
-from benchmarks.gpu_check.rows import Check, Row
+from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.runner import Ended
 from benchmarks.gpu_check.settings import SMALL
 from swapd import spawn
@@ -220,19 +218,6 @@ def test_the_device_stays_open_between_sections(tmp_path: Path) -> None:
 def _open_here() -> list[str]:
     fds = Path("/proc/self/fd")
     return [os.readlink(path) for path in fds.iterdir() if path.is_symlink()]
-
-
-def test_both_directions_are_judged_by_what_bare_copies_do() -> None:
-    for duplex, ratio, verdict in ((1.6, 1.8, "ok"), (1.0, 1.8, "failed"), (0.0, 1.8, "missing")):
-        out = io.StringIO()
-        swapping._judge_both(Check("swapping", out), replace(SMALL, duplex=duplex), ratio, "")
-        bare, judged = map(json.loads, out.getvalue().splitlines())
-        assert (bare["verdict"], bare["value"]) == ("measured", ratio)
-        assert judged["verdict"] == verdict
-    report = Report({}, {}, (), stub=True, rows=[Row("copies", plan.DUPLEX, 1.6)])
-    assert report.figure_of("copies", plan.DUPLEX) == 1.6
-    names = [section.module for section in plan.SECTIONS]
-    assert names.index("copies") < names.index("swapping")
 
 
 def test_memory_that_a_driver_gives_back_late_is_waited_for() -> None:

@@ -144,13 +144,13 @@ class Range:
         """Objects with bytes there, for as long as they live."""
         self._uses.add(things)
 
-    def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
+    def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
         """Make the range ordinary memory of this process, with the component's bytes in it.
 
         The bytes come from `master` (the host copy), copied page by page on write; without it,
-        zeros. With `keep_shown`, the bytes of the chunks are used if they are later, except for the
-        first `saved` chunks, which the daemon may have lent. Afterwards nothing is shared, and a
-        late revocation has no effect. The range is freed if no tensor or view of it is left.
+        zeros. With `keep_shown`, the bytes of the chunks are used if they are later; then the
+        daemon must not have lent the chunks. Afterwards nothing is shared, and a late revocation
+        has no effect. The range is freed if no tensor or view of it is left.
         """
         with self._lock:
             if self._private:
@@ -160,8 +160,6 @@ class Range:
                 if keep_shown and self._latest is not None:
                     self._put(self._latest)
                     self._copy_in_place()
-                    if master is not None:
-                        self._copy_from(master, min(saved * self._chunk_bytes, self.nbytes))
                 elif master is None:
                     vm.map_anonymous(nbytes, at=self.address)
                 else:
@@ -254,13 +252,6 @@ class Range:
         vm.copy(copy, self.address, self.nbytes)
         vm.move_pages(copy, self.address, nbytes)
         vm.free(copy, nbytes)
-
-    def _copy_from(self, master: OwnedFd, nbytes: int) -> None:
-        if nbytes:
-            span = vm.round_up(nbytes)
-            source = vm.map_shared(master.fileno(), 0, span, writable=False)
-            vm.copy(self.address, source, nbytes)
-            vm.free(source, span)
 
     def _shelve(self) -> bool:
         if not self._can_shelve:

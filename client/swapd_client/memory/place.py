@@ -58,7 +58,7 @@ class Place(Protocol):
     def give_memory_back(self) -> None:
         """Return the reserved memory; it is not needed."""
 
-    def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
+    def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
         """Make the range private memory with the component's bytes; zeros without a host copy."""
 
     def give_up_private(self) -> None:

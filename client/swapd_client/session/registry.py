@@ -271,10 +271,10 @@ class Registry:
         """
         assert part.master is not None
         try:
-            saved = self._board.saved(part.slot, part.where.generation)
+            is_saved = self._board.is_saved(part.slot, part.where.generation)
             kept = part.scratch != "dropped" and not part.is_lost
             bytes_of = part.master if kept else None
-            part.where.make_private(bytes_of, keep_shown=keep_shown, saved=saved)
+            part.where.make_private(bytes_of, keep_shown=keep_shown and not is_saved)
             self._keep(part)
             ranges.remove(part)
         except BaseException:

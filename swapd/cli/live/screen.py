@@ -46,7 +46,6 @@ _STATES = {
     "writing back": "magenta",
     "reclaiming": "magenta",
     "filling": "cyan",
-    "damaged": "red",
     "absent": "dim",
 }
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}

@@ -1,20 +1,10 @@
 """Handles the end of slow actions, a copy or a loan, and the loss of the device."""
 
-from swapd.core import (
-    coming,
-    explain,
-    gone,
-    inheriting,
-    leases,
-    leaving,
-    registry,
-    updates,
-    workspaces,
-)
+from swapd.core import coming, explain, gone, leases, leaving, registry, updates, workspaces
 from swapd.core.admission import Admission
 from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown, Lent, Reclaimed, Revoked
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Move, State
+from swapd.core.records import Component, State
 
 
 def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
@@ -40,26 +30,24 @@ def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
 
 
 def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> None:
-    move, heirs = inheriting.end_move(ledger, event.generation)
+    move = ledger.moves.pop(event.generation)
     c = move.component
     nbytes = c.bytes_back
     ledger.bytes_out += nbytes
     if ledger.is_current(c):
         leaving.saved(c)
-        leaving.vacate(ledger, c, move.runs, bytes_back=nbytes)
+        leaving.vacate(ledger, c, bytes_back=nbytes)
     else:
         gone.abandon(ledger, move)
-    for heir in heirs:
-        admission.let_in(heir)
 
 
 def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> None:
     """A load that failed leaves the component absent; a write-back that failed leaves it resident.
 
-    Both lose no bytes, unless the write-back is `damaged`, or one of scratch, which leaves anyway.
-    The core refuses waiters for the copy, and tells holders that were granted it early.
+    Neither loses bytes. Scratch whose write-back failed leaves anyway. The core refuses waiters for
+    the copy, and tells holders that were granted it early.
     """
-    move, _ = inheriting.end_move(ledger, event.generation)
+    move = ledger.moves.pop(event.generation)
     c = move.component
     if c.workspace:
         return _lend_failed(ledger, admission, c, event.why)
@@ -67,33 +55,27 @@ def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> N
         return gone.abandon(ledger, move)
     updates.end_copy_of(ledger, move)
     if c.state is State.LOADING:
-        _load_failed(ledger, admission, c, move, explain.copy_failed(ledger, c, event.why))
+        _load_failed(ledger, admission, c, explain.copy_failed(ledger, c, event.why))
     elif c.scratch and not ledger.down:
-        leaving.save_failed(ledger, c, move, explain.not_saved(c, event.why))
+        leaving.save_failed(ledger, c, explain.not_saved(c, event.why))
     else:
-        _write_back_failed(ledger, admission, c, move, event)
+        _write_back_failed(ledger, admission, c, event.why)
     ledger.replan = True
 
 
-def _load_failed(ledger: Ledger, admission: Admission, c: Component, move: Move, why: str) -> None:
+def _load_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
     leases.break_all(ledger, c, why)
-    coming.load_failed(ledger, c, move)
+    coming.load_failed(ledger, c)
     for key in list(c.promised):
         admission.refuse(key, "device_failed", why)
 
 
-def _write_back_failed(
-    ledger: Ledger, admission: Admission, c: Component, move: Move, event: CopyFailed
-) -> None:
-    """Loads that inherited from it have failed before."""
+def _write_back_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
     if c.evicting_for is None:
         ledger.prefetches.clear()  # it may have been for one: do not try forever
     waiter = c.evicting_for and admission.queue.get(c.evicting_for)
-    why = explain.copy_failed(ledger, c, event.why, damaged=event.damaged)
-    if event.damaged:
-        leaving.lose(ledger, c, move, why)
-    else:
-        leaving.write_back_failed(ledger, c, move)
+    why = explain.copy_failed(ledger, c, why)
+    leaving.write_back_failed(ledger, c)
     if waiter and waiter.queued:  # else it found room without this
         admission.refuse(waiter.key, "device_failed", why)
     if c.unregistering:
@@ -101,12 +83,8 @@ def _write_back_failed(
         ledger.refuse((c.session, c.answer), "device_failed", why)
         c.answer = None
         registry.set_unregistering(ledger, c, False)
-    if event.damaged:
-        for key in list(c.waiting):
-            admission.refuse(key, "device_failed", explain.damaged(c))
-    else:
-        leaving.make_idle(ledger, c)
-        admission.share(c)
+    leaving.make_idle(ledger, c)
+    admission.share(c)
     admission.unpark(c)
 
 

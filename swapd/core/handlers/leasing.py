@@ -84,7 +84,7 @@ def on_prefetch(ledger: Ledger, admission: Admission, session: int, asked: Prefe
     for name in names:
         if not ledger.may_be_acquired(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
-        if problem := verdict.hopeless(ledger, None, [ledger.components[name]]):
+        if problem := verdict.cannot_come_in(ledger, [ledger.components[name]], None):
             return ledger.refuse(key, *explain.refused(ledger, problem))
     ledger.prefetches.update(dict.fromkeys(names, asked.over))
     for c in ledger.named(names):

@@ -161,8 +161,6 @@ def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unr
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "unregister"))
     if c.leases or c.answer is not None or c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
-    if c.damaged and c.dirty:  # only its worker can put it together
-        return ledger.refuse(key, "device_failed", explain.damaged(c))
     c.answer = asked.id
     registry.set_unregistering(ledger, c, True)
     admission.turn_away(c, explain.unregistered(ledger, c))

@@ -389,24 +389,6 @@ def test_no_load_takes_the_chunks_of_scratch_before_all_of_it_is_saved(make: Mak
     assert w.granted(key)
 
 
-def test_scratch_may_be_behind_a_write_back_and_zeroes_no_byte_before_it_is_saved(
-    make: Make,
-) -> None:
-    w = make(10)
-    s = w.open()
-    w.register(s, "m", 6, mutable=True)
-    w.register(s, "kv", 6, scratch="dropped")
-    w.touch(s, "m")
-    key = w.acquire(s, "kv")
-    w.ack("m")
-    assert last_in(w).behind == (1,)
-    for _ in range(4):
-        assert w.step(last_in(w).generation), "the chunks that were free"
-    assert not w.step(last_in(w).generation)
-    w.settle()
-    assert w.granted(key)
-
-
 def test_a_load_that_fails_leaves_what_was_saved(make: Make) -> None:
     w, s, t = pair(make)
     first = use(w, s, ((0, 2),))

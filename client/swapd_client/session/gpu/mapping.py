@@ -183,12 +183,11 @@ class GpuRange:
                 with self._unless_lost(), self._card.using() as driver:
                     driver.release(handle)
 
-    def make_private(self, master: OwnedFd | None, *, keep_shown: bool, saved: int = 0) -> None:
+    def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
         """Make the range private memory, with the component's bytes in it.
 
         The bytes are copied from `master`, or are zeros. With `keep_shown`, if the chunks have
-        later bytes, the range keeps the chunks, which the daemon must have given up; only the first
-        `saved` chunks, which the daemon may have overwritten, are copied. Raises:
+        later bytes, the range keeps the chunks, which the daemon must have given up. Raises:
         DeviceMemoryExhausted, DeviceFailed; then nothing is mapped.
         """
         with self._lock:
@@ -202,9 +201,6 @@ class GpuRange:
                 if not self._writable:
                     self._allowed = 0  # read access is not enough
                 self._allow(len(self._latest), writable=True)
-                if saved and master is not None:
-                    overwritten = min(saved * self._card.chunk_bytes, self.nbytes)
-                    self._card.fill(self.address, master, overwritten)
                 self._pieces = (self._card.chunk_bytes,) * len(self._mapped)
             else:
                 self._unmap()
