@@ -9,7 +9,7 @@ whether an acquire can be admitted (`verdict.py`), and whose turn it is (`planne
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from swapd.core import coming, explain, leases, leaving, pins, requests, verdict, workspaces
+from swapd.core import coming, explain, leases, leaving, requests, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
@@ -88,8 +88,6 @@ class Admission:
         ledger = self._ledger
         asked = ledger.named(w.names)
         found = verdict.at_once(ledger, w, asked)
-        if self._lets_pins_go(w, found, asked):
-            found = verdict.at_once(ledger, w, asked)
         if isinstance(found, Refused):
             return self.refuse_as(w, found)
         for c in asked:
@@ -110,16 +108,6 @@ class Admission:
             ledger.replan = True
         elif w.queued:
             self.tell_waiting(w)
-
-    def _lets_pins_go(
-        self, w: Waiter, found: verdict.Verdict | None, asked: list[Component]
-    ) -> bool:
-        """Whether only pins were in its way for good. If so, removes these pins."""
-        if not (isinstance(found, Refused) and found.why == "too_large"):
-            return False
-        going = pins.to_let_go(self._ledger, asked)
-        leaving.unpin_for(self._ledger, w.key, going)
-        return bool(going)
 
     def _join_queue(self, w: Waiter, asked: list[Component]) -> None:
         self.queue.push(w)
@@ -272,8 +260,7 @@ class Admission:
         large = [key for _, key in takewhile(lambda r: -r[0][0] > room, self.largest.ranked())]
         for w in sorted((w for key in large if (w := self.queue.get(key))), key=_order):
             asked = self._ledger.named(w.names)
-            problem = verdict.never_fits(self._ledger, asked)
-            if problem and not self._lets_pins_go(w, problem, asked):
+            if problem := verdict.never_fits(self._ledger, asked):
                 self.refuse_as(w, problem)
         self._refuse_deadlocked()
 

@@ -7,7 +7,7 @@ same afterwards, unless something happens in between.
 from collections.abc import Iterable
 from itertools import islice
 
-from swapd.core import explain, pins, verdict
+from swapd.core import explain, verdict
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
 from swapd.core.residency import Residency
@@ -18,7 +18,6 @@ from swapd.shared.units import seconds
 _NOBODY = -1
 #: Later than all waiters so far.
 _LAST = 1 << 62
-_LET_GO = "pinned: this request would unpin it, because both do not fit"
 #: Most waiters at the head of the queue that a forecast names.
 _NAMED = 3
 
@@ -36,17 +35,9 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     components = ledger.named(names)
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
     found = verdict.at_once(ledger, w, components)
-    unpinned = []
-    if isinstance(found, verdict.Refused) and found.why == "too_large":
-        unpinned = pins.to_let_go(ledger, components)
-    if isinstance(found, verdict.Refused) and not unpinned:
+    if isinstance(found, verdict.Refused):
         return Refused(asked.id, *explain.refused(ledger, found))
-    victims: list[Victim] = []
-    waits: list[InTheWay] = []
-    if unpinned:
-        waits = [InTheWay(_known_as(c), _LET_GO) for c in unpinned]
-    elif found is None:
-        victims, waits = _room(core, w, components, now)
+    victims, waits = _room(core, w, components, now) if found is None else ([], [])
     return _reply(ledger, w, components, victims, waits, now)
 
 

@@ -3,7 +3,7 @@
 Each function returns the refusal for the sender, or None if the request is allowed.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from swapd.core import explain
 from swapd.core.ledger import Ledger
@@ -61,23 +61,6 @@ def _no_room(ledger: Ledger, asked: list[Component], fixed: int, other: str) -> 
         f"{size(ledger.pool.total * ledger.chunk_bytes)}. Unpin another one, or raise the daemon's "
         "--budget"
     )
-
-
-def to_let_go(ledger: Ledger, asked: Collection[Component]) -> list[Component]:
-    """The pins beside which `asked` together could never come in, oldest first.
-
-    None if they do not fit without pins either. A pin is a wish of an onlooker: no request is
-    refused because of one.
-    """
-    short = sum(c.chunks for c in asked) + ledger.fixed_chunks(asked) - ledger.pool.total
-    going = []
-    for c in ledger.pinned.values():
-        if short <= 0:
-            break
-        if c.only_pinned and c.fixed and c not in asked:
-            going.append(c)
-            short -= c.fixed
-    return going if short <= 0 else []
 
 
 def why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
