@@ -24,7 +24,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
-from swapd.core import Residency, events, snapshot
+from swapd.core import Residency, events, status
 from swapd.core.policy import Rules
 from swapd.shared import protocol
 
@@ -144,7 +144,7 @@ def loop_steps(rounds: int = 200) -> list[float]:
     ledger, taken = core.ledger, []
     for _ in range(rounds):
         started = time.perf_counter()
-        listed = [snapshot.component_status(ledger, c, 1.0) for c in ledger.components.values()]
+        listed = [status.component_status(ledger, c, 1.0) for c in ledger.components.values()]
         taken.append(time.perf_counter() - started)
         started = time.perf_counter()
         msgspec.msgpack.encode(listed)

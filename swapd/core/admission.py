@@ -9,7 +9,7 @@ whether an acquire can be admitted (`verdict.py`), and whose turn it is (`planne
 from itertools import islice, takewhile
 from operator import attrgetter
 
-from swapd.core import coming, explain, leases, leaving, requests, verdict, workspaces
+from swapd.core import explain, leases, requests, transfers, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
@@ -145,7 +145,7 @@ class Admission:
             c.promised[w.key] = None
             ledger.idle.drop(c)
             if c.state is State.ABSENT:
-                coming.load(ledger, c)
+                transfers.load(ledger, c)
             if c.state is State.LOADING:
                 w.loaded = not c.workspace
                 if not (w.early and c.session == w.session):  # it may watch the load
@@ -204,7 +204,7 @@ class Admission:
             c = ledger.components.get(name)
             if c is not None and w.key in c.promised:
                 c.promised.pop(w.key, None)
-                leaving.settle(ledger, c)
+                transfers.settle(ledger, c)
             if c is not None and c.workspace:
                 workspaces.close(ledger, c)
         self._drop_done_with(w)
@@ -251,7 +251,7 @@ class Admission:
         for name in w.names:
             c = ledger.components.get(name)
             if c is not None and name in ledger.idle:
-                leaving.go(ledger, c)
+                transfers.go(ledger, c)
 
     # --- who can never be let in ---------------------------------------------------------
 

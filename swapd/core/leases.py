@@ -1,6 +1,6 @@
 """Leases, from the grant to the release."""
 
-from swapd.core import leaving
+from swapd.core import transfers
 from swapd.core.actions import Broken
 from swapd.core.ledger import HITS_MAX, Ledger
 from swapd.core.records import Component, Key, Lease, Waiter
@@ -58,7 +58,7 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
                 c.released_at = ledger.now  # a session that lives may acquire it again
             if c.name in ledger.wanted:
                 ledger.replan = True  # perhaps no holder can give it back now: it may be promised
-            leaving.settle(ledger, c)
+            transfers.settle(ledger, c)
     ledger.holders.close(key, lease)
     if session is not None:
         session.leases.discard(key[1])

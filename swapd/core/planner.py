@@ -4,13 +4,13 @@ when each may.
 Lives here: whose turn it is, which components must go for it, which holders must give way, and
 which components to load ahead. `plan` makes all these decisions, after any event that could
 change one. `policy.goes_now` decides about components that leave even though no request needs their
-room; they leave when their last lease or promise ends (`leaving.settle`).
+room; they leave when their last lease or promise ends (`transfers.settle`).
 
 A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
-`verdict.py` finds the victims and changes nothing, so that `forecast.py` can ask it too.
+`verdict.py` finds the victims and changes nothing, so that `status.py` can ask it too.
 """
 
-from swapd.core import coming, leaving, policy, telling, verdict
+from swapd.core import policy, telling, transfers, verdict
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
@@ -98,9 +98,9 @@ class Planner:
             return False
         key = w.key if w else None
         for c in found.rivals:
-            leaving.evict(ledger, c, "alternating", key)
+            transfers.evict(ledger, c, "alternating", key)
         for c in found.victims:
-            leaving.evict(ledger, c, "room", key)
+            transfers.evict(ledger, c, "room", key)
         if any(r.evicting for r in found.excluded):
             return False
         return found.missing <= ledger.pool.free
@@ -205,7 +205,7 @@ class Planner:
         if not self.make_room(None, set(), only=c):
             return False
         over = ledger.prefetches.pop(c.name)
-        coming.load(ledger, c)
+        transfers.load(ledger, c)
         if over is not None:
             ledger.ahead = c.generation
         return True

@@ -15,17 +15,7 @@ from swapd.core import events, requests
 from swapd.core.actions import AnyAction
 from swapd.core.admission import Admission
 from swapd.core.events import AnyEvent
-from swapd.core.handlers import (
-    copying,
-    ending,
-    families,
-    leasing,
-    owing,
-    pinning,
-    registration,
-    ruling,
-    starting,
-)
+from swapd.core.handlers import copying, families, leasing, pins, registration, sessions, starting
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
@@ -41,21 +31,21 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.Reclaimed: copying.on_reclaimed,
     events.DeviceDown: copying.on_device_down,
     events.Revoked: copying.on_revoked,
-    events.RulesChanged: ruling.on_rules_changed,
-    events.Tick: ending.on_tick,
+    events.RulesChanged: sessions.on_rules_changed,
+    events.Tick: sessions.on_tick,
     events.HostCopyMade: registration.on_host_copy_made,
     events.HostCopySealed: registration.on_host_copy_sealed,
     events.HostCopyFailed: registration.on_host_copy_failed,
     events.HostCopiesPinned: registration.on_host_copies_pinned,
-    events.SessionOpened: ending.on_session_opened,
-    events.SessionEnds: ending.on_session_ends,
-    events.SessionGone: ending.on_session_gone,
-    events.ProcessExited: ending.on_let_go,
-    events.LetGo: ending.on_let_go,
-    events.Stopping: ending.on_stopping,
-    events.Dropping: owing.on_dropping,
-    events.Dropped: owing.on_dropped,
-    events.Unread: owing.on_unread,
+    events.SessionOpened: sessions.on_session_opened,
+    events.SessionEnds: sessions.on_session_ends,
+    events.SessionGone: sessions.on_session_gone,
+    events.ProcessExited: sessions.on_let_go,
+    events.LetGo: sessions.on_let_go,
+    events.Stopping: sessions.on_stopping,
+    events.Dropping: sessions.on_dropping,
+    events.Dropped: sessions.on_dropped,
+    events.Unread: sessions.on_unread,
 }
 
 #: The same for requests: `on_x(ledger, admission, session, request)`, at `ledger.now`.
@@ -67,8 +57,8 @@ _ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
     protocol.Cancel: leasing.on_cancel,
     protocol.Prefetch: leasing.on_prefetch,
     protocol.Resize: families.on_resize,
-    protocol.Pin: pinning.on_pin,
-    protocol.EvictNow: pinning.on_evict_now,
+    protocol.Pin: pins.on_pin,
+    protocol.EvictNow: pins.on_evict_now,
     protocol.Register: registration.on_register,
     protocol.Commit: registration.on_commit,
     protocol.Update: registration.on_update,

@@ -1,6 +1,6 @@
 """New bytes for components: a second host copy beside the first, which takes its place."""
 
-from swapd.core import leaving, registry
+from swapd.core import registry, transfers
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Move, Renewal, State
 
@@ -64,7 +64,7 @@ def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
         with ledger.holders.reclassified(c):
             c.superseded = True
         ledger.superseded[c.name] = c
-        leaving.settle(ledger, c)
+        transfers.settle(ledger, c)
         ledger.room_shrank = True  # its holders are in the way of its waiters
     ledger.replan = True
 

@@ -1,6 +1,6 @@
 """The verdict on a request now: refused, shared, given room, or blocked. Pure; changes nothing.
 
-Only this module decides that. `admission.py` and `planner.py` carry it out, `forecast.py` prints
+Only this module decides that. `admission.py` and `planner.py` carry it out, `status.py` prints
 it, `explain.py` words it.
 
 `at_once(...)` finds requests that can never be granted, or need no memory. `room(...)` finds for

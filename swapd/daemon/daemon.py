@@ -17,7 +17,7 @@ from swapd import __version__
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.core.forecast import forecast
+from swapd.core.status import forecast
 from swapd.daemon.accounts import Accounts
 from swapd.daemon.host_copies import HostCopies
 from swapd.daemon.left import Left

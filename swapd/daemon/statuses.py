@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from swapd import __version__
-from swapd.core import Residency, events, explain, snapshot
+from swapd.core import Residency, events, explain, status
 from swapd.core.events import AnyEvent
 from swapd.daemon.masters import NAME, Masters
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
@@ -110,7 +110,7 @@ class Statuses:
                 if components:
                     await asyncio.sleep(0)
                 now, known = self._clock(), filter(ledger.is_current, some)
-                components += [snapshot.component_status(ledger, c, now) for c in known]
+                components += [status.component_status(ledger, c, now) for c in known]
             self._reply(session, request, self._status(request, use, private, components))
 
     def _status(
@@ -154,7 +154,7 @@ class Statuses:
             bytes_in=ledger.bytes_in,
             bytes_out=ledger.bytes_out,
             components=tuple(components),
-            sessions=tuple(snapshot.session_status(ledger, s) for s in ledger.sessions),
+            sessions=tuple(status.session_status(ledger, s) for s in ledger.sessions),
         )
 
     async def finish(self) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from swapd.core import explain, snapshot
+from swapd.core import explain
 from swapd.core.check import check
 from swapd.core.records import State
+from swapd.core.status import component_status, session_status
 from tests.core.world import World
 
 
@@ -17,13 +18,13 @@ def test_status_tells_leased_idle_and_absent_apart() -> None:
     w.touch(s, "b")
     w.now = 3.0
     leased, idle, absent = (
-        snapshot.component_status(w.ledger, w.ledger.components[n], w.now) for n in "abc"
+        component_status(w.ledger, w.ledger.components[n], w.now) for n in "abc"
     )
     assert (leased.state, idle.state, absent.state) == ("leased", "idle", "absent")
     assert leased.holders == ("vllm-1 (session 7002)",)
     assert (leased.idle_s, idle.idle_s, absent.idle_s) == (None, 3.0, None)
     assert (idle.loads, idle.evictions, absent.loads) == (1, 0, 0)
-    of_t = snapshot.session_status(w.ledger, t)
+    of_t = session_status(w.ledger, t)
     assert (of_t.label, of_t.leases, of_t.waiting) == ("vllm-1", 1, 0)
 
 
@@ -32,7 +33,7 @@ def test_status_of_what_is_leased_before_it_is_in() -> None:
     s = w.open("vllm-0")
     w.register(s, "a", 2)
     w.acquire(s, "a", early=True)
-    status = snapshot.component_status(w.ledger, w.ledger.components["a"], w.now)
+    status = component_status(w.ledger, w.ledger.components["a"], w.now)
     assert (status.state, status.leases) == ("loading", 1)
     assert status.holders == ("vllm-0 (session 7001)",)
 
@@ -46,14 +47,14 @@ def test_status_of_a_workspace() -> None:
     (name,) = w.asked[key].names
 
     def state() -> str:
-        return snapshot.component_status(w.ledger, w.ledger.components[name], w.now).state
+        return component_status(w.ledger, w.ledger.components[name], w.now).state
 
     assert state() == "waiting"
     w.release(held)
     assert state() == "lending"
     w.settle()
     assert state() == "lent"
-    status = snapshot.component_status(w.ledger, w.ledger.components[name], w.now)
+    status = component_status(w.ledger, w.ledger.components[name], w.now)
     assert (status.nbytes, status.holders) == (6, ("vllm-0 (session 7001)",))
     w.release(key)
     assert state() == "reclaiming"

@@ -6,8 +6,8 @@ import pytest
 
 from swapd.core import Residency
 from swapd.core.actions import AnyAction, CopyIn, CopyOut, Evict, Refuse
-from swapd.core.forecast import forecast
 from swapd.core.records import Key
+from swapd.core.status import forecast
 from swapd.shared import protocol
 from tests.core import driver
 from tests.core.arena import places

@@ -1,6 +1,6 @@
 """The last use in a status survives an acquire without effect."""
 
-from swapd.core import Residency, snapshot
+from swapd.core import Residency, status
 from swapd.core.check import check
 from swapd.core.events import (
     Asked,
@@ -26,7 +26,7 @@ def _two_that_do_not_fit() -> Residency:
 
 
 def _idle_s(core: Residency, name: str, now: float) -> float | None:
-    return snapshot.component_status(core.ledger, core.ledger.components[name], now).idle_s
+    return status.component_status(core.ledger, core.ledger.components[name], now).idle_s
 
 
 def test_an_acquire_that_timed_out_leaves_the_last_use_as_it_was() -> None:

@@ -1,8 +1,9 @@
 """Handles the end of slow actions, a copy or a loan, and the loss of the device."""
 
-from swapd.core import coming, explain, gone, leases, leaving, registry, updates, workspaces
+from swapd.core import explain, leases, registry, transfers, updates, workspaces
 from swapd.core.admission import Admission
 from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown, Lent, Reclaimed, Revoked
+from swapd.core.handlers import sessions
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State
 
@@ -12,7 +13,7 @@ def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
     if pending is None or pending[1].session != event.session:
         return  # stale, or a breach of the protocol: change nothing
     del ledger.acks[event.generation]
-    leaving.take_out(ledger, pending[1])
+    transfers.take_out(ledger, pending[1])
 
 
 def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
@@ -20,11 +21,11 @@ def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
     c = move.component
     ledger.bytes_in += c.bytes_in
     if not ledger.is_current(c):
-        return gone.abandon(ledger, move)
+        return sessions.abandon(ledger, move)
     updates.end_copy_of(ledger, move)
-    coming.loaded(ledger, c)
+    transfers.loaded(ledger, c)
     admission.let_in(c)
-    leaving.settle(ledger, c)
+    transfers.settle(ledger, c)
     admission.share(c)
     ledger.replan = True
 
@@ -35,10 +36,10 @@ def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> Non
     nbytes = c.bytes_back
     ledger.bytes_out += nbytes
     if ledger.is_current(c):
-        leaving.saved(c)
-        leaving.vacate(ledger, c, bytes_back=nbytes)
+        transfers.saved(c)
+        transfers.vacate(ledger, c, bytes_back=nbytes)
     else:
-        gone.abandon(ledger, move)
+        sessions.abandon(ledger, move)
 
 
 def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> None:
@@ -52,12 +53,12 @@ def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> N
     if c.workspace:
         return _lend_failed(ledger, admission, c, event.why)
     if not ledger.is_current(c):
-        return gone.abandon(ledger, move)
+        return sessions.abandon(ledger, move)
     updates.end_copy_of(ledger, move)
     if c.state is State.LOADING:
         _load_failed(ledger, admission, c, explain.copy_failed(ledger, c, event.why))
     elif c.scratch and not ledger.down:
-        leaving.save_failed(ledger, c, explain.not_saved(c, event.why))
+        transfers.save_failed(ledger, c, explain.not_saved(c, event.why))
     else:
         _write_back_failed(ledger, admission, c, event.why)
     ledger.replan = True
@@ -65,7 +66,7 @@ def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> N
 
 def _load_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
     leases.break_all(ledger, c, why)
-    coming.load_failed(ledger, c)
+    transfers.load_failed(ledger, c)
     for key in list(c.promised):
         admission.refuse(key, "device_failed", why)
 
@@ -75,7 +76,7 @@ def _write_back_failed(ledger: Ledger, admission: Admission, c: Component, why: 
         ledger.prefetches.clear()  # it may have been for one: do not try forever
     waiter = c.evicting_for and admission.queue.get(c.evicting_for)
     why = explain.copy_failed(ledger, c, why)
-    leaving.write_back_failed(ledger, c)
+    transfers.write_back_failed(ledger, c)
     if waiter and waiter.queued:  # else it found room without this
         admission.refuse(waiter.key, "device_failed", why)
     if c.unregistering:
@@ -83,7 +84,7 @@ def _write_back_failed(ledger: Ledger, admission: Admission, c: Component, why: 
         ledger.refuse((c.session, c.answer), "device_failed", why)
         c.answer = None
         registry.set_unregistering(ledger, c, False)
-    leaving.make_idle(ledger, c)
+    transfers.make_idle(ledger, c)
     admission.share(c)
     admission.unpark(c)
 
@@ -98,7 +99,7 @@ def on_lent(ledger: Ledger, admission: Admission, event: Lent) -> None:
     c = ledger.moves.pop(event.generation).component
     if c.state is State.RECLAIMING:
         return workspaces.reclaim(ledger, c)
-    coming.loaded(ledger, c)
+    transfers.loaded(ledger, c)
     admission.let_in(c)
     ledger.replan = True
 

@@ -1,6 +1,6 @@
 """How many parts of a family are kept: as the owner asked, or as many as there is room for."""
 
-from swapd.core import explain, leaving, policy
+from swapd.core import explain, policy, transfers
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
 from swapd.shared.protocol import Code, Resize, rest_of
@@ -52,6 +52,6 @@ def spread(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
         most = policy.room_to_keep(sizes, room, beside=1)
         kept = kept if sum(sizes[i] for i in kept) <= most else policy.spread(sizes, most)
     for c in first:
-        leaving.set_kept(ledger, c, True)
+        transfers.set_kept(ledger, c, True)
     for i, c in enumerate(others):
-        leaving.set_kept(ledger, c, i in kept)
+        transfers.set_kept(ledger, c, i in kept)

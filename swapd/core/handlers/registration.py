@@ -1,6 +1,6 @@
 """Handles registrations, updates, and the host copies made for them."""
 
-from swapd.core import explain, leaving, registry, updates
+from swapd.core import explain, registry, transfers, updates
 from swapd.core.admission import Admission
 from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
@@ -167,6 +167,6 @@ def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unr
     if not ledger.is_current(c):
         return  # that ended its last promise, and with it the component
     if c.state is State.RESIDENT:
-        leaving.go(ledger, c)
+        transfers.go(ledger, c)
     elif c.state in (State.ABSENT, State.FILLING):
         registry.finish_unregister(ledger, c)

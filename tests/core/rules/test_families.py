@@ -4,7 +4,7 @@ from typing import Any
 
 from swapd.core.actions import Accept, Evict, Grant
 from swapd.core.events import DeviceDown
-from swapd.core.forecast import forecast
+from swapd.core.status import forecast
 from swapd.shared import protocol
 from tests.core.world import Make, World, outcome
 

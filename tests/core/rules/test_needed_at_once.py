@@ -1,12 +1,12 @@
 """How the core estimates the needs of each session at once, and its need to stay."""
 
-from swapd.core import snapshot
+from swapd.core import status
 from tests.core.world import Make, World
 
 
 def needs(w: World, session: int) -> tuple[int, int]:
     """The bytes that must stay, and the bytes of its turn."""
-    said = snapshot.session_status(w.ledger, session)
+    said = status.session_status(w.ledger, session)
     return said.stays_bytes, said.turn_bytes
 
 

@@ -16,7 +16,7 @@ from swapd.core.actions import (
 )
 from swapd.core.events import SessionEnds
 from swapd.core.records import Key, State
-from swapd.core.snapshot import component_status
+from swapd.core.status import component_status
 from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Register, Release, Scratch, Used
 from tests.core.world import Make, World, outcome
 

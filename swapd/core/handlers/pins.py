@@ -1,24 +1,58 @@
-"""Which components may be pinned, and which evicted on request. Pure.
-
-Each function returns the refusal for the sender, or None if the request is allowed.
-"""
+"""Requests of onlookers: that a component stays (a pin), or leaves at once."""
 
 from collections.abc import Iterable
 
-from swapd.core import explain
+from swapd.core import explain, transfers
+from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
-from swapd.shared.protocol import Code
+from swapd.core.records import Component, Key, State, Waiter
+from swapd.shared.protocol import Code, EvictNow, Pin
 from swapd.shared.units import size
 
-Refusal = tuple[Code, str]
+
+def on_pin(ledger: Ledger, admission: Admission, session: int, asked: Pin) -> None:
+    key = (session, asked.id)
+    members = _members(ledger, key, asked.name)
+    if members is None:
+        return
+    if not asked.unpin:
+        problem = why_no_pin(ledger, members, admission.queue)
+    else:
+        problem = why_no_unpin(ledger, members)
+    if problem:
+        return ledger.refuse(key, *problem)
+    for c in members:
+        transfers.set_pinned(ledger, c, not asked.unpin)
+    ledger.accept(key)
 
 
-def members(ledger: Ledger, name: str) -> list[Component] | None:
-    """The component of this name, or the parts of the family; None if there is none."""
+def on_evict_now(ledger: Ledger, admission: Admission, session: int, asked: EvictNow) -> None:
+    key = (session, asked.id)
+    members = _members(ledger, key, asked.name)
+    if members is None:
+        return
+    if problem := why_no_eviction(ledger, members):
+        return ledger.refuse(key, *problem)
+    for c in members:
+        if c.name in ledger.idle:
+            transfers.evict(ledger, c, "asked", None)
+    ledger.accept(key)
+
+
+def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
+    """The components of this name; None if the request was refused."""
+    if ledger.stopping:
+        ledger.refuse(key, "stopping", explain.STOPPING)
+        return None
     if (family := ledger.families.get(name)) is not None:
         return list(family.values())
-    return [ledger.components[name]] if ledger.may_be_acquired(name) else None
+    if ledger.may_be_acquired(name):
+        return [ledger.components[name]]
+    ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
+    return None
+
+
+Refusal = tuple[Code, str]
 
 
 def why_no_pin(ledger: Ledger, asked: list[Component], waiters: Iterable[Waiter]) -> Refusal | None:
