@@ -96,6 +96,8 @@ class Moving:
 
     def warn_of_rest(self, read: int | None, moved: int) -> None: ...
 
+    warn_of_more = warn_of_rest
+
 
 class Runner:
     """A model runner that loads and is profiled."""

@@ -33,6 +33,7 @@ OF_OMNI = (
     "test_deploy.py",
     "test_diffusion.py",
     "test_kv_cache.py",
+    "test_loaders.py",
     "test_omni.py",
     "test_pipelines.py",
     "test_streaming.py",

@@ -82,5 +82,16 @@ class HidingQwen2(KeepingQwen2):
     method = Hides
 
 
-for kind in (WrappingQwen2, PointingQwen2, HidingQwen2):
+class LargerQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
+    """Has a second embedding, as Qwen2.5-Omni's talker has the thinker's."""
+
+    def load_weights(self, weights: Any) -> Any:
+        loaded = super().load_weights(weights)
+        tensor = self.model.embed_tokens.weight
+        rows, columns = tensor.shape
+        self.thinker_embedding = torch.nn.Embedding(rows, columns, _weight=tensor.clone())
+        return {*loaded, "thinker_embedding.weight"}
+
+
+for kind in (WrappingQwen2, PointingQwen2, HidingQwen2, LargerQwen2):
     ModelRegistry.register_model(kind.__name__, kind)

@@ -93,6 +93,16 @@ def test_weights_that_nothing_can_see_are_warned_of(scene: Scene) -> None:
     assert engine.generate(REQUESTS[0], TOKENS) == before
 
 
+def test_more_weights_than_the_files_have_are_warned_of(scene: Scene) -> None:
+    daemon = scene.daemon()
+    model = scene.models / "talker"
+    engine = started(scene, "LargerQwen2", on_swapd(model, daemon.folder))
+    (warning,) = [line for line in engine.log.splitlines() if "counts the files alone" in line]
+    assert "talker has 58.52 MiB of weights in swapd" in warning
+    assert "its tensors in the model's files are 50.52 MiB" in warning
+    assert warning.endswith("plan again with talker=59MiB")
+
+
 @pytest.fixture(scope="session")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("int8")

@@ -1,9 +1,14 @@
-"""The bytes of weights that a stage will load, if its files tell it beforehand."""
+"""The bytes of weights that a stage will load, if its files tell it beforehand.
+
+Imports neither torch nor vLLM: `swapd plan` reads its table.
+"""
 
 import logging
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
+from swapd.shared.documents import read_json
 from swapd_client.errors import InvalidSource
 from swapd_client.weights import safetensors
 from swapd_client.weights.safetensors import Stored
@@ -12,6 +17,10 @@ log = logging.getLogger("swapd_client")
 
 #: Stages whose tensors have other prefixes in the files.
 _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
+#: Types that vLLM casts to the model's own.
+_CAST = ("F16", "BF16", "F32", "F64")
+#: Tensors of other stages that a stage loads too, by `model_type` in config.json and the stage.
+BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
 
 def nbytes_of(model: str, stage: str) -> int | None:
@@ -21,20 +30,18 @@ def nbytes_of(model: str, stage: str) -> int | None:
 
 
 def loaded_bytes(model: str, stage: str, item_bytes: int) -> int | None:
-    """As `nbytes_of`, with floating-point tensors cast to items of `item_bytes` if that is less."""
+    """As `nbytes_of`, with numbers of 16 bits and more cast to the model's, of `item_bytes`."""
     tensors = tensors_of(model, stage)
     if tensors is None:
         return None
-    return sum(prod(one.shape) * min(_item_bytes(one, item_bytes)) for one in tensors)
-
-
-def _item_bytes(stored: Stored, item_bytes: int) -> tuple[int, int]:
-    stored_as = safetensors.ITEM_BYTES[stored.dtype]
-    return stored_as, item_bytes if "F" in stored.dtype else stored_as
+    return sum(
+        prod(one.shape) * item_bytes if one.dtype in _CAST else one.nbytes for one in tensors
+    )
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """A stage's tensors: those that begin with its name, else all; None if unknown."""
+    """A stage's tensors: those that begin with its name, and borrowed ones; if there are none of
+    its name, all; None if unknown."""
     folder = Path(model) if Path(model).is_dir() else _cached(model)
     if folder is None:
         return None
@@ -45,9 +52,24 @@ def tensors_of(model: str, stage: str) -> list[Stored] | None:
         return None
     for file in files:
         file.close()
-    prefixes = _PREFIXES.get(stage, (f"{stage}.",))
-    named = [one for name, one in tensors.items() if name.startswith(prefixes)]
-    return named or list(tensors.values())
+    if not any(name.startswith(prefixes_of("", stage)) for name in tensors):
+        return list(tensors.values())
+    prefixes = prefixes_of(_type_of(folder), stage)
+    return [one for name, one in tensors.items() if name.startswith(prefixes)]
+
+
+def prefixes_of(model_type: str, stage: str) -> tuple[str, ...]:
+    """The beginnings of the names of a stage's tensors, and of those that it borrows."""
+    borrowed = (f"{name}." for name in BORROWED.get((model_type, stage), ()))
+    return (*_PREFIXES.get(stage, (f"{stage}.",)), *borrowed)
+
+
+def _type_of(folder: Path) -> str:
+    """The `model_type` of a model; empty if it has none."""
+    with suppress(OSError, ValueError):
+        config = read_json(folder / "config.json")
+        return str(config.get("model_type")) if isinstance(config, dict) else ""
+    return ""
 
 
 def _cached(model: str) -> Path | None:

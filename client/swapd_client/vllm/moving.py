@@ -113,6 +113,19 @@ class Moving:
             f"; such as {named}" if named else "",
         )
 
+    def warn_of_more(self, read: int | None, moved: int) -> None:
+        """Warn if more was moved than the `read` bytes of weights (None: unknown)."""
+        if read and moved * ENOUGH > read:
+            log.warning(
+                "%s has %s of weights in swapd, and its tensors in the model's files are %s. "
+                "`swapd plan` counts the files alone: plan again with %s=%dMiB",
+                self._name,
+                size(moved),
+                size(read),
+                self._name,
+                -(-moved >> 20),
+            )
+
     def warn_of_new(self, models: Mapping[str, Module]) -> None:
         """After new weights were loaded: warn if kernels now keep weights outside of swapd."""
         if not self._outside:

@@ -136,7 +136,9 @@ class Leased(_Above):  # type: ignore[misc]
         models, moving = self._models(), self._moving
         take = partial(self._swapd.take, models, beside=self._cache_bytes())
         moved = moving.move(models, take, self._dummy_forward, self._forward_context)
-        moving.warn_of_rest(self._read_bytes(), moved * self.parallel_config.tensor_parallel_size)
+        of_all_ranks = moved * self.parallel_config.tensor_parallel_size
+        moving.warn_of_rest(read := self._read_bytes(), of_all_ranks)
+        moving.warn_of_more(read, of_all_ranks)
         # vLLM subtracts this from the memory it may use; these bytes are in swapd's --budget
         # instead
         if used := getattr(self.model_runner, "model_memory_usage", 0):
