@@ -4,15 +4,24 @@ Servers of vLLM-Omni that share GPUs are planned together, with the servers of p
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from swapd.cli.plan_vllm import Together, reports_of
-from swapd.cli.run_plan import OmniServer, isolation_in, omni_server, on_host, planned_daemon
+from swapd.cli.run_plan import (
+    OmniServer,
+    deploy_of,
+    isolation_in,
+    omni_server,
+    on_host,
+    planned_daemon,
+    say_not_planned,
+)
 from swapd.plan import workspace
 from swapd.plan.advise import PlanError
 from swapd.plan.claims import Server
+from swapd.plan.deploy import Deploy
 from swapd.run import budgets, gpus, plans
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option, shards_of
 from swapd.run.daemons import Wanted
@@ -24,6 +33,13 @@ from swapd.shared.units import parse_size
 _UTILIZATION = "--gpu-memory-utilization"
 _EAGER = "--enforce-eager"
 _KV_CACHE = "--kv-cache-memory-bytes"
+
+
+#: The setting for the name of a component, by the kind of command.
+_NAMED_BY = {
+    "vllm": """--additional-config '{"swapd": {"component": "NAME"}}'""",
+    "vllm-omni": "additional_config: {swapd: {component: NAME}} in its deploy file",
+}
 
 
 class FilePlan(NamedTuple):
@@ -42,6 +58,10 @@ def planned_file(found: RunFile, folder: Path, device_memory: str | None) -> Fil
     gpus.check(_devices(found), f"{found.path}: daemon.device")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
     if not omni or on_host([table.device or "" for table in found.daemons]):
+        read = {stage.name: deploy_of(_seen_from_here(stage)) for stage in omni}
+        if omni:
+            say_not_planned(read.values())
+        _check_names(found, read)
         daemons = [one for table in found.daemons for one in _usual(table, found)]
         return FilePlan(_with(found, {}, daemons), daemons, {})
     for stage in omni:
@@ -60,10 +80,51 @@ def planned_file(found: RunFile, folder: Path, device_memory: str | None) -> Fil
         )
         for stage in omni
     }
+    _check_names(found, {name: server.found for name, server in servers.items()})
     plan = _together(found, servers, device_memory)
     daemons = _daemons(found, plan)
     overlays = {s.overlay: r.overlay for s, r in zip(servers.values(), plan.reports, strict=True)}
     return FilePlan(_with(found, servers, daemons), daemons, overlays)
+
+
+def _check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
+    """Check that no two stages have components of one name in one daemon at the same time.
+
+    `read`: the deploy files of servers of vLLM-Omni, as far as they are known. Raises: PlanError.
+    """
+    seen: dict[tuple[str, str], list[Stage]] = {}
+    for stage in found.stages.values():
+        for key in dict.fromkeys(_components(stage, found, read.get(stage.name))):
+            for other in seen.get(key, ()):
+                if not (_ends_before(other, stage, found) or _ends_before(stage, other, found)):
+                    raise PlanError(
+                        f"{found.path}: stages.{other.name} and stages.{stage.name} would both "
+                        f"have a component called {key[0]} on {key[1]}, and its daemon has one of "
+                        f"each name: give one of them another name, by "
+                        f"{_NAMED_BY[stage.command.kind]}, or another device"
+                    )
+            seen.setdefault(key, []).append(stage)
+
+
+def _components(stage: Stage, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
+    """The components that a stage's processes have, each with the device of its daemon."""
+    host = on_host([table.device or budgets.devices()[0] for table in found.daemons])
+    stages = [one for one in read.stages if one.has_components] if read else []
+    named = [(one.name, one.shards, one.gpus) for one in stages]
+    if stage.command.kind == "vllm":
+        on = () if host else _gpus(stage, found)
+        named = [(component_of(stage.command), shards_of(stage.command), on)]
+    for name, shards, on in named:
+        for device in ["host"] if host else [f"cuda:{gpu}" for gpu in on]:
+            yield f"{name}.tp0" if shards > 1 else name, device
+
+
+def _ends_before(first: Stage, then: Stage, found: RunFile) -> bool:
+    """Whether `then` starts only after `first` has ended."""
+    before = [found.stages[name] for name in then.after]
+    return first.ready == "ended" and any(
+        one is first or _ends_before(first, one, found) for one in before
+    )
 
 
 def _with(found: RunFile, servers: Mapping[str, OmniServer], daemons: Sequence[Wanted]) -> RunFile:

@@ -1,7 +1,7 @@
 """The plan of `swapd run`: its settings, and everything that it starts and writes."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,20 +67,35 @@ def planned(command: Command, folder: Path, settings: Settings) -> RunPlan:
     if command.kind == "vllm-omni" and not on_host(settings.devices):
         found = plan_omni(command, folder, settings)
     else:
+        if command.kind == "vllm-omni":
+            say_not_planned([deploy_of(command)])
         found = plans.plan(command, settings.devices, settings.budget)
     return found._replace(daemons=[one._replace(others=settings.others) for one in found.daemons])
 
 
-def on_host(devices: Sequence[str]) -> bool:
-    """Whether all devices are the host, for which vLLM-Omni cannot be planned; then warn."""
-    if not devices or any(device != "host" for device in devices):
-        return False
-    errors.print(
-        "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only: have  "
-        "its --deploy-config name swapd's workers",
-        soft_wrap=True,
-    )
-    return True
+def on_host(devices: Collection[str]) -> bool:
+    """Whether all devices are the host, for which vLLM-Omni cannot be planned."""
+    return set(devices) == {"host"}
+
+
+def say_not_planned(found: Iterable[Deploy | None]) -> None:
+    """Say that servers of vLLM-Omni run as they are; `found`: their deploy files, None: unknown."""
+    said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
+    if not all(one and any(s.has_components for s in one.stages) for one in found):
+        said += ": have its --deploy-config name swapd's workers"
+    errors.print(said, soft_wrap=True)
+
+
+def deploy_of(command: Command) -> Deploy | None:
+    """The deploy file of a server of vLLM-Omni as it is; None if it is unknown. Blocks as
+    `plans.deploy_file_of`."""
+    if command.model is None:
+        return None
+    try:
+        file = plans.deploy_file_of(command)
+        return deploy.read(file.path, package=file.package)
+    except PlanError:
+        return None  # vllm-omni says so
 
 
 def printed(found: RunPlan) -> None:

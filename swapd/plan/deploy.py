@@ -18,7 +18,7 @@ from swapd.shared.documents import BadDocument, read_yaml
 from swapd.shared.text import problem_with_text
 from swapd_client.errors import InvalidSettings
 from swapd_client.offload.settings import OffloadSettings
-from swapd_client.vllm.options import options_of
+from swapd_client.vllm.options import KEY, options_of
 
 #: swapd's classes in a deploy file, by the kind of their stage.
 WORKERS: dict[Kind, str] = {
@@ -77,6 +77,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     additional: Mapping[str, Any] = {}
     #: Whether it captures CUDA graphs.
     graphs: bool
+
+    @property
+    def has_components(self) -> bool:
+        """Whether it names swapd's worker, or options for one."""
+        return self.ours or KEY in self.additional
 
 
 class Deploy(msgspec.Struct, frozen=True):

@@ -160,9 +160,55 @@ def test_two_components_of_one_name_are_refused(
     card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
 ) -> None:
     said = swapd("run", file(omni("a", MIB, "one"), omni("b", MIB, "one")), status=1).stderr
-    assert "GPU 0 would have two components called one, of " in said
-    assert "/a-deploy.yaml and of " in said
+    assert "stages.a and stages.b would both have a component called one on cuda:0" in said
     assert "additional_config: {swapd: {component: NAME}}" in said
+
+
+@pytest.mark.parametrize(
+    ("others", "both"),
+    [
+        ("a/talker b/talker", "stages.s0 and stages.s1"),
+        ("a/talker", "stages.voice and stages.s0"),
+    ],
+)
+def test_a_model_named_like_another_component_is_refused_before_anything_starts(
+    omni: Callable[..., str],
+    model: Callable[[str, int], Path],
+    file: Callable[..., Path],
+    tmp_path: Path,
+    others: str,
+    both: str,
+) -> None:
+    """Its daemon would refuse it as soon as it has loaded, and end the run."""
+    names = others.split()
+    stages = [
+        f'[stages.s{n}]\ncommand = "./vllm serve {model(name, MIB).relative_to(tmp_path)}"\n'
+        for n, name in enumerate(names)
+    ]
+    voice = omni("voice", MIB, "talker") if len(names) == 1 else ""
+    path = file('[daemon]\ndevice = "host"\nbudget = "16MiB"\n', voice, *stages)
+    done = swapd("run", path, status=1)
+    assert f"{both} would both have a component called talker on host" in done.stderr
+    assert """--additional-config '{"swapd": {"component": "NAME"}}'""" in done.stderr
+    assert done.stdout == ""
+    named = """ --additional-config '{\\"swapd\\": {\\"component\\": \\"text\\"}}'"""
+    path.write_text(path.read_text().replace('talker"\n', f'talker{named}"\n', 1))
+    assert swapd("run", path).stdout.count(" serve ") == 2
+
+
+def test_models_of_one_name_may_follow_each_other(
+    model: Callable[[str, int], Path], file: Callable[..., Path]
+) -> None:
+    model("a", MIB)
+    path = file(
+        '[daemon]\ndevice = "host"\nbudget = "16MiB"\n',
+        '[stages.first]\ncommand = "./vllm serve a"\nready = "ended"\n',
+        '[stages.between]\ncommand = "true"\nafter = ["first"]\n',
+        '[stages.then]\ncommand = "./vllm serve a"\nafter = ["between"]\n',
+    )
+    assert swapd("run", path).stdout.count(" serve a") == 2
+    path.write_text(path.read_text().replace('ready = "ended"', ""))
+    assert "would both have a component called a" in swapd("run", path, status=1).stderr
 
 
 def test_a_server_of_plain_vllm_beside_them_is_in_the_sum(
@@ -206,11 +252,18 @@ def test_servers_of_plain_vllm_share_room_for_the_weights_of_all(
 
 
 def test_on_the_host_vllm_omni_runs_as_it_is_written(
-    omni: Callable[..., str], file: Callable[..., Path]
+    omni: Callable[..., str], file: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = swapd("run", file('[daemon]\ndevice = "host"\nbudget = "16MiB"\n', omni("voice", MIB)))
     assert done.stdout.endswith(" serve voice --omni --deploy-config=voice-deploy.yaml\n")
     assert "vllm-omni runs with its own settings, since swapd plans it for GPUs only" in done.stderr
+    advice = "have its --deploy-config name swapd's workers"
+    assert advice not in done.stderr, "it names them already"
+    (deployed := tmp_path / "voice-deploy.yaml").write_text('{"stages": [{"stage_id": 0}]}')
+    words = ("vllm-omni", "serve", "voice", "--deploy-config", deployed)
+    for said in (words, words[:2]):
+        done = swapd("run", "-n", "-d", "host", "--budget", "16MiB", "--", *said, "--omni")
+        assert advice in done.stderr
 
 
 def test_one_daemon_for_two_gpus_cannot_have_settings_of_one(
