@@ -84,7 +84,7 @@ def components_of(
         found = sizes.of_daemon(status.components)
     if not found:
         raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
-    sizes.check_names(found)
+    sizes.check_names(found, sources)
     names = [c.name for c in found]
     told = _Told(
         _pairs("--blocks", blocks, names, int),

@@ -12,14 +12,15 @@ from rich.text import Text
 
 from swapd.cli.common import console, print_json
 from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
-from swapd.plan import chunks, claims, deploy, paste, shares, sizes
+from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
 from swapd.plan.advise import Component, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import Server
 from swapd.plan.deploy import Deploy
-from swapd.plan.shares import Claim, GpuPlan
+from swapd.plan.shares import Claim, GpuPlan, Larger
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
+from swapd_client.vllm import checkpoint
 from swapd_client.vllm.options import KEY
 
 
@@ -140,7 +141,6 @@ def reports_of(
     gpus = {gpu for each in asked for s in each.deploy.stages for gpu in s.gpus}
     totals = _totals({*gpus, *on}, given_size("--device-memory", device_memory))
     beside = servers(totals)
-    _check_apart([each.deploy for each in asked], beside)
     components = [_components(each.deploy, each.sources) for each in asked]
     known = [_config(each.config, each.sources) for each in asked]
     given = [_rooms(each.rooms, each.deploy) for each in asked]
@@ -167,21 +167,6 @@ def reports_of(
         for each, said in zip(asked, notes, strict=True)
     ]
     return Together(reports, plans)
-
-
-def _check_apart(found: Sequence[Deploy], servers: Sequence[Server]) -> None:
-    """Check that no two stages of a GPU have the same name: they are components of one daemon."""
-    seen: dict[tuple[str, int], str] = {}
-    named = [(str(d.path), s.name, s.gpus) for d in found for s in d.stages]
-    for where, name, gpus in (*named, *(("a `vllm serve`", s.name, s.gpus) for s in servers)):
-        for gpu in gpus:
-            if other := seen.get((name, gpu)):
-                raise PlanError(
-                    f"GPU {gpu} would have two components called {name}, of {other} and of "
-                    f"{where}, and its daemon has one of each name: give one of them another by "
-                    "additional_config: {swapd: {component: NAME}}, or another GPU"
-                )
-        seen |= {(name, gpu): where for gpu in gpus}
 
 
 def _those_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
@@ -233,10 +218,25 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
             components.append(given)
         else:
             path = sizes.found(source)
-            components += sizes.of_path(path)
+            components += [_as_loaded(c, path, found) for c in sizes.of_path(path)]
             components += sizes.within(path, _inner(found))
-    sizes.check_names(components)
+    sizes.check_names(components, sources)
     return components
+
+
+def _as_loaded(c: Component, path: Path, found: Deploy) -> Component:
+    """A component of a model as vLLM-Omni loads it, if that is a stage: in the type of its numbers,
+    and with tensors of other stages that it keeps."""
+    stage = next((s for s in found.stages if c.name in claims.names_of(s)), None)
+    if stage is None or not path.is_dir():
+        return c
+    item = kv.item_bytes(stage.dtype, None)
+    loaded = checkpoint.loaded_bytes(str(path), c.name, item) or c.nbytes
+    if not c.blocks:
+        return msgspec.structs.replace(c, nbytes=loaded)
+    block = c.block_bytes * min(loaded, c.nbytes) // c.nbytes
+    rest = max(0, loaded - (c.nbytes - c.rest_bytes) * min(loaded, c.nbytes) // c.nbytes)
+    return msgspec.structs.replace(c, nbytes=loaded, block_bytes=block, rest_bytes=rest)
 
 
 def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | None:
@@ -349,8 +349,8 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
         asked, terms = _asked(found, plan)
         if terms and asked > plan.total_bytes:
             notes.append(
-                f"GPU {plan.gpu}: with the gpu_memory_utilization in {found.path.name} now "
-                f"({terms}) it would take {size(asked)} of {size(plan.total_bytes)}"
+                f"GPU {plan.gpu}: with the settings in {found.path.name} now ({terms}) it would "
+                f"take {size(asked)} of {size(plan.total_bytes)}"
             )
         notes += _caches_said(found, plan)
         if plan.by_block:
@@ -370,7 +370,7 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
 
 
 def _asked(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
-    """The stages' need of a GPU with the utilisations in their file, and these as a sum.
+    """The stages' need of a GPU with the settings in their file, and these as a sum.
 
     A stage with a set size of its KV cache takes no more than that and its workspace.
     """
@@ -382,11 +382,15 @@ def _asked(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
         if stage.kind == "diffusion":
             continue
         if stage.kv_cache_bytes is not None:
-            asked += share.room_bytes + stage.kv_cache_bytes - share.cache_bytes
+            asked += share.room_bytes
+            if stage.kv != "private":
+                continue  # it takes turns in the arena
+            asked += stage.kv_cache_bytes - share.cache_bytes
+            terms.append(f"a KV cache of {size(stage.kv_cache_bytes)} for {share.name}")
             continue
         stated = stage.utilization or deploy.DEFAULT_UTILIZATION
         asked += max(share.room_bytes, round(stated * plan.total_bytes) - share.cache_bytes)
-        terms.append(f"{stated:g} {share.name}")
+        terms.append(f"gpu_memory_utilization {stated:g} of {share.name}")
     return asked, " + ".join(terms)
 
 
@@ -407,7 +411,9 @@ def page(report: Report) -> RenderableType:
     for plan in report.gpus:
         parts += [Text(_sum(plan)), "", _table(plan), ""]
         parts += [Text(_budget(plan))] if plan.largest else []
-        parts += [Text(_turns(plan)), ""]
+        parts += [Text(_turns(plan))]
+        parts += [Text(plain(_trade(plan, plan.larger)))] if plan.larger else []
+        parts.append("")
     parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
     parts.append(Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"))
     copies = size(report.host_bytes)
@@ -448,6 +454,17 @@ def _turns(plan: GpuPlan) -> str:
         f"{who} take turns: {both}. A round that uses each once moves {size(plan.moved_bytes)} and "
         f"waits {seconds(plan.request_s)} for it; if stages left as wholes, "
         f"{size(plan.moved_whole_bytes)} and {seconds(plan.whole_s)}"
+    )
+
+
+def _trade(plan: GpuPlan, larger: Larger) -> str:
+    """The alternative with larger KV caches, its cost, and its options."""
+    caches = " and ".join(f"{size(nbytes)} for {name}" for name, nbytes in larger.caches.items())
+    rooms = {s.name: s.room_bytes for s in plan.shares}
+    options = [claims.given_room(n, nbytes + rooms[n]) for n, nbytes in larger.caches.items()]
+    return (
+        f"larger KV caches hold more requests, and cost copies: with {caches} a round moves "
+        f"{size(larger.moved_bytes)} and waits {seconds(larger.request_s)} ({' '.join(options)})"
     )
 
 

@@ -25,8 +25,9 @@ class Needs(NamedTuple):
     """The need of a stage's process without its weights. Bytes."""
 
     workspace: int
-    #: The smallest possible KV cache; 0 for a stage without one.
+    #: The smallest possible KV cache, 0 for a stage without one; and the largest of use, if known.
     least_cache: int = 0
+    most_cache: int | None = None
     cache: kv.Cache | None = None
     #: Layers of its decoder, which can leave one by one; 0 if unknown.
     layers: int = 0
@@ -98,8 +99,8 @@ def _claim(stage: Stage, parts: tuple[Part, ...], needs: Needs) -> Claim:
         parts=parts,
         at_once=_as_whole(stage),
         room=needs.workspace,
-        caches=needs.least_cache > 0,
         least_cache=needs.least_cache,
+        most_cache=needs.most_cache,
         cache=needs.cache,
         said=needs.said,
         graphs=stage.graphs and stage.kind != "diffusion",
@@ -157,13 +158,12 @@ def needs_of(
     # a plan wrote the size of a countable cache, as it wrote the utilisation: compute both again
     said = stage.kv_cache_bytes if cache is None else None
     if room is not None:
-        said = _left_of(stage, room, own, chunk)
-    if cache and said is not None and said < kv.least_bytes(cache):
-        raise PlanError(_too_small(stage, cache, said))
+        said = _left_of(stage, room, own, cache, chunk)
     least = kv.least_bytes(cache) if cache else USUAL_CACHE
     return Needs(
         workspace=own,
         least_cache=least if said is None else said,
+        most_cache=_most(stage, cache) if cache else None,
         cache=cache,
         layers=layout.layers if layout else 0,
         said=said is not None,
@@ -180,14 +180,35 @@ def _without_cache(stage: Stage, room: int | None) -> Needs:
     return Needs(room or usual, said, said=True, notes=() if room else (note,))
 
 
-def _left_of(stage: Stage, room: int, own: int, chunk: int) -> int:
-    if room < own + chunk:
-        raise PlanError(
-            f"--room {stage.name}={size(room)} leaves nothing for a KV cache: the workspace of "
-            f"{stage.name} alone takes {size(own)}. Give more, or set a smaller "
-            f"max_num_batched_tokens"
-        )
-    return (room - own) // chunk * chunk
+def _most(stage: Stage, cache: kv.Cache) -> int | None:
+    """The bytes that its requests can fill at once; None if that is unknown."""
+    if stage.max_requests is None or stage.caches_prefixes:
+        return None
+    return kv.least_bytes(cache, stage.max_requests)
+
+
+def _left_of(stage: Stage, room: int, own: int, cache: kv.Cache | None, chunk: int) -> int:
+    """The KV cache that a given room leaves. Raises: PlanError, with the room that would do."""
+    left = max(0, room - own) // chunk * chunk
+    least = in_chunks(kv.least_bytes(cache), chunk) if cache else chunk
+    if left >= least:
+        return left
+    need, shorter = f"a KV cache takes {size(least)}", "a smaller max_num_batched_tokens"
+    if cache:
+        each = size(kv.token_bytes(cache))
+        of = f"one request of its max_model_len, {cache.max_model_len} tokens of {each}"
+        need = f"a KV cache for {of}, takes {size(least)}"
+    if cache and (holds := kv.tokens_in(cache, left)):
+        shorter = f"max_model_len: {holds} or less"
+    raise PlanError(
+        f"--room {stage.name}={size(room)} is too small: the workspace of {stage.name} alone takes "
+        f"{size(own)}, and {need}. Give {given_room(stage.name, own + least)}, or set {shorter}"
+    )
+
+
+def given_room(name: str, nbytes: int) -> str:
+    """The option that gives a stage so many bytes of KV cache and workspace together."""
+    return f"--room {name}={-(-nbytes >> 20)}MiB"
 
 
 def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
@@ -202,16 +223,6 @@ def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
         block_tokens=stage.block_tokens or kv.BLOCK_TOKENS,
         item_bytes=kv.item_bytes(stage.dtype, stage.kv_cache_dtype),
         shards=stage.shards,
-    )
-
-
-def _too_small(stage: Stage, cache: kv.Cache, said: int) -> str:
-    holds = kv.tokens_in(cache, said)
-    instead = f"set max_model_len: {holds} or less, or a" if holds else "set a"
-    return (
-        f"{stage.name}: a KV cache of {size(said)} holds {holds} tokens, and one request of its "
-        f"max_model_len, {cache.max_model_len} tokens, takes {size(kv.least_bytes(cache))} "
-        f"({size(kv.token_bytes(cache))} each): {instead} larger --room {stage.name}=SIZE"
     )
 
 
@@ -242,7 +253,7 @@ def _notes(
 
 def check(name: str, deploy: Deploy) -> None:
     """Check that a given size is that of a stage in the file. Raises: PlanError."""
-    stages = {n for s in deploy.stages for n in (s.name, str(s.id), _ALSO.get(s.name))}
+    stages = {n for s in deploy.stages for n in names_of(s)}
     pipeline = any(s.kind == "diffusion" for s in deploy.stages) and name in COMPONENTS
     if name.partition(".")[0] in stages or pipeline:
         return
@@ -252,9 +263,14 @@ def check(name: str, deploy: Deploy) -> None:
     raise PlanError(f"{deploy.path} has no stage {name!r}; {hint}")
 
 
+def names_of(stage: Stage) -> tuple[str, ...]:
+    """The names of its weights: its own, its number, and its other name in checkpoints."""
+    return tuple(filter(None, (stage.name, str(stage.id), _ALSO.get(stage.name))))
+
+
 def _weights(stage: Stage, deploy: Deploy, found: Mapping[str, Component]) -> list[Component]:
     """The whole weights of a stage: one component, or the components of a diffusion stage."""
-    for name in (stage.name, str(stage.id), _ALSO.get(stage.name, "")):
+    for name in names_of(stage):
         if name in found:
             return [found[name]]
     if stage.kind == "diffusion":

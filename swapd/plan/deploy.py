@@ -70,6 +70,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     #: Types of the numbers in it, and in its KV cache, if set.
     dtype: str | None = None
     kv_cache_dtype: str | None = None
+    #: Most requests in a step, if set; and whether its KV cache keeps prefixes of earlier requests.
+    max_requests: int | None = None
+    caches_prefixes: bool = True
     #: Whether another model drafts tokens for it.
     drafts: bool = False
     #: Treatment of its KV cache between two turns; and its `additional_config`, which sets that.
@@ -325,6 +328,8 @@ def _stage(
         step_tokens=_tokens(where, flat, "max_num_batched_tokens"),
         dtype=_text(where, flat, "dtype"),
         kv_cache_dtype=_text(where, flat, "kv_cache_dtype"),
+        max_requests=_number(where, flat, "max_num_seqs", int, _TOKENS_MAX),
+        caches_prefixes=flat.get("enable_prefix_caching") is not False,
         drafts=bool(flat.get("speculative_config")),
         kv=options.kv,
         additional=additional,

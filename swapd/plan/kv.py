@@ -159,9 +159,12 @@ def request_bytes(cache: Cache, tokens: int | None = None) -> int:
     return (-(-length // cache.block_tokens) + cache.partial) * cache.block_bytes
 
 
-def least_bytes(cache: Cache) -> int:
-    """Bytes of the smallest cache with which vLLM starts: one request, and the null block."""
-    return request_bytes(cache) + cache.block_bytes
+def least_bytes(cache: Cache, requests: int = 1) -> int:
+    """Bytes of the smallest cache that holds so many of the longest requests, and the null block.
+
+    vLLM starts with that of one request.
+    """
+    return requests * request_bytes(cache) + cache.block_bytes
 
 
 def tokens_in(cache: Cache, nbytes: int) -> int:

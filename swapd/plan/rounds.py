@@ -4,7 +4,8 @@ A turn needs all weights of its stage, and its KV cache. A cache is never copied
 move.
 """
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -69,14 +70,16 @@ def kept_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> li
         own = least(total)
         return sum(own) <= total and all(n <= top for n, top in zip(own, most, strict=True))
 
-    low, high = 0, sum(most) // chunk
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if possible(middle * chunk) else (low, middle - 1)
-    kept = least(low * chunk)
-    left = low * chunk - sum(kept)
+    total = largest(sum(most) // chunk, lambda n: possible(n * chunk)) * chunk
+    kept = least(total)
+    left = total - sum(kept)
     for number in sorted(range(len(turns)), key=lambda n: turns[n].taken):  # small stages first
         more = min(left, most[number] - kept[number])
         kept[number] += more
         left -= more
     return kept
+
+
+def largest(most: int, possible: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that is possible; 0 is. If one is not, no larger one is."""
+    return bisect(range(1, most + 1), False, key=lambda n: not possible(n))

@@ -3,13 +3,15 @@
 The daemon's arena counts once, for the weights and KV caches of all stages with swapd. It holds
 all of them if they fit. Else it gets the rest of the GPU, which must hold the largest turn: the
 permanent components, and one stage's weights by layer with its KV cache. A KV cache takes turns
-even if weights stay: the stage leases both together, and the cache leaves for other stages. The
+even if weights stay: the stage leases both together, and the cache leaves for other stages. It
+holds one request, and more as far as that has a round move no more bytes. The
 workspace of each stage (activations, buffers) is its room: torch keeps it from turn to turn.
 Besides, each process has a CUDA context, and its CUDA graphs are in no stage's share.
 """
 
 from collections.abc import Mapping, Sequence
 from math import floor
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -22,8 +24,8 @@ from swapd.shared.units import size
 
 _GIB = 1 << 30
 
-#: Default KV cache: of stages that fit together; and of stages that take turns, as far as a turn
-#: has room for it.
+#: Least KV cache of an unknown model; and the largest of a stage that takes turns, but for that of
+#: one request.
 USUAL_CACHE = 2 * _GIB
 TURNS_CACHE = 8 * _GIB
 #: Memory of a process on a GPU before its first allocation.
@@ -78,9 +80,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     at_once: bool = True
     #: Memory outside the arena; without swapd, all its memory.
     room: int
-    #: Whether it has a KV cache, that cache's least size, and its layout if known.
-    caches: bool = False
+    #: The least size of its KV cache, 0 without one; the largest of use, and its layout, if known.
     least_cache: int = 0
+    most_cache: int | None = None
     cache: kv.Cache | None = None
     #: Whether a setting fixes the cache's size, so that it gets no more.
     said: bool = False
@@ -94,6 +96,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     def chunk(self) -> int:
         """The daemon's chunk size."""
         return self.parts[0].chunk if self.parts else CHUNK_BYTES
+
+    def cache_bytes(self, most: int = 0) -> int:
+        """Its KV cache in whole chunks: `most` bytes if that is of use, and at least its least."""
+        least = in_chunks(self.least_cache, self.chunk)
+        if self.said or not least:
+            return least
+        useful = most if self.most_cache is None else in_chunks(self.most_cache, self.chunk)
+        return max(least, min(most, useful))
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -126,6 +136,15 @@ class Taken(msgspec.Struct, frozen=True):
         return f"{size(self.nbytes)} {self.what}"
 
 
+class Larger(msgspec.Struct, frozen=True):
+    """KV caches as large as each turn has room for, and the cost of a round with them."""
+
+    #: Bytes, by stage: those that are larger than planned.
+    caches: dict[str, int]
+    moved_bytes: int
+    request_s: float
+
+
 class GpuPlan(msgspec.Struct, frozen=True):
     """One GPU's memory, divided."""
 
@@ -148,6 +167,8 @@ class GpuPlan(msgspec.Struct, frozen=True):
     request_s: float
     moved_whole_bytes: int
     whole_s: float
+    #: The alternative to the planned KV caches, if it costs copies.
+    larger: Larger | None
     #: The daemon's chunk size: all sizes in the arena are whole chunks.
     chunk_bytes: int
     #: Components that load by block, again at each step.
@@ -187,42 +208,102 @@ def divide(
     """
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
-    room = sum(c.room for c in ours)
-    chunk = ours[0].chunk if ours else CHUNK_BYTES
-    free = (total - sum(t.nbytes for t in beside) - room) // chunk * chunk
+    free = _free(ours, total, beside)
     if ours and budget is not None:
-        given = budget // chunk * chunk
-        if given > free:
-            raise DoesNotFit(_too_large(gpu, budget, ours, total, beside, free))
-        beside.append(Taken(free - given, f"outside of the budget of {size(budget)}"))
-        free = given
-    if ours and free < _needed(ours, _least_caches(ours)):
-        raise DoesNotFit(_too_much(gpu, claims, total, beside, free))
-    caches = _caches(ours, max(0, free))
-    whole = sum(p.taken for c in ours for p in c.parts) + sum(caches.values())
-    arena = min(whole, free) if ours else 0
-    fits = arena >= whole
-    stays = sum(_staying(c) for c in ours)
-    moved, moved_whole = (0, 0) if fits else _moved(_turns(ours, caches), arena - stays, chunk)
+        beside.append(_outside(gpu, ours, total, beside, budget))
+        free -= beside[-1].nbytes
+    arena = _Arena(ours, free)
+    if ours and free < arena.needed(_least_caches(ours)):
+        raise DoesNotFit(_too_much(gpu, claims, total, beside, arena))
+    return _plan(gpu, claims, total, bytes_per_s, beside, arena)
+
+
+def _free(ours: Sequence[Claim], total: int, beside: Sequence[Taken]) -> int:
+    """Memory for an arena, in whole chunks; negative if the rest alone exceeds the GPU."""
+    free = total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
+    return free // _chunk(ours) * _chunk(ours)
+
+
+def _outside(
+    gpu: int, ours: Sequence[Claim], total: int, beside: Sequence[Taken], budget: int
+) -> Taken:
+    """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
+    free = _free(ours, total, beside)
+    if (given := budget // _chunk(ours) * _chunk(ours)) > free:
+        raise DoesNotFit(_too_large(gpu, budget, ours, total, beside, free))
+    return Taken(free - given, f"outside of the budget of {size(budget)}")
+
+
+def _chunk(ours: Sequence[Claim]) -> int:
+    return ours[0].chunk if ours else CHUNK_BYTES
+
+
+class _Arena(NamedTuple):
+    """An arena of at most `nbytes`, and the stages that share it. Bytes."""
+
+    ours: Sequence[Claim]
+    nbytes: int
+
+    @property
+    def stays(self) -> int:
+        return sum(_staying(c) for c in self.ours)
+
+    def needed(self, caches: Mapping[str, int]) -> int:
+        """The permanent components, and the largest turn."""
+        return self.stays + max((_turning(c, caches[c.name]) for c in self.ours), default=0)
+
+    def whole(self, caches: Mapping[str, int]) -> int:
+        """All of them at once."""
+        return sum(p.taken for c in self.ours for p in c.parts) + sum(caches.values())
+
+    def fits(self, caches: Mapping[str, int]) -> bool:
+        return self.whole(caches) <= self.nbytes
+
+    def cost(self, caches: Mapping[str, int]) -> tuple[bool, int]:
+        """Whether stages take turns, and the bytes of a round."""
+        return not self.fits(caches), self.moved(caches)[0]
+
+    def moved(self, caches: Mapping[str, int]) -> tuple[int, int]:
+        """Bytes of a round by layers, and as a whole."""
+        if self.fits(caches):
+            return 0, 0
+        return _moved(_turns(self.ours, caches), self.nbytes - self.stays, _chunk(self.ours))
+
+
+def _plan(
+    gpu: int,
+    claims: Sequence[Claim],
+    total: int,
+    bytes_per_s: float,
+    beside: Sequence[Taken],
+    arena: _Arena,
+) -> GpuPlan:
+    ours, caches = arena.ours, _caches(arena)
+    budget = max(0, min(arena.whole(caches), arena.nbytes))
+    moved, moved_whole = arena.moved(caches)
     turning = {c.name: _turning(c, caches[c.name]) for c in ours}
     largest = max(ours, key=lambda c: turning[c.name], default=None)
+    outside = sum(t.nbytes for t in beside) + sum(c.room for c in ours)
     return GpuPlan(
         gpu=gpu,
         total_bytes=total,
-        budget_bytes=arena,
-        shares=tuple(_share(c, caches.get(c.name, 0), fits, bytes_per_s) for c in claims),
+        budget_bytes=budget,
+        shares=tuple(
+            _share(c, caches.get(c.name, 0), arena.fits(caches), bytes_per_s) for c in claims
+        ),
         beside=tuple(beside),
-        left_bytes=max(0, free - arena),  # negative if stages without swapd exceed the GPU
-        stays_bytes=sum(t.nbytes for t in beside) + room + stays,
+        left_bytes=max(0, arena.nbytes - budget),  # 0 if stages without swapd exceed the GPU
+        stays_bytes=outside + arena.stays,
         largest=largest.name if largest else "",
         turn_bytes=turning[largest.name] if largest else 0,
-        turn_cache_bytes=turning[largest.name] - _turning(largest, 0) if largest else 0,
+        turn_cache_bytes=caches[largest.name] if largest else 0,
         moved_bytes=moved,
         request_s=moved / bytes_per_s,
         moved_whole_bytes=moved_whole,
         whole_s=moved_whole / bytes_per_s,
-        chunk_bytes=chunk,
-        by_block=_by_block(ours, arena),
+        larger=_larger(arena, caches, bytes_per_s),
+        chunk_bytes=_chunk(ours),
+        by_block=_by_block(ours, budget),
     )
 
 
@@ -250,7 +331,7 @@ def divide_all(
     if len(least) == len(set(found)):
         return plans
     same = {
-        gpu: [replace(c, least_cache=least[c.name], said=True) if c.caches else c for c in on]
+        gpu: [replace(c, least_cache=least[c.name], said=True) if c.least_cache else c for c in on]
         for gpu, on in claims.items()
     }
     return divided(same)
@@ -288,41 +369,52 @@ def _turning(claim: Claim, cache: int) -> int:
     return weights + cache
 
 
-def _needed(ours: Sequence[Claim], caches: Mapping[str, int]) -> int:
-    """The permanent components, and the largest turn."""
-    stays = sum(_staying(c) for c in ours)
-    return stays + max((_turning(c, caches[c.name]) for c in ours), default=0)
-
-
 # --- KV caches -----------------------------------------------------------------------------
 
 
 def _least_caches(ours: Sequence[Claim]) -> dict[str, int]:
-    return {c.name: in_chunks(c.least_cache, c.chunk) for c in ours}
+    return {c.name: c.cache_bytes() for c in ours}
 
 
-def _caches(ours: Sequence[Claim], free: int) -> dict[str, int]:
-    """The KV cache of each: a share of the rest if all fits, else the rest of its own turn."""
-    least = _least_caches(ours)
-    grow = [c for c in ours if c.caches and not c.said]
-    usual = least | {c.name: max(least[c.name], USUAL_CACHE) for c in grow}
-    left = free - sum(p.taken for c in ours for p in c.parts) - sum(usual.values())
-    if left >= 0:
-        of = sum(c.weights for c in grow) or 1
-        more = {c.name: left * c.weights // of // c.chunk * c.chunk for c in grow}
-        return {name: nbytes + more.get(name, 0) for name, nbytes in usual.items()}
-    caches = dict(least)
-    for claim in grow:
-        room = max(0, free - _own(ours, claim, caches))
-        wanted = max(least[claim.name], TURNS_CACHE)
-        caches[claim.name] += min(room, wanted - caches[claim.name])
+def _caches(arena: _Arena) -> dict[str, int]:
+    """The KV cache of each: its least, and more by its weights as far as that costs nothing."""
+    caches = _least_caches(arena.ours)
+    limit = arena.nbytes if arena.fits(caches) else TURNS_CACHE
+    grow = [c for c in arena.ours if c.least_cache and not c.said and c.weights]
+    for some in (grow, *([c] for c in grow)):  # together, then each as far as it can alone
+        caches = _grown(arena, caches, some, limit)
     return caches
 
 
-def _own(ours: Sequence[Claim], claim: Claim, caches: Mapping[str, int]) -> int:
-    """The permanent components, and the turn of `claim`."""
-    stays = sum(_staying(c) for c in ours)
-    return stays + _turning(claim, caches[claim.name])
+def _grown(
+    arena: _Arena, caches: Mapping[str, int], some: Sequence[Claim], limit: int
+) -> dict[str, int]:
+    """`caches`, with those of `some` larger by their weights, at most `limit`, at no cost."""
+    weights = [c.weights for c in some] or [1]
+
+    def more(chunks: int) -> dict[str, int]:
+        by = {c: chunks * c.weights // sum(weights) * c.chunk for c in some}
+        larger = {c.name: c.cache_bytes(min(limit, caches[c.name] + n)) for c, n in by.items()}
+        return {**caches, **larger}
+
+    def costs_nothing(chunks: int) -> bool:
+        larger = more(chunks)
+        return arena.needed(larger) <= arena.nbytes and arena.cost(larger) <= arena.cost(caches)
+
+    # so many that the lightest of them alone could have all memory
+    chunks = arena.nbytes // _chunk(arena.ours) * -(-sum(weights) // min(weights))
+    return more(rounds.largest(chunks, costs_nothing))
+
+
+def _larger(arena: _Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
+    """The cost of KV caches as large as their turns have room for; None if it is no higher."""
+    turns = {c.name: arena.nbytes - arena.stays - _turning(c, 0) for c in arena.ours}
+    most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}
+    more = {name: nbytes for name, nbytes in most.items() if nbytes > caches[name]}
+    moved, _ = arena.moved({**caches, **more})
+    if arena.fits(caches) or moved <= arena.moved(caches)[0]:
+        return None
+    return Larger(more, moved, moved / bytes_per_s)
 
 
 # --- turns ---------------------------------------------------------------------------------
@@ -411,21 +503,20 @@ def _less(ours: Sequence[Claim], beside: Sequence[Taken]) -> str:
 
 
 def _too_much(
-    gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Taken], free: int
+    gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Taken], arena: _Arena
 ) -> str:
-    ours = [c for c in claims if c.ours]
-    caches = _least_caches(ours)
-    less = _less(ours, beside)
-    left = size(free) if free > 0 else "nothing"
+    ours, caches = arena.ours, _least_caches(arena.ours)
+    needed = arena.needed(caches)
+    left = size(arena.nbytes) if arena.nbytes > 0 else "nothing"
     stay = [(c, _staying(c)) for c in ours]
     terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]
     largest = max(ours, key=lambda c: _turning(c, caches[c.name]))
     if _turning(largest, caches[largest.name]):
         terms.append(f"{largest.name}, the largest that takes turns ({_turn_in_words(largest)})")
     return (
-        f"GPU {gpu} cannot hold these: {size(total)}{less} leaves {left} for weights and KV "
-        f"caches, and {' + '.join(terms)} = {size(_needed(ours, caches))} must fit there at once. "
-        f"{_remedies(claims, largest, free - _needed(ours, caches))}"
+        f"GPU {gpu} cannot hold these: {size(total)}{_less(ours, beside)} leaves {left} for "
+        f"weights and KV caches, and {' + '.join(terms)} = {size(needed)} must fit there at once. "
+        f"{_remedies(claims, largest, arena.nbytes - needed)}"
     )
 
 
@@ -448,9 +539,9 @@ def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
         longest = kv.tokens_in(largest.cache, least + short)
         if longest > 0:
             ways.append(f"max_model_len: {longest} or less for {largest.name}")
-    elif largest.said and largest.caches:
+    elif largest.said and largest.least_cache:
         ways.append(f"a smaller KV cache (--room {largest.name}=SIZE)")
-    if largest.caches and not largest.cache:
+    if largest.least_cache and not largest.cache:
         ways.append("the model's config.json (--config FILE), from which caches are counted")
     ways.append(f"less workspace (a smaller max_num_batched_tokens for {largest.name})")
     if graphs := [c.name for c in claims if c.graphs]:

@@ -124,11 +124,21 @@ def _family(name: str, parts: Mapping[str, int]) -> Component:
     return Component(name, total, len(blocks), max(blocks), total - sum(blocks))
 
 
-def check_names(found: Iterable[Component]) -> None:
-    """Check that names are unique, and possible in settings. Raises: PlanError."""
+def check_names(found: Iterable[Component], sources: Iterable[str]) -> None:
+    """Check that names are unique, and possible in settings. Raises: PlanError.
+
+    `sources`: the words of the command line with their sizes.
+    """
     names = [c.name for c in found]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise PlanError(f"several components are called {', '.join(sorted(twice))}")
+    for twice in (name for name in names if names.count(name) > 1):
+        said = next((s for s in sources if s.startswith(f"{twice}=") and named(s)), None)
+        why = (
+            f"{said} is one more size of its weights. If it belongs to an option, write the option "
+            f"before each of its values, as in --room {said}"
+            if said
+            else "plan them one by one"
+        )
+        raise PlanError(f"several components are called {twice}: {why}")
     for name in names:
         if problem := problem_with_text("the name of a component", name):
             raise PlanError(problem)

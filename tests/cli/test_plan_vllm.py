@@ -12,6 +12,7 @@ import yaml
 from swapd.cli.plan_vllm import report_of
 from swapd.plan import deploy
 from swapd.plan.advise import DoesNotFit
+from swapd.shared.units import seconds, size
 from tests.plan import omni
 from tests.plan.test_sizes import save
 
@@ -21,15 +22,14 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "vllm-omni"
 GIB = 1 << 30
 CARD = ("--device-memory", "80GiB", "--bandwidth", "25GB/s")
 QWEN3 = ("thinker=60GiB", "talker=8.5GiB", "code2wav=0.41GiB")
-#: KV cache and activations of each stage in the plan for 80 GiB when caches did not take turns.
-ROOM_BEFORE = {"thinker": 4 * GIB, "talker": 4 * GIB}
 AR = "swapd_client.vllm.omni.ARWorker"
 
 
 @pytest.fixture
 def qwen3(tmp_path: Path) -> Path:
     """The overlay beside a base file like the one that it names."""
-    stages = [{"stage_id": n, "devices": str(n), "gpu_memory_utilization": 0.9} for n in range(3)]
+    said = {"gpu_memory_utilization": 0.9, "max_num_seqs": 64, "enable_prefix_caching": False}
+    stages = [{"stage_id": n, "devices": str(n), **said} for n in range(3)]
     base = {"async_chunk": True, "stages": stages}
     (tmp_path / "qwen3_omni_moe.yaml").write_text(yaml.safe_dump(base))
     path = tmp_path / "qwen3_omni.yaml"
@@ -51,7 +51,7 @@ def refused(*words: object) -> str:
     return swapd("plan", "--vllm", *words, status=1).stderr
 
 
-def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_by_turns(
+def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_as_far_as_that_moves_nothing(
     qwen3: Path, model: Path
 ) -> None:
     report = plan(qwen3, model, *CARD)
@@ -59,11 +59,10 @@ def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_by_turns(
     assert report["serve"] == ["swapd serve --device cuda:0 --budget 68672MiB --chunk 64MiB"]
     assert [s["takes_turns"] for s in gpu["shares"]] == [True, True, True]
     shares = {s["name"]: s for s in gpu["shares"]}
-    for name, before in ROOM_BEFORE.items():
+    for name in ("thinker", "talker"):
         share = shares[name]
         assert share["max_model_len"] == 65536  # the limit of the model
         assert share["cache_tokens"] >= 65536
-        assert share["cache_bytes"] + share["room_bytes"] >= 2 * before
     assert shares["code2wav"]["cache_bytes"] == 0  # it has no KV cache
     beside = sum(t["nbytes"] for t in gpu["beside"]) + sum(s["room_bytes"] for s in gpu["shares"])
     assert gpu["stays_bytes"] == beside
@@ -99,11 +98,9 @@ def test_chunks_are_counted_with_and_said_to_the_daemon(qwen3: Path, model: Path
         parts = 2 * (16 * chunk + 1246241280)
         assert gpu["moved_bytes"] <= 2 * (needed - gpu["budget_bytes"]) + parts
         shares = {s["name"]: s for s in gpu["shares"]}
-        for name, before in ROOM_BEFORE.items():
-            share = shares[name]
+        for share in (shares["thinker"], shares["talker"]):
             assert not share["cache_bytes"] % chunk
             assert share["cache_tokens"] >= share["max_model_len"] == 65536
-            assert share["cache_bytes"] + share["room_bytes"] >= 2 * before
     moved = by_64["gpus"][0]["moved_bytes"], by_256["gpus"][0]["moved_bytes"]
     assert moved[0] < moved[1], "what leaves is a part, of as many chunks"
 
@@ -113,7 +110,7 @@ def test_under_strict_isolation_the_chunks_are_those_of_the_shorter_round(
 ) -> None:
     strict = plan(qwen3, model, *CARD, "--isolation", "strict")
     assert strict["serve"][0].endswith(" --chunk 64MiB --isolation strict")
-    assert strict["chunk_from"].startswith("in chunks of 256 MiB a round would move 15.88 GiB")
+    assert strict["chunk_from"].startswith("in chunks of 256 MiB a round would move 11.24 GiB")
     assert strict["gpus"] == plan(qwen3, model, *CARD)["gpus"]
     fast = (*CARD[:2], "--bandwidth", "900GB/s", "--isolation", "strict")
     strict = plan(qwen3, model, *fast)
@@ -137,11 +134,15 @@ def test_people_are_told_the_sum_the_turns_and_what_to_paste(qwen3: Path, model:
     shown = " ".join(swapd("plan", "--vllm", qwen3, model, *CARD).stdout.split())
     assert "GPU 0: 80 GiB - 2 GiB CUDA contexts of 4 processes - 4 GiB CUDA graphs of" in shown
     assert "leaves 67.06 GiB for weights and KV caches, counted once" in shown
-    assert "thinker 59.08 GiB 6.688 GiB 73024 1.609 GiB" in shown
-    assert "stays: 12.91 GiB. The largest turn is that of thinker: 67.06 GiB" in shown
+    assert "thinker 59.08 GiB 6.375 GiB 69616 1.609 GiB" in shown
+    assert "stays: 12.91 GiB. The largest turn is that of thinker: 66.75 GiB" in shown
     assert "thinker, talker, code2wav take turns: 65.68 GiB of weights" in shown
-    assert "moves 14.72 GiB and waits 632 ms for it; if stages left as wholes, 65.68 GiB" in shown
-    assert "host memory for copies of weights and KV caches: 80.36 GiB" in shown
+    assert "moves 7.457 GiB and waits 320 ms for it; if stages left as wholes, 65.68 GiB" in shown
+    assert (
+        "with 6.688 GiB for thinker and 8 GiB for talker a round moves 14.72 GiB and waits 632 ms "
+        "(--room thinker=8496MiB --room talker=9520MiB)"
+    ) in shown
+    assert "host memory for copies of weights and KV caches: 73.68 GiB" in shown
     assert "swapd serve --device cuda:0 --budget 68672MiB --chunk 64MiB" in shown
     assert "max_model_len: 65536" in shown
 
@@ -204,7 +205,7 @@ def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: P
     assert own["async_chunk"] is True, "as in the file that it is based on"
     assert [s["gpu_memory_utilization"] for s in own["stages"]] == [0.02, 0.016, 0.025]
     caches = [s.get("kv_cache_memory_bytes") for s in own["stages"]]
-    assert caches == [107 * 64 * MIB, 8 * GIB, None]
+    assert caches == [102 * 64 * MIB, 26 * 64 * MIB, None]
     assert [s.get("max_model_len") for s in own["stages"]] == [65536, 65536, None]
     assert own["stages"][0]["worker_cls"] == AR
     said = [s["additional_config"]["swapd"] for s in own["stages"]]
@@ -217,7 +218,7 @@ def test_the_deploy_file_alone_can_be_kept(qwen3: Path, model: Path, tmp_path: P
 def test_a_cache_of_another_size_in_the_file_is_said_and_can_be_kept(
     qwen3: Path, model: Path
 ) -> None:
-    qwen3.write_text(qwen3.read_text().replace("8589934592", "4294967296"))
+    qwen3.write_text(qwen3.read_text().replace("1744830464", "4294967296"))
     (note,) = [n for n in plan(qwen3, model, *CARD)["notes"] if "would keep it" in n]
     assert "talker: qwen3_omni.yaml has a KV cache of 4 GiB" in note
     room = note.partition("--room ")[2].split()[0]
@@ -242,49 +243,128 @@ def test_stages_that_stream_go_on_to_and_are_told_which_change_places(
     assert not any("async_chunk" in n for n in report["notes"])
 
 
-def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path) -> None:
+def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path, model: Path) -> None:
     text = qwen3.read_text().replace("utilization: 0.02 ", "utilization: 0.9 ")
-    qwen3.write_text(text.replace("    kv_cache_memory_bytes: 7180648448\n", ""))
+    qwen3.write_text(text.replace("    kv_cache_memory_bytes: 6845104128\n", ""))
     (note,) = [n for n in plan(qwen3, *QWEN3, *CARD)["notes"] if "it would take" in n]
-    assert "GPU 0: with the gpu_memory_utilization in qwen3_omni.yaml now (0.9 thinker" in note
+    assert "settings in qwen3_omni.yaml now (gpu_memory_utilization 0.9 of thinker" in note
+    private = re.sub(r", kv: auto", "", text).replace("1744830464", "17448304640")
+    qwen3.write_text(private)
+    (note,) = [n for n in plan(qwen3, model, *CARD)["notes"] if "it would take" in n]
+    assert "+ a KV cache of 16.25 GiB for talker" in note
+
+
+def beside_its_base(folder: Path, name: str) -> Path:
+    """One of the overlays, beside a base file with the memory settings of vllm-omni's own."""
+    overlay = yaml.safe_load((DEPLOY / f"swapd_{name}.yaml").read_text())
+    said = {
+        "enforce_eager": name != "qwen3_omni",
+        "enable_prefix_caching": False,
+        "max_num_seqs": 64 if name == "qwen3_omni" else 1,
+    }
+    stages = [{"stage_id": n, **said} for n in range(len(overlay["stages"]))]
+    base = {"async_chunk": name == "qwen3_omni", "stages": stages}
+    (folder / overlay["base_config"]).write_text(yaml.safe_dump(base))
+    path = folder / f"swapd_{name}.yaml"
+    path.write_text((DEPLOY / path.name).read_text())
+    return path
+
+
+#: The models of the overlays and of the page's table: a deploy file, a config.json, and sizes.
+MODELS = {
+    "Qwen2.5-Omni-3B": ("qwen2_5_omni", omni.QWEN2_5_3B, omni.QWEN2_5_3B_BYTES),
+    "Qwen2.5-Omni-7B": ("qwen2_5_omni", omni.QWEN2_5, omni.QWEN2_5_BYTES),
+    "Qwen3-Omni-30B-A3B": ("qwen3_omni", omni.QWEN3, omni.QWEN3_BYTES),
+}
+WAN = ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")
 
 
 @pytest.mark.parametrize(
-    ("name", "memory", "sizes", "config"),
+    ("name", "memory", "which"),
     [
-        (
-            "qwen2_5_omni",
-            "48GiB",
-            ("thinker=17GiB", "talker=3GiB", "code2wav=1.5GiB"),
-            omni.QWEN2_5,
-        ),
-        ("qwen3_omni", "80GiB", (), omni.QWEN3),
-        ("wan2_2", "24GiB", ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB"), None),
+        ("qwen2_5_omni", "48GiB", "Qwen2.5-Omni-7B"),
+        ("qwen3_omni", "80GiB", "Qwen3-Omni-30B-A3B"),
+        ("wan2_2", "24GiB", None),
     ],
 )
 def test_the_overlays_values_are_those_of_the_gpu_that_they_are_said_to_be_for(
-    tmp_path: Path,
-    model: Path,
-    name: str,
-    memory: str,
-    sizes: tuple[str, ...],
-    config: dict[str, Any] | None,
+    tmp_path: Path, name: str, memory: str, which: str | None
 ) -> None:
-    overlay = yaml.safe_load((DEPLOY / f"swapd_{name}.yaml").read_text())
-    eager = name != "qwen3_omni"  # as in vllm-omni's own files
-    stages = [{"stage_id": n, "enforce_eager": eager} for n in range(len(overlay["stages"]))]
-    (tmp_path / overlay["base_config"]).write_text(yaml.safe_dump({"stages": stages}))
-    path = tmp_path / f"swapd_{name}.yaml"
-    path.write_text((DEPLOY / path.name).read_text())
-    (model / "config.json").write_text(json.dumps(config))
-    named = ("--config", model / "config.json") if config else ()
-    report = plan(path, *(sizes or (model,)), "--device-memory", memory, *named)
+    path = beside_its_base(tmp_path, name)
+    sizes = (omni.write(tmp_path / "model", *MODELS[which][1:]),) if which else WAN
+    report = plan(path, *sizes, "--device-memory", memory)
     assert not [n for n in report["notes"] if "it would take" in n or "would keep it" in n]
-    for stage in overlay["stages"]:
+    for stage in yaml.safe_load(path.read_text())["stages"]:
         settings = report["settings"][str(stage["stage_id"])]
         if name != "wan2_2":  # which fits with room to spare
             assert {key: stage[key] for key in settings} == settings
     assert f" {memory.removesuffix('GiB')}" in (DEPLOY / "README.md").read_text()
+
+
+def test_the_page_says_what_a_round_of_each_overlay_moves_on_each_gpu(tmp_path: Path) -> None:
+    page = (DEPLOY / "README.md").read_text()
+    heading, _, *rows = page[page.index("| model | 24 GiB |") :].partition("\n\n")[0].splitlines()
+    cards = [cell.strip().replace(" ", "") for cell in heading.strip("| ").split("|")][1:]
+    said = {cells[0]: cells[1:] for row in rows if (cells := row.strip("| ").split(" | "))}
+    assert cards == ["24GiB", "40GiB", "48GiB", "80GiB"]
+    assert said.keys() == MODELS.keys()
+    for model, (name, config, sizes) in MODELS.items():
+        path = beside_its_base(tmp_path, name)
+        folder = omni.write(tmp_path / model, config, sizes)
+        for card, cell in zip(cards, said[model], strict=True):
+            try:
+                found = report_of(deploy.read(path), [str(folder)], device_memory=card)
+            except DoesNotFit:
+                assert cell == "refused", (model, card)
+                continue
+            (gpu,) = found.gpus
+            fits = "" if gpu.takes_turns else ", all fits"
+            assert cell == f"{size(gpu.moved_bytes)}, {seconds(gpu.request_s)}{fits}".replace(
+                ", 0 us", ""
+            ), (model, card)
+
+
+def test_a_round_of_qwen2_5_omni_moves_nothing_where_one_request_each_fits(tmp_path: Path) -> None:
+    """The base file has max_num_seqs: 1 and no prefixes, so a larger cache would be of no use."""
+    path = beside_its_base(tmp_path, "qwen2_5_omni")
+    folder = omni.write(tmp_path / "model", omni.QWEN2_5, omni.QWEN2_5_BYTES)
+    (gpu,) = report_of(deploy.read(path), [str(folder)], device_memory="40GiB").gpus
+    assert [s.cache_tokens for s in gpu.shares] == [33920, 34112, 0]
+    assert (gpu.moved_bytes, gpu.larger) == (0, None)
+
+
+def test_a_stage_is_counted_with_the_tensors_of_others_that_it_keeps_and_in_its_own_type(
+    tmp_path: Path,
+) -> None:
+    """Qwen2.5-Omni's talker keeps the thinker's embedding; token2wav is loaded in 16 bits."""
+    path = beside_its_base(tmp_path, "qwen2_5_omni")
+    folder = omni.write(tmp_path / "model", omni.QWEN2_5, omni.QWEN2_5_BYTES)
+    thinker, talker, code2wav = plan(path, folder, "--device-memory", "48GiB")["gpus"][0]["shares"]
+    own = {
+        name: sum(n for k, n in omni.QWEN2_5_BYTES.items() if k.startswith(name))
+        for name in ("thinker", "talker", "token2wav")
+    }
+    assert thinker["weights_bytes"] == own["thinker"]
+    embedding = omni.QWEN2_5_BYTES["thinker.model.embed_tokens.weight"]
+    assert talker["weights_bytes"] == own["talker"] + embedding
+    assert code2wav["weights_bytes"] == own["token2wav"] // 2
+    path.write_text(
+        path.read_text().replace(
+            "component: code2wav}}", "component: code2wav}}\n    dtype: float32"
+        )
+    )
+    *_, code2wav = plan(path, folder, "--device-memory", "48GiB")["gpus"][0]["shares"]
+    assert code2wav["weights_bytes"] == own["token2wav"]
+
+
+def test_a_size_behind_an_option_for_another_stage_is_told_from_a_second_component(
+    qwen3: Path, model: Path
+) -> None:
+    said = refused(qwen3, model, *CARD, "--room", "thinker=8GiB", "talker=3GiB")
+    assert (
+        "several components are called talker: talker=3GiB is one more size of its weights" in said
+    )
+    assert "write the option before each of its values, as in --room talker=3GiB" in said
 
 
 def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
@@ -294,8 +374,8 @@ def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"async_chunk": False, "stages": [a, b]}))
     report = plan(path, "0=20GiB", "1=8GiB", "--device-memory", "40GiB")
     assert report["serve"] == [
-        "swapd serve --device cuda:0 --budget 15936MiB --chunk 64MiB",
-        "swapd serve --device cuda:1 --budget 29120MiB --chunk 64MiB",
+        "swapd serve --device cuda:0 --budget 16000MiB --chunk 64MiB",
+        "swapd serve --device cuda:1 --budget 29184MiB --chunk 64MiB",
     ]
     # one value for the stage, on both GPUs
     caches = [
@@ -331,8 +411,8 @@ def test_sizes_are_read_from_the_model(qwen3: Path, tmp_path: Path) -> None:
 def test_what_cannot_fit_is_refused_with_the_sum(qwen3: Path) -> None:
     said = refused(qwen3, *QWEN3, "--device-memory", "48GiB")
     assert "GPU 0 cannot hold these: 48 GiB - 2 GiB CUDA contexts of 4 processes" in said
-    assert "thinker, the largest that takes turns (60 GiB of weights + 6.688 GiB KV cache)" in said
-    assert "= 66.69 GiB must fit there at once" in said
+    assert "thinker, the largest that takes turns (60 GiB of weights + 6.375 GiB KV cache)" in said
+    assert "= 66.38 GiB must fit there at once" in said
 
 
 def test_a_file_without_swapds_workers_is_told_the_lines(tmp_path: Path) -> None:

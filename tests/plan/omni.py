@@ -1,16 +1,17 @@
 """The models of the overlays, as plain numbers: sizes and shapes, no weights.
 
 `QWEN3` has the fields of the public config.json of Qwen3-Omni-30B-A3B-Instruct that describe a
-decoder, `QWEN2_5` those of Qwen2.5-Omni-7B. The defaults of transformers' classes belong to other
-models (Qwen3OmniMoeTextConfig has 28 layers, the thinker 48), so they are not used. `QWEN3_BYTES`
-are the bytes of the parameters that transformers makes of Qwen3-Omni's configuration, in bfloat16.
+decoder, `QWEN2_5` those of Qwen2.5-Omni-7B, and `QWEN2_5_3B` of the 3B. The defaults of
+transformers' classes belong to other models (Qwen3OmniMoeTextConfig has 28 layers, the thinker 48),
+so they are not used. `..._BYTES` are the bytes of the parameters that transformers makes of these
+configurations, in bfloat16, and for Qwen2.5-Omni's token2wav in float32, as it is stored.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from tests.plan.test_sizes import save
+from tests.plan import test_sizes
 
 _QWEN3_THINKER = {
     "model_type": "qwen3_omni_moe_text",
@@ -108,11 +109,55 @@ QWEN2_5: dict[str, Any] = {
         "use_sliding_window": False,
     },
 }
+QWEN2_5_BYTES: dict[str, int] = {
+    "thinker.model.embed_tokens.weight": 1089994752,
+    **{f"thinker.model.layers.{n}.w": 466115584 for n in range(28)},
+    "thinker.w": 3722396672,
+    **{f"talker.model.layers.{n}.w": 109191680 for n in range(24)},
+    "talker.w": 82120192,
+    "token2wav.w": 1796205056,
+}
+QWEN2_5_3B: dict[str, Any] = {
+    **QWEN2_5,
+    "thinker_config": {
+        "model_type": "qwen2_5_omni_thinker",
+        "text_config": {
+            **QWEN2_5["thinker_config"]["text_config"],
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+        },
+    },
+    "talker_config": {
+        **QWEN2_5["talker_config"],
+        "head_dim": 64,
+        "intermediate_size": 4864,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+}
+QWEN2_5_3B_BYTES: dict[str, int] = {
+    "thinker.model.embed_tokens.weight": 622329856,
+    **{f"thinker.model.layers.{n}.w": 154153984 for n in range(36)},
+    "thinker.w": 3235055616,
+    **{f"talker.model.layers.{n}.w": 29824768 for n in range(24)},
+    "talker.w": 53415424,
+    "token2wav.w": 1796205056,
+}
+
+
+def write(folder: Path, config: dict[str, Any], sizes: dict[str, int]) -> Path:
+    """A folder like that of a model: its configuration, and headers of files without weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    kinds = {name: "F32" if name.startswith("token2wav") else "BF16" for name in sizes}
+    tensors = {name: (kinds[name], nbytes) for name, nbytes in sizes.items()}
+    test_sizes.write(folder / "model.safetensors", tensors)
+    return folder
 
 
 def qwen3(folder: Path) -> Path:
-    """A folder like Qwen3-Omni's: its configuration, and headers of files without weights."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(QWEN3))
-    save(folder / "model.safetensors", **QWEN3_BYTES)
-    return folder
+    """A folder like Qwen3-Omni's."""
+    return write(folder, QWEN3, QWEN3_BYTES)

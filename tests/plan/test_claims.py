@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from swapd.plan import claims, deploy
-from swapd.plan.advise import Component, PlanError
+from swapd.plan.advise import CHUNK_BYTES, Component, PlanError
 from swapd.plan.kv import UncountedCache, least_bytes, tokens_in
 from swapd.plan.shares import USUAL_CACHE, Claim
 from swapd.plan.workspace import USUAL_BYTES, of_decoder
@@ -199,6 +199,17 @@ def test_what_a_cache_takes_follows_the_stages_settings(tmp_path: Path) -> None:
     assert larger.least_cache - usual.least_cache == (64 - 16) * (20 << 10)
 
 
+def test_a_cache_holds_no_more_than_its_requests_at_once_without_prefixes(tmp_path: Path) -> None:
+    four = {"max_num_seqs": 4, **AR}
+    for prefixes, requests in ((False, 4), (True, None), (None, None)):
+        keys = four if prefixes is None else {**four, "enable_prefix_caching": prefixes}
+        claim = alone(tmp_path, stage(0, "talker", **keys), config=QWEN3, talker=8)
+        assert claim.cache is not None
+        assert claim.most_cache == (requests and least_bytes(claim.cache, requests))
+    unknown = stage(0, "talker", enable_prefix_caching=False, **AR)
+    assert alone(tmp_path, unknown, config=QWEN3, talker=8).most_cache is None
+
+
 def test_a_cache_that_was_planned_before_is_planned_again(tmp_path: Path) -> None:
     before = stage(0, "thinker", kv_cache_memory_bytes=GIB, **AR)
     claim = alone(tmp_path, before, config=QWEN3, thinker=60)
@@ -209,9 +220,14 @@ def test_a_room_that_holds_no_request_is_refused_and_says_which_would(tmp_path: 
     rooms = {"thinker": of_decoder(QWEN3, "thinker", 8192) + 3 * GIB}
     listed = stage(0, "thinker", max_num_batched_tokens=8192, **AR)
     said = refused(tmp_path, listed, config=QWEN3, rooms=rooms, thinker=60)
-    assert "a KV cache of 3 GiB holds 32752 tokens" in said
-    assert "its max_model_len, 65536 tokens, takes 6.001 GiB (96 KiB each)" in said
-    assert "set max_model_len: 32752 or less" in said
+    assert "the workspace of thinker alone takes 1.609 GiB, and a KV cache for one request" in said
+    assert "of its max_model_len, 65536 tokens of 96 KiB, takes 6.062 GiB" in said
+    assert "or set max_model_len: 32752 or less" in said
+    enough = int(said.partition("Give --room thinker=")[2].partition("MiB")[0]) << 20
+    larger = alone(tmp_path, listed, config=QWEN3, rooms={"thinker": enough}, thinker=60)
+    assert larger.least_cache == 97 * CHUNK_BYTES
+    less = {"thinker": enough - (1 << 20)}
+    assert "too small" in refused(tmp_path, listed, config=QWEN3, rooms=less, thinker=60)
     shorter = {**listed, "max_model_len": 32752}
     claim = alone(tmp_path, shorter, config=QWEN3, rooms=rooms, thinker=60)
     assert (claim.least_cache, claim.said) == (3 * GIB, True)

@@ -1,13 +1,15 @@
 """How a plan divides the memory of one GPU among stages, and its refusals."""
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
 from swapd.plan.kv import Cache
 from swapd.plan.pipelines import Kind
 from swapd.plan.shares import (
     TURNS_CACHE,
-    USUAL_CACHE,
     Claim,
     GpuPlan,
     Part,
@@ -40,7 +42,6 @@ def claim(
         parts=tuple(p if isinstance(p, Part) else part(name, p) for p in parts),
         at_once=at_once,
         room=round(room * GIB),
-        caches=cache > 0,
         least_cache=round(cache * GIB),
         cache=Cache(max_model_len=tokens, block_tokens=16, block_bytes=MIB) if tokens else None,
         said=said,
@@ -100,18 +101,81 @@ def test_what_is_left_over_goes_to_the_kv_caches_by_weight() -> None:
     assert plan.left_bytes <= 2 * CHUNK_BYTES  # the remainder of the division
     a, b, c = (s.cache_bytes for s in plan.shares)
     assert c == 0
-    assert abs((a - USUAL_CACHE) - 3 * (b - USUAL_CACHE)) <= 3 * CHUNK_BYTES
+    assert abs((a - GIB) - 3 * (b - GIB)) <= 3 * CHUNK_BYTES
     assert plan.budget_bytes == 13 * GIB + a + b
     assert (plan.takes_turns, plan.moved_bytes) == ([], 0)
 
 
 def test_a_cache_takes_turns_and_gets_what_its_own_turn_leaves() -> None:
-    plan = divided(28, claim("a", 10, cache=1), claim("b", 4, cache=1))
-    assert plan.budget_bytes == 16.5 * GIB
-    assert [s.cache_bytes / GIB for s in plan.shares] == [6.5, TURNS_CACHE / GIB]
-    assert (plan.largest, plan.turn_bytes) == ("a", 16.5 * GIB)
-    assert plan.turn_cache_bytes == 6.5 * GIB
-    assert plan.moved_bytes == 14 * GIB  # only weights
+    plan = divided(25, claim("a", 10, cache=1), claim("b", 4, cache=1))
+    assert plan.budget_bytes == 13.5 * GIB
+    assert [s.cache_bytes / GIB for s in plan.shares] == [3.5, TURNS_CACHE / GIB]
+    assert (plan.largest, plan.turn_bytes) == ("a", 13.5 * GIB)
+    assert plan.turn_cache_bytes == 3.5 * GIB
+    assert plan.moved_bytes == 14 * GIB  # only weights, which leave as wholes with any cache
+    assert plan.larger is None
+
+
+def test_stages_that_take_turns_have_the_caches_with_which_a_round_moves_least() -> None:
+    both = claim("a", layers("a", 40, 0.25), cache=1), claim("b", layers("b", 16, 0.25), cache=1)
+    plan = divided(25, *both)
+    assert plan.takes_turns == ["a", "b"]
+    assert [s.cache_bytes for s in plan.shares] == [GIB, GIB]
+    assert plan.moved_bytes == 3 * GIB
+    assert plan.larger is not None
+    assert plan.larger.caches == {"a": 3.5 * GIB, "b": TURNS_CACHE}
+    assert (
+        plan.larger.moved_bytes
+        == divided(
+            25,
+            *(
+                msgspec.structs.replace(c, least_cache=plan.larger.caches[c.name], said=True)
+                for c in both
+            ),
+        ).moved_bytes
+    )
+    assert plan.larger.moved_bytes > plan.moved_bytes
+
+
+def test_what_does_not_fit_by_caches_alone_copies_nothing() -> None:
+    both = claim("a", layers("a", 40, 0.25), cache=1), claim("b", layers("b", 16, 0.25), cache=1)
+    plan = divided(27, *both)
+    assert plan.budget_bytes == 15.5 * GIB < 16 * GIB
+    assert plan.takes_turns == ["a", "b"]
+    assert (plan.moved_bytes, plan.moved_whole_bytes) == (0, 14 * GIB)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from((0.25, 1)), st.integers(0, 3), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 40),
+)
+def test_a_larger_cache_never_costs_a_copy(
+    stages: list[tuple[int, float, int, bool]], more: int
+) -> None:
+    claims = [
+        claim(str(n), layers(str(n), count, gib) if by_layer else count * gib, room=0, cache=cache)
+        for n, (count, gib, cache, by_layer) in enumerate(stages)
+    ]
+    least = [msgspec.structs.replace(c, said=True) for c in claims]
+    total = max(count * gib + cache for count, gib, cache, _ in stages) + more / 2
+    plan, of_least = divided(total, *claims, overhead=0), divided(total, *least, overhead=0)
+    assert plan.moved_bytes <= of_least.moved_bytes
+    assert plan.takes_turns == of_least.takes_turns
+    assert all(s.cache_bytes >= c.least_cache for s, c in zip(plan.shares, claims, strict=True))
+
+
+@pytest.mark.parametrize("total", [23, 80])
+def test_a_cache_grows_no_larger_than_its_requests_can_fill(total: float) -> None:
+    bounded = msgspec.structs.replace(claim("a", 10, cache=1), most_cache=3 * GIB)
+    plan = divided(total, bounded, claim("b", 4, cache=1))
+    a, b = (s.cache_bytes for s in plan.shares)
+    assert a == min(3 * GIB, plan.budget_bytes - 10 * GIB)
+    assert b == plan.budget_bytes - 4 * GIB - (0 if plan.takes_turns else 10 * GIB + a)
+    assert plan.left_bytes < CHUNK_BYTES
 
 
 def test_a_cache_that_was_said_does_not_grow() -> None:
@@ -128,15 +192,16 @@ def test_caches_do_not_grow_so_far_that_stages_must_take_turns() -> None:
 
 def test_of_a_stage_that_stays_the_cache_takes_turns() -> None:
     stays = claim("a", part("a", 6, stays=True), cache=1)
-    plan = divided(25, stays, claim("b", 4, cache=1), claim("c", 1, room=0))
+    plan = divided(23, stays, claim("b", 4, cache=1), claim("c", 1, room=0))
     beside = sum(t.nbytes for t in plan.beside) + 8 * GIB
     assert plan.stays_bytes == beside + 6 * GIB
-    assert plan.budget_bytes == 25 * GIB - beside
-    assert plan.shares[0].cache_bytes == plan.budget_bytes - 6 * GIB, "what its own turn leaves"
-    assert plan.shares[1].cache_bytes == plan.budget_bytes - 10 * GIB
-    assert plan.stays_bytes + plan.turn_bytes == 25 * GIB
+    assert plan.budget_bytes == 23 * GIB - beside
+    assert [s.cache_bytes for s in plan.shares] == [GIB, GIB, 0]
+    assert plan.stays_bytes + plan.turn_bytes == 23 * GIB
     assert plan.takes_turns == ["a", "b", "c"]
-    assert plan.moved_bytes == 5 * GIB, "of a, nothing is copied"
+    assert plan.moved_bytes == GIB, "c leaves; of a, nothing is copied"
+    assert plan.larger is not None
+    assert plan.larger.caches == {"a": 5 * GIB}, "what its own turn leaves"
     assert plan.shares[0].swap_in_s == 0
 
 
@@ -155,7 +220,7 @@ def test_a_stage_on_several_gpus_has_one_size_of_cache() -> None:
     claims = {0: [both], 1: [both, claim("b", 4, cache=1)]}
     plans = divide_all(claims, {0: 40 * GIB, 1: 40 * GIB}, 25e9)
     (on_0, on_1) = (plan.shares[0].cache_bytes for plan in plans)
-    assert on_0 == on_1 > USUAL_CACHE
+    assert on_0 == on_1 > GIB
     assert plans[0].budget_bytes == 10 * GIB + on_0
 
 

@@ -9,18 +9,24 @@ import pytest
 
 from swapd.plan.sizes import NoSizes, named, of_daemon, of_path
 from swapd.shared.protocol import ComponentKind, ComponentStatus
+from swapd_client.weights.safetensors import ITEM_BYTES
 
 MIB = 1 << 20
 
 
 def save(path: Path, **sizes: int) -> Path:
     """A sparse safetensors file whose tensors have these many bytes."""
+    return write(path, {name.replace("__", "."): ("U8", nbytes) for name, nbytes in sizes.items()})
+
+
+def write(path: Path, tensors: dict[str, tuple[str, int]]) -> Path:
+    """A sparse safetensors file of tensors, by their types and bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, nbytes in sizes.items():
-        entry = {"dtype": "U8", "shape": [nbytes], "data_offsets": [end, end + nbytes]}
-        header[name.replace("__", ".")] = entry
+    for name, (dtype, nbytes) in tensors.items():
+        shape = [nbytes // ITEM_BYTES[dtype]]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + nbytes]}
         end += nbytes
     raw = json.dumps(header).encode()
     with path.open("wb") as file:

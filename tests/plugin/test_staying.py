@@ -159,7 +159,6 @@ def test_the_plan_and_the_stages_count_alike_what_stays_and_what_takes_turns(sce
             ours=True,
             parts=(Part(name, nbytes, nbytes, stays),),
             room=0,
-            caches=True,
             least_cache=cache * MIB * scale,
             said=True,
         )

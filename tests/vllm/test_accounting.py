@@ -26,7 +26,6 @@ def planned(total: int) -> GpuPlan:
             ours=True,
             parts=(Part(name, round(gib * GIB), round(gib * GIB)),),
             room=2 * GIB,
-            caches=kind == "ar",
             least_cache=2 * GIB if kind == "ar" else 0,
         )
         for number, (name, gib, kind) in enumerate(STAGES)
