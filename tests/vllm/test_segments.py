@@ -23,6 +23,7 @@ from tests.vllm.engines import (
     await_leases_back,
     by_component,
     on_swapd,
+    plain,
     scene,
 )
 
@@ -173,3 +174,18 @@ def test_a_daemon_killed_inside_such_a_step_costs_no_token(
     for engine in (late, other):
         assert engine.generate(REQUESTS[2], TOKENS) == expected_deep[engine.label][2]
     assert "goes on without swapd" in late.log
+
+
+def test_compiled_code_in_such_a_stage_computes_as_without_swapd(
+    place: Scene, expected_deep: Expected
+) -> None:
+    model, daemon = place.models / LATE, place.daemon(budget=BUDGET)
+    alone, stage = place.process(LATE), place.process(LATE)
+    for engine, arguments in (alone, plain(model)), (stage, on_swapd(model, daemon.folder)):
+        engine.imports("tests.vllm.compiling")
+        engine.start(**arguments, hf_overrides={"architectures": ["CompilingQwen2"]})
+    assert "begins its turns with the first of its layers" in stage.log
+    for number in (0, 1):
+        said = alone.generate(REQUESTS[number], TOKENS)
+        assert said != expected_deep[LATE][number]
+        assert stage.generate(REQUESTS[number], TOKENS) == said

@@ -4,14 +4,15 @@ Does not import vLLM.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch.nn import Module
 
 from swapd.shared.units import size
 from swapd_client.vllm import outside
+from swapd_client.vllm.eager import eager
 from swapd_client.vllm.outside import Candidates
 from swapd_client.vllm.selfcheck import Around, Calls, Context, Hold, Place, nothing
 
@@ -80,7 +81,7 @@ class Moving:
     ) -> None:
         self._calls = Calls(context)
         try:
-            with self._calls.noted(models):
+            with eager(models.values()), self._calls.noted(models):
                 forward()
         except Exception as exc:  # noqa: BLE001 - a model may need more than exists while it loads
             log.warning(
@@ -142,21 +143,3 @@ class Moving:
                 self._name,
                 size(sum(new)),
             )
-
-
-@contextmanager
-def eager(models: Mapping[str, Module]) -> Iterator[None]:
-    """In the block, run modules that vLLM would compile without compiling them."""
-    compiled = [
-        module
-        for model in models.values()
-        for module in model.modules()
-        if getattr(module, "do_not_compile", None) is False
-    ]
-    for module in compiled:
-        module.do_not_compile = True  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in compiled:
-            module.do_not_compile = False  # type: ignore[assignment]

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from swapd_client.errors import SwapdError
 from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
+from swapd_client.vllm.eager import eager
 from swapd_client.vllm.outside import aliases_of
 
 log = logging.getLogger("swapd_client")
@@ -119,7 +120,7 @@ class Calls:
 
         A kernel that adds in any order may return the same output twice by chance.
         """
-        with torch.inference_mode(), self._context(), hold(around(call.module)):
+        with self._alone(), hold(around(call.module)):
             again = {_out_of(call) for _ in range(_AGAIN)}
         return before not in again and len(again) == 1
 
@@ -140,10 +141,16 @@ class Calls:
 
         return note
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Context of repeated calls."""
+        with torch.inference_mode(), eager(), self._context():
+            yield
+
     def _made(self, around: Around = nothing, hold: Hold = nullcontext) -> list[Out | None]:
         """The current output of each call; None for a call that raises."""
         out: list[Out | None] = []
-        with torch.inference_mode(), self._context():
+        with self._alone():
             for held, calls in groupby(self._calls, lambda call: around(call.module)):
                 with hold(held):
                     out += map(_out_of, calls)

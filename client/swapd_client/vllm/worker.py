@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import checkpoint, gpus, kv, register, scheduler, versions
-from swapd_client.vllm.moving import Moving, eager
+from swapd_client.vllm.moving import Moving
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.cache import CacheLost, Hears, Terms
@@ -165,7 +165,7 @@ class Leased(_Above):  # type: ignore[misc]
         """Run every computation with the model's weights, on minimal input."""
         model = self.model_runner.get_model()
         without_cache = {"skip_attn": True} if getattr(self, "use_v2_model_runner", False) else {}
-        with eager(self._models()), torch.inference_mode():
+        with torch.inference_mode():
             hidden, _ = self.model_runner._dummy_run(
                 DUMMY_TOKENS, is_profile=True, skip_eplb=True, **without_cache
             )

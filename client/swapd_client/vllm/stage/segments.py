@@ -7,13 +7,14 @@ The first layer that finds all parts on the device gives every layer its own `fo
 forward pre-hook would do the same, but torch's dispatch of hooks costs more than the wait.
 
 This requires that each layer's weights are used in that layer's own forward only, and that Python
-runs it: a replayed graph, or compiled code, calls no `forward`. `found_in` checks a forward of the
-model. Does not import vLLM.
+runs it: a replayed graph, or compiled code, calls no `forward`, and is compiled again if there is
+another. `found_in` checks a forward of the model. Does not import vLLM.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -179,35 +180,44 @@ def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], Non
 def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[Module]]:
     """Parts whose layers may wait for them, as far as one `forward()` shows.
 
-    These are the parts whose layers ran, if no part's weights were used before one of its layers
-    had begun; else none. Under a lease of all parts.
+    These are the parts whose layers ran, outside of compiled code, if no part's weights were used
+    before one of its layers had begun; else none. Under a lease of all parts, in `eager`.
     """
     owner: dict[int, str] = {}
     for name, (_, tensors) in layers.items():
         for tensor in tensors.values():
             if owner.setdefault(start_of(tensor), name) != name:
                 return {}
-    with _noted(layers) as began, _Uses(owner, began) as uses:
+    with _noted(layers) as (began, compiled), _Uses(owner, began) as uses:
         forward()
     if uses.too_early:
         return {}
-    return {name: modules for name, (modules, _) in layers.items() if name in began}
+    return {name: modules for name, (modules, _) in layers.items() if name in began - compiled}
 
 
 @contextmanager
-def _noted(layers: Layers) -> Iterator[set[str]]:
-    """Parts of which a layer has begun to compute."""
+def _noted(layers: Layers) -> Iterator[tuple[set[str], set[str]]]:
+    """Parts of which a layer has begun to compute; and those of which one did in compiled code."""
     began: set[str] = set()
+    compiled: set[str] = set()
 
     def note(name: str, layer: Module, args: Any) -> None:
         began.add(name)
+        if _in_compiled_code():
+            compiled.add(name)
 
     with ExitStack() as hooks:
         for name, (modules, _) in layers.items():
             for module in modules:
                 hook = module.register_forward_pre_hook(partial(note, name), prepend=True)
                 hooks.callback(hook.remove)
-        yield began
+        yield began, compiled
+
+
+def _in_compiled_code() -> bool:
+    """Whether a caller went through `torch.compile`, whose wrapper stays in `eager`."""
+    wrapper = torch._dynamo.eval_frame.__name__
+    return any(frame.f_globals.get("__name__") == wrapper for frame, _ in walk_stack(None))
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -31,6 +31,7 @@ from swapd_client.leases.keeping import StageKeeping
 from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus, layers
 from swapd_client.vllm.changing import changing
+from swapd_client.vllm.eager import eager
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.order import ALONE, Neighbours
 from swapd_client.vllm.parts import parts_of
@@ -360,7 +361,7 @@ class Stage:
         """
         if self._ranks is not None or not (layers := self.components.layers(models)):
             return
-        with self.using():
+        with self.using(), eager(models.values()):
             found = segments.found_in(layers, forward)
         with self._gate.lock:
             self._turns.segments.use(found)
