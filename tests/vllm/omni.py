@@ -67,6 +67,10 @@ class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
 
     have_multimodal_outputs = True
 
+    def compute_logits(self, *given: Any) -> Any:
+        """As the model around all stages of an omni model: asks the inner one, which has none."""
+        return self.model.compute_logits(*given)
+
     def forward(
         self,
         input_ids: Any,
@@ -80,7 +84,7 @@ class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
         if seq_token_counts is None:
             return hidden
         ends = hidden[: sum(seq_token_counts)].float().mean(1).split(seq_token_counts)
-        return OmniOutput(text_hidden_states=None, multimodal_outputs={"audio": list(ends)})
+        return OmniOutput(text_hidden_states=hidden, multimodal_outputs={"audio": list(ends)})
 
 
 class GenerationRunner(GPUGenerationModelRunner, CPUModelRunner):  # type: ignore[misc]
@@ -92,12 +96,14 @@ class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
 
     runner: type = Runner
     output_type = "text"
+    worker_type = "ar"
 
     def init_device(self) -> None:
         for field in dataclasses.fields(OmniModelConfig):  # a plain engine's config lacks some
             if not hasattr(self.model_config, field.name):
                 object.__setattr__(self.model_config, field.name, _default(field))
         object.__setattr__(self.model_config, "engine_output_type", self.output_type)
+        object.__setattr__(self.model_config, "worker_type", self.worker_type)
         before = cpu_worker.CPUModelRunner
         cpu_worker.CPUModelRunner = self.runner
         try:
@@ -133,6 +139,7 @@ class PlainGenerationWorker(PlainARWorker):
 
     runner = GenerationRunner
     output_type = "audio"
+    worker_type = "generation"
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         result = super().sample_tokens(grammar_output)

@@ -169,6 +169,7 @@ def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected:
     status = daemon.status()
     assert status.evictions >= 5, "each time, the other had to go"
     assert status.bytes_out == 0
+    assert "cannot run" not in stage.log, "all of its layers were checked"
 
 
 def test_a_generation_stage_computes_again_what_a_prompt_had_in_a_cache_that_is_gone(

@@ -169,7 +169,9 @@ class Leased(_Above):  # type: ignore[misc]
             hidden, _ = self.model_runner._dummy_run(
                 DUMMY_TOKENS, is_profile=True, skip_eplb=True, **without_cache
             )
-            if isinstance(hidden, torch.Tensor) and hasattr(model, "compute_logits"):
+            # a generation stage has none: its model may pass the call on to an inner one without it
+            ar = getattr(self.model_config, "worker_type", None) != "generation"
+            if ar and isinstance(hidden, torch.Tensor) and hasattr(model, "compute_logits"):
                 model.compute_logits(hidden)
 
     def _forward_context(self) -> AbstractContextManager[None]:
