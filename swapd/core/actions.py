@@ -52,7 +52,8 @@ class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
 
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
-    """`only`: for scratch, the ranges to copy; the rest becomes zeros."""
+    """`only`: for scratch, the ranges to copy; the rest becomes zeros. `in_use`: chunks of the
+    device in use from now on, for the record."""
 
     uid: int
     name: str
@@ -60,6 +61,7 @@ class CopyIn(Action, frozen=True, tag="copy_in"):
     nbytes: int
     runs: Runs
     only: Ranges | None = None  # None: all of it
+    in_use: int = 0
 
 
 class CopyOut(Action, frozen=True, tag="copy_out"):
@@ -72,12 +74,14 @@ class CopyOut(Action, frozen=True, tag="copy_out"):
 
 
 class Lend(Action, frozen=True, tag="lend"):
-    """Give the memory of these chunks back to the driver, for the session to allocate."""
+    """Give the memory of these chunks back to the driver, for the session to allocate. `in_use` as
+    in `CopyIn`."""
 
     session: int
     name: str
     generation: int
     runs: Runs
+    in_use: int = 0
 
 
 class Reclaim(Action, frozen=True, tag="reclaim"):

@@ -18,16 +18,18 @@ def load(ledger: Ledger, c: Component) -> None:
     c.runs = ledger.pool.take(c.chunks, prefer=c.runs)
     ledger.moves[c.generation] = Move(c, c.uid, c.runs)
     ledger.recount(c)
-    ledger.peak_chunks = max(ledger.peak_chunks, ledger.pool.total - ledger.pool.free)
+    in_use = ledger.pool.total - ledger.pool.free
+    ledger.peak_chunks = max(ledger.peak_chunks, in_use)
     ledger.prefetches.pop(c.name, None)
     if c.policy == "permanent":
         ledger.room_shrank = ledger.replan = True
     if c.workspace:
-        ledger.out.append(Lend(c.session, c.name, c.generation, c.runs))
+        ledger.out.append(Lend(c.session, c.name, c.generation, c.runs, in_use))
     else:
         if c.kept == ():
             c.contents = c.generation
-        ledger.out.append(CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, c.kept))
+        order = CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, c.kept, in_use)
+        ledger.out.append(order)
 
 
 def loaded(ledger: Ledger, c: Component) -> None:

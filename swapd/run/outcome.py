@@ -40,15 +40,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def outcome(records: Iterable[Record], since: float) -> Outcome:
     """Sums of one daemon's run since `since`, Unix time; memory in use before counts as used."""
-    seen, used = Seen(), _Used()
+    seen = Seen()
     swaps = evictions = bytes_in = bytes_out = waits = refusals = 0
-    waited, device, budget = 0.0, "", 0
+    waited, device, budget, chunk, used = 0.0, "", 0, 0, 0
     for record in records:
         if record.start is not None:
-            device, budget = record.start.device, record.start.chunks * record.start.chunk_bytes
-            used.chunk_bytes = record.start.chunk_bytes
+            device, chunk = record.start.device, record.start.chunk_bytes
+            budget = record.start.chunks * chunk
         ours = since <= record.time
-        order = None
         match record.event or record.action:
             case events.CopiedIn() | events.CopiedOut() as e:
                 order = seen.order(e.generation)
@@ -57,6 +56,8 @@ def outcome(records: Iterable[Record], since: float) -> Outcome:
                     bytes_in += copied_bytes(order)
                 elif ours and isinstance(order, actions.CopyOut):
                     bytes_out += copied_bytes(order)
+            case actions.CopyIn() | actions.Lend() as a:
+                used = max(used, a.in_use) if ours else a.in_use
             case actions.Evict():
                 evictions += ours
             case actions.Grant() as a if ours and a.waited_s:
@@ -66,28 +67,7 @@ def outcome(records: Iterable[Record], since: float) -> Outcome:
                 refusals += 1
             case _:
                 pass
-        used.note(record, ours)
         seen.note(record)
     return Outcome(
-        device, budget, used.peak, swaps, evictions, bytes_in, bytes_out, waits, waited, refusals
+        device, budget, used * chunk, swaps, evictions, bytes_in, bytes_out, waits, waited, refusals
     )
-
-
-class _Used:
-    """The used memory of a device, and its peak."""
-
-    def __init__(self) -> None:
-        self.chunk_bytes = 0
-        self.peak = 0
-        self._chunks: dict[str, int] = {}
-
-    def note(self, record: Record, ours: bool) -> None:
-        match record.action:
-            case actions.CopyIn() | actions.Lend() as a:
-                self._chunks[a.name] = sum(count for _, count in a.runs)
-            case actions.Evicted() | actions.Lost() | actions.Reclaim() as a:
-                self._chunks.pop(a.name, None)
-            case _:
-                pass
-        if ours:
-            self.peak = max(self.peak, sum(self._chunks.values()) * self.chunk_bytes)

@@ -75,6 +75,33 @@ def test_a_command_finds_its_daemon_and_a_sum_is_told(home: Path) -> None:
     assert "3 swaps" in listed
 
 
+@pytest.mark.parametrize(
+    ("mutable", "most"),
+    [
+        pytest.param(False, "12 MiB", id="of a session that has ended"),
+        pytest.param(True, "16 MiB", id="of a component that is saved meanwhile"),
+    ],
+)
+def test_memory_that_is_used_again_is_counted_once(mutable: bool, most: str) -> None:
+    program = f"""
+import swapd_client
+def use(name):
+    client.register(name, {{"w": bytearray({12 * MIB})}}, mutable={mutable})
+    with client.acquire(name):
+        pass
+client = swapd_client.connect()
+use("thinker")
+if not {mutable}:
+    client.close()
+    client = swapd_client.connect()
+use("talker")
+"""
+    done = swapd("run", "--budget", "16MiB", "--", sys.executable, "-c", program)
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("swapd: host: 2 swaps, ")
+    assert told.endswith(f"at most {most} of 16 MiB used")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_the_status_is_the_command_s(
     waiting: "subprocess.Popen[str]", number: signal.Signals, home: Path
@@ -310,10 +337,10 @@ def test_options_are_found_and_replaced_however_they_are_written() -> None:
 
 def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:
     said: list[Any] = [
-        actions.CopyIn(1, "a", 1, 8 * MIB, ((0, 4),)),
+        actions.CopyIn(1, "a", 1, 8 * MIB, ((0, 4),), in_use=4),
         events.CopiedIn(0.0, 1),
         actions.Grant(1, 1, (), 0.5, True),
-        actions.CopyIn(2, "b", 2, 4 * MIB, ((4, 2),)),
+        actions.CopyIn(2, "b", 2, 4 * MIB, ((4, 2),), in_use=6),
         events.CopiedIn(0.0, 2),
         actions.Grant(1, 2, (), 0.25, True),
         actions.Refuse(1, 3, "timeout", "held", tried=True),

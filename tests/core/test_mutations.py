@@ -1385,8 +1385,14 @@ BUGS = [
     Bug(
         "scratch comes in as what its host copy has",
         transfers,
-        "c.runs, c.kept))",
-        "c.runs))",
+        "c.runs, c.kept, in_use)",
+        "c.runs, None, in_use)",
+    ),
+    Bug(
+        "a load counts its own chunks only as in use",
+        transfers,
+        "in_use = ledger.pool.total - ledger.pool.free",
+        "in_use = c.chunks",
     ),
     Bug(
         "no grant says when contents began",

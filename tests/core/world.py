@@ -925,6 +925,8 @@ class World:
         assert chunks <= set(range(self.ledger.pool.total)), f"{order}: beyond the arena"
         taken = [p for p in self.placed.values() if p.held & chunks]
         assert not taken, f"{order} over {taken}"
+        used = sum(len(placed.held) for placed in self.placed.values()) + len(chunks)
+        assert used == order.in_use, f"{order}: {used} are in use"
 
     def _check_unheld(self, action: Evict | Revoke | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]

@@ -12,7 +12,7 @@ def test_a_workspace_is_lent_granted_and_reclaimed(make: Make) -> None:
     s = w.open()
     key = w.workspace(s, 6)
     name = f"workspace {s}.{key[1]}"
-    assert w.out == [Lend(s, name, 1, ((0, 6),))]
+    assert w.out == [Lend(s, name, 1, ((0, 6),), 6)]
     w.now = 0.5
     w.move(name)
     assert w.out == [Grant(*key, (), 0.5, False)]
