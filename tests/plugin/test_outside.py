@@ -172,3 +172,36 @@ def test_what_was_left_is_named_largest_first() -> None:
     model.tables = [numbers(), torch.arange(2.0 * WIDE), torch.ones(3)]
     named = outside.largest(Candidates({"thinker": model}).found, 5)
     assert [one.name for one in named] == ["thinker.tables.1", "thinker.tables.0"]
+
+
+class Linear(Layer):
+    """As vLLM's linear layers, 64 KiB."""
+
+    params_dtype = torch.float32
+    input_size_per_partition = output_size = 128
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(nbytes, dtype=torch.uint8), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(128))
+
+
+WHOLE = 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "kept", "packed"),
+    [
+        pytest.param(WHOLE, None, 0, id="as it was"),
+        pytest.param(WHOLE // 16, None, 0, id="in 2 bits"),
+        pytest.param(0, None, WHOLE, id="nowhere"),
+        pytest.param(0, torch.empty(WHOLE, dtype=torch.uint8), 0, id="in an object"),
+    ],
+)
+def test_a_weight_that_nothing_can_see_is_counted_by_the_widths_of_its_layer(
+    nbytes: int, kept: torch.Tensor | None, packed: int
+) -> None:
+    layer = Linear(nbytes)
+    layer.quant_method.kept = kept
+    models = {"": nn.Sequential(layer, nn.Linear(128, 128), Layer())}
+    assert outside.packed_bytes(models, outside.found_in(models)) == packed

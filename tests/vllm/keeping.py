@@ -50,11 +50,11 @@ class Hides(Method):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         self.weight = memoryview(layer.weight.data.view(torch.uint8).numpy().tobytes())
-        self.shape = layer.weight.shape
+        self.shape, self.dtype = layer.weight.shape, layer.weight.dtype
         layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
-        whole = torch.frombuffer(bytearray(self.weight), dtype=torch.bfloat16)
+        whole = torch.frombuffer(bytearray(self.weight), dtype=self.dtype)
         return linear(x, whole.view(self.shape), bias)
 
 

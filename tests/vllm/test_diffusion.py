@@ -185,6 +185,26 @@ def test_all_of_it_can_be_one_component(stages: Scene, toy: Toy, expected: Expec
     assert daemon.status().loads == at_start + 2
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("method", ["Hides", "Wraps"])
+def test_a_stage_whose_kernels_keep_most_weights_to_themselves_warns(
+    stages: Scene, tmp_path: Path, expected: Expected, method: str, whole: bool
+) -> None:
+    """If it is one component, weights that an object wraps take turns with it."""
+    settings = {"cpu_offload_enabled": True, "cpu_offload_components": ["."]} if whole else {}
+    on = on_swapd(stages.daemon(), "toy", **settings)
+    stage = begin(stages, "toy", tmp_path, pipeline={"seed": 1, "method": method}, **on)
+    stage.result()
+    assert stage.draw_many(SEEDS) == expected[1]
+    warned = [line for line in stage.log.splitlines() if "stays there when the stage" in line]
+    if whole and method == "Wraps":
+        assert not warned
+        return
+    moved, share = ("6.031 MiB", "42 %") if whole else ("5.029 MiB", "35 %")
+    assert f"toy has 14.03 MiB of weights, and {moved} of them in swapd ({share})" in warned[0]
+    assert ("core.blocks.0.linear.quant_method" in warned[0]) == (method == "Wraps")
+
+
 def test_two_stages_take_turns_on_room_for_one(stages: Scene, toy: Toy, expected: Expected) -> None:
     daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
     one, two = toy(daemon, "one"), toy(daemon, "two", seed=2)

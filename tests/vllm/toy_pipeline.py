@@ -1,8 +1,9 @@
 """A diffusion pipeline as vllm-omni has them, small: an encoder, a DiT of blocks, a VAE.
 
-`custom_pipeline_args` say more: `seed` of its weights, `compile` how, whether to `cache`, and
-`told`, a fifo in which a request whose prompt is "stop" says that it has got to the middle; it goes
-on when something is written there.
+`custom_pipeline_args` say more: `seed` of its weights, `compile` how, whether to `cache`, `method`,
+a class of `keeping` that handles the weights of the DiT's layers, and `told`, a fifo in which a
+request whose prompt is "stop" says that it has got to the middle; it goes on when something is
+written there.
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm_omni.diffusion.compile import regionally_compile
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.hooks import HookRegistry, ModelHook
+
+from tests.vllm import keeping
 
 #: 1 MiB a layer.
 WIDTH = 512
@@ -88,6 +91,8 @@ class ToyPipeline(nn.Module):
         self.core = Transformer()
         self.vae = Vae()
         self.connector = nn.Linear(WIDTH, WIDTH)
+        for block in self.core.blocks if "method" in given else ():
+            block.linear.quant_method = getattr(keeping, given["method"])()
         if given.get("cache"):
             HookRegistry.get_or_create(self.core).register_hook("cache", EveryOther())
         numbers = torch.Generator().manual_seed(given.get("seed", 0))

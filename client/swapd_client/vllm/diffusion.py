@@ -94,7 +94,7 @@ class _Swapd:
 
         # only requests run a pipeline, so its linear layers are called one by one
         moved = self._moving.move({"": pipeline}, take, lambda: None)
-        self._moving.warn_of_rest(sum(one.nbytes for one in pipeline.parameters()), moved)
+        self._moving.warn_of_rest(self._moving.held, moved)
         return moved
 
     def compare(self) -> None:

@@ -18,7 +18,7 @@ from swapd_client.vllm.selfcheck import Around, Calls, Context, Hold, Place, not
 
 log = logging.getLogger("swapd_client")
 
-#: Least share of the bytes read from files that must be in swapd.
+#: Least share of a stage's bytes that must be in swapd.
 ENOUGH = 0.95
 #: Number of remaining tensors that a warning names.
 _NAMED = 3
@@ -39,6 +39,8 @@ class Moving:
         self._place = Place(())
         #: Moved tensors that are not parameters, by name; and the tensors that have not moved.
         self._outside: Mapping[str, torch.Tensor] = {}
+        #: Bytes of weights that the models had before, wherever a kernel had put them.
+        self.held = 0
         self._left: list[outside.Outside] = []
 
     def move(
@@ -59,8 +61,11 @@ class Moving:
         self._note(models, forward, context)
         weights = found.weights()
         all_of_it = [*parameters, *weights.values()]
+        packed = outside.packed_bytes(models, found.found)
+        self.held = sum(one.nbytes for one in all_of_it) + packed
         aliases = [one for one in outside.aliases_of(all_of_it) if outside.is_plain(one)]
         self._place = Place([*all_of_it, *aliases])
+        places = [one.tensor.data_ptr() for one in found.found]
         moved = take(weights, aliases)
         if still := self._place.overwrite():
             log.warning(
@@ -72,8 +77,8 @@ class Moving:
         if not self._keep_place:
             self._place.leave()
         self._outside = weights
-        taken = {id(one) for one in (*weights.values(), *aliases)}
-        self._left = [one for one in found.found if id(one.tensor) not in taken]
+        now = zip(found.found, places, strict=True)
+        self._left = [one for one, place in now if one.tensor.data_ptr() == place]
         return moved
 
     def _note(
@@ -99,7 +104,10 @@ class Moving:
         self._calls = Calls()  # they hold inputs and outputs of every layer
 
     def warn_of_rest(self, read: int | None, moved: int) -> None:
-        """Warn if too few of the `read` bytes of weights (None: unknown) were moved."""
+        """Warn if too few of the `read` bytes of weights (None: unknown) were moved.
+
+        `read`: from files, or `held`.
+        """
         if not read or moved >= read * ENOUGH:
             return
         left = outside.largest(self._left, _NAMED)

@@ -21,6 +21,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,12 @@ _FOREIGN = (
     *("torch.", "vllm.config.", "vllm.distributed.", "transformers."),
     *("logging.", "threading.", "_thread."),
 )
+
+#: Attributes with the width of a linear layer's input and output, of vLLM's and torch's.
+INPUT = ("input_size_per_partition", "input_size", "in_features")
+OUTPUT = ("output_size_per_partition", "output_size", "out_features")
+#: A layer with less than this share of its weight has none: no format has less than 2 bits of 32.
+_NONE = 1 / 32
 
 #: Greatest distance of a tensor from its layer, and greatest length of a container.
 _DEEP = 6
@@ -90,6 +97,36 @@ def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
             and start_of(thing) in stores
         ]
     return sorted(found, key=lambda one: (one.data_ptr(), one.dtype.itemsize, tuple(one.shape)))
+
+
+def width_of(layer: Module, names: Iterable[str]) -> int | None:
+    """The first of these attributes that is a number."""
+    widths = (getattr(layer, name, None) for name in names)
+    return next((width for width in widths if isinstance(width, int)), None)
+
+
+def packed_bytes(models: Mapping[str, Module], found: Iterable[Outside]) -> int:
+    """Bytes of the linear layers of vLLM that have no weight any more, by their widths.
+
+    Their kernels have packed it where nothing can see it, as oneDNN's do. `found`: of `found_in`.
+    """
+    packed = 0
+    for key, model in models.items():
+        for path, layer in model.named_modules(prefix=key):
+            inside = (one.tensor for one in found if one.name.startswith(f"{path}."))
+            seen = sum(one.nbytes for one in (*layer.parameters(), *inside))
+            whole = _whole_bytes(layer)
+            packed += whole if seen < whole * _NONE else 0
+    return packed
+
+
+def _whole_bytes(layer: Module) -> int:
+    """The bytes of the weight that a linear layer of vLLM was made with; 0 of other modules."""
+    widths = width_of(layer, INPUT), width_of(layer, OUTPUT)
+    dtype = getattr(layer, "params_dtype", None)
+    if getattr(layer, "quant_method", None) is None or None in widths or dtype is None:
+        return 0
+    return prod(filter(None, widths)) * int(dtype.itemsize)
 
 
 def largest(left: Iterable[Outside], count: int) -> list[Outside]:

@@ -25,7 +25,7 @@ from swapd_client.errors import SwapdError
 from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.eager import eager
-from swapd_client.vllm.outside import aliases_of
+from swapd_client.vllm.outside import INPUT, aliases_of, width_of
 
 log = logging.getLogger("swapd_client")
 
@@ -203,13 +203,9 @@ def _linear_input(module: Module) -> torch.Tensor | None:
     """An input for a linear layer of vLLM or torch."""
     if not _computes_with_weights(module, ()):
         return None
-    for name in ("input_size_per_partition", "input_size", "in_features"):
-        if isinstance(width := getattr(module, name, None), int):
-            break
-    else:
-        return None
+    width = width_of(module, INPUT)
     weight = next((one for one in module._parameters.values() if one is not None), None)
-    if weight is None:
+    if width is None or weight is None:
         return None
     dtype = getattr(module, "params_dtype", weight.dtype)
     if not dtype.is_floating_point or dtype.itemsize < 2:
