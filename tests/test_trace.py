@@ -152,6 +152,24 @@ def test_a_session_that_goes_ends_what_it_had() -> None:
     assert ends == [("wait: a", 2e6), ("wait: b", 5e6), ("lease: a", 5e6)]
 
 
+def test_a_component_leaves_with_its_session_or_its_last_host_copy() -> None:
+    records = _records(
+        events.Asked(0.0, 1, Register(1, "a", MIB)),
+        actions.MakeHostCopy(1, 1, "a", MIB, False, (), 1),
+        actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),
+        events.CopiedIn(0.0, 1),
+        actions.MakeHostCopy(1, 2, "a", MIB, False, (), 2),
+        actions.DropHostCopy(1, "a"),
+        events.SessionGone(0.0, 1),
+        actions.DropHostCopy(2, "a"),
+        events.Tick(9.0),
+    )
+    made = list(trace(records))
+    (there,) = [e for e in made if e["name"] == "on the device" and e["ph"] == "X"]
+    assert (there["ts"], there["dur"]) == (3e6, 4e6)
+    assert [e["args"]["bytes"] for e in made if e["ph"] == "C"] == [MIB, 0]
+
+
 def test_a_log_that_lost_its_beginning_is_traced_all_the_same() -> None:
     records = _records(
         events.CopiedIn(0.0, 7),

@@ -127,9 +127,10 @@ class Trace:
             case actions.Evict():
                 yield from self._begins(a.name, "leaving", self._why(a))
             case actions.Evicted() | actions.Lost():
-                yield from self._ends(a.name)
-                if self._resident.pop(a.name, None) is not None:
-                    yield self._count()
+                yield from self._leaves(a.name)
+            case actions.DropHostCopy():
+                if [*self._seen.masters.values()].count(a.name) <= 1:  # two during an update
+                    yield from self._leaves(a.name)
             case actions.Waiting():
                 what = " + ".join(map(plain, a.names))
                 why = {"why": plain(a.why)}
@@ -169,6 +170,11 @@ class Trace:
             yield _named("thread_name", COMPONENTS, self._tracks[name], plain(name))
         yield from self._ends(name)
         self._doing[name] = _Open(doing, self._now, args)
+
+    def _leaves(self, name: str) -> Iterator[Event]:
+        yield from self._ends(name)
+        if self._resident.pop(name, None) is not None:
+            yield self._count()
 
     def _ends(self, name: str) -> Iterator[Event]:
         if (was := self._doing.pop(name, None)) is not None:
