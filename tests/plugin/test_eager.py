@@ -128,7 +128,7 @@ class Talker(nn.Module):
 
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
-    """What dynamo knows of this code belongs to one test."""
+    """Dynamo forgets this code before each test and after it."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

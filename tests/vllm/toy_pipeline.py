@@ -1,7 +1,7 @@
 """A diffusion pipeline as vllm-omni has them, small: an encoder, a DiT of blocks, a VAE.
 
-`custom_pipeline_args` say more: `seed` of its weights, `compile` how, whether to `cache`, `method`,
-a class of `keeping` that handles the weights of the DiT's layers, and `told`, a fifo in which a
+`custom_pipeline_args` say more: `seed` of its weights, `compile` how, whether to `cache`. `method`
+is a class of `keeping` that handles the weights of the DiT's layers. `told` is a fifo in which a
 request whose prompt is "stop" says that it has got to the middle; it goes on when something is
 written there.
 """
@@ -91,8 +91,9 @@ class ToyPipeline(nn.Module):
         self.core = Transformer()
         self.vae = Vae()
         self.connector = nn.Linear(WIDTH, WIDTH)
-        for block in self.core.blocks if "method" in given else ():
-            block.linear.quant_method = getattr(keeping, given["method"])()
+        for module in self.core.modules() if "method" in given else ():
+            if isinstance(module, ReplicatedLinear):
+                module.quant_method = getattr(keeping, given["method"])()
         if given.get("cache"):
             HookRegistry.get_or_create(self.core).register_hook("cache", EveryOther())
         numbers = torch.Generator().manual_seed(given.get("seed", 0))

@@ -1,8 +1,8 @@
 """A context for calls of a stage's modules before its first step, which leave no trace in them.
 
-`torch.compile` binds code to what is there at its first call: hooks, which are soon removed, or a
-dispatch mode, under which it gives the code up for ever. And a module may prepare itself in its
-first call, and remember that it has. Does not import vLLM.
+`torch.compile` binds code to the hooks at its first call, which are soon removed, and gives code up
+for ever that runs under a dispatch mode. And a module may prepare itself in its first call, and
+remember that it has. Does not import vLLM.
 """
 
 from collections.abc import Iterable, Iterator

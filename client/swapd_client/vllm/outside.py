@@ -113,10 +113,10 @@ def packed_bytes(models: Mapping[str, Module], found: Iterable[Outside]) -> int:
     packed = 0
     for key, model in models.items():
         for path, layer in model.named_modules(prefix=key):
-            inside = (one.tensor for one in found if one.name.startswith(f"{path}."))
-            seen = sum(one.nbytes for one in (*layer.parameters(), *inside))
-            whole = _whole_bytes(layer)
-            packed += whole if seen < whole * _NONE else 0
+            if whole := _whole_bytes(layer):
+                inside = (one.tensor for one in found if one.name.startswith(f"{path}."))
+                seen = sum(one.nbytes for one in (*layer.parameters(), *inside))
+                packed += whole if seen < whole * _NONE else 0
     return packed
 
 
