@@ -35,6 +35,7 @@ OF_OMNI = (
     "test_kv_cache.py",
     "test_loaders.py",
     "test_omni.py",
+    "test_omni_server.py",
     "test_pipelines.py",
     "test_streaming.py",
 )

@@ -75,10 +75,10 @@ class Nursery:
     arithmetic as well, so a machine that imports five times as slowly runs them as slowly.
     """
 
-    def __init__(self, **variables: str) -> None:
-        """Start it. Blocks until it has imported vLLM."""
+    def __init__(self, *imports: str, **variables: str) -> None:
+        """Start it. Blocks until it has imported vLLM, and these modules."""
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.vllm.nursery", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.vllm.nursery", str(theirs.fileno()), *imports]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         began = time.monotonic()
         with theirs:

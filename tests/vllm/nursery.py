@@ -1,7 +1,8 @@
 """`python -m tests.vllm.nursery FD` imports vLLM once, then forks a process for each engine.
 
-The import takes longer than the rest of a tiny engine's start. A child has an environment, a
-session and descriptors of its own; no thread and no computation starts before the fork.
+Modules named after FD are imported too. The import takes longer than the rest of a tiny engine's
+start. A child has an environment, a session and descriptors of its own; no thread and no
+computation starts before the fork.
 
 It says on the socket FD when it is ready. A request is a packet: the child's variables in JSON,
 with three descriptors (commands, answers, log). The answer is the child's pid. The nursery ends
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from importlib import import_module
 
 from tests.vllm import engine
 
@@ -23,6 +25,8 @@ PACKET_MAX = 1 << 16
 
 def main() -> None:
     engine.load()
+    for name in sys.argv[2:]:
+        import_module(name)
     assert threading.active_count() == 1, "threads do not survive a fork"
     gc.freeze()  # shared with all children, for good
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps ended children

@@ -1,7 +1,6 @@
-"""vllm-omni's real model runners on a CPU, and models for them: one reads weights while it samples.
+"""vllm-omni's workers on a CPU for plain engines, and models: one reads weights while it samples.
 
-vllm-omni's worker classes refuse a CPU, so these replace them: the same runners, in vLLM's CPU
-worker. Importing this registers the models.
+Importing this registers the models.
 """
 
 import dataclasses
@@ -9,17 +8,13 @@ from typing import Any
 
 from vllm import ModelRegistry
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
-from vllm.v1.worker import cpu_worker
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.config import OmniModelConfig
 from vllm_omni.config.pipeline_registry import register_pipeline
 from vllm_omni.config.stage_config import PipelineConfig, StagePipelineConfig
 from vllm_omni.model_executor.models.output_templates import OmniOutput
-from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
-from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 
-from swapd_client.vllm.cpu import keep_weights
 from swapd_client.vllm.worker import Leased
+from tests.vllm.omni_server import workers
 
 #: A pipeline of three test models, registered like those of vllm-omni.
 STAGES = ("thinker", "talker", "code2wav")
@@ -58,10 +53,6 @@ class SamplingQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
             parameter.view(-1)[0].item()
 
 
-class Runner(GPUARModelRunner, CPUModelRunner):  # type: ignore[misc]
-    """vllm-omni's steps, on the CPU runner's device."""
-
-
 class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
     """Called as code2wav is: one step makes a sound of all tokens of each request."""
 
@@ -87,14 +78,9 @@ class WaveQwen2(Qwen2ForCausalLM):  # type: ignore[misc]
         return OmniOutput(text_hidden_states=hidden, multimodal_outputs={"audio": list(ends)})
 
 
-class GenerationRunner(GPUGenerationModelRunner, CPUModelRunner):  # type: ignore[misc]
-    """The same for stages that generate in one step."""
-
-
-class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
+class PlainARWorker(workers.PlainARWorker):
     """Without swapd."""
 
-    runner: type = Runner
     output_type = "text"
     worker_type = "ar"
 
@@ -104,16 +90,7 @@ class PlainARWorker(cpu_worker.CPUWorker):  # type: ignore[misc]
                 object.__setattr__(self.model_config, field.name, _default(field))
         object.__setattr__(self.model_config, "engine_output_type", self.output_type)
         object.__setattr__(self.model_config, "worker_type", self.worker_type)
-        before = cpu_worker.CPUModelRunner
-        cpu_worker.CPUModelRunner = self.runner
-        try:
-            super().init_device()
-        finally:
-            cpu_worker.CPUModelRunner = before
-
-    def load_model(self, *args: Any, **options: Any) -> None:
-        keep_weights()
-        super().load_model(*args, **options)
+        super().init_device()
 
     def runs(self) -> list[str]:
         """The classes of the runner, by name."""
@@ -137,7 +114,7 @@ class StagedWorker(ARWorker):
 class PlainGenerationWorker(PlainARWorker):
     """Without swapd; keeps its output."""
 
-    runner = GenerationRunner
+    model_runner_cls = workers.GenerationRunner
     output_type = "audio"
     worker_type = "generation"
 

@@ -69,7 +69,7 @@ def _write_byte_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def write_qwen_image(folder: Path) -> None:
+def write_qwen_image(folder: Path, layers: int = 3) -> None:
     from diffusers import (
         AutoencoderKLQwenImage,
         FlowMatchEulerDiscreteScheduler,
@@ -94,7 +94,7 @@ def write_qwen_image(folder: Path) -> None:
     QwenImageTransformer2DModel(
         in_channels=64,
         out_channels=16,
-        num_layers=3,
+        num_layers=layers,
         attention_head_dim=32,
         num_attention_heads=4,
         joint_attention_dim=TEXT_WIDTH,

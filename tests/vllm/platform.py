@@ -36,6 +36,7 @@ class Cpu(OmniPlatform, CpuPlatform):  # type: ignore[misc]
     """All work is done when the call returns, and the memory is the host's."""
 
     _omni_enum = OmniPlatformEnum.OOT
+    device_control_env_var = "CUDA_VISIBLE_DEVICES"  # to divide GPUs between stages
     Stream = Event = Nothing
 
     @classmethod
@@ -79,6 +80,10 @@ class Cpu(OmniPlatform, CpuPlatform):  # type: ignore[misc]
         return _bytes("SC_AVPHYS_PAGES"), _bytes("SC_PHYS_PAGES")
 
     @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return _bytes("SC_PHYS_PAGES")
+
+    @classmethod
     def get_current_memory_usage(cls, device: object = None) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
@@ -100,11 +105,11 @@ class Cpu(OmniPlatform, CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def get_omni_ar_worker_cls(cls) -> str:
-        return "vllm_omni.worker.gpu_ar_worker.GPUARWorker"
+        return "tests.vllm.omni_server.workers.PlainARWorker"
 
     @classmethod
     def get_omni_generation_worker_cls(cls) -> str:
-        return "vllm_omni.worker.gpu_generation_worker.GPUGenerationWorker"
+        return "tests.vllm.omni_server.workers.PlainGenerationWorker"
 
     @classmethod
     def get_diffusion_attn_backend_cls(cls, *given: object, **named: object) -> str:

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Self
 
 import httpx
@@ -36,6 +37,8 @@ UP = "Application startup complete"
 class Forked:
     """Driven as an engine is: the command line of vLLM, in a process that has imported it."""
 
+    main = "vllm.entrypoints.cli.main:main"
+
     def run(self, *arguments: str) -> None:
         """Blocks until the server ends."""
         import multiprocessing
@@ -46,9 +49,7 @@ class Forked:
         multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         sys.argv = ["vllm", *arguments]
-        from vllm.entrypoints.cli.main import main
-
-        main()
+        resolve_name(self.main)()
 
 
 class Server:
@@ -159,10 +160,22 @@ class Server:
 
         Raises: httpx.HTTPError; Broken, if the server says that it cannot go on.
         """
-        body = self._body({"prompt": prompt, "max_tokens": tokens, "stream": True})
-        with self._http.stream("POST", "/v1/completions", json=body) as said:
+        body = {"prompt": prompt, "max_tokens": tokens, "stream": True}
+        with self.lines("/v1/completions", **body) as lines:
+            yield _tokens(lines)
+
+    @contextmanager
+    def lines(self, path: str, **body: object) -> Iterator[Iterator[str]]:
+        """The lines of an answer as they come. Leaving it disconnects. Raises: httpx.HTTPError."""
+        with self._http.stream("POST", path, json=self._body(body)) as said:
             assert said.status_code == 200, f"{said.read()!r}; {self.tail}"
-            yield _tokens(said.iter_lines())
+            yield said.iter_lines()
+
+    def status_of(self, path: str, **body: object) -> int:
+        """The status code of the answer to this body, or to a GET. Raises: httpx.HTTPError."""
+        if not body:
+            return int(self._http.get(path).status_code)
+        return int(self._http.post(path, json=self._body(body)).status_code)
 
     def streamed(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """As `complete`, asked for as a stream."""
@@ -234,6 +247,28 @@ def under_swapd(folder: Path, path: Path, *arguments: str | Path) -> Iterator[Se
         server.close()
 
 
+def forked(
+    nursery: Nursery,
+    name: str,
+    path: Path,
+    arguments: Sequence[str],
+    drives: type[Forked] = Forked,
+    **more: str,
+) -> Server:
+    """A server at the socket `path`, of a process that the nursery forks. Does not wait for it."""
+    variables = environment(**{DRIVES: f"{drives.__module__}:{drives.__name__}"}, **more)
+    command = json.dumps({"do": "run", "args": arguments, "options": {}})
+    (ours, theirs), (commands, its) = os.pipe(), os.pipe()
+    server = Server(name, path, ours)
+    try:
+        os.write(its, command.encode())
+        server.pid = nursery.fork((commands, theirs, theirs), variables)
+    finally:
+        for fd in (its, commands, theirs):  # it ends with this command
+            os.close(fd)
+    return server
+
+
 class Servers:
     """Starts servers of the models in one folder, on one daemon; ends them all at its end."""
 
@@ -260,15 +295,14 @@ class Servers:
         """
         self._started += 1
         path = self._folder / f"{name}{self._started}.sock"
+        arguments = self._arguments(name, path)
+        if not as_users_do:
+            return self._open.enter_context(closing(forked(self._nursery, name, path, arguments)))
         ours, theirs = os.pipe()
         server = Server(name, path, ours)
         self._open.callback(server.close)
-        arguments = self._arguments(name, path)
         try:
-            if as_users_do:
-                self._run(server, arguments, theirs)
-            else:
-                self._fork(server, arguments, theirs)
+            self._run(server, arguments, theirs)
         finally:
             os.close(theirs)
         return server
@@ -283,14 +317,6 @@ class Servers:
             start_new_session=True,
         )
         server.pid = server.process.pid
-
-    def _fork(self, server: Server, arguments: Sequence[str], output: int) -> None:
-        variables = environment(**{DRIVES: f"{__name__}:{Forked.__name__}"})
-        commands, ours = os.pipe()
-        os.write(ours, json.dumps({"do": "run", "args": arguments, "options": {}}).encode())
-        os.close(ours)  # it ends with this command
-        server.pid = self._nursery.fork((commands, output, output), variables)
-        os.close(commands)
 
     def _arguments(self, name: str, path: Path) -> list[str]:
         swapd = {"component": name, "endpoint": str(self._endpoint)}
