@@ -31,7 +31,7 @@ WORKERS = "tests.vllm.omni_server.workers"
 TOKENS, FRAMES = 16, 40
 
 #: Checkpoints (`checkpoints.py`), named as vllm-omni's own deploy files for them.
-MODELS = ("qwen2_5_omni",)
+MODELS = ("qwen2_5_omni", "qwen3_omni_moe")
 
 #: A tiny Qwen-Image, and its component.
 IMAGE = "qwen_image"
