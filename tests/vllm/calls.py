@@ -37,6 +37,7 @@ class Stage:
     options = SimpleNamespace(kv="private")
     components = SimpleNamespace(cache=None)
     begun = False
+    name, nbytes = "thinker", 0
 
     def __init__(self) -> None:
         self.state = "without"
@@ -64,6 +65,10 @@ class Stage:
     def note(self, came: object, went: object) -> None: ...
 
     def arrive(self) -> None: ...
+
+    def sleep(self, what: object = ()) -> None: ...
+
+    def wake_up(self, what: object = None) -> None: ...
 
 
 def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, str]:
@@ -101,13 +106,14 @@ def of_swapd(name: str) -> dict[str, str]:
         state = {
             "_swapd": stage,
             "_moving": MagicMock(),
+            "model_runner": SimpleNamespace(),
             "_models": lambda self: {},
             "parallel_config": parallel,
             "vllm_config": SimpleNamespace(parallel_config=MagicMock()),
             "_weight_update_active": False,
         }
         return does(kind, WORKER, stage, **state)
-    return does(kind, DIFFUSION, stage, _swapd=SimpleNamespace(weights=stage))
+    return does(kind, DIFFUSION, stage, _swapd=SimpleNamespace(weights=stage, stage=stage))
 
 
 def said_of(*classes: str) -> dict[str, object]:

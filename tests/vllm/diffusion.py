@@ -89,6 +89,15 @@ class Diffusion:
     def call(self, method: str, *arguments: Any) -> Any:
         return self._executor.collective_rpc(method, args=arguments, unique_reply_rank=0)
 
+    def sleep(self, level: int) -> list[Any]:
+        """Give it vllm-omni's task; returns the status, and the bytes that are free."""
+        said = self.call("handle_sleep_task", {"level": level, "task_id": "sleep"})
+        return [said.status, said.freed_bytes]
+
+    def wake_up(self, *tags: str) -> str:
+        said = self.call("handle_wake_task", {"tags": list(tags) or None, "task_id": "wake"})
+        return str(said.status)
+
     def film(self, seed: int, steps: int) -> str:
         """Request a short film; returns a digest of its frames."""
         request = _request(seed, "a boat at sea", negative="a sea")

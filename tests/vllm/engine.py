@@ -175,12 +175,12 @@ class Engine(Program):
         """The result of the method in each worker."""
         return list(self._llm.collective_rpc(method, args=arguments))
 
-    def sleep(self) -> None:
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Free the engine's device memory; its weights wait on the host."""
-        self._llm.sleep(level=1)
+        self._llm.sleep(level, mode)
 
-    def wake_up(self) -> None:
-        self._llm.wake_up()
+    def wake_up(self, *tags: str) -> None:
+        self._llm.wake_up(list(tags) or None)
 
     def cpu_s(self) -> float:
         """CPU seconds of this process, with all its threads."""

@@ -288,6 +288,14 @@ def await_components(daemon: harness.Daemon, *names: str) -> None:
         daemon.await_record("SessionGone")
 
 
+def await_off(daemon: harness.Daemon, stage: str) -> None:
+    """Wait until nothing of this stage is on the device: eviction has begun, and is soon over."""
+    while any(
+        one.name.startswith(stage) and one.state != "absent" for one in daemon.status().components
+    ):
+        daemon.await_record("Evicted")
+
+
 def await_registered(daemon: harness.Daemon, *names: str) -> None:
     """Until these are the daemon's, filled; a record from before we listened is not missed.
 

@@ -148,6 +148,15 @@ class Server:
         assert said.status_code == 200, f"{said.status_code} {said.text}; {self.tail}"
         return said.json()
 
+    def call(self, path: str, **query: str | int) -> None:
+        """POST to one of vLLM's routes for its development."""
+        said = self._http.post(path, params=query)
+        assert said.status_code == 200, f"{said.status_code} {said.text}; {self.tail}"
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._http.get("/is_sleeping").json()["is_sleeping"])
+
     def complete(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """The tokens that follow the prompt."""
         said = self.post("/v1/completions", prompt=prompt, max_tokens=tokens)
@@ -297,7 +306,9 @@ class Servers:
         path = self._folder / f"{name}{self._started}.sock"
         arguments = self._arguments(name, path)
         if not as_users_do:
-            return self._open.enter_context(closing(forked(self._nursery, name, path, arguments)))
+            sleeps = {"VLLM_SERVER_DEV_MODE": "1"}  # with vLLM's routes for sleep
+            server = forked(self._nursery, name, path, arguments, **sleeps)
+            return self._open.enter_context(closing(server))
         ours, theirs = os.pipe()
         server = Server(name, path, ours)
         self._open.callback(server.close)

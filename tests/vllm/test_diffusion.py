@@ -23,6 +23,7 @@ from tests.vllm.engines import (
     Scene,
     await_components,
     await_leases_back,
+    await_off,
 )
 
 EXTENSION = "swapd_client.vllm.diffusion.DiffusionExtension"
@@ -377,7 +378,7 @@ def test_settings_that_make_no_sense_are_refused_at_start(
             {"diffusion_offload_config": {"mode": "layer", "components": ["dit"]}},
             "instead of diffusion_offload_config set additional_config: {swapd: {enable_layerwise",
         ),
-        ({"enable_sleep_mode": True}, "Leave out enable_sleep_mode"),
+        ({"enable_sleep_mode": True}, "sleep and wake_up work without it"),
     ],
 )
 def test_what_else_moves_weights_is_refused_at_start(
@@ -438,13 +439,27 @@ def test_what_does_not_fit_is_refused_with_what_to_say(stages: Scene, tmp_path: 
     assert "enable_layerwise_offload is set already" in said
 
 
-def test_sleep_is_refused_and_costs_nothing(stages: Scene, toy: Toy, expected: Expected) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}],
+    ids=["components", "whole"],
+)
+def test_a_stage_that_sleeps_leaves_the_device_and_draws_the_same_when_it_is_awake(
+    stages: Scene, toy: Toy, expected: Expected, settings: dict[str, Any]
+) -> None:
+    """By vllm-omni's tasks, at both levels, and by tags."""
     daemon = stages.daemon()
-    stage = toy(daemon)
-    for method in ("sleep", "wake_up"):
-        with pytest.raises(EngineFailed, match="does not work with swapd"):
-            stage.call(method)
+    stage = toy(daemon, **settings)
+    for level, tags in ((1, []), (2, ["weights", "kv_cache"])):
+        assert stage.draw_many(SEEDS) == expected[1]
+        status, free = stage.sleep(level)
+        assert status == "SUCCESS"
+        assert free >= sum(c.nbytes for c in daemon.status().components)
+        await_off(daemon, "toy")
+        for few in [[tag] for tag in tags] or [[]]:
+            assert stage.wake_up(*few) == "SUCCESS"
     assert stage.draw_many(SEEDS) == expected[1]
+    assert "toy sleeps: others may have its memory" in stage.log
 
 
 def test_a_stage_that_ends_leaves_nothing(stages: Scene, toy: Toy) -> None:

@@ -71,17 +71,6 @@ def test_another_version_of_vllm(scene: Scene) -> None:
     assert "are for vllm 0.30.x, 0.31.x or 0.32.x, and this is 0.29.0" in failed.value.message
 
 
-def test_sleep_is_refused_and_the_engine_goes_on(scene: Scene, expected: Expected) -> None:
-    (engine,) = scene.on_swapd(scene.daemon(), "talker")
-    with pytest.raises(EngineFailed, match="sleep mode does not work with swapd"):
-        engine.sleep()
-    for method, *arguments in (["sleep"], ["discard", ["kv_cache"]]):
-        with pytest.raises(EngineFailed, match="sleep mode does not work with swapd"):
-            engine.call(method, *arguments)
-    engine.wake_up()
-    assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
-
-
 def test_graphs_that_are_captured_in_loading_are_refused(scene: Scene) -> None:
     engine = scene.process("talker")
     engine.imports("tests.vllm.graphs_in_loading")

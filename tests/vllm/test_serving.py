@@ -22,6 +22,7 @@ from tests.vllm.engines import (
     REQUESTS,
     TOKENS,
     await_leases_back,
+    await_off,
     await_registered,
     rounds_until,
 )
@@ -188,6 +189,40 @@ def test_a_daemon_that_is_killed_and_started_again_under_load_costs_no_request(
     status = place.daemon.status()
     assert status.evictions > 0, "they take turns again"
     assert status.bytes_out == 0
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["the daemon lives", "the daemon is killed"])
+def test_a_server_that_is_put_to_sleep_leaves_the_device_and_answers_when_it_is_awake(
+    place: Place, answers: Answers, *, killed: bool
+) -> None:
+    """Requests that come meanwhile wait; one that runs is aborted, which is vLLM's default."""
+    thinker, talker = place.both()
+    talker.call("/wake_up")  # it does not sleep
+    with talker.stream(PROMPTS[0], LONG) as tokens:
+        next(tokens)
+        for _ in range(2):
+            talker.call("/sleep", level=1)
+        assert left(tokens) < LONG - 1
+    assert talker.is_sleeping
+    with ThreadPoolExecutor() as clients:
+        said = clients.submit(talker.complete, PROMPTS[0], TOKENS)
+        await_off(place.daemon, "talker")
+        check_goes_on(thinker, answers)
+        if killed:
+            place.restart_daemon()
+            await_registered(place.daemon, "thinker", "talker")
+            check_goes_on(thinker, answers)
+        await_off(place.daemon, "talker")
+        assert talker.is_sleeping
+        assert not said.done()
+        talker.call("/wake_up", tags="weights")
+        assert talker.is_sleeping
+        talker.call("/wake_up", tags="kv_cache")
+        assert not talker.is_sleeping
+        assert said.result() == answers["talker"][0]
+    assert "talker sleeps: others may have its memory" in talker.log
+    for server in (thinker, talker):
+        check_goes_on(server, answers)
 
 
 def test_sigterm_in_a_stream_ends_a_server_and_leaves_nothing_in_the_daemon(

@@ -60,17 +60,14 @@ WORKER = Calls(
         {
             "checkpoint_prepare",
             "checkpoint_restore",
-            "discard",  # since 0.31
             "elastic_ep_execute",
-            "handle_sleep_task",  # vllm-omni's
-            "handle_wake_task",  # vllm-omni's
-            "sleep",
         }
     ),
     without=frozenset(
         {
             "annotate_profile",
             "check_health",
+            "discard",  # since 0.31
             "encoder_loaded",  # vllm-omni's
             "get_cache_block_size_bytes",
             "get_compilation_match_table",
@@ -83,6 +80,8 @@ WORKER = Calls(
             "get_supported_kv_cache_layouts",
             "get_supported_tasks",
             "handle_ft_command",
+            "handle_sleep_task",  # vllm-omni's
+            "handle_wake_task",  # vllm-omni's
             "init_weight_transfer_engine",  # for backends that `worker` accepts
             "list_loras",
             "profile",
@@ -93,6 +92,7 @@ WORKER = Calls(
             "reset_mm_cache",
             "set_kv_cache_layout",
             "shutdown_weight_transfer_engine",  # since 0.32
+            "sleep",  # gives the lease back
             "sleep_mode_backend",
             "supports_draft_weight_updates",
             "synchronize_device",
@@ -100,7 +100,7 @@ WORKER = Calls(
             "update_config",
             "update_max_model_len",
             "vocab_size",
-            "wake_up",  # nothing sleeps
+            "wake_up",  # takes a lease, and reads nothing
         }
     ),
 )
@@ -119,11 +119,13 @@ DIFFUSION = Calls(
         }
     ),
     changing=frozenset(),
-    refused=frozenset({"handle_sleep_task", "handle_wake_task", "sleep", "wake_up"}),
+    refused=frozenset(),
     without=frozenset(
         {
             "close_ar_diffusion_session",
             "get_kv_cache_specs",
+            "handle_sleep_task",
+            "handle_wake_task",
             "init_device",
             "list_loras",
             "pin_lora",
@@ -133,7 +135,9 @@ DIFFUSION = Calls(
             "remove_lora",
             "reset_ar_diffusion_session",
             "set_kv_cache_configs",
+            "sleep",
             "synchronize_device",
+            "wake_up",
         }
     ),
 )

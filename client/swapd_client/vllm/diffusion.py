@@ -26,7 +26,7 @@ from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, Weights, Whole, as_whole
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.starting import Start
-from swapd_client.vllm.worker import Unsupported, gather, number_of
+from swapd_client.vllm.worker import SLEEP_MODE, Unsupported, gather, number_of
 
 if TYPE_CHECKING:
 
@@ -191,19 +191,20 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
         with self._request():
             return super().add_lora(lora_request)
 
-    # --- what does not go with it ----------------------------------------------------------
+    # --- sleep and end ---------------------------------------------------------------------
+    # vllm-omni's `handle_sleep_task` and `handle_wake_task` call these.
 
     def sleep(self, level: int = 1) -> int:
-        raise Unsupported(_SLEEP)
+        """Evict the weights at once; return their bytes."""
+        if (swapd := self._swapd) is None or swapd.weights is None:
+            return 0
+        swapd.stage.sleep()
+        return swapd.weights.nbytes
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
-        raise Unsupported(_SLEEP)
-
-    def handle_sleep_task(self, task: Any) -> Any:
-        raise Unsupported(_SLEEP)
-
-    def handle_wake_task(self, task: Any) -> Any:
-        raise Unsupported(_SLEEP)
+        if self._swapd is not None:
+            self._swapd.stage.wake_up(tags)
+        return True
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -213,17 +214,11 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             swapd.stage.close()
 
 
-_SLEEP = (
-    "sleep mode does not work with swapd, which evicts an idle stage when another one needs "
-    "the memory. Leave out enable_sleep_mode, and do not put this stage to sleep"
-)
-
-
 def _refuse(config: Any, where: str) -> None:
     """Raise Unsupported for settings that are not possible with swapd."""
     why = ""
     if config.enable_sleep_mode:
-        why = _SLEEP
+        why = SLEEP_MODE
     elif theirs := config.diffusion_offload_config:
         layers = str(theirs.get("mode")) == "layer"
         why = _instead("diffusion_offload_config", "layerwise" if layers else "cpu")

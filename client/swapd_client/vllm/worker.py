@@ -429,24 +429,25 @@ class Leased(_Above):  # type: ignore[misc]
             self._change.__exit__(type(exc), exc, exc.__traceback__)
             raise
 
-    # --- what does not go with it ----------------------------------------------------------
+    # --- sleep -----------------------------------------------------------------------------
+    # Weights stay in their host copies at each level. vllm-omni's `handle_sleep_task` calls these.
 
     def sleep(self, level: int = 1) -> None:
-        raise Unsupported(_SLEEP)
+        self.discard(("weights", "kv_cache"))
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        raise Unsupported(_SLEEP)
+        self._swapd.sleep(tags)
+        if self._swapd.components.cache is None and getattr(self.model_runner, "kv_caches", None):
+            log.warning(
+                "the KV cache of %s stays on the device while it sleeps, because it is private to "
+                "this process: set kv: auto to have it leave, too",
+                self._swapd.name,
+            )
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """No-op, because nothing sleeps here. vLLM calls it after a refused `discard`, and then
-        goes on.
-        """
+        self._swapd.wake_up(tags)
 
-    def handle_sleep_task(self, task: Any) -> Any:
-        raise Unsupported(_SLEEP)
-
-    def handle_wake_task(self, task: Any) -> Any:
-        raise Unsupported(_SLEEP)
+    # --- what does not go with it ----------------------------------------------------------
 
     def checkpoint_prepare(self) -> None:
         raise Unsupported(_CHECKPOINT)
@@ -468,9 +469,10 @@ class Worker(Leased, VllmWorker):  # type: ignore[misc]
     """vLLM's GPU worker, with its weights in swapd."""
 
 
-_SLEEP = (
-    "sleep mode does not work with swapd, which evicts an idle stage when another one needs "
-    "the memory. Leave out enable_sleep_mode, and do not call sleep or release_kv_cache_memory"
+#: Why `enable_sleep_mode` is refused.
+SLEEP_MODE = (
+    "enable_sleep_mode would allocate the weights in a pool of vLLM's, but swapd has them. Leave "
+    "it out: sleep and wake_up work without it, and a stage that sleeps leaves the device"
 )
 _CHECKPOINT = (
     "a checkpoint of this process would lack its weights, which are in swapd's memory: "
@@ -491,7 +493,7 @@ def _refuse(config: Any, name: str) -> None:
     transfer = config.weight_transfer_config
     why = ""
     if getattr(config.model_config, "enable_sleep_mode", False):
-        why = _SLEEP
+        why = SLEEP_MODE
     elif parallel.enable_eplb:
         why = "EPLB moves weights while they are in use: set enable_eplb: false"
     elif parallel.pipeline_parallel_size > 1:

@@ -165,6 +165,8 @@ class Cache:
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
         #: Number of losses here of contents that the scheduler counted on.
         self.losses = 0
+        #: Whether the contents are void since the last turn.
+        self._void = False
         self._gone = Gone()
         self._tally = tally
         #: Whether a loss can only be this process's own, and the scheduler gets its number.
@@ -183,23 +185,29 @@ class Cache:
             self.name, self.component.tensor, mutable=self._terms.saved
         )
 
+    def discard(self) -> None:
+        """The contents are void, and not saved: before `leave`."""
+        self._void = True
+
     def leave(self) -> None:
         """At the end of a turn: tell which contents to save. Under the lease."""
         if self._terms.saved:
             nbytes = self.component.nbytes
-            self.component.used(ranges_of(self._terms.layers, self.in_use.blocks, nbytes))
+            blocks = [] if self._void else self.in_use.blocks
+            self.component.used(ranges_of(self._terms.layers, blocks, nbytes))
 
     def come(self, lease: Lease) -> None:
         """At the beginning of a turn."""
-        if lease.fresh(self.name):
+        if lease.fresh(self.name) or self._void:
             self._begin_anew()
 
     def go_alone(self) -> None:
         """The daemon is gone, and no lease was held: contents that were not saved are zeros."""
-        if not self._terms.saved or self.component.lost:
+        if not self._terms.saved or self.component.lost or self._void:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
+        void, self._void = self._void, False
         blocks = self.in_use.blocks
         if not blocks:
             return
@@ -207,7 +215,7 @@ class Cache:
         if not self.hears_by_number:
             self._gone.lose(blocks)
         self.in_use.forget_prefixes()
-        if self._terms.saved:
+        if self._terms.saved and not void:
             log.warning(
                 "%d blocks of %s are gone, because swapd could not save them: the contents "
                 "%s. swapd's log has the reason",

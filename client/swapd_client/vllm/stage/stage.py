@@ -26,7 +26,7 @@ from torch.nn import Module
 import swapd_client
 from swapd.shared import vm
 from swapd_client.client import Client
-from swapd_client.errors import SessionFenced, SwapdError
+from swapd_client.errors import Conflict, SessionFenced, SwapdError
 from swapd_client.leases.keeping import StageKeeping
 from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus, layers
@@ -39,7 +39,7 @@ from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.stage import loading, segments
 from swapd_client.vllm.stage.ahead import Ahead
 from swapd_client.vllm.stage.cache import Busy, Terms
-from swapd_client.vllm.stage.components import StageComponents
+from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import (
     Connection,
     Stopped,
@@ -52,6 +52,9 @@ from swapd_client.vllm.stage.streaming import Streaming
 from swapd_client.vllm.stage.turns import Turns
 
 log = logging.getLogger("swapd_client")
+
+#: What sleeps in vLLM's sleep mode: its tags.
+EVERYTHING = ("weights", "kv_cache")
 
 
 class Stage:
@@ -109,6 +112,8 @@ class Stage:
         self.fence = self._turns.fence
         #: Between `begin` and `end`.
         self._stepping = False
+        #: What sleeps: of `EVERYTHING`.
+        self._asleep: set[str] = set()
         self._thread = threading.Thread(target=self._attend, name="swapd-stage", daemon=True)
         self._thread.start()
 
@@ -270,6 +275,52 @@ class Stage:
             changing(client, components.tensors, self.go_alone),
         ):
             yield
+
+    # --- sleep -----------------------------------------------------------------------------
+
+    def sleep(self, what: Iterable[str] = EVERYTHING) -> None:
+        """Give the lease back, and evict `what` at once. Between steps.
+
+        The contents of the KV cache are discarded. Weights stay in their host copies. A call that
+        needs them takes a lease of its own.
+        """
+        with self._gate.lock:
+            self._gate.await_open()
+            self._asleep.update(what)
+            self._turns.sleep()
+        if self.alone:
+            return log.warning("%s sleeps without swapd: it keeps its memory", self.name)
+        names: Iterable[str] = [f"{self.name}.kv"]
+        if "weights" in self._asleep:
+            names = sizes_of(self.client.session)
+        stay = [name for name in names if self._stays(name)]
+        said = f"; on the device stays {', '.join(stay)}" if stay else ""
+        log.info("%s sleeps: others may have its memory%s", self.name, said)
+
+    def _stays(self, name: str) -> bool:
+        """Evict a component; return whether it may not leave."""
+        try:
+            self.client.evict(name)
+        except SwapdError as exc:  # any other: it leaves when its room is needed
+            return isinstance(exc, Conflict)
+        return False
+
+    def wake_up(self, what: Iterable[str] | None = None) -> None:
+        """`what` sleeps no more; None: nothing does. Then take a turn.
+
+        Blocks until all is loaded. Raises as `begin`.
+        """
+        if not self._asleep:
+            return
+        self._asleep.difference_update(EVERYTHING if what is None else what)
+        if self._asleep:
+            return
+        with self._gate.lock:
+            self._turns.wake()
+        if self.components.main:  # else each component is loaded for its own calls
+            self.begin()
+            self.end()
+        log.info("%s is awake", self.name)
 
     # --- calls -----------------------------------------------------------------------------
 

@@ -75,6 +75,8 @@ class Turns:
         self._held: tuple[str, ...] = ()
         #: Time at which the turn began, in seconds.
         self._since = time.monotonic()
+        #: Requests that were in flight when the stage fell asleep.
+        self._sleeping: set[str] = set()
 
     def __repr__(self) -> str:
         return (
@@ -140,6 +142,25 @@ class Turns:
             cache.leave()
         with suppress(SessionEnded):  # the next acquire reports it
             lease.release()
+
+    def sleep(self) -> None:
+        """End the turn and discard the KV cache's contents; under the lock.
+
+        Until `wake` no request counts as in flight. Does not block.
+        """
+        self._sleeping |= self.keeping.in_flight
+        self.keeping.in_flight.clear()
+        if (cache := self._components.cache) is not None:
+            cache.discard()
+            if self._lease is None:  # a lease tells the daemon that there is nothing to save
+                with suppress(SwapdError):  # it is off the device, or the daemon is gone
+                    self._lease = self._connection.client.acquire(cache.name, timeout=0)
+        self.end()
+
+    def wake(self) -> None:
+        """Requests that were in flight at `sleep` are in flight again; under the lock."""
+        self.keeping.in_flight |= self._sleeping
+        self._sleeping.clear()
 
     def go_alone(self, error: SwapdError) -> None:
         """The turn is lost with the daemon, and there are none until swapd is back.

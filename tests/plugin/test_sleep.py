@@ -1,0 +1,200 @@
+"""vLLM's sleep mode: a stage that sleeps has left the device, and nobody waits for it.
+
+On a real strict daemon with room for one stage. Without vLLM.
+"""
+
+import logging
+
+import pytest
+import torch
+
+from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage.cache import Fate, Layer, Terms
+from tests.guarantees.harness import MIB, Daemon
+from tests.plugin import test_rejoining, test_stage
+from tests.plugin.test_rejoining import Lives, addresses, gone, step
+from tests.plugin.test_stage import (
+    PATIENCE_S,
+    Model,
+    Scene,
+    X,
+    await_leases,
+    double,
+    resident,
+)
+
+daemon, scene, patient = test_stage.daemon, test_stage.scene, test_stage.patient
+lives = test_rejoining.lives
+
+BLOCK = MIB
+
+
+def with_cache(
+    scene: Scene, name: str, fate: Fate, *, prefixes: bool = False
+) -> tuple[Stage, Model]:
+    """A stage that has computed a step of request "a", whose cache has one block of ones."""
+    stage, model = scene.stage(name, kv=fate)
+    terms = Terms(fate, prefixes=prefixes, layers=[Layer(0, BLOCK)])
+    cache = stage.lend_cache(4 * BLOCK, terms)
+    stage.note(["a"], ())
+    stage.begin()
+    assert stage.components.cache is not None
+    stage.components.cache.in_use.has("a", ([1],))
+    cache.fill_(1)
+    stage.end()
+    return stage, model
+
+
+def await_off(daemon: Daemon) -> None:
+    while resident(daemon):
+        daemon.await_record("Evicted")
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("fate", ["drop", "auto", "save"])
+def test_a_sleeper_has_left_the_device_and_others_do_not_wait_for_it(
+    scene: Scene, caplog: pytest.LogCaptureFixture, fate: Fate
+) -> None:
+    """Not even for requests that are in flight, and nothing is copied out."""
+    caplog.set_level(logging.INFO, "swapd_client")
+    stage, model = with_cache(scene, "thinker", fate)
+    other, others = scene.stage("talker", 1)
+    stage.sleep()
+    await_off(scene.daemon)
+    step(other, others, 1)
+    stage.wake_up()
+    step(stage, model)
+    assert scene.daemon.status().bytes_out == 0
+    assert stage.components.losses == 1, "what it read is computed again"
+    said = [one for one in caplog.messages if "sleeps" in one or "awake" in one]
+    assert said == ["thinker sleeps: others may have its memory", "thinker is awake"]
+    assert "swapd could not save" not in caplog.text
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("fate", ["drop", "auto"])
+def test_requests_that_slept_are_in_flight_again(scene: Scene, fate: Fate) -> None:
+    stage, model = with_cache(scene, "thinker", fate)
+    for _ in range(2):
+        stage.sleep()
+        await_off(scene.daemon)
+    assert scene.daemon.component("thinker.kv").loads == 1
+    stage.wake_up()
+    step(stage, model)
+    await_leases(scene.daemon, {"thinker": 1, "thinker.kv": 1})
+    stage.note((), ["a"])
+    stage.rest()
+    await_leases(scene.daemon, {})
+
+
+def test_what_an_idle_stage_had_to_save_is_not_copied_out(scene: Scene) -> None:
+    stage, _ = with_cache(scene, "thinker", "auto", prefixes=True)
+    stage.note((), ["a"])
+    stage.rest()
+    await_leases(scene.daemon, {})
+    stage.sleep()
+    await_off(scene.daemon)
+    assert scene.daemon.status().bytes_out == 0
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("fate", ["drop", "auto"])
+def test_a_call_in_its_sleep_keeps_nothing(scene: Scene, fate: Fate) -> None:
+    stage, model = with_cache(scene, "thinker", fate)
+    stage.sleep()
+    with stage.using(), torch.inference_mode():
+        assert torch.equal(model(X), Model()(X))
+    await_leases(scene.daemon, {})
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("fate", ["drop", "auto"])
+def test_new_weights_in_its_sleep_are_those_that_it_wakes_with(scene: Scene, fate: Fate) -> None:
+    """vLLM's level 2, and then `reload_weights`."""
+    stage, model = with_cache(scene, "thinker", fate)
+    stage.sleep()
+    stage.wake_up(["weights"])
+    await_off(scene.daemon)
+    with stage.changing():
+        double(model)
+    stage.wake_up(["kv_cache"])
+    with torch.inference_mode(), stage.using():
+        assert torch.equal(model(X), Model()(X) * 2)
+
+
+def test_a_cache_alone_can_sleep(scene: Scene) -> None:
+    stage, model = with_cache(scene, "thinker", "auto")
+    stage.sleep(["kv_cache"])
+    while resident(scene.daemon) != {"thinker"}:
+        scene.daemon.await_record("Evicted")
+    stage.wake_up()
+    step(stage, model)
+    assert stage.components.losses == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_it_wakes_up_in_the_next_turn(scene: Scene) -> None:
+    stage, model = with_cache(scene, "thinker", "auto")
+    other, _ = scene.stage("talker", 1)
+    stage.sleep()
+    other.note(["b"], ())
+    other.begin()
+    awake = scene.meanwhile(stage.wake_up)
+    scene.daemon.await_record("Waiting")
+    assert not awake.is_set()
+    other.note((), ["b"])
+    other.end()
+    assert awake.wait(PATIENCE_S)
+    assert {"thinker", "thinker.kv"} <= resident(scene.daemon)
+    step(stage, model)
+
+
+def test_to_wake_what_does_not_sleep_takes_no_turn(scene: Scene) -> None:
+    stage, _ = scene.stage("thinker")
+    stage.wake_up()
+    assert not resident(scene.daemon)
+
+
+def test_what_stays_by_its_settings_is_named(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "swapd_client")
+    stage, model = scene.stage("thinker", cpu_offload_enabled=False)
+    step(stage, model)
+    stage.sleep()
+    assert caplog.messages[-1].endswith("; on the device stays thinker")
+    assert resident(scene.daemon) == {"thinker"}
+
+
+@pytest.mark.parametrize("fate", ["drop", "auto"])
+@pytest.mark.parametrize("again", [True, False], ids=["it comes back", "it wakes alone"])
+def test_a_daemon_may_die_while_a_stage_sleeps(lives: Lives, fate: Fate, *, again: bool) -> None:
+    stage, model = with_cache(lives, "thinker", fate)
+    before = addresses(model)
+    stage.sleep()
+    ended = gone(stage)
+    if again:
+        lives.restart()
+        lives.await_back(stage)
+        assert not resident(lives.daemon)
+    else:
+        lives.daemon.kill()
+    assert ended.wait(PATIENCE_S)
+    stage.wake_up()
+    step(stage, model)
+    assert addresses(model) == before
+    assert stage.components.losses, "what it read is computed again"
+    stage.sleep()
+    stage.wake_up()
+    step(stage, model)
+
+
+def test_a_hint_for_a_sleeper_makes_nobody_wait(scene: Scene) -> None:
+    """The stage before it loads ahead into free memory: that goes first."""
+    stage, _ = scene.stage("talker", 1)
+    before, model = scene.stage("thinker", order=["thinker", "talker"])
+    stage.sleep()
+    before.client.prefetch("talker")
+    scene.daemon.await_record("CopiedIn")
+    assert resident(scene.daemon) == {"talker"}
+    step(before, model)
