@@ -19,9 +19,18 @@ def test_a_kv_connector_is_refused(scene: Scene) -> None:
     assert "talker" in problem.message
 
 
+def test_a_dtype_that_the_attention_does_not_know_is_refused(scene: Scene) -> None:
+    """vLLM takes it on a CPU, and computes no sensible tokens with it."""
+    cache = {"kv_cache_memory_bytes": 8 * MIB, "kv_cache_dtype": "int8_per_token_head"}
+    problem = refused(scene, {"kv": "auto"}, **cache)
+    assert problem.kind == "Unsupported"
+    assert "CPU_ATTN has no kv_cache_dtype int8_per_token_head: set auto, fp8" in problem.message
+
+
 def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str | None:
     """The refusal of a cache of such layers; in a process that has vLLM."""
     import torch
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheConfig,
@@ -41,8 +50,12 @@ def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str |
     }
     groups = [KVCacheGroupSpec([f"layers.{i}"], specs[kind]) for i, kind in enumerate(layers)]
     cache = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=groups)
+    attention = SimpleNamespace(get_attn_backend=lambda: CPUAttentionBackend)
+    names = [name for group in groups for name in group.layer_names]
     config = SimpleNamespace(
-        kv_transfer_config=None, model_config=SimpleNamespace(omni_kv_config=of_omni)
+        kv_transfer_config=None,
+        model_config=SimpleNamespace(omni_kv_config=of_omni),
+        compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(names, attention)),
     )
     return kv.problem_with(cache, config, Terms("auto", prefixes, ()), apart=False)
 

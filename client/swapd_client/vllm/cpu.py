@@ -18,7 +18,6 @@ def keep_weights() -> None:
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
     # a process must ask the kernel before it uses AMX; oneDNN does, vLLM's attention does not, and
     # would then execute an illegal instruction
-    # not, and is then an illegal instruction
     torch.cpu._init_amx()
 
 

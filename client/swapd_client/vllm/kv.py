@@ -63,6 +63,8 @@ def problem_with(
         getattr(tensor, "host_resident", False) for tensor in config.kv_cache_tensors
     ):
         return "it is not one buffer of device memory"
+    if problem := _problem_with_dtype(config, vllm_config):
+        return problem
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     odd = sorted({type(s).__name__ for s in specs if type(s).__name__ not in _TESTED})
     if odd:
@@ -72,6 +74,17 @@ def problem_with(
             "its layers are of several kinds, and prefixes are cached: set "
             "enable_prefix_caching: false"
         )
+    return None
+
+
+def _problem_with_dtype(config: "KVCacheConfig", vllm_config: Any) -> str | None:
+    """The first layer's dtype that its attention does not list: vLLM accepts some on a CPU."""
+    layers = vllm_config.compilation_config.static_forward_context
+    for layer in (layers[name] for group in config.kv_cache_groups for name in group.layer_names):
+        backend, dtype = layer.get_attn_backend(), getattr(layer, "kv_cache_dtype", None)
+        if not backend.supports_kv_cache_dtype(dtype):
+            known = ", ".join(backend.supported_kv_cache_dtypes)
+            return f"{backend.get_name()} has no kv_cache_dtype {dtype}: set {known}"
     return None
 
 
