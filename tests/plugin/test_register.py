@@ -61,7 +61,7 @@ def test_without_a_log_of_vllms_nothing_changes(logger: logging.Logger) -> None:
     assert logger.propagate == propagate
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30.1", "0.30.0+cpu", "0.30", "0.31.2", "0.32.0"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.30.1", "0.30.0+cpu", "0.30", "0.31.2", "0.33.0"])
 def test_supported_versions_of_vllm_are_accepted(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_vllm_omni_is_accepted_with_vllm_of_its_own_minor(
     versions.check()
 
 
-@pytest.mark.parametrize("vllm", ["0.31.0", "0.32.0"])
+@pytest.mark.parametrize("vllm", ["0.31.0", "0.33.0"])
 def test_vllm_omni_is_refused_with_another_vllm(monkeypatch: pytest.MonkeyPatch, vllm: str) -> None:
     pretend(monkeypatch, "vllm", vllm)
     pretend(monkeypatch, "vllm_omni", "0.30.0")
@@ -91,9 +91,9 @@ def test_vllm_omni_is_refused_with_another_vllm(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     ("package", "supported", "newest"),
-    [("vllm", "0.30.x, 0.31.x or 0.32.x", "0.32.x"), ("vllm_omni", "0.30.x", "0.30.x")],
+    [("vllm", "0.30.x, 0.31.x, 0.32.x or 0.33.x", "0.33.x"), ("vllm_omni", "0.30.x", "0.30.x")],
 )
-@pytest.mark.parametrize("version", ["0.29.9", "0.300.0", "0.33.0", "1.0", "dev"])
+@pytest.mark.parametrize("version", ["0.29.9", "0.300.0", "0.34.0", "1.0", "dev"])
 def test_others_are_refused_and_register_only_warns(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -1,13 +1,17 @@
 """The workers' public methods, and the state in which swapd's call each; in a process with vLLM."""
 
 import inspect
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from swapd_client.vllm import scheduler
 from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
 from swapd_client.vllm.worker import Unsupported
 
@@ -114,6 +118,51 @@ def of_swapd(name: str) -> dict[str, str]:
         }
         return does(kind, WORKER, stage, **state)
     return does(kind, DIFFUSION, stage, _swapd=SimpleNamespace(weights=stage, stage=stage))
+
+
+def misfits(name: str, *bases: str) -> list[str]:
+    """The overrides of swapd's class that cannot be called as vLLM's own method can, and the
+    abstract methods that it lacks. `bases`: classes of vLLM below it.
+    """
+    kind: Any = type("Whole", tuple(map(resolve_name, (name, *bases))), {})
+    mro = kind.__mro__[1:]
+    above = [one for one in mro if not one.__module__.startswith("swapd_client")]
+    found = [f"{name} lacks {method}" for method in getattr(kind, "__abstractmethods__", ())]
+    for ours in (one for one in mro if one not in above):
+        for method, mine in vars(ours).items():
+            theirs = next((vars(one)[method] for one in above if method in vars(one)), None)
+            if inspect.isfunction(mine) and inspect.isfunction(theirs) and not fits(mine, theirs):
+                found.append(f"{ours.__name__}.{method} is called as {inspect.signature(theirs)}")
+    return found
+
+
+def fits(mine: Callable[..., Any], theirs: Callable[..., Any]) -> bool:
+    """Whether it accepts each argument of the other, by place and by name."""
+    of_theirs = inspect.signature(theirs).parameters.values()
+    given = [p for p in of_theirs if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    placed = [p.name for p in given if p.kind is not p.KEYWORD_ONLY]
+    named = dict.fromkeys(p.name for p in given if p.kind is p.KEYWORD_ONLY)
+    try:
+        inspect.signature(mine).bind(*placed, **named)
+        inspect.signature(mine).bind(placed[0], **dict.fromkeys(placed[1:]), **named)
+    except TypeError:
+        return False
+    return True
+
+
+class ToCome(AsyncModelRunnerOutput):  # type: ignore[misc]
+    """A step's output that arrives later, in a version of vLLM that asks one thing more of it."""
+
+    @abstractmethod
+    def get_more(self) -> str: ...
+
+
+def passed_on() -> dict[str, str]:
+    """The answer of each of its methods, through swapd."""
+    names: Any = ToCome.__abstractmethods__
+    answers = {name: lambda self, name=name: name for name in names}
+    later = scheduler.counted(type("Later", (ToCome,), answers)(), scheduler.nothing)
+    return {name: getattr(later, name)() for name in names}
 
 
 def said_of(*classes: str) -> dict[str, object]:

@@ -52,5 +52,25 @@ def test_a_new_method_is_named_with_what_to_do() -> None:
     assert "vllm:Worker has the public method melt_weights" in problem
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("swapd_client.vllm.worker:Worker",),
+        ("swapd_client.vllm.cpu:CPUWorker",),
+        ("swapd_client.vllm.scheduler:Scheduler",),
+        ("swapd_client.vllm.scheduler:AsyncScheduler",),
+    ],
+    ids=str,
+)
+def test_each_override_can_be_called_as_vllms_own(nursery: Nursery, kinds: tuple[str, ...]) -> None:
+    assert nursery.call("tests.vllm.calls:misfits", *kinds) == []
+
+
+def test_a_steps_later_output_answers_all_that_a_version_asks_of_it(nursery: Nursery) -> None:
+    said = nursery.call("tests.vllm.calls:passed_on")
+    assert said.keys() >= {"get_output", "get_more"}
+    assert all(answer == name for name, answer in said.items())
+
+
 def test_each_is_called_as_is_said_of_it(said: dict[str, Any]) -> None:
     check_does(said[OURS], WORKER)

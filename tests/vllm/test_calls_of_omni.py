@@ -29,5 +29,20 @@ def test_every_public_method_is_known(said: dict[str, Any], kind: str, calls: Ca
     assert unknown(kind, said[kind], calls) == []
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("swapd_client.vllm.omni:ARWorker",),
+        ("swapd_client.vllm.omni:GenerationWorker",),
+        (OURS, f"{WORKERS}:DiffusionWorker"),
+    ],
+    ids=str,
+)
+def test_each_override_can_be_called_as_vllm_omnis_own(
+    nursery: Nursery, kinds: tuple[str, ...]
+) -> None:
+    assert nursery.call("tests.vllm.calls:misfits", *kinds) == []
+
+
 def test_each_is_called_as_is_said_of_it(said: dict[str, Any]) -> None:
     check_does(said[OURS], DIFFUSION)

@@ -77,6 +77,7 @@ WORKER = Calls(
             "get_kv_connector_handshake_metadata",
             "get_model",
             "get_model_inspection",
+            "get_simple_cpu_offload_num_cpu_blocks",  # since 0.33
             "get_supported_kv_cache_layouts",
             "get_supported_tasks",
             "handle_ft_command",

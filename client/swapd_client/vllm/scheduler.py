@@ -21,6 +21,7 @@ vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so kno
 """
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -320,21 +321,15 @@ def counted(output: Any, word: Word) -> Any:
     `word()` is called after the step has computed.
     """
     if isinstance(output, AsyncModelRunnerOutput):
-        return _Counted(output, word)
+        # all else that a version of vLLM asks of it, it answers itself
+        get_output, this = type(output).get_output, weakref.ref(output)
+        output.get_output = lambda: counted(get_output(this()), word)
+        return output
     if (said := word()) is None:
         return output
     output = copy.copy(output)
     output.kv_connector_output = said
     return output
-
-
-class _Counted(AsyncModelRunnerOutput):  # type: ignore[misc]
-    def __init__(self, output: Any, word: Word) -> None:
-        self._output = output
-        self._word = word
-
-    def get_output(self) -> Any:
-        return counted(self._output.get_output(), self._word)
 
 
 def _is_of_generation(base: type) -> bool:

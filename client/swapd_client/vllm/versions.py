@@ -9,7 +9,7 @@ import sys
 from swapd_client.errors import SwapdError
 
 #: Supported minor versions by package. vllm-omni needs vLLM of its own minor version.
-SUPPORTED = {"vllm": ("0.30", "0.31", "0.32"), "vllm_omni": ("0.30",)}
+SUPPORTED = {"vllm": ("0.30", "0.31", "0.32", "0.33"), "vllm_omni": ("0.30",)}
 
 
 class UnsupportedVersion(SwapdError, RuntimeError):
