@@ -70,6 +70,9 @@ def test_terms_say_what_becomes_of_it() -> None:
     assert "until no request is in flight" in str(Terms("drop", prefixes=False, layers=layers))
     assert "requests in flight" in str(Terms("auto", prefixes=False, layers=layers))
     assert str(Terms("save", False, layers, slice_s=2.0)).endswith("; a turn lasts 2 s")
+    for fate in ("drop", "auto", "save"):
+        deaf = str(Terms(fate, False, layers, deaf="set scheduler_cls: x"))
+        assert "ends the stage: to have them computed again, set scheduler_cls: x" in deaf
     for terms in (Terms("auto", prefixes=True, layers=layers), Terms("save", False, layers)):
         assert terms.saved
         assert str(terms) == "and all blocks are saved"

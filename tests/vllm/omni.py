@@ -90,6 +90,8 @@ class PlainARWorker(workers.PlainARWorker):
                 object.__setattr__(self.model_config, field.name, _default(field))
         object.__setattr__(self.model_config, "engine_output_type", self.output_type)
         object.__setattr__(self.model_config, "worker_type", self.worker_type)
+        # vLLM has its second runner by default on a GPU, and vllm-omni the first all the same
+        type(self.vllm_config).use_v2_model_runner = True
         super().init_device()
 
     def runs(self) -> list[str]:

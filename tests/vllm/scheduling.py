@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from vllm import SamplingParams
@@ -233,3 +234,23 @@ def _scheduler(
         block_size=BLOCK,
         hash_block_size=BLOCK,
     )
+
+
+def streams() -> dict[str, list[str]]:
+    """The log of a stage that streams, with a scheduler that has no chunks, by its executor."""
+
+    def said(executor: str, *, chunks: bool = True) -> list[str]:
+        base = type("Base", (), {"__init__": lambda self: None})
+        of_scheduler = SimpleNamespace(scheduler_cls=base, get_scheduler_cls=lambda: base)
+        config = SimpleNamespace(
+            model_config=SimpleNamespace(async_chunk=chunks),
+            parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+            scheduler_config=of_scheduler,
+        )
+        stage: Any = SimpleNamespace(name="talker")
+        with patch.object(scheduler.log, "info") as info:
+            scheduler.have_it_stream(config, stage)
+            of_scheduler.scheduler_cls()
+        return [call.args[0] % call.args[1:] for call in info.call_args_list]
+
+    return {"uni": said("uni"), "mp": said("mp"), "no chunks": said("mp", chunks=False)}

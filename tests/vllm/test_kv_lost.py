@@ -178,6 +178,8 @@ def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_though_the_daemon_dies
     lose(daemon)
     with pytest.raises(EngineFailed):
         engine.result()
+    at_its_start, *_ = engine.log.split("CacheLost")
+    assert "ends the stage: to have them computed again, set scheduler_cls" in at_its_start
     assert "CacheLost" in engine.log
     assert f"set scheduler_cls: {HEARS}" in engine.log
 

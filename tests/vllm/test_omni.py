@@ -175,7 +175,10 @@ def test_a_generation_stage_takes_turns_with_an_ar_stage(scene: Scene, expected:
 def test_a_generation_stage_computes_again_what_a_prompt_had_in_a_cache_that_is_gone(
     scene: Scene,
 ) -> None:
-    """Only a prompt computed in parts reads earlier parts from the cache."""
+    """Only a prompt computed in parts reads earlier parts from the cache.
+
+    Though vLLM's default is a runner that could not.
+    """
     model = scene.models / "code2wav"
     parts = {"max_num_batched_tokens": 32, "kv_cache_memory_bytes": 8 * MIB, "block_size": 32}
     more = {**GENERATION, **parts, "enable_prefix_caching": False}

@@ -38,6 +38,16 @@ def test_a_step_on_others_memory_is_computed_again_with_those_that_ran_ahead(
     assert void >= len(fenced_in)
 
 
+def test_a_stage_that_cannot_count_its_chunks_is_told_the_setting(nursery: Nursery) -> None:
+    said = nursery.call("tests.vllm.scheduling:streams")
+    why = "talker streams, but gives way between requests only; to give way inside of them: "
+    assert said == {
+        "uni": [f"{why}leave out model_runner: v2"],
+        "mp": [f"{why}set distributed_executor_backend: uni"],
+        "no chunks": [],
+    }
+
+
 @pytest.mark.parametrize("prefixes", [False, True])
 def test_vllms_own_scheduler_computes_again_what_was_in_blocks_that_are_gone(
     models: Path, nursery: Nursery, *, prefixes: bool

@@ -21,10 +21,10 @@ vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so kno
 """
 
 import copy
-import weakref
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 else:
     _Above = object
+
+log = logging.getLogger("swapd_client")
 
 #: The message to a scheduler about a step; None if all of the step counts.
 Word = Callable[[], KVConnectorOutput | None]
@@ -109,15 +111,16 @@ class Streams(_Above):  # type: ignore[misc]
     """Mixed into a scheduler class of vllm-omni, first: tells its stage the number of chunks
     sent."""
 
-    streaming: ClassVar[Streaming]
+    stage: ClassVar[Stage]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if (adapter := getattr(self, "chunk_transfer_adapter", None)) is not None:
-            first = not self.vllm_config.model_config.stage_id
-            receives = adapter.receives_chunks and not first
-            self.streaming.begin_with(lambda: dict(adapter.put_req_chunk), receives=receives)
-            adapter.connector.get = _looked(adapter.connector.get, self.streaming)
+        if (adapter := getattr(self, "chunk_transfer_adapter", None)) is None:
+            return _counts_no_chunks(self.stage, "leave out model_runner: v2")
+        streaming, first = self.stage.streaming, not self.vllm_config.model_config.stage_id
+        receives = adapter.receives_chunks and not first
+        streaming.begin_with(lambda: dict(adapter.put_req_chunk), receives=receives)
+        adapter.connector.get = _looked(adapter.connector.get, streaming)
 
 
 class Traced(_Above):  # type: ignore[misc]
@@ -155,17 +158,18 @@ def _looked(get: Callable[..., Any], streaming: Streaming) -> Callable[..., Any]
     return look
 
 
-def hears_of(config: Any, cache: "KVCacheConfig") -> tuple[Hears, str]:
+def hears_of(config: Any, cache: "KVCacheConfig", *, second_runner: bool) -> tuple[Hears, str]:
     """How the scheduler of this configuration learns of a loss; and if it does not, the remedy.
 
-    The second is "" if it does.
+    The second is "" if it does. `second_runner`: the worker has Model Runner V2.
     """
-    if problem := _problem_with_numbers(config):
-        return Hears.BY_BLOCKS, _problem_with_blocks(config, cache) and problem
+    if problem := _problem_with_numbers(config, second_runner=second_runner):
+        deaf = second_runner or _problem_with_blocks(config, cache)
+        return Hears.BY_BLOCKS, problem if deaf else ""
     return Hears.BY_NUMBER, ""
 
 
-def _problem_with_numbers(config: Any) -> str:
+def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
     """Reason why the scheduler is not one of swapd's."""
     if _is_told_by_all(config):
         return "set distributed_executor_backend: mp, where one rank reports for all"
@@ -180,7 +184,8 @@ def _problem_with_numbers(config: Any) -> str:
             return "set tensor_parallel_size: 1"
         return "set distributed_executor_backend: uni"
     if not issubclass(base, VllmScheduler) or _is_of_generation(base):
-        return f"{base.__name__} computes nothing again: set async_scheduling: false"
+        remedy = "leave out model_runner: v2" if second_runner else "set async_scheduling: false"
+        return f"{base.__name__} computes nothing again: {remedy}"
     return ""
 
 
@@ -194,8 +199,8 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
     - the request has all blocks from there on: requests give back blocks before a sliding window;
     - a block is complete after at most two parts of a prompt, because two requests may share it,
       and only one of them must compute it.
-    vLLM 0.30, 0.31 and 0.32 do this alike. For layers in several groups 0.30 restarts such a
-    request, and the others raise an error.
+    vLLM 0.30 to 0.33 do this alike. For layers in several groups 0.30 restarts such a request, and
+    the others raise an error. Model Runner V2 does not go back in a request, in any of them.
     """
     base = config.scheduler_config.get_scheduler_cls()
     if base is not VllmScheduler and not _is_of_generation(base):
@@ -206,8 +211,6 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
         return "steps are scheduled ahead"
     if config.speculative_config is not None:
         return "a drafter has a cache as well"
-    if config.use_v2_model_runner:
-        return "this model runner does not go back in a request"
     if config.parallel_config.decode_context_parallel_size > 1:
         return "a block is in several ranks"
     specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
@@ -248,16 +251,25 @@ def have_it_hear(config: Any, stage: Stage) -> None:
     )
 
 
-def have_it_stream(config: Any, streaming: Streaming) -> None:
+def have_it_stream(config: Any, stage: Stage) -> None:
     """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes one.
 
     Only if vLLM makes it in this process, and the stage streams.
     """
-    alone = config.parallel_config.distributed_executor_backend == "uni"
-    if alone and getattr(config.model_config, "async_chunk", False):
-        base = config.scheduler_config.get_scheduler_cls()
-        named = {"streaming": streaming}
-        config.scheduler_config.scheduler_cls = type(base.__name__, (Streams, base), named)
+    if not getattr(config.model_config, "async_chunk", False):
+        return
+    if config.parallel_config.distributed_executor_backend != "uni":
+        return _counts_no_chunks(stage, "set distributed_executor_backend: uni")
+    base = config.scheduler_config.get_scheduler_cls()
+    config.scheduler_config.scheduler_cls = type(base.__name__, (Streams, base), {"stage": stage})
+
+
+def _counts_no_chunks(stage: Stage, remedy: str) -> None:
+    log.info(
+        "%s streams, but gives way between requests only; to give way inside of them: %s",
+        stage.name,
+        remedy,
+    )
 
 
 def have_it_trace(config: Any, stage: Stage) -> None:
@@ -321,15 +333,23 @@ def counted(output: Any, word: Word) -> Any:
     `word()` is called after the step has computed.
     """
     if isinstance(output, AsyncModelRunnerOutput):
-        # all else that a version of vLLM asks of it, it answers itself
-        get_output, this = type(output).get_output, weakref.ref(output)
-        output.get_output = lambda: counted(get_output(this()), word)
+        output.__class__, output.swapd_word = _counting(output.__class__), word
         return output
     if (said := word()) is None:
         return output
     output = copy.copy(output)
     output.kv_connector_output = said
     return output
+
+
+@cache
+def _counting(kind: Any) -> type:
+    """The class of a later output of `kind` that counts it, and is as vLLM's in all else."""
+
+    def get_output(self: Any) -> Any:
+        return counted(kind.get_output(self), self.swapd_word)
+
+    return type(kind.__name__, (kind,), {"get_output": get_output})
 
 
 def _is_of_generation(base: type) -> bool:

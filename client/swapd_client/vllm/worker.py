@@ -119,7 +119,7 @@ class Leased(_Above):  # type: ignore[misc]
                 with self._swapd.using():
                     self._moving.compare()
                 self._find_segments()
-                scheduler.have_it_stream(self.vllm_config, self._swapd.streaming)
+                scheduler.have_it_stream(self.vllm_config, self._swapd)
             except BaseException:
                 self._swapd.close()
                 raise
@@ -164,7 +164,7 @@ class Leased(_Above):  # type: ignore[misc]
     def _dummy_forward(self) -> None:
         """Run every computation with the model's weights, on minimal input."""
         model = self.model_runner.get_model()
-        without_cache = {"skip_attn": True} if getattr(self, "use_v2_model_runner", False) else {}
+        without_cache = {"skip_attn": True} if self._has_second_runner() else {}
         with torch.inference_mode():
             hidden, _ = self.model_runner._dummy_run(
                 DUMMY_TOKENS, is_profile=True, skip_eplb=True, **without_cache
@@ -173,6 +173,10 @@ class Leased(_Above):  # type: ignore[misc]
             ar = getattr(self.model_config, "worker_type", None) != "generation"
             if ar and isinstance(hidden, torch.Tensor) and hasattr(model, "compute_logits"):
                 model.compute_logits(hidden)
+
+    def _has_second_runner(self) -> bool:
+        """Whether its model runner is V2. vllm-omni's need not be vLLM's default."""
+        return bool(getattr(self, "use_v2_model_runner", False))
 
     def _forward_context(self) -> AbstractContextManager[None]:
         """The context that vLLM's layers need when they are called."""
@@ -332,7 +336,8 @@ class Leased(_Above):  # type: ignore[misc]
         if fate == "private" or not nbytes:
             return nullcontext()
         caching = bool(self.cache_config.enable_prefix_caching)
-        hears, deaf = scheduler.hears_of(self.vllm_config, config)
+        second_runner = self._has_second_runner()
+        hears, deaf = scheduler.hears_of(self.vllm_config, config, second_runner=second_runner)
         terms = Terms(
             fate,
             caching,

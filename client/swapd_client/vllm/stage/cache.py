@@ -147,12 +147,14 @@ class Terms(NamedTuple):
         return self.fate != "drop"
 
     def __str__(self) -> str:
+        ends = "; a step that would read lost blocks ends the stage: to have them computed again, "
+        lost = ends + self.deaf if self.deaf else ""
         if self.fate == "drop":
-            return "and is dropped after a turn, which lasts until no request is in flight"
+            return f"and is dropped after a turn, which lasts until no request is in flight{lost}"
         whole = self.fate == "save" or self.prefixes
         what = "all blocks" if whole else "blocks of requests in flight"
         turns = "" if self.slice_s is None else f"; a turn lasts {seconds(self.slice_s)}"
-        return f"and {what} are saved{turns}"
+        return f"and {what} are saved{turns}{lost}"
 
 
 class Cache:
