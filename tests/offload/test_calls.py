@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -464,8 +465,6 @@ def test_grad_mode_is_refused_unless_it_is_held_over_backward(client: Client) ->
     with client.attach({"vae": model}) as attachment:
         with pytest.raises(NotWhileAttached, match=r"no_grad\(\).*attachment.use\('vae'\)"):
             model(X)
-        with pytest.raises(NotWhileAttached, match="its parameters require grad"):
-            model.decode(X)
         with torch.no_grad():
             model(X)
         model.requires_grad_(False)
@@ -491,6 +490,56 @@ def test_grad_mode_is_refused_unless_it_is_held_over_backward(client: Client) ->
         with pytest.raises(NotWhileAttached):
             model(X)
         assert model.conv.weight.grad is not None
+
+
+class Generates(nn.Module):
+    """Methods that compute under no_grad, in grad mode, and not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)  # type: ignore[no-any-return]
+
+    def status(self) -> str:
+        return "trained"
+
+    def by_a_forward(self, x: torch.Tensor) -> None:
+        self.kept = self.out(x)
+
+    def by_a_function(self, x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(x=nn.functional.linear(x, self.out.weight))
+
+    def in_steps(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield nn.functional.linear(x, self.out.weight)
+
+
+@pytest.mark.parametrize("blocks", [(), ("out",)])
+def test_a_method_may_be_called_in_grad_mode_and_what_computes_in_it_may_not(
+    client: Client, blocks: Sequence[str]
+) -> None:
+    model = seeded(Generates).requires_grad_(True)
+    expected = model.generate(X)
+    with client.attach({"dit": model}, ".", blocks=blocks or None) as attachment:
+        assert torch.equal(model.generate(X), expected)
+        assert model.status() == "trained"
+        for compute, why in {
+            model: "parameters require",
+            model.by_a_forward: "parameters require",
+            model.by_a_function: "output requires",
+            lambda x: next(model.in_steps(x)): "output requires",
+        }.items():
+            with pytest.raises(NotWhileAttached, match=f"'dit' was called in grad mode.*{why}"):
+                compute(X)
+            assert held_now(client) == 0
+        with attachment.use("dit"):
+            model.by_a_forward(X)
+            model.kept.sum().backward()
 
 
 def test_checkpointing_under_use_leaves_no_count_behind(client: Client) -> None:

@@ -4,7 +4,7 @@
 this module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,7 @@ from swapd_client.errors import NotWhileAttached, SessionEnded, SwapdError, Woul
 from swapd_client.offload import generators
 from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.growth import Growth
-from swapd_client.offload.returned import LATER, Lent
+from swapd_client.offload.returned import LATER, Lent, tensors_in
 from swapd_client.offload.scope import Entry, Holdable, calling, thread
 
 _NOTHING = Lent()
@@ -55,10 +55,15 @@ class Gate:
         """Called by a hook when a call of its module begins; enters it as `by` if needed.
 
         Returns 0 if it entered. Otherwise the thread holds the component for longer: returns how
-        far up the stack the call is that holds it. The search starts at `far`. Raises as `enter`.
+        far up the stack the call is that holds it. The search starts at `far`. Raises as `enter`
+        and `refuse_grad`.
         """
         scope = thread.scope
         found = scope.has(self.held, self.all_of_it, far) if scope.counts else 0
+        # a call around this one has checked; a method or a generator has not
+        is_checked = self.whole in scope.counts and scope.entries and scope.entries[-1].frame
+        if not is_checked:
+            self.refuse_grad()
         if not found:
             self.enter(by, calling())
         return found
@@ -81,7 +86,7 @@ class Gate:
         """A call begins in a thread that does not hold the component.
 
         `frame`: the frame of the call, if its end may go unnoticed. Raises as `Client.acquire`;
-        NotWhileAttached.
+        NotWhileAttached if the call is traced.
         """
         scope = thread.scope
         if scope.entries:
@@ -89,8 +94,6 @@ class Gate:
         if self.whole not in scope.counts:
             if self.grown is not None and self.grown.changed:
                 self.grown.tell()
-            if torch.is_grad_enabled():
-                self._refuse_grad()
             if torch._C._get_tracing_state() or torch.compiler.is_exporting():
                 raise self._untraceable()
             scope.begins = self.held  # set before the check for a change
@@ -129,13 +132,6 @@ class Gate:
             scope.leave(entry)
             if changing.now is not None:
                 tell()
-        if (
-            torch.is_grad_enabled()
-            and not self.whole.uses
-            and self.whole not in scope.counts
-            and _needs_grad(output)
-        ):
-            raise self._grad("its output requires grad")
         return output
 
     def own(self, output: Any) -> Any:
@@ -148,12 +144,24 @@ class Gate:
         if count is None or count.n > 1:
             return output
         ends = self.held is self.whole or counts[self.whole].n == 1
-        return (self.all_lent if ends else self._lent).copied(output, self.name)
+        output = (self.all_lent if ends else self._lent).copied(output, self.name)
+        if ends and self._backward_may_follow() and any(
+            tensor.requires_grad for tensor in tensors_in(output)
+        ):
+            raise self._grad("its output requires grad")
+        return output
 
-    def _refuse_grad(self) -> None:
-        # backward may run after the lease has ended
-        if not self.whole.uses and any(p.requires_grad for p in self._parameters):
+    def refuse_grad(self) -> None:
+        """Raise NotWhileAttached if backward would read weights after the lease has ended.
+
+        For forwards. A method may switch to no_grad itself, as `generate` does; the forwards that
+        it calls are checked, and its output is.
+        """
+        if self._backward_may_follow() and any(p.requires_grad for p in self._parameters):
             raise self._grad("its parameters require grad")
+
+    def _backward_may_follow(self) -> bool:
+        return torch.is_grad_enabled() and not self.whole.uses
 
     def _untraceable(self) -> NotWhileAttached:
         return NotWhileAttached(
@@ -167,16 +175,6 @@ class Gate:
             "after their lease. Call it under torch.inference_mode() or torch.no_grad(), or hold "
             f"it over backward too: with attachment.use({self.name!r})"
         )
-
-
-def _needs_grad(output: Any) -> bool:
-    if isinstance(output, torch.Tensor):
-        return output.requires_grad
-    if isinstance(output, Mapping):
-        return any(map(_needs_grad, output.values()))
-    if isinstance(output, (list, tuple)):
-        return any(map(_needs_grad, output))
-    return False
 
 
 def _is_of(entry: Entry, call: FrameType | None) -> bool:

@@ -167,6 +167,8 @@ class _Twin(Method):
     """A call of a compiled module's original, from the compiled module or directly."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._gate is not None:
+            _apart(self._gate.refuse_grad)
         return self._held(args, kwargs)
 
     def _enter(self, gate: Gate, by: object) -> None:

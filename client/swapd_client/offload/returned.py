@@ -104,6 +104,16 @@ class Lent:
         return False
 
 
+def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
+    """The tensors in an output, where `Lent.copied` looks for them."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth and type(output) not in _PLAIN:
+        is_sequence = isinstance(output, (list, tuple))
+        for value in output if is_sequence else (value for _, value in _items(output)):
+            yield from tensors_in(value, depth - 1)
+
+
 def _items(output: Any) -> Iterator[tuple[str, Any]]:
     """The named items of a structure that may be, or contain, tensors."""
     if isinstance(output, Mapping):

@@ -142,8 +142,9 @@ class Passed:
             return partial(self._leave, beside)
         scope = thread.scope
         scope.lend(self.everything)  # then its blocks need no lease
-        self.hooks.begin(whole=True)
-        return partial(self._leave_whole, scope, lease, beside)
+        whole = not torch.is_grad_enabled()  # in grad mode the hooks check each forward
+        self.hooks.begin(whole=whole)
+        return partial(self._leave_whole, scope, lease, beside, whole)
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return self.everything.has_any(client, names)
@@ -156,8 +157,10 @@ class Passed:
             if beside is not None:
                 beside()
 
-    def _leave_whole(self, scope: "Scope", lease: Lease, beside: Callable[[], None] | None) -> None:
-        self.hooks.end(whole=True)
+    def _leave_whole(
+        self, scope: "Scope", lease: Lease, beside: Callable[[], None] | None, whole: bool
+    ) -> None:
+        self.hooks.end(whole=whole)
         scope.count_down(self.everything)
         try:
             lease.release()

@@ -105,7 +105,7 @@ class Enter(_Hook):
                 # a `with` block holds it, or the call found last time does, if that is under way
                 call = scope.entries[-1].frame if scope.entries else None
                 try:
-                    if call is None or _frame(self._far) is call:
+                    if not _is_grad_enabled() if call is None else _frame(self._far) is call:
                         return
                 except ValueError:  # the stack is shallower
                     pass
