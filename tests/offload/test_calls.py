@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -274,6 +275,68 @@ def test_use_takes_several_at_once_or_none(client: Client) -> None:
         assert held_now(client) == 0
 
 
+class Lists(nn.Module):
+    """Lists, a dict, and a Sequential of Sequentials, of which callers outside call a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Raises()])
+        self.pairs = nn.ModuleList(nn.ModuleList([nn.Linear(WIDTH, WIDTH)]) for _ in range(2))
+        self.by_name = nn.ModuleDict({"a": nn.Linear(WIDTH, WIDTH)})
+        self.inner = Encoder()
+        self.features = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.features(self.layers[1](self.layers[0](x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.layers[1](m.layers[0](X)),
+        lambda m: m.pairs[1][0](X),
+        lambda m: m.by_name["a"](X),
+        lambda m: m.inner.layers[1](X),
+        lambda m: m.features[1](X),
+        lambda m: m.features[:2](X),
+    ],
+)
+@pytest.mark.parametrize("blocks", [None, ["layers"]])
+def test_a_member_of_a_list_may_be_called_by_itself(
+    client: Client, blocks: list[str] | None, call: Callable[[Lists], torch.Tensor]
+) -> None:
+    model = seeded(Lists)
+    expected, whole = call(model), model(X)
+    with client.attach({"dit": model}, ".", blocks=blocks):
+        for _ in range(2):
+            evict(client, *leases(client))
+            assert torch.equal(call(model), expected)
+            assert held_now(client) == 0
+            with torch.inference_mode():
+                assert torch.equal(model(X), whole)
+                assert torch.equal(call(model), expected)
+            assert held_now(client) == 0
+        assert not here().counts
+
+
+def test_a_member_that_raises_leaves_nothing_held(client: Client) -> None:
+    model = seeded(Lists)
+    with client.attach({"dit": model}, "."), torch.inference_mode():
+        model.layers[1].error = ValueError("deep")
+        for call in (model.layers[1], model):
+            with pytest.raises(ValueError, match="deep"):
+                call(X)
+            assert held_now(client) == 0
+        model.layers[1].error = KeyboardInterrupt()
+        for call in (model.layers[1], model):
+            with pytest.raises(KeyboardInterrupt):
+                call(X)
+        model.layers[1].error = None
+        model(X)
+        assert held_now(client) == 0
+        assert not here().counts
+
+
 OUTSIDE = """
     import sys
     import torch
@@ -293,7 +356,6 @@ OUTSIDE = """
 @pytest.mark.parametrize(
     "what",
     [
-        "model.text_encoder.forward(TOKENS)",
         "torch.nn.functional.linear(torch.ones(1, WIDTH), model.text_encoder.embed.weight)",
         "model.vae.decode(torch.ones(1, WIDTH)); model.vae._decode(torch.ones(1, WIDTH))",
     ],
@@ -540,6 +602,28 @@ def test_a_method_may_be_called_in_grad_mode_and_what_computes_in_it_may_not(
         with attachment.use("dit"):
             model.by_a_forward(X)
             model.kept.sum().backward()
+
+
+def test_a_thread_that_generates_in_grad_mode_streams_to_its_end(client: Client) -> None:
+    """The tutorial of a streamer: an error in the thread would leave the reader waiting."""
+    model = seeded(Generates).requires_grad_(True)
+    expected = model.generate(X)
+    streamed: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+
+    def generate() -> None:
+        try:
+            for _ in range(3):
+                streamed.put(model.generate(X))
+        finally:
+            streamed.put(None)
+
+    with client.attach({"dit": model}, "."):
+        thread = threading.Thread(target=generate)
+        thread.start()
+        pieces = list(iter(streamed.get, None))
+        thread.join()
+    assert len(pieces) == 3
+    assert all(torch.equal(piece, expected) for piece in pieces)
 
 
 def test_checkpointing_under_use_leaves_no_count_behind(client: Client) -> None:

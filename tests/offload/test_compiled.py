@@ -180,6 +180,27 @@ def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
         assert backend.compilations == compiled
 
 
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(seeded(Decoder) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [block(x) for block in self.blocks]
+
+
+def test_members_of_a_list_share_compiled_code_without_graph_breaks(client: Client) -> None:
+    backend = Counting()
+    model = seeded(Blocks)
+    expected = model(X)
+    with client.attach({"dit": model}):
+        for block in model.blocks:
+            block.compile(backend=backend, fullgraph=True)
+        for outputs in swaps(client, model, X):
+            assert all(map(torch.equal, outputs, expected))
+        assert backend.compilations == 1
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_layer_compiled_while_its_component_is_held_is_left_when_called_alone(
     client: Client, in_place: bool

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client, DaemonGone, SessionFenced, WouldDeadlock
-from swapd_client.offload import attaching, hooks, shortcuts
+from swapd_client.offload import attaching, hooks, installing, scope, shortcuts
 from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.gate import Gate
@@ -43,7 +43,10 @@ class PlainLeave(Leave):
 
 
 class Never:
-    """Replaces `BlockHooks`: the hooks of blocks are always there."""
+    """Replaces `BlockHooks`: its hooks are always there."""
+
+    def __init__(self, *, compiled: bool = True) -> None:
+        pass
 
     def add(self, pair: Pair) -> None:
         pass
@@ -70,7 +73,15 @@ class Call(NamedTuple):
     refused: type[Exception] | None = None
 
 
-MODULES = (*["whole"] * 3, "whole.norm", "streamed", "streamed.layers.0", "streamed.norm", "both")
+MODULES = (
+    *["whole"] * 3,
+    "whole.norm",
+    "whole.layers.0",
+    "streamed",
+    "streamed.layers.0",
+    "streamed.norm",
+    "both",
+)
 MODES = (*["inference"] * 4, "no grad", "no grad", "grad", "grad of x")
 AROUND = (*[""] * 6, "thread", "use", "turn", "turn, wanted", "change", "foreign")
 ENDS = (
@@ -333,10 +344,12 @@ def test_hooks_that_are_aside_would_have_done_nothing(
     Not between an interrupt and the thread's next call: calls there run under the lease on the
     whole component.
     """
+    monkeypatch.setattr(scope, "is_alone", lambda: True)
     ends = [end for end in ENDS if end != "stopped"]
     around = [what for what in AROUND if what != "thread"]
     seen = history(client, seed, ends, around)
-    monkeypatch.setattr(attaching, "BlockHooks", Never)
+    for module in (attaching, installing):
+        monkeypatch.setattr(module, "BlockHooks", Never)
     compare(seen, history(client, seed, ends, around))
 
 
@@ -364,6 +377,7 @@ def test_a_call_that_finds_all_of_it_there_calls_few_functions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine under any load: each function is slow with cold caches."""
+    monkeypatch.setattr(scope, "is_alone", lambda: True)  # pytest-xdist has threads
     monkeypatch.setattr(shortcuts, "_compiles", False)  # independent of other tests' compilations
     part = seeded(Part)
     x = torch.ones(1, WIDTH)
@@ -375,7 +389,11 @@ def test_a_call_that_finds_all_of_it_there_calls_few_functions(
     with torch.inference_mode():
         with client.attach({"whole": part}):
             call()
-            assert functions(call) == [*begins, "Enter.__call__", *ends]  # the norm has a hook, too
+            passes, passed = [
+                [f"BlockHooks.{what}", "BlockHooks._turn"] for what in ("begin", "end")
+            ]
+            norm = "Enter.__call__"  # the norm has a hook, too
+            assert functions(call) == [*begins, *passes, norm, *ends, "Leased._leave", *passed]
         with client.attach({"streamed": part}, blocks=["layers.0", "layers.1", "layers.2"]):
             client.acquire("streamed").release()
             call()

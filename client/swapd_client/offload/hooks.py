@@ -22,18 +22,20 @@ from swapd_client.offload.shortcuts import Enter, Leave, Pair
 
 
 def install(
-    module: torch.nn.Module, gate: Gate, *, is_compiled: bool = False
+    module: torch.nn.Module, gate: Gate, *, is_compiled: bool = False, is_member: bool = False
 ) -> tuple[Pair, Callable[[], None]]:
     """Have each call of `module` enter and leave `gate`; returns the hooks, and the undo.
 
-    If `is_compiled`, the module is compiled as one: its hooks stay outside of the compiled code.
+    If `is_compiled`, the module is compiled as one: its hooks stay outside of the compiled code. If
+    `is_member`, it may share compiled code with others in its list, which is without the hooks.
 
     The hooks run before every existing pre-hook and after every existing forward hook. A hook
     registered later runs without the component, unless the call is inside another one.
     """
     by = object()
-    pair = Pair(module, Enter(gate, by), Leave(gate, by))
-    undistinguish = None if is_compiled else forwards.distinguish(module)
+    compiled = not is_member
+    pair = Pair(module, Enter(gate, by, compiled=compiled), Leave(gate, by, compiled=compiled))
+    undistinguish = None if is_compiled or is_member else forwards.distinguish(module)
     object.__setattr__(module, _TO_SCRIPT, _Unscriptable(module, gate.name))
 
     def undo() -> None:

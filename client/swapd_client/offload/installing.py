@@ -15,7 +15,8 @@ from swapd_client.offload.gate import Gate
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.returned import Lent
-from swapd_client.offload.scope import Block, Holdable, Leased, Passed
+from swapd_client.offload.scope import Block, Holdable, Hooks, Leased, Passed
+from swapd_client.offload.shortcuts import BlockHooks
 from swapd_client.offload.weights_of import Registered
 
 #: Callers outside of a component call its modules down to this depth.
@@ -106,15 +107,21 @@ class Installer:
         for block, held in one.blocks.items():
             gate = gate_of(held, one.all_of_it)
             inside.update((id(module), gate) for module in block.modules())
-            self._hook(block, gate, one.held)
+            self._hook(block, gate, one.held.hooks)
         for module in parts_of_first(one):
-            self._hook(module, inside[id(module)], one.held)
-        beside = gate_of(Block(one.held, None), one.held) if isinstance(one.held, Passed) else whole
-        for module in entrances(one.module, self._starts):
-            if module is not one.module and is_layer(module):
-                self._hook(module, inside.get(id(module), beside), one.held, layer=True)
+            self._hook(module, inside[id(module)], one.held.hooks)
+        streamed = isinstance(one.held, Passed)
+        found = entrances(one.module, self._starts)
+        if one.held.hooks is None and any(found.values()):
+            one.held.hooks = BlockHooks(compiled=False)
+        beside = gate_of(Block(one.held, None), one.held) if one.held.hooks else whole
+        for module, is_member in found.items():
+            layer = module is not one.module and is_layer(module)
+            if is_member or (streamed and layer):
+                gate = inside.get(id(module), beside)
+                self._hook(module, gate, one.held.hooks, is_member=not streamed)
             else:
-                self._hook(module, inside.get(id(module), whole))
+                self._hook(module, inside.get(id(module), whole), layer=layer)
         if find.bare(one.module) is not one.module:
             self._attachment._to_undo(hooks.wrap_twin(one.module, whole))
         for method in methods:
@@ -138,16 +145,23 @@ class Installer:
             self._attachment._to_undo(guards.guard(root, weights))
 
     def _hook(
-        self, module: Module, gate: Gate, held: Holdable | None = None, *, layer: bool = False
+        self,
+        module: Module,
+        gate: Gate,
+        aside: Hooks | None = None,
+        *,
+        layer: bool = False,
+        is_member: bool = False,
     ) -> None:
-        """If `held` is a pass, passes that hold the whole component remove these hooks."""
+        """`aside` removes these hooks at times. `is_member`: as in `hooks.install`."""
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
-        pair, undo = hooks.install(module, gate, is_compiled=id(module) in self._compiled)
+        is_compiled = id(module) in self._compiled
+        pair, undo = hooks.install(module, gate, is_compiled=is_compiled, is_member=is_member)
         self._attachment._to_undo(undo)
-        if isinstance(held, Passed):
-            held.hooks.add(pair)
+        if aside is not None:
+            aside.add(pair)
         elif layer:
             pair.leave_if_entered()
 
@@ -203,14 +217,14 @@ def is_layer(module: Module) -> bool:
     return not module._modules and not any(is_later(module.forward) for is_later in later)
 
 
-def entrances(root: Module, starts: set[int]) -> list[Module]:
-    """The modules of a component that callers outside of it call.
+def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
+    """The modules of a component that callers outside of it call; True: the members of a list.
 
-    The root, its children and theirs, and embeddings at any depth. Not the modules in a list or a
-    Sequential, which calls them in turn, and not those compiled into one with the module around
-    them.
+    The root, its children and theirs, and embeddings at any depth. A list or a dict is no level.
+    The modules in it, or in a Sequential, are members, and what is in these is no entrance. Nor are
+    modules that are compiled into one with the module around them.
     """
-    found = [root]
+    found = {root: False}
     waiting = [(root, 0)]
     while waiting:
         module, depth = waiting.pop()
@@ -220,8 +234,11 @@ def entrances(root: Module, starts: set[int]) -> list[Module]:
         for child in module._modules.values():
             if child is None or id(child) in starts:
                 continue
-            near = depth < DEPTH and not listed and not isinstance(child, find.CONTAINERS)
-            if near or isinstance(child, Embedding):
-                found.append(child)
-            waiting.append((child, DEPTH if listed else depth + 1))
+            is_list = isinstance(child, find.CONTAINERS)
+            if isinstance(child, Embedding):
+                found[child] = False
+            elif depth < DEPTH and not is_list:
+                found[child] = listed and found.get(child, True)
+            inside = DEPTH if listed else depth + (not isinstance(child, Sequential))
+            waiting.append((child, depth if is_list else inside))
     return found

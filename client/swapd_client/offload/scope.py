@@ -50,7 +50,7 @@ class Holdable(Protocol):
 
 
 class Hooks(Protocol):
-    """The hooks of a streamed component's blocks, removed during passes that need none."""
+    """Hooks inside a component, removed during calls that hold all of it."""
 
     def add(self, pair: Any) -> None:
         """Manage the hooks of one more module. Call it while no pass is under way."""
@@ -82,6 +82,8 @@ class Leased:
         self._client = client
         #: Components, by their names in the daemon. Changes only while no thread holds them.
         self.names = names
+        #: The hooks of members of its lists, if it has any.
+        self.hooks: Hooks | None = None
 
     def __repr__(self) -> str:
         return f"<Leased {' + '.join(self.names)}>"
@@ -91,7 +93,19 @@ class Leased:
             return _nothing
         lease = self._client.acquire(*self.names)
         lease._is_answered_for = True
-        return lease.release
+        # in grad mode the hooks check each forward; in another thread they take a lease
+        if self.hooks is None or torch.is_grad_enabled() or not is_alone():
+            return lease.release
+        try:
+            self.hooks.begin(whole=True)
+        except BaseException:
+            lease.release()
+            raise
+        return partial(self._leave, self.hooks, lease)
+
+    def _leave(self, hooks: Hooks, lease: Lease) -> None:
+        hooks.end(whole=True)
+        lease.release()
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return client is self._client and not set(names).isdisjoint(self.names)
@@ -174,45 +188,54 @@ class Block:
 
     is_lease = False
 
-    def __init__(self, whole: Passed, number: int | None) -> None:
-        """`number`: of the block; None: a layer outside the blocks, which needs the pass only."""
+    def __init__(self, whole: Passed | Leased, number: int | None) -> None:
+        """`number`: of the block; None: a layer outside the blocks, or a member of a list, which
+        needs `whole` only.
+        """
+        assert whole.hooks is not None
         self.uses = 0
         self._whole = whole
-        self._number = number
+        self._hooks = whole.hooks
+        self._number = -1 if number is None else number
+        #: The pass through the blocks; None: no block.
+        self._passed: Passed | None = None
         #: The component that it holds beside the pass.
-        self.names = () if number is None else (whole.stream.parts[number],)
+        self.names: tuple[str, ...] = ()
+        if number is not None:
+            assert isinstance(whole, Passed)
+            self._passed = whole
+            self.names = (whole.stream.parts[number],)
 
     def __repr__(self) -> str:
-        block = "A layer" if self._number is None else f"Block {self._number}"
-        return f"<{block} of {self._whole.stream.family}>"
+        return f"<{f'Block {self._number}' if self._passed else 'A layer'} of {self._whole}>"
 
     def take(self) -> Callable[[], None]:
-        scope, whole, number = here(), self._whole, self._number
+        scope, whole, passed, number = here(), self._whole, self._passed, self._number
         # its hooks called it and will leave it, so they stay installed in any case
-        whole.hooks.begin(whole=False)
+        self._hooks.begin(whole=False)
         try:
             scope.count_up(whole)
             try:
-                if number is not None and whole.everything in scope:
-                    number = None
-                if number is not None:
-                    whole.stream.need(number)
+                if passed is not None and passed.everything in scope:
+                    passed = None
+                if passed is not None:
+                    passed.stream.need(number)
             except BaseException:
                 scope.count_down(whole)
                 raise
         except BaseException:
-            whole.hooks.end(whole=False)
+            self._hooks.end(whole=False)
             raise
 
         def give_back() -> None:
             try:
-                if number is not None:
-                    whole.stream.done(number)
+                if passed is not None:
+                    passed.stream.done(number)
             finally:
                 try:
                     scope.count_down(whole)
                 finally:
-                    whole.hooks.end(whole=False)
+                    self._hooks.end(whole=False)
 
         return give_back
 
@@ -380,6 +403,12 @@ class Scope:
                 return
             with suppress(SwapdError):  # it ended long ago
                 self.leave(entry)
+
+
+def is_alone() -> bool:
+    """Whether all other threads are swapd's."""
+    me = threading.current_thread()
+    return all(one is me or one.name.startswith("swapd-") for one in threading.enumerate())
 
 
 def _nothing() -> None:
