@@ -4,6 +4,7 @@ import gc
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
@@ -15,9 +16,10 @@ from swapd.shared.units import size
 from swapd_client.errors import DuplicateName, InvalidSettings, InvalidSource, TooLarge
 from swapd_client.offload import dropped, find, hooks, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
+from swapd_client.offload.calls_under_way import no_calls
 from swapd_client.offload.find import Found
 from swapd_client.offload.fitting import refuse_what_never_fits
-from swapd_client.offload.installing import Installer, Methods, methods_of
+from swapd_client.offload.installing import Installer, Methods, entrances, methods_of
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.registering import Registering, Streamed, stream_of
 from swapd_client.offload.scope import Block, Leased, Passed
@@ -120,17 +122,20 @@ def _attach(client: Lender, model: object, arguments: Arguments) -> Attachment:
     attachment = Attachment(client, arguments.prefix)
 
     def run() -> None:
-        _Attaching(client, model, arguments, attachment).run()
+        again = _Attaching(client, model, arguments, attachment)
+        with again.no_calls():
+            again.run()
 
     with ONE_AT_A_TIME:
-        try:
-            attaching = _Attaching(client, model, arguments, attachment)
-            attaching.refuse_attached()
-            attaching.run()
-        except BaseException:
-            attachment._uninstall()
-            attachment._take_back()
-            raise
+        attaching = _Attaching(client, model, arguments, attachment)
+        attaching.refuse_attached()
+        with attaching.no_calls():
+            try:
+                attaching.run()
+            except BaseException:
+                attachment._uninstall()
+                attachment._take_back()
+                raise
         attachment._again = run
     dropped.take_back_if_dropped(client, attachment)
     return attachment
@@ -180,6 +185,8 @@ class _Attaching:
         #: Registered names of this model; new components need other names.
         self._taken = used.union(attachment.registered)
         self._taken.update(c.part_of for n, c in components.items() if n in self._taken)
+        self._how = self._hows()
+        self._methods = methods_of(self._found, arguments.wrap_methods) if self._how else {}
 
     def refuse_attached(self) -> None:
         """Raise if a module is attached already: two attachments could undo each other's hooks."""
@@ -191,10 +198,19 @@ class _Attaching:
                     "others (components=[...]), or detach() first; if it has grown, refresh()"
                 )
 
+    def no_calls(self) -> AbstractContextManager[None]:
+        """A `with` block in which no other thread is in a call of the components. As `no_calls`."""
+        if not self._how:
+            return nullcontext()
+        outside = self._owned.outside
+        doors = {m for one in self._found for m in entrances(one.module, self._starts)}
+        modules = {m for one in self._found for m in find.walk(one.module, self._starts)}
+        methods = {name for names in self._methods.values() for name in names}
+        return no_calls(doors.union(outside), modules.union(outside), methods)
+
     def run(self) -> None:
-        hows = self._hows()
+        hows, methods = self._how, self._methods
         if hows:
-            methods = methods_of(self._found, self._arguments.wrap_methods)
             again = bool(self._attachment.registered)
             self._register(hows)
             self._install(methods)

@@ -1,0 +1,188 @@
+"""Calls that other threads make of a model while it is attached, and while it is detached."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swapd_client import Client, ComponentInUse
+from swapd_client.offload import calls_under_way
+from tests.guarantees.harness import Daemon
+from tests.offload.modules import WIDTH, evict, leases, seeded
+from tests.processes import output_of
+
+X = torch.ones(2, WIDTH)
+
+#: Three calls begin before `attach`, and one while it waits for these.
+PROGRAM = """
+    import logging
+    import sys
+    import threading
+
+    import torch
+    from torch import nn
+
+    import swapd_client
+    from tests.offload.modules import WIDTH, evict, seeded
+    from tests.offload.test_calls_under_way import Said, Stops, X, stopping
+
+    model, twin = seeded(Stops), seeded(Stops)
+    expected = twin(X)
+    wrong, threads = [], []
+
+    def begin(call):
+        inside = stopping(model, go)
+
+        def run():
+            with torch.no_grad():
+                if not torch.equal(call(X), expected):
+                    wrong.append(call)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return inside
+
+    go = threading.Event()
+    for call in (model, model.directly, model.nested):
+        begin(call).wait()
+
+    def waits():
+        begin(model)
+        go.set()
+
+    with Said("attach waits for calls", waits):
+        with swapd_client.connect(sys.argv[1], faults="explain") as client:
+            attachment = client.attach({"m": model}, ".")
+            evict(client, "m")
+            go.set()
+            for thread in threads:
+                thread.join()
+            assert not wrong
+            evict(client, "m")
+            with torch.no_grad():
+                assert torch.equal(model(X), expected)
+            print("done")
+"""
+
+
+class Said(logging.Handler):
+    """A `with` block in which a message of the client's calls a function, once."""
+
+    def __init__(self, words: str, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._words = words
+        self._then = then
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith(self._words):
+            self._then()
+
+    def __enter__(self) -> "Said":
+        logging.getLogger("swapd_client").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("swapd_client").removeHandler(self)
+
+
+class Stops(nn.Module):
+    """Calls a function before it reads the weights of its second layer."""
+
+    inside: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.inner = nn.Sequential()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.directly(x)
+
+    def directly(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        self.inside()
+        return nn.functional.linear(x, self.second.weight, self.second.bias)
+
+    def nested(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self(x))  # type: ignore[no-any-return]
+
+
+def test_calls_that_began_before_attach_read_their_own_weights(daemon: Daemon) -> None:
+    assert output_of(PROGRAM, daemon.folder) == "done\n"
+
+
+def stopping(model: Stops, go: threading.Event) -> threading.Event:
+    """The next calls wait for `go`. Returns an event: one of them waits."""
+    reached = threading.Event()
+
+    def inside() -> None:
+        reached.set()
+        go.wait()
+
+    model.inside = inside
+    return reached
+
+
+@pytest.fixture
+def stopped() -> Iterator[Any]:
+    """A model in a call that waits for the end of the test."""
+    model = seeded(Stops)
+    go = threading.Event()
+    inside = stopping(model, go)
+    outputs: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(model(X)), name="server")
+    thread.start()
+    inside.wait()
+    model.inside = lambda: None
+    yield model
+    go.set()
+    thread.join()
+    assert torch.equal(outputs[0], seeded(Stops)(X))
+
+
+def test_a_call_that_does_not_end_is_named_and_nothing_is_attached(
+    client: Client, stopped: Stops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_under_way, "PATIENCE_S", 0.0)
+    with pytest.raises(ComponentInUse, match=r"Stops in thread 'server'.*Attach a model before"):
+        client.attach({"m": stopped}, ".")
+    assert leases(client) == {}
+    assert not stopped._forward_pre_hooks
+    with client.attach({"other": seeded(Stops)}, "."):  # its calls are others
+        pass
+
+
+def test_an_interrupt_while_attach_waits_leaves_nothing_attached(
+    client: Client, stopped: Stops
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with Said("attach waits for calls", interrupt), pytest.raises(KeyboardInterrupt):
+        client.attach({"m": stopped}, ".")
+    assert leases(client) == {}
+    assert not stopped._forward_pre_hooks
+
+
+def test_a_model_in_a_call_is_detached_once_the_call_has_ended(client: Client) -> None:
+    model = seeded(Stops)
+    expected = model(X)
+    attachment = client.attach({"m": model}, ".")
+    go = threading.Event()
+    inside = stopping(model, go)
+    outputs: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(model(X)))
+    thread.start()
+    inside.wait()
+    with pytest.raises(ComponentInUse, match="'m' is leased by"):
+        attachment.detach()
+    go.set()
+    thread.join()
+    evict(client, "m")
+    attachment.detach()
+    assert torch.equal(outputs[0], expected)
+    assert torch.equal(model(X), expected)
