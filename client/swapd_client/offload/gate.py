@@ -60,9 +60,9 @@ class Gate:
         """
         scope = thread.scope
         found = scope.has(self.held, self.all_of_it, far) if scope.counts else 0
-        # a call around this one has checked; a method or a generator has not
-        is_checked = self.whole in scope.counts and scope.entries and scope.entries[-1].frame
-        if not is_checked:
+        around = scope.entries[-1] if self.whole in scope.counts and scope.entries else None
+        # another forward has checked, and `use` may hold it over backward; a method has not checked
+        if around is None or (around.is_call and around.frame is None):
             self.refuse_grad()
         if not found:
             self.enter(by, calling())
@@ -145,8 +145,10 @@ class Gate:
             return output
         ends = self.held is self.whole or counts[self.whole].n == 1
         output = (self.all_lent if ends else self._lent).copied(output, self.name)
-        if ends and self._backward_may_follow() and any(
-            tensor.requires_grad for tensor in tensors_in(output)
+        if (
+            ends
+            and self._backward_may_follow()
+            and any(tensor.requires_grad for tensor in tensors_in(output))
         ):
             raise self._grad("its output requires grad")
         return output

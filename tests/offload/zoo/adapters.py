@@ -27,7 +27,11 @@ def _generates(model: Any) -> Subject:
 
 
 @entry(
-    "LoRA", "low ranks beside Linears; two adapters, of which one is chosen, and none", often=True
+    "LoRA",
+    "low ranks beside Linears; two adapters, of which one is chosen, and none",
+    often=True,
+    # choosing an adapter makes it require grad
+    said={"grad mode": "its parameters require grad"},
 )
 def lora() -> Subject:
     import peft

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from swapd_client import Client, SwapdError, connect
+from swapd_client import Client, NotWhileAttached, SwapdError, connect
 from swapd_client.offload import find, registering
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.blocks import Block, blocks_of
@@ -53,6 +53,10 @@ class _Trial:
         self.runs += 1
         with torch.enable_grad() if self.subject.training else nullcontext():
             return self.subject.run()
+
+    def freeze(self) -> None:
+        for module in self._roots().values():
+            module.requires_grad_(False)
 
     def state(self) -> dict[str, Any]:
         return {name: module.state_dict() for name, module in self._roots().items()}
@@ -183,6 +187,8 @@ def _attached(client: Client, one: Entry, twin: _Twin) -> None:
         return
     with _stage("evicted"):
         _evicted(client, trial, attachment, twin)
+    with _stage("grad mode") as more:
+        more["outcome"] = _in_grad_mode(client, trial, attachment, twin)
     with _stage("detached"):
         _detached(trial, attachment, twin)
 
@@ -248,6 +254,33 @@ def _evicted(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin)
         _evict(client)
         _same(trial, outputs, twin)
     _same_state(trial, twin)
+
+
+def _in_grad_mode(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin) -> str:
+    """Run it as a script that sets no mode does. If swapd refuses that, freeze it first."""
+    outcome = "same"
+    _evict(client)
+    with torch.enable_grad(), _held(trial, attachment):
+        try:
+            outputs = trial.run()
+        except NotWhileAttached as error:
+            if "its parameters require grad" not in str(error):
+                raise
+            outcome = "frozen"
+            trial.runs -= 1
+            trial.freeze()
+            outputs = trial.run()
+    _evict(client)
+    if difference(outputs, twin.outputs(trial.runs)):  # some kernels are others in grad mode
+        plain = _Trial(trial.entry)
+        while plain.runs < trial.runs - 1:
+            plain.run()
+        if outcome == "frozen":
+            plain.freeze()
+        with torch.enable_grad():
+            if where := difference(outputs, kept(plain.run())):
+                raise _Wrong(f"differs: {where}")
+    return outcome
 
 
 def _evict(client: Client) -> None:

@@ -9,9 +9,9 @@ from tests.offload.zoo.keeper import Row
 PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- the table -->\n", "<!-- the end of the table -->\n"
 
-_STAGES = ("attached", "evicted", "detached", "whole", "parts", "streamed")
+_STAGES = ("attached", "evicted", "grad mode", "detached", "whole", "parts", "streamed")
 _HEAD = f"| class | oddity | components | {' | '.join(_STAGES)} |"
-_SHORT = {"same": "=", "no blocks": "-", "no parts": "-"}
+_SHORT = {"same": "=", "frozen": "= frozen", "no blocks": "-", "no parts": "-"}
 
 
 def table_of(rows: Sequence[Row]) -> str:
@@ -21,7 +21,7 @@ def table_of(rows: Sequence[Row]) -> str:
     for family in FAMILIES:
         some = [row for row in rows if row.entry.family == family]
         if some:
-            lines += ["", f"### {family}: {len(some)}", "", _HEAD, "| --- " * 9 + "|"]
+            lines += ["", f"### {family}: {len(some)}", "", _HEAD, "| --- " * 10 + "|"]
             lines += [_line(row, said) for row in some]
     notes = [f"{number}. {text}" for number, text in enumerate(said, 1)]
     return "\n".join([*lines, "", *notes, ""]).lstrip("\n")
