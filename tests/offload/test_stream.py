@@ -256,6 +256,19 @@ def test_a_block_may_run_within_itself_and_within_another() -> None:
             assert model.held() == []
 
 
+def test_blocks_within_each_other_that_never_fit_together_are_refused() -> None:
+    with swapd(3) as client:
+        model = family(client, 3)
+        for _ in range(2):
+            model.stream.enter()
+            model.stream.need(0)
+            model.stream.need(1)
+            with pytest.raises(TooLarge):
+                model.stream.need(2)
+            model.stream.leave()
+            assert model.held() == []
+
+
 def test_a_block_may_be_called_alone() -> None:
     with swapd(12) as client:
         model = family(client, 4)

@@ -271,6 +271,11 @@ class _Pass:
         arrive a second time.
         """
         name = self._stream.parts[part]
+        for other, in_use in self._used.items():
+            if in_use.lease._record.agent.who != threading.get_ident():
+                # asked for ahead: for deadlock detection, this thread does not hold it
+                ahead, in_use.lease = in_use.lease, self._client.acquire(self._stream.parts[other])
+                ahead.release()
         try:
             if asked is None:
                 return self._client.acquire(name, early=True)
@@ -360,7 +365,7 @@ class _Pass:
         """Slots that are free, or taken by requests ahead."""
         session = self._client.session
         self._ending = [lease for lease in self._ending if session.leases.is_ending(lease)]
-        used = sum(map(self._stream.passes, self._used))
+        used = any(map(self._stream.passes, self._used))  # those that outer calls hold take none
         return self._stream.slots - used - len(self._ending)
 
     def _hint(self, most: int) -> None:
