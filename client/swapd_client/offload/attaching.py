@@ -173,6 +173,13 @@ class _Attaching:
         for parameter in (p for m in modules.values() for p in m._parameters.values()):
             if parameter is not None and id(parameter) in before:
                 self._trained[id(parameter)] = parameter
+        mine = {one.module for one in self._found}
+        #: Attachments of these components that were detached, and whose hooks stayed.
+        self._left_over = [
+            one
+            for one in client._attachments
+            if one.is_detached and mine.issuperset(c.module for c in one.components.values())
+        ]
         components = client.session.components
         self._owned = find.own(
             self._roots,
@@ -190,9 +197,9 @@ class _Attaching:
 
     def refuse_attached(self) -> None:
         """Raise if a module is attached already: two attachments could undo each other's hooks."""
-
+        left = {module for one in self._left_over for module in one.modules()}
         for one in self._found:
-            if any(map(hooks.is_hooked, one.module.modules())):
+            if any(hooks.is_hooked(m) for m in one.module.modules() if m not in left):
                 raise InvalidSource(
                     f"{one.name!r} is attached already, and its hooks serve every caller: name the "
                     "others (components=[...]), or detach() first; if it has grown, refresh()"
@@ -294,7 +301,8 @@ class _Attaching:
 
     def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
         attachment = self._attachment
-        attachment._uninstall()
+        for one in (*self._left_over, attachment):
+            one._uninstall()
         attachment.trained = self._trained
         attachment._to_undo(watch_optimizers())
         attachment.components = {one.name: self._attached(one) for one in self._found}

@@ -5,7 +5,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from types import TracebackType
 
@@ -239,20 +239,59 @@ class Attachment:
         Components that were registered or loaded before `attach` stay registered, and only a lease
         lets code use them: the log names them, and `client.unregister` makes them private.
 
-        No component of the model may be in use. A second call does nothing. Raises: ComponentInUse,
-        DeviceMemoryExhausted, SessionEnded: then the remaining components are still attached.
+        Weights that another attached model shares are in the component of the model that was
+        attached first. If that one is detached, they become private memory, for both; `refresh` of
+        the other's attachment registers them again. If the other is detached, its hooks stay, and
+        acquire that component, until the first is detached too.
+
+        No component of the model may be in use. A call of a model that shares weights waits while
+        they are moved. A second call does nothing. Raises: ComponentInUse, DeviceMemoryExhausted,
+        SessionEnded: then the remaining components are still attached.
         """
         await_given_back()  # garbage that the caller dropped is not in use
-        with ONE_AT_A_TIME:
+        with suppress(ClientClosed):
+            self._client._leasing.refuse_in_use(self.registered)  # before anything is undone
+        with quiet({self._client: tuple(self.registered)}), ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private already
-                self._client._leasing.refuse_in_use(self.registered)  # before anything is undone
                 self._take_back()
-                self._tell_of_the_rest()
-            self._let_go()
+            self._end()
 
-    def _tell_of_the_rest(self) -> None:
-        names = {name: None for one in self.components.values() for name in one.all_of_it.names}
-        if names and self._again is not _nothing:
+    def _end(self) -> None:
+        """Remove the hooks, unless they acquire components of another attached model."""
+        others = [one for one in self._client._attachments if one is not self]
+        lent = {name for one in others for name in one.registered}
+        left = self._left()
+        if lent.isdisjoint(left):
+            self._tell_of_the_rest(left)
+            self._let_go()
+        else:
+            self._again, self.trained = _nothing, {}
+            log.info(
+                "detached; its calls still acquire %s, of another model with which it shares "
+                "weights, until that is detached too",
+                ", ".join(left),
+            )
+        for one in others:
+            if one.is_detached and not one._left():
+                one._let_go()
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether `detach` was called. Hooks may have stayed on weights of other models."""
+        return self._again is _nothing
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """The modules in its components."""
+        for one in self.components.values():
+            yield from one.module.modules()
+
+    def _left(self) -> list[str]:
+        """The components that its calls still need, by their names in the daemon."""
+        used = (one.all_of_it.registered() for one in self.components.values())
+        return list(dict.fromkeys(name for names in used for name in names))
+
+    def _tell_of_the_rest(self, names: Sequence[str]) -> None:
+        if names and not self.is_detached:
             log.warning(
                 "detached; still registered, as before attach, and to be used under a lease only: "
                 "%s. client.unregister moves them to private memory",
@@ -266,9 +305,6 @@ class Attachment:
             if name in self._client.session.components:  # the caller may have unregistered it
                 self._client.unregister(name)
             self.registered.pop()
-            for one in self.components.values():
-                if name in one.all_of_it.names:
-                    one.all_of_it.names.remove(name)
 
     def _let_go(self) -> None:
         """Remove the hooks: the weights are private."""

@@ -20,6 +20,7 @@ from contextlib import suppress
 from swapd_client.errors import SwapdError, UnknownComponent
 from swapd_client.offload import growth
 from swapd_client.offload.attachment import Attachment
+from swapd_client.offload.changing import quiet
 from swapd_client.offload.lender import Lender
 
 log = logging.getLogger("swapd_client")
@@ -67,7 +68,8 @@ def _take_back(client: Lender, name: str) -> None:
         )
         return
     try:
-        client.unregister(name)
+        with quiet({client: [name]}):  # other models may share weights with it
+            client.unregister(name)
     except UnknownComponent:  # already unregistered
         pass
     except SwapdError as exc:

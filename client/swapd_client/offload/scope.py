@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from swapd_client.errors import SwapdError
+from swapd_client.errors import SwapdError, UnknownComponent
 from swapd_client.lease import Lease
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.lender import Lender
@@ -80,7 +80,8 @@ class Leased:
     def __init__(self, client: Lender, names: list[str]) -> None:
         self.uses = 0
         self._client = client
-        #: Components, by their names in the daemon. Changes only while no thread holds them.
+        #: Components, by their names in the daemon. One that is private memory by now is dropped by
+        #: the next `take`.
         self.names = names
         #: The hooks of members of its lists, if it has any.
         self.hooks: Hooks | None = None
@@ -91,7 +92,11 @@ class Leased:
     def take(self) -> Callable[[], None]:
         if not self.names:  # as in `lease`
             return _nothing
-        lease = self._client.acquire(*self.names)
+        try:
+            lease = self._client.acquire(*self.names)
+        except UnknownComponent:
+            self._drop_private()
+            return self.take()
         lease._is_answered_for = True
         # in grad mode the hooks check each forward; in another thread they take a lease
         if self.hooks is None or torch.is_grad_enabled() or not is_alone():
@@ -104,8 +109,10 @@ class Leased:
         return partial(self._leave, self.hooks, lease)
 
     def _leave(self, hooks: Hooks, lease: Lease) -> None:
-        hooks.end(whole=True)
-        lease.release()
+        try:
+            hooks.end(whole=True)
+        finally:
+            lease.release()
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return client is self._client and not set(names).isdisjoint(self.names)
@@ -117,9 +124,25 @@ class Leased:
         """
         if not self.names:
             return None
-        lease = self._client.acquire(*self.names)
+        try:
+            lease = self._client.acquire(*self.names)
+        except UnknownComponent:
+            self._drop_private()
+            return self.lease()
         lease._is_answered_for = True
         return lease
+
+    def _drop_private(self) -> None:
+        """Handle UnknownComponent: raises it again if all of them are registered."""
+        registered = self.registered()
+        if len(registered) == len(self.names):
+            raise
+        self.names[:] = registered
+
+    def registered(self) -> list[str]:
+        """The names of those that are not private memory by now."""
+        components = self._client.session.components
+        return [name for name in self.names if name in components]
 
 
 class Passed:
@@ -143,15 +166,16 @@ class Passed:
 
     def take(self) -> Callable[[], None]:
         beside = self._beside.take() if self._beside is not None else None
+        lease: Lease | None = None
+        is_private = self.stream.is_private
         try:
-            lease = self.stream.whole()
-            if lease is None:
+            if not is_private and (lease := self.stream.whole()) is None:
                 self.stream.enter()
         except BaseException:
             if beside is not None:
                 beside()
             raise
-        if lease is None:
+        if lease is None and not is_private:
             self.hooks.begin(whole=False)
             return partial(self._leave, beside)
         scope = thread.scope
@@ -172,12 +196,13 @@ class Passed:
                 beside()
 
     def _leave_whole(
-        self, scope: "Scope", lease: Lease, beside: Callable[[], None] | None, whole: bool
+        self, scope: "Scope", lease: Lease | None, beside: Callable[[], None] | None, whole: bool
     ) -> None:
         self.hooks.end(whole=whole)
         scope.count_down(self.everything)
         try:
-            lease.release()
+            if lease is not None:
+                lease.release()
         finally:
             if beside is not None:
                 beside()

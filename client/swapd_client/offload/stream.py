@@ -68,6 +68,11 @@ class Stream:
         transient = sum(self._transient.values())
         return f"<Stream {self.family}: {len(self.parts)} blocks, {transient} pass through>"
 
+    @property
+    def is_private(self) -> bool:
+        """Whether its tensors have become private memory, which needs no lease."""
+        return self.everything[0] not in self.client.session.components
+
     def whole(self) -> Lease | None:
         """A lease on the whole component, if all of it is on the device; else None. Never waits.
 
