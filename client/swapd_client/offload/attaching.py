@@ -313,6 +313,7 @@ class _Attaching:
             if one.held is not None:
                 installer.component(one, methods[one.name])
                 installer.guard(one)
+        installer.around()
 
     def _refuse_what_never_fits(self, hows: Mapping[str, How], *, again: bool) -> None:
         components = self._attachment.components

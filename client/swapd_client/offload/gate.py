@@ -47,7 +47,7 @@ class Gate:
         self.all_of_it = all_of_it
         self.all_lent = lent if all_lent is None else all_lent
         self.grown = grown
-        self._lent = lent
+        self.lent = lent
         self._parameters = parameters
         self._gone = gone
 
@@ -144,7 +144,7 @@ class Gate:
         if count is None or count.n > 1:
             return output
         ends = self.held is self.whole or counts[self.whole].n == 1
-        output = (self.all_lent if ends else self._lent).copied(output, self.name)
+        output = (self.all_lent if ends else self.lent).copied(output, self.name)
         if (
             ends
             and self._backward_may_follow()

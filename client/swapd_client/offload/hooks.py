@@ -91,10 +91,10 @@ class Method(Ours):
     method, and holds nothing.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str, gate: Gate) -> None:
+    def __init__(self, module: torch.nn.Module, name: str, gate: Gate | None) -> None:
         self._module = module
         self._name = name
-        self._gate: Gate | None = gate
+        self._gate = gate
         self.__name__ = name
         #: The module's own attribute of that name, if it had one.
         self._before = module.__dict__.get(name)
@@ -153,7 +153,12 @@ class Method(Ours):
 
 def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
     """Have a method hold `gate` while it runs; returns the undo."""
-    method = Method(module, name, gate)
+    return put(module, Method(module, name, gate))
+
+
+def put(module: torch.nn.Module, method: Method) -> Callable[[], None]:
+    """Put `method` in the place of the module's own; returns the undo."""
+    name = method.__name__
     setattr(module, name, method)
 
     def undo() -> None:

@@ -11,6 +11,7 @@ from swapd_client.errors import InvalidSource
 from swapd_client.offload import find, growth, guards, hooks
 from swapd_client.offload.attachment import Attached, Attachment
 from swapd_client.offload.find import Found
+from swapd_client.offload.first_call import FirstCall, Part
 from swapd_client.offload.gate import Gate
 from swapd_client.offload.growth import Growth
 from swapd_client.offload.lender import Lender
@@ -64,6 +65,7 @@ class Installer:
         self._roots = roots
         self._starts = starts
         self._hooked: set[int] = set()
+        self._parts: list[Part] = []
         #: The originals of compiled modules, by id.
         self._compiled = {
             id(find.bare(module))
@@ -104,9 +106,11 @@ class Installer:
 
         whole = gate_of(one.held, one.all_of_it)
         inside: dict[int, Gate] = {}
+        parts: list[Part] = []
         for block, held in one.blocks.items():
             gate = gate_of(held, one.all_of_it)
             inside.update((id(module), gate) for module in block.modules())
+            parts.append(Part(gate, held.names, set(block.modules())))
             self._hook(block, gate, one.held.hooks)
         for module in parts_of_first(one):
             self._hook(module, inside[id(module)], one.held.hooks)
@@ -124,8 +128,24 @@ class Installer:
                 self._hook(module, inside.get(id(module), whole), layer=layer)
         if find.bare(one.module) is not one.module:
             self._attachment._to_undo(hooks.wrap_twin(one.module, whole))
+        if parts:
+            self._watch(one.module, ["forward", *methods], whole, parts)
+        self._parts += parts or [Part(whole, one.all_of_it.names, set(self._modules(one)))]
         for method in methods:
             self._attachment._to_undo(hooks.wrap(find.bare(one.module), method, whole))
+
+    def around(self) -> None:
+        """Watch the modules around components. Call it once all components have their hooks."""
+        for root in self._roots.values():
+            if id(root) not in self._starts and find.is_called(root):
+                self._watch(root, ["forward"], None, self._parts)
+
+    def _watch(
+        self, module: Module, methods: Sequence[str], gate: Gate | None, parts: Sequence[Part]
+    ) -> None:
+        to_undo = self._attachment._to_undo
+        for name in methods:
+            to_undo(hooks.put(module, FirstCall(module, name, gate, parts, to_undo)))
 
     def _lent(self, names: Iterable[str]) -> Lent:
         parts = map(self._client.session.own, names)

@@ -166,10 +166,10 @@ class Passed:
 
     def take(self) -> Callable[[], None]:
         beside = self._beside.take() if self._beside is not None else None
-        lease: Lease | None = None
-        is_private = self.stream.is_private
+        is_private = False
         try:
-            if not is_private and (lease := self.stream.whole()) is None:
+            lease = self.stream.whole()
+            if lease is None and not (is_private := self.stream.is_private):
                 self.stream.enter()
         except BaseException:
             if beside is not None:

@@ -16,7 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swapd.shared.protocol import Placement
-from swapd_client.errors import AcquireTimeout, BadRequest, SwapdError, TooLarge, WouldDeadlock
+from swapd_client.errors import (
+    AcquireTimeout,
+    BadRequest,
+    SwapdError,
+    TooLarge,
+    UnknownComponent,
+    WouldDeadlock,
+)
 from swapd_client.lease import Lease
 from swapd_client.offload.collected import give_back_later
 from swapd_client.offload.lender import Lender
@@ -82,7 +89,7 @@ class Stream:
             return None
         try:
             lease = self.client.acquire(self.family, timeout=0)
-        except (AcquireTimeout, TooLarge):
+        except (AcquireTimeout, TooLarge, UnknownComponent):
             return None
         if lease._granted.placements is not self._noted:
             self.note(lease)

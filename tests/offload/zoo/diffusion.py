@@ -373,6 +373,22 @@ def hunyuan_video() -> Subject:
     return Subject(model, run)
 
 
+@entry(
+    "DiTTransformer2DModel", "calls a part of the first block after all blocks have run", often=True
+)
+def dit() -> Subject:
+    model = _made(
+        "DiTTransformer2DModel",
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=4,
+        num_layers=3,
+        sample_size=8,
+        num_embeds_ada_norm=10,
+    )
+    return Subject(model, lambda: model(torch.randn(LATENTS), STEP, torch.tensor([3])).sample)
+
+
 @entry("PixArtTransformer2DModel", "a table of scales that the model itself reads and adds")
 def pixart() -> Subject:
     model = _made(

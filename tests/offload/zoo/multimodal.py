@@ -477,7 +477,6 @@ def vision_encoder_decoder() -> Subject:
 @entry(
     "BridgeTowerModel",
     "calls the layers of its two models by itself, one by one",
-    said={"parts": "a fault in component 'vision_model'"},  # the model itself calls its layers
 )
 def bridge_tower() -> Subject:
     from transformers import BridgeTowerConfig, BridgeTowerModel

@@ -585,3 +585,13 @@ def recurrent() -> Subject:
 
     model = Recurrent()
     return Subject(model, lambda: model(ids(6, batch=2)))
+
+
+@entry("SqueezeBertModel", "calls forward of each layer, past its hooks", often=True)
+def squeeze_bert() -> Subject:
+    from transformers import SqueezeBertConfig, SqueezeBertModel
+
+    model = SqueezeBertModel(
+        SqueezeBertConfig(**SMALL, embedding_size=32, max_position_embeddings=64)
+    )
+    return Subject(model, lambda: model(ids()))

@@ -59,7 +59,6 @@ def sam() -> Subject:
 @entry(
     "SamPromptEncoder",
     "returns an embedding's weight, expanded",
-    said={"parts": "a fault in component 'point_embed.2'"},  # the model itself adds its weight
     often=True,
 )
 def sam_prompts() -> Subject:
@@ -351,7 +350,6 @@ def vit_mae() -> Subject:
 @entry(
     "PerceiverForMaskedLM",
     "latents that are a parameter, expanded; a child's embedding goes to another child",
-    said={"parts": "a fault in component 'perceiver'"},
 )
 def perceiver() -> Subject:
     from transformers import PerceiverConfig, PerceiverForMaskedLM
@@ -487,3 +485,50 @@ def dpt() -> Subject:
         )
     )
     return Subject(model, lambda: model(picture()))
+
+
+@entry("RfDetrModel", "windows of a tower; queries are the weights of embeddings")
+def rf_detr() -> Subject:
+    from transformers import RfDetrConfig, RfDetrModel
+    from transformers.models.rf_detr.configuration_rf_detr import RfDetrDinov2Config
+
+    backbone = RfDetrDinov2Config(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+        num_windows=2,
+        window_block_indexes=[0, 1],
+        out_indices=[1, 3],
+    )
+    model = RfDetrModel(
+        RfDetrConfig(
+            backbone_config=backbone,
+            d_model=32,
+            c2f_num_blocks=1,
+            decoder_ffn_dim=48,
+            decoder_layers=2,
+            decoder_self_attention_heads=4,
+            decoder_cross_attention_heads=4,
+            decoder_n_points=2,
+            num_queries=4,
+            group_detr=2,
+        )
+    )
+    return Subject(model, lambda: model(picture()))
+
+
+@entry("GraniteDoclingVisionModel", "the model itself calls the layers of its encoder")
+def granite_docling() -> Subject:
+    from transformers import GraniteDoclingVisionConfig, GraniteDoclingVisionModel
+
+    model = GraniteDoclingVisionModel(
+        GraniteDoclingVisionConfig(
+            **SMALL,
+            out_hidden_size=16,
+            scale_factor=2,
+            deepstack_visual_indexes=[0],
+        )
+    )
+    return Subject(model, lambda: (model(picture()), model(picture(), fine=True)))

@@ -1,0 +1,202 @@
+"""The first call of a streamed component, or of a module around components: its reads are watched.
+
+Hooks load a block, or a component, for its own call. A model may also call a part of a block, call
+`forward` past the hooks, or read weights itself. So every operation of the first call is looked at.
+If one reads weights that the thread does not hold, swapd loads them, and from then on the method
+that made the read holds them while it runs.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from inspect import getattr_static
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
+
+from torch.nn import Module
+from torch.utils import _python_dispatch as modes
+
+from swapd_client.errors import SwapdError, TooLarge, WouldDeadlock
+from swapd_client.offload.dynamo import uncompiled, when_imported
+from swapd_client.offload.gate import Gate
+from swapd_client.offload.hooks import Method, wrap
+from swapd_client.offload.returned import LATER
+from swapd_client.offload.scope import here, thread
+
+log = logging.getLogger("swapd_client")
+
+
+class Part(NamedTuple):
+    """What one gate loads: a component, or a block of a streamed one."""
+
+    gate: Gate
+    #: The names of its components.
+    names: Sequence[str]
+    #: The modules that it loads them for.
+    modules: Collection[Module]
+
+
+#: Keeps the undo of a change to the model.
+ToUndo = Callable[[Callable[[], None]], None]
+
+
+class FirstCall(Method):
+    """A method whose first call is watched. It runs inside the hooks of its module."""
+
+    def __init__(
+        self, module: Module, name: str, gate: Gate | None, parts: Sequence[Part], to_undo: ToUndo
+    ) -> None:
+        """`gate`: of the module: a call that holds all of it is not watched. `parts`: what a call
+        may read.
+        """
+        super().__init__(module, name, gate)
+        self._parts = parts
+        self._to_undo = to_undo
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": (), "_to_undo": None}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gate, parts = self._gate, self._parts
+        if not parts or (gate is not None and gate.all_of_it in thread.scope.counts):
+            return self.__wrapped__(*args, **kwargs)
+        reads, output = _begin(self, parts, self._to_undo), None
+        try:
+            output = self.__wrapped__(*args, **kwargs)
+            self._parts = ()
+        finally:
+            output = _end(reads, output)
+        return output
+
+
+_CALL = FirstCall.__call__.__code__
+
+
+def _skip() -> None:
+    """torch compiles what a watched method calls, not this."""
+    from torch._dynamo.decorators import skip
+
+    skip(FirstCall.__call__)
+
+
+when_imported(_skip)
+
+
+class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at every operation of one call, in its thread."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, call: FirstCall, parts: Sequence[Part], to_undo: ToUndo) -> None:
+        self._call = call
+        self._parts = parts
+        self._to_undo = to_undo
+        #: The methods that read, and what.
+        self._found: list[tuple[str, str]] = []
+        self._loaded: set[Gate] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch would never compile code again that it meets in another mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        scope, operands = thread.scope, (args, kwargs)
+        if scope.entries and scope.entries[-1].by is self:
+            scope.reap()  # if the method that read has ended
+        for part in self._parts:
+            if self._needs(part) and part.gate.lent.may_be_in(operands):
+                self._load(part, sys._getframe(1))
+        return func(*args, **kwargs or {})
+
+    def _needs(self, part: Part) -> bool:
+        """Whether the thread does not hold a part."""
+        return part.gate.held not in thread.scope and part.gate.all_of_it not in thread.scope
+
+    def _load(self, part: Part, frame: FrameType) -> None:
+        """Load what an operation is about to read, for as long as the method runs that reads it."""
+        module, name, frame = self._reader(part, frame)
+        path = next((p for p, m in self._call._module.named_modules() if m is module), "")
+        reader, read = f"{path}.{name}".lstrip("."), " + ".join(part.names)
+        try:
+            part.gate.enter(self, frame)
+        except (TooLarge, WouldDeadlock) as exc:
+            beside = ", ".join(before for _, before in self._found)
+            raise TooLarge(
+                f"{exc}. {reader} reads {read} outside of the calls that load it"
+                f"{f', and reads {beside} too' if beside else ''}: attach with other blocks "
+                "(blocks=) or components, or with more of it resident"
+            ) from exc
+        self._found.append((reader, read))
+        self._loaded.add(part.gate)
+        self._to_undo(wrap(module, name, part.gate))
+
+    def _reader(self, part: Part, frame: FrameType) -> tuple[Module, str, FrameType]:
+        """The method that reads: the outermost one of the part's own modules that is running.
+
+        If the read comes from outside of these: the watched method.
+        """
+        found, outermost, at = None, frame, frame.f_back
+        while at is not None and not (at.f_code is _CALL and at.f_locals["self"] is self._call):
+            outermost, code = at, at.f_code
+            caller = at.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            if (
+                isinstance(caller, Module)
+                and caller in part.modules
+                and _is_method(caller, code.co_name)
+            ):
+                found = caller, code.co_name, at
+            at = at.f_back
+        return found or (self._call._module, self._call.__name__, outermost)
+
+    def own(self, output: Any) -> Any:
+        """The call's output, with copies of weights that only the reads hold."""
+        for part in self._parts:
+            if part.gate.lent.may_be_in(output):
+                if self._needs(part):
+                    self._load(part, sys._getframe(1))
+                if part.gate in self._loaded:
+                    output = part.gate.own(output)
+        return output
+
+    def release(self) -> None:
+        """Release what the reads hold, and say what they were."""
+        scope = here()
+        while entry := scope.find(self):
+            with suppress(SwapdError):  # the call's own release has the same problem
+                scope.leave(entry)
+        if self._found:
+            log.info(
+                "%s: methods that read weights outside of the calls that load them hold them from "
+                "now on: %s",
+                type(self._call._module).__name__,
+                ", ".join(f"{reader} ({read})" for reader, read in self._found),
+            )
+
+
+# `with reads` would also set flags that all threads share.
+
+
+@uncompiled
+def _begin(call: FirstCall, parts: Sequence[Part], to_undo: ToUndo) -> _Reads:
+    reads = _Reads(call, parts, to_undo)
+    modes._push_mode(reads)
+    return reads
+
+
+@uncompiled
+def _end(reads: _Reads, output: Any) -> Any:
+    modes._pop_mode()
+    try:
+        return output if isinstance(output, LATER) else reads.own(output)
+    finally:
+        reads.release()
+
+
+def _is_method(module: Module, name: str) -> bool:
+    """Whether an attribute of the module can take the place of its method of that name."""
+    is_own = name == "forward" or not hasattr(Module, name)
+    return is_own and isinstance(getattr_static(type(module), name, None), FunctionType)
