@@ -306,8 +306,8 @@ class Servers:
         path = self._folder / f"{name}{self._started}.sock"
         arguments = self._arguments(name, path)
         if not as_users_do:
-            sleeps = {"VLLM_SERVER_DEV_MODE": "1"}  # with vLLM's routes for sleep
-            server = forked(self._nursery, name, path, arguments, **sleeps)
+            # with vLLM's routes for sleep
+            server = forked(self._nursery, name, path, arguments, VLLM_SERVER_DEV_MODE="1")
             return self._open.enter_context(closing(server))
         ours, theirs = os.pipe()
         server = Server(name, path, ours)

@@ -61,8 +61,9 @@ class FirstCall(Method):
         gate, parts = self._gate, self._parts
         if not parts or (gate is not None and gate.all_of_it in thread.scope.counts):
             return self.__wrapped__(*args, **kwargs)
-        reads, output = _begin(self, parts, self._to_undo), None
+        reads, output = _Reads(self, parts, self._to_undo), None
         try:
+            _begin(reads)
             output = self.__wrapped__(*args, **kwargs)
             self._parts = ()
         finally:
@@ -181,15 +182,14 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @uncompiled
-def _begin(call: FirstCall, parts: Sequence[Part], to_undo: ToUndo) -> _Reads:
-    reads = _Reads(call, parts, to_undo)
+def _begin(reads: _Reads) -> None:
     modes._push_mode(reads)
-    return reads
 
 
 @uncompiled
 def _end(reads: _Reads, output: Any) -> Any:
-    modes._pop_mode()
+    if modes._get_current_dispatch_mode() is reads:  # else an interrupt came before it was
+        modes._pop_mode()
     try:
         return output if isinstance(output, LATER) else reads.own(output)
     finally:
