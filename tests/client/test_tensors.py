@@ -3,6 +3,8 @@
 No daemon: the test fills a layout into memory of this process, and binds its tensors there.
 """
 
+import ctypes
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -509,6 +511,32 @@ def test_the_bytes_are_of_the_device_that_is_asked_for(monkeypatch: pytest.Monke
     dlpack.bytes_at(4096, 1, dlpack.gpu(3))
     assert seen == [(1, 0), (2, 3)]
     assert str(dlpack.gpu(3).device) == "cuda:3"
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in "abcdefg") + (
+        ("in_use", ctypes.c_size_t),
+        ("free", ctypes.c_size_t),
+        ("top", ctypes.c_size_t),
+    )
+
+
+def test_a_tensor_over_an_address_leaves_no_memory_behind() -> None:
+    there = torch.ones(8, dtype=torch.uint8)
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _MallInfo
+
+    def make(many: int) -> None:
+        for _ in range(many):
+            assert dlpack.bytes_at(there.data_ptr(), 8, dlpack.HOST)[1:].sum() == 7
+
+    make(100)
+    tracemalloc.start()
+    of_c, of_python = libc.mallinfo2().in_use, tracemalloc.get_traced_memory()[0]
+    make(2000)
+    grown = libc.mallinfo2().in_use - of_c, tracemalloc.get_traced_memory()[0] - of_python
+    tracemalloc.stop()
+    assert max(grown) < 2000 * 16, grown
 
 
 def test_tensors_may_lie_over_bytes_that_are_not_there() -> None:

@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import re
+import tracemalloc
 import weakref
 from typing import Any
 
@@ -333,3 +334,21 @@ def test_lists_that_nobody_calls_are_refused_by_name_and_those_of_modules_stand_
         assert list(attachment.components) == ["0", "1"]
         evict(client, "0", "1")
         assert torch.equal(layers[1](layers[0](x)), expected)
+
+
+def test_attaching_and_detaching_again_and_again_keeps_nothing(client: Client) -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(50)]).requires_grad_(False)
+
+    def attach(times: int) -> None:
+        for _ in range(times):
+            client.attach({"a": model}).detach()
+        gc.collect()
+
+    attach(5)
+    tracemalloc.start()
+    attach(5)
+    before, _ = tracemalloc.get_traced_memory()
+    attach(10)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 10 * 100 * 100, "bytes of ten attachments of a hundred tensors"

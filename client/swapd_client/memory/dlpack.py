@@ -34,7 +34,7 @@ def gpu(index: int) -> Target:
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor of DLPack 0.x, with the structs inside it flattened."""
+    """DLManagedTensor of DLPack 0.x, with the structs inside it flattened, and what it points to."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -44,11 +44,13 @@ class _ManagedTensor(ctypes.Structure):
         ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
         ("byte_offset", ctypes.c_uint64),
         ("manager_ctx", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
+        ("length", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
     )
 
 
@@ -59,16 +61,18 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
-#: torch reads these until its last view is gone, at any later time, so they are never freed. The
-#: deleter is NULL: one in Python would lose a pending exception.
-_kept: list[tuple[_ManagedTensor, ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64]]] = []
+_c = ctypes.CDLL(None)
+_c.malloc.restype = ctypes.c_void_p
+_c.malloc.argtypes = [ctypes.c_size_t]
 
 
 def bytes_at(address: int, nbytes: int, target: Target) -> torch.Tensor:
     """A uint8 tensor of the bytes at `address`, which must stay reserved for ever."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device=target.device)
-    shape, strides = (ctypes.c_int64 * 1)(nbytes), (ctypes.c_int64 * 1)(1)
+    described = _c.malloc(ctypes.sizeof(_ManagedTensor))
+    if described is None:
+        raise MemoryError
     managed = _ManagedTensor(
         data=address,
         device_type=target.kind,
@@ -77,9 +81,14 @@ def bytes_at(address: int, nbytes: int, target: Target) -> torch.Tensor:
         code=_UNSIGNED,
         bits=8,
         lanes=1,
-        shape=shape,
-        strides=strides,
+        shape=described + _ManagedTensor.length.offset,
+        strides=described + _ManagedTensor.stride.offset,
+        # torch frees it after its last view, at any later time. A deleter in Python would lose a
+        # pending exception
+        deleter=ctypes.cast(_c.free, ctypes.c_void_p).value,
+        length=nbytes,
+        stride=1,
     )
-    _kept.append((managed, shape, strides))
-    tensor: torch.Tensor = from_dlpack(_new_capsule(ctypes.addressof(managed), _NAME, None))
+    ctypes.memmove(described, ctypes.byref(managed), ctypes.sizeof(managed))
+    tensor: torch.Tensor = from_dlpack(_new_capsule(described, _NAME, None))
     return tensor
