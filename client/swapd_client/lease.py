@@ -4,6 +4,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,8 @@ class BaseLease:
     _streams_wait = False
     #: Whether another object releases it if it becomes garbage, without a warning.
     _is_answered_for = False
+    #: Its end, if nothing releases it, is the end of this.
+    _lasts = "this session"
     #: Answers of `fresh`, by name.
     _fresh: Mapping[str, bool] = {}
 
@@ -46,11 +49,15 @@ class BaseLease:
             return
         if self._session.error is None and not self._session.forked:
             warnings.warn(
-                f"{self!r} was never released, so its memory cannot be reused while this session "
+                f"{self!r} was never released, so its memory cannot be reused while {self._lasts} "
                 "lasts: use it in a `with` block, or call release()",
                 ResourceWarning,
                 stacklevel=2,
             )
+            self._is_dropped()
+
+    def _is_dropped(self) -> None:
+        """No object will release it."""
 
     @property
     def waited_s(self) -> float:
@@ -152,8 +159,11 @@ class Lease(BaseLease):
 
     Ends with `release` or with the `with` block, also after an exception. A second release is a
     no-op. A lease belongs to the thread that took it: while that thread waits for another acquire,
-    deadlock detection assumes that it releases nothing.
+    deadlock detection assumes that it releases nothing. A lease whose object was dropped ends with
+    its thread.
     """
+
+    _lasts = "its thread"
 
     # a decode loop makes one at every step, so this sets all attributes itself
     def __init__(
@@ -171,6 +181,9 @@ class Lease(BaseLease):
         self._key = key
         self.names = key[1]
         self._held = True
+
+    def _is_dropped(self) -> None:
+        self._session.leases.dropped(self._key[0], partial(self._give_back, self._record, self._key))
 
     def __enter__(self) -> "Lease":
         return self

@@ -21,6 +21,7 @@ from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Record
 from swapd_client.leases.keeper import Keeper
 from swapd_client.leases.keeping import Key
+from swapd_client.leases.leases import Leases
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
@@ -83,6 +84,27 @@ def granted(session: Session, reply: protocol.AnyReply, asked: Asked, agent: Age
     return session.leases.record(grant, asked.names, agent, is_workspace=asked.is_workspace)
 
 
+class _Thread:
+    """The thread that has it as a variable; its end is the end of that thread."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._ident = threading.get_ident()
+        leases.thread_began(self._ident)
+
+    def __del__(self) -> None:
+        self._leases.thread_ended(self._ident)
+
+
+class _Own(threading.local):
+    """The variables of each thread, for one client."""
+
+    channel: Channel | None = None
+
+    def __init__(self, leases: Leases) -> None:
+        self.thread = _Thread(leases)
+
+
 class Leasing:
     """The requests and leases of one client's threads. Thread-safe; a lease may end in any thread.
 
@@ -96,15 +118,15 @@ class Leasing:
         session.told.when_wanted(self.keeper.hurry)
         session.life.when_ended(self.keeper.forget)
         self._factory = factory
-        self._local = threading.local()
+        self._own = _Own(session.leases)
 
     # --- requests ------------------------------------------------------------------------
 
     def channel(self) -> Channel:
         """This thread's channel. While a caller keeps it, answers on it are not lost."""
-        channel: Channel | None = getattr(self._local, "channel", None)
+        channel = self._own.channel
         if channel is None:
-            channel = self._local.channel = Channel(self._factory)
+            channel = self._own.channel = Channel(self._factory)
         return channel
 
     def call(

@@ -1,9 +1,11 @@
 """The synchronous client in one process, against a real daemon."""
 
+import gc
 import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -13,7 +15,8 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import AnyReply, AnyRequest
-from swapd_client import Client, ClientClosed, ForkedClient
+from swapd_client import Client, ClientClosed, ForkedClient, Lease
+from swapd_client.leases.collected import await_given_back
 from swapd_client.memory.component import Component
 from swapd_client.session.channel import Channel
 from swapd_client.session.gpu import streams
@@ -53,6 +56,40 @@ def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
         client.update("a", {"x": b"b"})
         client.acquire_workspace("1MiB").release()
         assert streams.current_stream(0) == streams.LEGACY_DEFAULT
+
+
+def leases(client: Client) -> int:
+    """The leases on "a", once those of garbage are released."""
+    gc.collect()
+    await_given_back()
+    return client.status().components[0].leases
+
+
+def test_a_lease_that_was_dropped_ends_with_its_thread() -> None:
+    """Its thread may rely on it until then; another object may hold it for longer."""
+    kept: list[Lease] = []
+    own = threading.local()
+
+    def take(client: Client, left: Callable[[Lease], object]) -> None:
+        left(client.acquire("a"))
+        assert leases(client) == 1
+
+    lefts: list[Callable[[Lease], object]] = [
+        lambda _: None,
+        lambda lease: setattr(own, "lease", lease),
+        kept.append,
+    ]
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": b"a"})
+        for left in lefts:
+            thread = threading.Thread(target=take, args=(client, left))
+            with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+                thread.start()
+                thread.join()
+            assert leases(client) == len(kept)
+        with pytest.warns(ResourceWarning, match="while its thread lasts"):
+            kept.clear()
+        assert leases(client) == 0
 
 
 def forked(client: Client) -> int:

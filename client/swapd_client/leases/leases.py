@@ -25,6 +25,7 @@ from swapd_client.errors import (
 )
 from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Book, Record, Word
+from swapd_client.leases.collected import GiveBack, give_back_later
 from swapd_client.leases.keeping import End
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -62,6 +63,8 @@ class Leases:
         self._ended = threading.Condition(self._lock)
         #: Reason for which a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
+        #: Threads that may hold leases, and the releases of those whose objects are gone.
+        self._threads: dict[int, list[GiveBack]] = {}
 
     def __len__(self) -> int:
         return len(self._book)
@@ -344,6 +347,24 @@ class Leases:
                     if self._strict and not part.holders and self._life.error is None:
                         self._processor.attempt(part.where.hide, place.generation)
         return True
+
+    def thread_began(self, thread: int) -> None:
+        """A thread may acquire from now on, until `thread_ended`."""
+        self._threads.setdefault(thread, [])  # the session may have two clients
+
+    def dropped(self, thread: int, give_back: GiveBack) -> None:
+        """The object of a thread's lease is gone: release it when the thread ends. For finalizers."""
+        there = self._threads.get(thread)
+        if there is not None:
+            there.append(give_back)
+        if self._threads.get(thread) is not there or there is None:  # it has ended
+            give_back_later(give_back)
+
+    def thread_ended(self, thread: int) -> None:
+        """Release its leases whose objects are gone. For finalizers."""
+        for give_back in self._threads.pop(thread, ()):
+            if self._life.error is None and not self._life.forked:
+                give_back_later(give_back)
 
     def release_of(self, record: Record, number: int, *, ack: bool = False) -> Release:
         """The message that ends a lease, with the part of its scratch to save."""

@@ -21,7 +21,7 @@ import torch
 
 from swapd_client.errors import SwapdError, UnknownComponent
 from swapd_client.lease import Lease
-from swapd_client.offload.collected import give_back_later
+from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.stream import Stream
 

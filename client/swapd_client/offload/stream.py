@@ -25,7 +25,7 @@ from swapd_client.errors import (
     WouldDeadlock,
 )
 from swapd_client.lease import Lease
-from swapd_client.offload.collected import give_back_later
+from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.order import Expected, Order
 
