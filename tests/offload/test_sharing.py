@@ -1,10 +1,13 @@
 """Tensors with several names, of several components, in odd places, or without bytes."""
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -220,6 +223,37 @@ def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: C
     with pytest.raises(InvalidSource, match=r"'second.weight' is not initialised.*client.load"):
         client.attach(model, ".")
     assert parts(client) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (r"not dense \(torch.sparse_coo", lambda: torch.eye(4).to_sparse()),
+        (r"not dense \(torch.sparse_csr", lambda: torch.eye(4).to_sparse_csr()),
+        ("nested", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    ],
+)
+def test_parameters_that_are_not_dense_are_refused_by_name_and_buffers_stay(
+    client: Client, tmp_path: Path, kind: str, make: Callable[[], torch.Tensor]
+) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4)).requires_grad_(False)
+    save_file({**model.state_dict(), "odd": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    model.odd = nn.Parameter(make(), requires_grad=False)
+    for take in (
+        lambda: client.attach({"dit": model}),
+        lambda: client.attach({"dit": model}, resident=0, blocks=["0"]),
+        lambda: client.register("dit", model),
+        lambda: client.load("dit", tmp_path, model),
+    ):
+        with pytest.raises(InvalidSource, match=rf"'odd' is {kind}.*As a buffer"):
+            take()
+    odd = model.odd.data
+    del model.odd
+    model.register_buffer("odd", odd)
+    with client.attach({"dit": model}), torch.inference_mode():
+        evict(client, "dit")
+        model(torch.ones(1, 4))
+        assert model.odd is odd
 
 
 def test_an_inner_component_owns_its_weights_and_the_outer_one_the_rest(client: Client) -> None:

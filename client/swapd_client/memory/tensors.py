@@ -345,12 +345,7 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
             f"{name!r} is a {type(tensor).__name__}, which does not say by __tensor_flatten__ "
             "which tensors it is made of; register those, or its as_subclass(torch.Tensor)"
         )
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "not dense"
-        raise InvalidSource(
-            f"{name!r} is {kind} ({tensor.layout}, {tensor.dtype}); only plain dense tensors can "
-            "be moved"
-        )
+    check_dense(name, tensor)
     if not tensor.is_leaf:
         raise InvalidSource(f"{name!r} is the result of a computation; detach() it first")
     if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
@@ -362,6 +357,16 @@ def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
         return
     if tensor.numel() and _end(tensor) > tensor.untyped_storage().nbytes():
         raise InvalidSource(f"{name!r} has lost its storage (resized or freed); load it first")
+
+
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """Raise InvalidSource for a tensor whose bytes are not those of its elements, in strides."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "not dense"
+        raise InvalidSource(
+            f"{name!r} is {kind} ({tensor.layout}, {tensor.dtype}); only plain dense tensors can "
+            "be moved. As a buffer of its module it stays in private memory"
+        )
 
 
 def _has_own_bytes(tensor: torch.Tensor) -> bool:
@@ -405,6 +410,11 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     start = tensor.data_ptr()
     return start, tensor.untyped_storage().data_ptr() + _end(tensor) - start
+
+
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor; 0 if it is sparse, since torch counts none then."""
+    return 0 if tensor.is_sparse else tensor.nbytes
 
 
 def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:

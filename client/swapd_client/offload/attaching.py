@@ -14,6 +14,7 @@ import torch
 from swapd.shared.protocol import Policy
 from swapd.shared.units import size
 from swapd_client.errors import DuplicateName, InvalidSettings, InvalidSource, TooLarge
+from swapd_client.memory.tensors import nbytes_of
 from swapd_client.offload import dropped, find, hooks, strategy
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.calls_under_way import no_calls
@@ -394,7 +395,7 @@ def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str
 
 
 def _said_of(plain: Mapping[str, torch.Tensor]) -> str:
-    said = ", ".join(f"{name} ({size(tensor.nbytes)})" for name, tensor in plain.items())
+    said = ", ".join(f"{name} ({size(nbytes_of(tensor))})" for name, tensor in plain.items())
     return (
         f"tensors that are neither parameters nor buffers stay in private memory: {said}. "
         "Name those that never change in extra_tensors="

@@ -13,8 +13,8 @@ import torch
 
 from swapd.shared.units import size
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
-from swapd_client.offload.changing import quiet
 from swapd_client.leases.collected import await_given_back
+from swapd_client.offload.changing import quiet
 from swapd_client.offload.guards import writable
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.registering import Streamed

@@ -22,6 +22,8 @@ from contextlib import suppress
 from torch.nn import Module, ModuleDict, ModuleList, Parameter, ParameterDict, ParameterList
 from torch.nn.parameter import UninitializedParameter
 
+from swapd_client.memory.tensors import nbytes_of
+
 DITS = ("transformer", "transformer_2", "dit", "unet")
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 VAES = ("vae",)
@@ -163,7 +165,7 @@ def _nbytes(parameter: Parameter, seen: set[int]) -> int:
     if id(parameter) in seen or isinstance(parameter, UninitializedParameter):
         return 0
     seen.add(id(parameter))
-    return parameter.nbytes
+    return nbytes_of(parameter)
 
 
 def _model_type(module: Module) -> str:

@@ -12,6 +12,7 @@ from torch.nn import Module, ModuleList, Sequential
 
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource
+from swapd_client.memory.tensors import nbytes_of
 from swapd_client.offload.find import is_called
 
 #: The attribute by which a model's class names its lists of blocks.
@@ -139,7 +140,7 @@ def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
         seen.add(id(module))
         names.append(name)
         modules += _called(module)
-        parameters.update((id(p), p.nbytes) for p in module.parameters())
+        parameters.update((id(p), nbytes_of(p)) for p in module.parameters())
         if (nbytes := sum(parameters.values())) >= least:
             yield _block(path, names, modules, nbytes)
             names, modules, parameters = [], [], {}
@@ -164,4 +165,4 @@ def _block(path: str, names: list[str], modules: list[Module], nbytes: int) -> B
 
 def _nbytes(modules: Iterable[Module]) -> int:
     parameters = {id(p): p for module in modules for p in module.parameters()}
-    return sum(p.nbytes for p in parameters.values())
+    return sum(nbytes_of(p) for p in parameters.values())

@@ -493,7 +493,7 @@ def span_of(tensor: torch.Tensor) -> Span | None:
     """The bytes that a tensor covers; None if it has none, or none that can be located."""
     if isinstance(tensor, _UNINITIALISED) or tensor.is_meta or not tensor.numel():
         return None
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()

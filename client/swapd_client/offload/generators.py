@@ -11,8 +11,8 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackTyp
 from typing import Any
 
 from swapd_client.errors import SwapdError
-from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.leases.collected import give_back_later
+from swapd_client.offload.changing import changing, tell, wait
 from swapd_client.offload.scope import Holdable, here
 
 #: Copies values that may be views of weights for a caller without the lease.

@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.nn.parameter import UninitializedBuffer
 
 from swapd.shared.units import size
+from swapd_client.memory.tensors import nbytes_of
 from swapd_client.offload.automatic import MAY_STAY
 
 #: A warning needs at least this much, however small the model.
@@ -86,8 +87,8 @@ def staying(
             if buffer is None or id(buffer) in seen or isinstance(buffer, UninitializedBuffer):
                 continue
             seen.add(id(buffer))
-            if buffer.nbytes:
-                result.buffers[_place(f"{path}.{name}" if path else name, found)] += buffer.nbytes
+            if nbytes := nbytes_of(buffer):
+                result.buffers[_place(f"{path}.{name}" if path else name, found)] += nbytes
     return result
 
 

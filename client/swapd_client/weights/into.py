@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from swapd_client.errors import InvalidSource
+from swapd_client.memory.tensors import check_dense
 
 log = logging.getLogger("swapd_client")
 
@@ -145,6 +146,7 @@ def _parameters(module: torch.nn.Module) -> list[Slots]:
             name = f"{prefix}.{key}".lstrip(".")
             if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise InvalidSource(f"{name!r} has no shape yet; run the module once, then load")
+            check_dense(name, parameter)
             if type(parameter) is not torch.nn.Parameter:
                 raise InvalidSource(
                     f"{name!r} is a {type(parameter).__name__}; only plain parameters can be "
