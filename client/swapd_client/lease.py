@@ -183,7 +183,9 @@ class Lease(BaseLease):
         self._held = True
 
     def _is_dropped(self) -> None:
-        self._session.leases.dropped(self._key[0], partial(self._give_back, self._record, self._key))
+        self._session.leases.dropped(
+            self._key[0], partial(self._give_back, self._record, self._key)
+        )
 
     def __enter__(self) -> "Lease":
         return self

@@ -514,10 +514,8 @@ def test_the_bytes_are_of_the_device_that_is_asked_for(monkeypatch: pytest.Monke
 
 
 class _MallInfo(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_size_t) for name in "abcdefg") + (
-        ("in_use", ctypes.c_size_t),
-        ("free", ctypes.c_size_t),
-        ("top", ctypes.c_size_t),
+    _fields_ = tuple(
+        (name, ctypes.c_size_t) for name in [*"abcdefg", "in_use", "free", "releasable"]
     )
 
 

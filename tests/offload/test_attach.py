@@ -18,7 +18,6 @@ from swapd_client import (
     DuplicateName,
     InvalidSource,
     SwapdError,
-    TooLarge,
 )
 from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evict, seeded
 
@@ -273,13 +272,6 @@ def test_what_makes_no_sense_is_refused_and_attaches_nothing(
 def test_a_model_without_modules_is_none(client: Client) -> None:
     with pytest.raises(InvalidSource, match="no module in this dict"):
         client.attach({})
-
-
-def test_a_component_that_can_never_be_in_whole_is_told_of_streaming(client: Client) -> None:
-    model = {"text_encoder": Encoder(), "dit": nn.Linear(2048, 2100)}
-    with pytest.raises(TooLarge, match=re.escape("resident={'dit': 0}")):
-        client.attach(model)
-    assert names(client) == set()
 
 
 def test_one_name_may_be_given_as_such(client: Client) -> None:

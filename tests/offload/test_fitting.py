@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client, TooLarge, WouldDeadlock
+from tests.offload.twins import same
 
 X = torch.ones(1, 1024)
 
@@ -39,6 +40,9 @@ class Layered(nn.Module):
         self.layers = nn.ModuleList(layer(mib) for _ in range(blocks))
         self.head = layer(head)
 
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [one(x) for one in (*self.layers, self.head)]
+
 
 def attached(client: Client, model: Any, *args: Any, **options: Any) -> None:
     """Attach it; a refused attach must leave nothing."""
@@ -55,12 +59,44 @@ def warnings(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_who_streams_already_is_not_told_to_stream(client: Client) -> None:
     wrapped = nn.Sequential(nn.Sequential(layer(9), nn.Sequential(layer(9))))
-    said = r"no list of blocks holds most of it: name in blocks= .*\(largest: 0.0 \(9 MiB\), 0.1"
+    said = r"No list of blocks holds most .*: name in blocks= .*\(largest: 0.0 \(9 MiB\), 0.1"
     with pytest.raises(TooLarge, match=said) as caught:
         attached(client, {"dit": wrapped}, resident=0)
     assert "resident=" not in str(caught.value)
-    with pytest.raises(TooLarge, match="Each block must fit: name smaller ones in blocks="):
-        attached(client, {"dit": Layered(2, 17, 1)}, resident=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": 0}])
+def test_what_cannot_be_in_even_by_layers_is_told_the_budget_that_it_needs(
+    client: Client, options: dict[str, Any]
+) -> None:
+    said = "no modules that could come one by one. It needs a budget of 34 MiB$"
+    with pytest.raises(TooLarge, match=said):
+        attached(client, {"text_encoder": layer(1), "dit": layer(34)}, **options)
+    with pytest.raises(TooLarge, match=r"'layers\.0' does not: .* It needs a budget of 20 MiB$"):
+        attached(client, {"dit": Layered(2, 17, 1)}, **options)
+
+
+@pytest.mark.parametrize("policy", ["lru", "sequential", "alternating"])
+def test_what_does_not_fit_is_streamed(
+    client: Client, caplog: pytest.LogCaptureFixture, policy: Any
+) -> None:
+    model = Layered(8, 4, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+        expected = model(X)
+    with client.attach({"dit": model}, policy=policy) as attachment, torch.inference_mode():
+        assert "dit needs 34 MiB; the budget is 16" in warnings(caplog)
+        assert "Until then it is streamed block by block" in warnings(caplog)
+        assert "(33 MiB, streamed in 8 blocks)" in str(attachment)
+        for _ in range(2):
+            assert all(map(same, model(X), expected))
+
+
+def test_what_does_not_fit_and_stays_is_refused(client: Client) -> None:
+    for options in ({"stay": ["dit"]}, {"policy": "permanent"}):
+        with pytest.raises(TooLarge, match="dit needs 34 MiB; the budget is 16 MiB"):
+            attached(client, {"dit": Layered(8, 4, 1)}, **options)
 
 
 def test_what_shares_too_much_to_be_in_at_once_is_refused(client: Client) -> None:

@@ -353,7 +353,7 @@ class Leases:
         self._threads.setdefault(thread, [])  # the session may have two clients
 
     def dropped(self, thread: int, give_back: GiveBack) -> None:
-        """The object of a thread's lease is gone: release it when the thread ends. For finalizers."""
+        """A thread's lease has no object any more: release it with the thread. For finalizers."""
         there = self._threads.get(thread)
         if there is not None:
             there.append(give_back)

@@ -34,7 +34,7 @@ def gpu(index: int) -> Target:
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor of DLPack 0.x, with the structs inside it flattened, and what it points to."""
+    """DLManagedTensor of DLPack 0.x, with the structs inside it flattened, and its shape."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),

@@ -64,19 +64,21 @@ def blocks_of(component: Module, named: Sequence[str] | None = None, least: int 
 _Found = tuple[str, dict[str, Module]]
 
 
-def none_found(component: Module) -> str:
-    """Advice for a component without blocks that is larger than the device."""
-    inside = list(component.named_children())
+def finer(modules: Iterable[Module], needed: int) -> str:
+    """Advice for modules that are larger than the device at once.
+
+    `needed`: the bytes of the device that they take.
+    """
+    inside = [named for module in modules for named in module.named_children()]
     while len(inside) == 1:
         path, only = inside[0]
         inside = [(f"{path}.{name}", child) for name, child in only.named_children()]
     sizes = {name: _nbytes([child]) for name, child in inside}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
     there = ", ".join(f"{name} ({size(sizes[name])})" for name in largest)
-    return (
-        "It was to be streamed, but no list of blocks holds most of it: name in blocks= its "
-        f"modules that run one after the other (largest: {there or 'it has none'})"
-    )
+    if not there:
+        return f"it has no modules that could come one by one. It needs a budget of {size(needed)}"
+    return f"name in blocks= its modules that run one after the other (largest: {there})"
 
 
 def _declared(component: Module) -> Sequence[str] | None:

@@ -11,9 +11,9 @@ from torch.nn import Module, ModuleList
 from swapd.shared import protocol
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.memory import dlpack
-from swapd_client.memory.tensors import Buffers
+from swapd_client.memory.tensors import Buffers, nbytes_of
 from swapd_client.offload import find, training
-from swapd_client.offload.blocks import blocks_of, none_found
+from swapd_client.offload.blocks import blocks_of, finer
 from swapd_client.offload.find import Found, Ownership, Piece
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.strategy import How
@@ -74,17 +74,7 @@ class Registering:
         buffers.copy()
         try:
             for piece in self._owned.pieces.values():
-                how = self._how(piece)
-                one = by_name.get(piece.name)
-                if not how.streamed or one is None:
-                    self._whole(piece, how, one)
-                elif not self._in_blocks(piece, how, one, blocks.get(one.name), stops):
-                    log.warning(
-                        "%r has no list of blocks that holds most of it: it is not streamed. "
-                        "Name its blocks in blocks=",
-                        piece.name,
-                    )
-                    self._whole(piece, how, one)
+                self._one(piece, by_name.get(piece.name), blocks.get(piece.name), stops)
         except BaseException as exc:
             self.take_back()
             if isinstance(exc, DuplicateName):
@@ -123,24 +113,50 @@ class Registering:
             return How("sequential")
         return How("permanent") if any(how.policy == "permanent" for how in users) else How()
 
-    def _whole(self, piece: Piece, how: How, one: Found | None) -> None:
-        called = self._called(piece.name)
+    def _one(
+        self, piece: Piece, one: Found | None, named: Sequence[str] | None, stops: Iterable[int]
+    ) -> None:
+        """Register a piece: in blocks if it is to be streamed, or does not fit whole."""
+        how = self._how(piece)
+        if how.streamed and one is not None and self._in_blocks(piece, how, one, named, stops):
+            return
         try:
-            self._client.register(
-                called,
-                piece.tensors,
-                policy=how.policy,
-                group=self._group if how.exclusive else None,
-                part_of=self._called(how.part_of) if how.part_of else "",
-            )
+            self._whole(piece, how)
         except TooLarge as exc:
-            advice = (
-                f"A streamed component need not fit: attach(..., resident={{{piece.name!r}: 0}})"
-            )
-            if how.streamed and one is not None:  # it is streamed already
-                advice = none_found(find.bare(one.module))
-            raise TooLarge(f"{exc}. {advice}") from exc
+            # not if parts of the component are registered already, nor if it never leaves
+            may = how is self._hows.get(piece.name) and how.policy != "permanent"
+            if one is None or not may:
+                raise
+            if not self._in_blocks(piece, how, one, named, stops):
+                raise TooLarge(
+                    f"{exc}. No list of blocks holds most of it, so it cannot be streamed: "
+                    f"{finer([find.bare(one.module)], self._room(piece.tensors))}"
+                ) from exc
+            log.warning("%s. Until then it is streamed block by block", exc)
+        else:
+            if how.streamed:
+                log.warning(
+                    "%r has no list of blocks that holds most of it: it is not streamed. "
+                    "Name its blocks in blocks=",
+                    piece.name,
+                )
+
+    def _whole(self, piece: Piece, how: How) -> None:
+        called = self._called(piece.name)
+        self._client.register(
+            called,
+            piece.tensors,
+            policy=how.policy,
+            group=self._group if how.exclusive else None,
+            part_of=self._called(how.part_of) if how.part_of else "",
+        )
         self.names_of[piece] = [called]
+
+    def _room(self, *parts: Mapping[str, torch.Tensor]) -> int:
+        """The bytes of the device that these take, each by itself."""
+        chunk = self._client.session.welcome.chunk_bytes
+        sizes = (sum(nbytes_of(tensor) for tensor in part.values()) for part in parts)
+        return sum(-(-nbytes // chunk) * chunk for nbytes in sizes)
 
     def _in_blocks(
         self,
@@ -175,7 +191,11 @@ class Registering:
                 resident=how.resident,
             )
         except TooLarge as exc:
-            raise TooLarge(f"{exc}. Each block must fit: name smaller ones in blocks=") from exc
+            block, part = max(full, key=lambda one: one[0].nbytes)
+            raise TooLarge(
+                f"{exc}. Each block must fit, and {block.name!r} does not: "
+                f"{finer(block.modules, self._room(rest, part))}"
+            ) from exc
         names = self.names_of[piece] = [component.name for component in made]
         stream = Stream(self._client, family, names[0] if rest else None, names[1 if rest else 0 :])
         self.streamed[one.name] = Streamed(stream, tuple(block.modules for block, _ in full))

@@ -22,8 +22,7 @@ from swapd.shared import vm
 from swapd.shared.board import BOARD_BYTES, Boards
 from swapd.shared.fds import OwnedFd
 from swapd_client import Client, connect
-from swapd_client.leases import keeper
-from swapd_client.leases import collected
+from swapd_client.leases import collected, keeper
 from swapd_client.session import channel
 from tests.offload.modules import TOKENS, Encoder, evict, seeded
 
