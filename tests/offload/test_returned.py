@@ -1,10 +1,11 @@
 """The output of a call belongs to the caller, even if it is a weight, or a view of one."""
 
 import asyncio
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -98,6 +99,9 @@ class Lending:
     def check(self, mine: Any, its: Any) -> None:
         """The same, and still there when the component is absent."""
         evict(self.client, "prompt")
+        self.check_value(mine, its)
+
+    def check_value(self, mine: Any, its: Any) -> None:
         assert type(mine) is type(its)
         assert not self.lies(mine)
         assert same(mine.resolve_conj(), its.resolve_conj())
@@ -148,6 +152,11 @@ STRUCTURES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], torch.Tensor]]
     "frozen": (Frozen, lambda o: o.table),
     "in each other": (lambda w: [Output(X, w), {"p": Pair(X, None)}], lambda o: o[0].table),
     "any object": (Bare, lambda o: o.table),
+    "set": (lambda w: {X, w}, lambda o: next(t for t in o if t is not X)),
+    "frozenset": (lambda w: frozenset([w]), lambda o: next(iter(o))),
+    "deque": (lambda w: deque([X, w], 2), lambda o: o[o.maxlen - 1]),
+    "iterator": (lambda w: iter([X, w]), lambda o: list(o)[1]),
+    "iterator of a dict": (lambda w: (X, iter({"w": w}.values())), lambda o: next(o[1])),
 }
 
 
@@ -254,6 +263,21 @@ def test_methods_and_what_they_yield(lent: Lending) -> None:
         assert len(values) == 3
         for value, twin in zip(values, twins, strict=True):
             lent.check(value, twin)
+
+
+@pytest.mark.parametrize(
+    "lazy", [lambda w: map(w.__getitem__, range(2)), lambda w: chain([w[0]], (w * 2).unbind())]
+)
+def test_what_an_iterator_computes_later_is_computed_under_the_lease(
+    lent: Lending, lazy: Callable[[torch.Tensor], Any]
+) -> None:
+    for module in (lent.module, lent.twin):
+        module.out = lazy
+    with torch.inference_mode():
+        values, twins = lent.module(X), lent.twin(X)
+        evict(lent.client, "prompt")
+        for value, twin in zip(values, twins, strict=True):
+            lent.check_value(value, twin)
 
 
 def _all(work: Generator[Any, None, Any]) -> Generator[Any, None, None]:

@@ -73,7 +73,7 @@ class Gate:
 
         Raises as `leave`.
         """
-        later = isinstance(output, LATER)
+        later = type(output) in LATER
         entry = thread.scope.find(by)
         if entry is not None and _is_of(entry, calling()):
             if later:

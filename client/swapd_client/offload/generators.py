@@ -1,4 +1,4 @@
-"""Generators and coroutines that a component's call returned, and that run later.
+"""Generators, lazy iterators and coroutines that a component's call returned, and that run later.
 
 They hold their component from the first step to exhaustion, close or collection. Without a first
 step, they never hold it.
@@ -25,8 +25,9 @@ def lease(work: Any, held: Holdable, own: Own) -> Any:
         return LeasedGenerator(work, held, own)
     if isinstance(work, CoroutineType):
         return LeasedCoroutine(work, held, own)
-    assert isinstance(work, AsyncGeneratorType)
-    return LeasedAsyncGenerator(work, held, own)
+    if isinstance(work, AsyncGeneratorType):
+        return LeasedAsyncGenerator(work, held, own)
+    return LeasedGenerator((value for value in work), held, own)
 
 
 class _Span:

@@ -139,7 +139,7 @@ class Method(Ours):
             with suppress(SwapdError):  # an earlier error is the one to report
                 self._leave(gate, by, None)
             raise
-        later = isinstance(output, LATER)
+        later = type(output) in LATER
         output = self._leave(gate, by, output)
         return generators.lease(output, gate.held, gate.own) if later else output
 

@@ -2,14 +2,16 @@
 
 The caller reads an output after the call's lease, when the bytes may be another component's. So it
 gets copies: same values, shapes and strides, in private memory. The search covers tensors, also
-inside lists, tuples, dicts and dataclasses, nested or not, and the tensor attributes of other
-objects.
+inside lists, tuples, sets, deques, dicts, dataclasses and iterators over them, nested or not, and
+the tensor attributes of other objects.
 """
 
 import copy
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
+from itertools import chain, islice
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -23,7 +25,14 @@ from swapd_client.memory.tensors import inner_names, is_wrapper, view
 _DEPTH_MAX = 12
 
 #: Work that runs later: its results are checked when it yields or returns them.
-LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+LATER = frozenset(
+    (GeneratorType, CoroutineType, AsyncGeneratorType, map, filter, zip, enumerate, chain, islice)
+)
+
+#: Values in order, or in none; and iterators over such values, which can be copied.
+_COLLECTIONS: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque)
+_EMPTY: tuple[Iterable[Any], ...] = ((), [], set(), {}, {}.values(), {}.items())
+_ITERATORS: tuple[type[Any], ...] = tuple(type(iter(one)) for one in _EMPTY)
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype})
 
@@ -58,7 +67,7 @@ class Lent:
                 return self.low <= output.data_ptr() < self.high
             except RuntimeError:  # functorch, sparse
                 return True
-        return isinstance(output, LATER) or self._are_in((output,), _DEPTH_MAX)
+        return type(output) in LATER or self._are_in((output,), _DEPTH_MAX)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's bytes are at these addresses."""
@@ -95,8 +104,10 @@ class Lent:
             elif depth:
                 if isinstance(value, dict):
                     inside: Iterable[Any] = value.values()
-                elif isinstance(value, (list, tuple)):
+                elif isinstance(value, _COLLECTIONS):
                     inside = value
+                elif kind in _ITERATORS:
+                    inside = copy.copy(value)
                 else:
                     inside = [one for _, one in _items(value)]
                 if self._are_in(inside, depth - 1):
@@ -156,10 +167,12 @@ class _Copying:
             ) from exc
 
     def _rebuilt(self, output: Any, depth: int) -> Any:
-        if isinstance(output, (list, tuple)):
+        if isinstance(output, _COLLECTIONS + _ITERATORS):
             values = [self.of(value, depth - 1) for value in output]
-            make: Callable[[Any], Any] = getattr(output, "_make", type(output))
-            return make(values)
+            if isinstance(output, deque):
+                return type(output)(values, output.maxlen)
+            make: Callable[..., Any] = getattr(output, "_make", type(output))
+            return iter(values) if isinstance(output, _ITERATORS) else make(values)
         changed = {
             name: made
             for name, value in list(_items(output))
