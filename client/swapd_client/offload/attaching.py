@@ -15,7 +15,7 @@ from swapd.shared.protocol import Policy
 from swapd.shared.units import size
 from swapd_client.errors import DuplicateName, InvalidSettings, InvalidSource, TooLarge
 from swapd_client.memory.tensors import nbytes_of
-from swapd_client.offload import dropped, find, hooks, strategy
+from swapd_client.offload import dropped, find, hooks, strategy, tools
 from swapd_client.offload.attachment import ONE_AT_A_TIME, Attached, Attachment
 from swapd_client.offload.calls_under_way import no_calls
 from swapd_client.offload.find import Found
@@ -28,7 +28,7 @@ from swapd_client.offload.settings import OffloadSettings, from_keywords
 from swapd_client.offload.shortcuts import BlockHooks
 from swapd_client.offload.staying import Staying, staying
 from swapd_client.offload.strategy import How, Kind
-from swapd_client.offload.training import Trainable, trained_of, watch_optimizers
+from swapd_client.offload.training import Trainable, trained_of
 
 log = logging.getLogger("swapd_client")
 
@@ -305,7 +305,7 @@ class _Attaching:
         for one in (*self._left_over, attachment):
             one._uninstall()
         attachment.trained = self._trained
-        attachment._to_undo(watch_optimizers())
+        attachment._to_undo(tools.rest)
         attachment.components = {one.name: self._attached(one) for one in self._found}
         installer = Installer(self._client, attachment, self._roots, self._starts)
         for module, parts in self._owned.outside.items():
@@ -315,6 +315,7 @@ class _Attaching:
                 installer.component(one, methods[one.name])
                 installer.guard(one)
         installer.around()
+        tools.watch()
 
     def _refuse_what_never_fits(self, hows: Mapping[str, How], *, again: bool) -> None:
         components = self._attachment.components

@@ -18,7 +18,7 @@ from collections import deque
 from contextlib import suppress
 
 from swapd_client.errors import SwapdError, UnknownComponent
-from swapd_client.offload import growth
+from swapd_client.offload import growth, tools
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.lender import Lender
@@ -56,6 +56,7 @@ def settle() -> None:
                 _take_back(client, names.pop())
             del client  # the client may be garbage too
     growth.rest()
+    tools.rest()
 
 
 def _take_back(client: Lender, name: str) -> None:

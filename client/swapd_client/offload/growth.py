@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch.nn import Module
 from torch.nn.modules import module as torchs
 
-from swapd_client.offload import around
+from swapd_client.offload import around, tools
 from swapd_client.offload.dynamo import uncompiled
 
 log = logging.getLogger("swapd_client")
@@ -89,6 +89,7 @@ def rest() -> None:
 
 @uncompiled
 def _note(module: Module, new: object) -> None:
+    tools.look()
     around.refuse(module, new)
     growth = _watched.get(module)
     if growth is not None and new is not None:

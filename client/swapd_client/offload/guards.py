@@ -6,8 +6,8 @@ has its own Guard, so it does not matter which of them the caller uses, or throu
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.context import get_spawning_popen
 from types import MethodType
 from typing import Any
@@ -25,6 +25,9 @@ Module = torch.nn.Module
 #: The attribute that holds a module's guard.
 _GUARD = "_swapd_guard"
 
+#: All weights that modules are guarded for; a new tuple at each change, for other threads.
+_guarded: tuple[weakref.ref[Weights], ...] = ()
+
 
 def guard(module: Module, weights: Weights) -> Callable[[], None]:
     """Guard a module and its submodules, for their tensors that belong to `weights`.
@@ -36,8 +39,12 @@ def guard(module: Module, weights: Weights) -> Callable[[], None]:
     guards = [guard_of(m) or Guard(m) for m in module.modules()]
     for one in guards:
         one.weights.append(weights)
+    global _guarded
+    _guarded = (*(one for one in _guarded if one() is not None), weakref.ref(weights))
 
     def undo() -> None:
+        global _guarded
+        _guarded = tuple(one for one in _guarded if one() not in (None, weights))
         for one in guards:
             if weights in one.weights:
                 one.weights.remove(weights)
@@ -51,22 +58,50 @@ def guard_of(module: Module) -> "Guard | None":
     return vars(module).get(_GUARD)
 
 
-def writable(*modules: Module) -> AbstractContextManager[None]:
-    """A `with` block in which code may write to the weights of modules and their submodules.
+def is_any() -> bool:
+    """Whether any module is guarded."""
+    return any(weights() is not None for weights in _guarded)
+
+
+def owner_of(tensor: torch.Tensor) -> Weights | None:
+    """The weights that a tensor belongs to, if modules are guarded for them."""
+    living = (one for weights in _guarded if (one := weights()) is not None)
+    return next((one for one in living if one.covers(tensor)), None)
+
+
+def covered(*what: Module | torch.Tensor) -> list[editing.Covered]:
+    """The tensors that are in swapd, of these and of the modules in these."""
+    found: dict[int, editing.Covered] = {}
+    for name, tensor in _tensors_of(what):
+        if (owner := owner_of(tensor)) is not None:
+            for one in editing.with_bytes(tensor, name, owner):
+                found.setdefault(id(one[0]), one)
+    return list(found.values())
+
+
+def _tensors_of(what: Iterable[Module | torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for one in what:
+        if isinstance(one, torch.Tensor):
+            yield "a tensor", one
+            continue
+        for path, module in one.named_modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    yield f"{path}.{name}".lstrip("."), tensor
+
+
+def writable(*what: Module | torch.Tensor) -> AbstractContextManager[None]:
+    """A `with` block in which code may write to these tensors, and to the weights of these modules.
 
     See `editing.edits`.
     """
-    covered: dict[int, editing.Covered] = {}
-    weights: dict[Weights, None] = {}
-    for root in modules:
-        for path, module in root.named_modules():
-            if (its := guard_of(module)) is None:
-                continue
-            weights.update(dict.fromkeys(its.weights))
-            for name, tensor, owner in its.covered():
-                for one in editing.with_bytes(tensor, f"{path}.{name}".lstrip("."), owner):
-                    covered.setdefault(id(one[0]), one)
-    return editing.edited(covered.values(), list(weights))
+    found = covered(*what)
+    return editing.edited(found, owners(found)) if found else nullcontext()
+
+
+def owners(found: Iterable[editing.Covered]) -> list[Weights]:
+    """The weights that covered tensors belong to."""
+    return list(dict.fromkeys(weights for _, _, weights in found))
 
 
 class Guard(Ours):

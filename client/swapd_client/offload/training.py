@@ -3,15 +3,13 @@
 Lives here: which parameters those are, and the error for an optimizer of other parameters.
 """
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
 
 import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from swapd_client.errors import InvalidSource, NotWhileAttached
 from swapd_client.memory import ranges
@@ -97,30 +95,8 @@ def move(trained: Trained, device: torch.device) -> None:
 # --- optimizers --------------------------------------------------------------------------
 
 
-_lock = threading.Lock()
-_attached = 0
-_handles: list[Any] = []
-
-
-def watch_optimizers() -> Callable[[], None]:
-    """Refuse optimizer steps that would write to swapd's weights; returns the undo."""
-    global _attached
-    with _lock:
-        _attached += 1
-        if not _handles:
-            _handles.append(register_optimizer_step_pre_hook(_refuse_step))
-
-    def end() -> None:
-        global _attached
-        with _lock:
-            _attached -= 1
-            while not _attached and _handles:
-                _handles.pop().remove()
-
-    return end
-
-
-def _refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Raise NotWhileAttached before a step that would write to swapd's weights."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and (owner := _owner(parameter)) is not None:

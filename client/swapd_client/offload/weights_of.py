@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
 from swapd_client.offload.changing import quiet
@@ -177,4 +178,10 @@ def _name_in(part: Part, tensor: torch.Tensor) -> str:
         tensor.stride(),
         tensor.data_ptr() - part.address,
     )
-    return next(placed.name for placed in layout.placed if placed[1:] == sought)
+    for placed in layout.placed:
+        if placed[1:] == sought:
+            return placed.name
+    raise NotWhileAttached(
+        f"a view of weights of {part.name!r}, which are in swapd, was written to: the weights keep "
+        "their old bytes. Do this in `with attachment.edit(...)`"
+    )

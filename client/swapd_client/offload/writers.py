@@ -1,12 +1,11 @@
 """Methods of other libraries' classes that write to weights, and how to run each.
 
 Lives here: their names, which many classes share. May not live here: how weights become writable
-(`editing.py`). Other code that writes needs `attachment.edit(...)`.
+(`editing.py`), functions (`tools.py`). Other code that writes needs `attachment.edit(...)`.
 """
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -37,13 +36,7 @@ Runs = Callable[[Owner, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]],
 
 def of(module: Module) -> dict[str, Runs]:
     """The methods of a module that need one of these, by name."""
-    found = {name: runs for name, runs in _RUNS.items() if _has(module, name)}
-    return found | dict.fromkeys(_OF_LAYERS, _write) if is_adapted(module) else found
-
-
-def is_adapted(module: Module) -> bool:
-    """Whether it is a layer with adapters, as in PEFT, that merge into its weights."""
-    return "base_layer" in module._modules and all(_has(module, name) for name in _OF_LAYERS)
+    return {name: runs for name, runs in _RUNS.items() if _has(module, name)}
 
 
 def _has(module: Module, method: str) -> bool:
@@ -58,36 +51,9 @@ def _write(owner: Owner, method: Callable[..., Any], args: Any, kwargs: Any) -> 
 
 
 def _write_layers(owner: Owner, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """For methods that write to adapted layers one by one: copies one layer at a time."""
-    with editing.edits(owner.weights), _layers_written(owner):
+    """For methods that merge adapters into layers one by one; `tools.py` makes each writable."""
+    with editing.edits(owner.weights):
         return method(*args, **kwargs)
-
-
-@contextmanager
-def _layers_written(owner: Owner) -> Iterator[None]:
-    """Have adapters that were added after `attach` write to copies, too."""
-    put: list[tuple[dict[str, Any], str]] = []
-    try:
-        for layer in owner.module.modules():
-            if not is_adapted(layer):
-                continue
-            for name in _OF_LAYERS:
-                if name not in vars(layer):
-                    vars(layer)[name] = _on_copies(getattr(layer, name), layer, owner)
-                    put.append((vars(layer), name))
-        yield
-    finally:
-        for attributes, name in put:
-            del attributes[name]
-
-
-def _on_copies(method: Callable[..., Any], layer: Module, owner: Owner) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with owner.writable(layer):
-            return method(*args, **kwargs)
-
-    return run
 
 
 def _refuse_resize(owner: Owner, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -105,16 +71,10 @@ def _refuse_resize(owner: Owner, method: Callable[..., Any], args: Any, kwargs: 
     )
 
 
-#: Methods of one adapted layer.
-_OF_LAYERS = ("merge", "unmerge")
-
 _RUNS: Mapping[str, Runs] = {
     **dict.fromkeys(("fuse_lora", "unfuse_lora"), _write_layers),  # diffusers
-    **dict.fromkeys(
-        ("merge_adapter", "unmerge_adapter", "merge_and_unload"), _write_layers
-    ),  # PEFT
-    # these make new private weights from the existing ones, and read those outside of any call
-    **dict.fromkeys(("fuse_qkv_projections", "add_weighted_adapter"), _write),  # diffusers, PEFT
+    # it makes new private weights from the existing ones
+    "fuse_qkv_projections": _write,  # diffusers
     "_rescale_layers": _write,  # RWKV, in its first forward in each mode
     "resize_token_embeddings": _refuse_resize,  # transformers
 }

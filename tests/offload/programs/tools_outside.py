@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch._dynamo  # so that no child has to
-import torch.nn.utils.prune
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from swapd_client import connect
@@ -25,15 +24,11 @@ def share_memory(module: Any) -> None:
     module[0].weight.share_memory_()
 
 
-def prune(module: Any) -> None:
-    torch.nn.utils.prune.l1_unstructured(module[0], "weight", 0.5)  # type: ignore[no-untyped-call]
-
-
 def by_hand(module: Any) -> None:
     module[0].weight.data.zero_()
 
 
-TOOLS: tuple[Callable[[Any], None], ...] = (quantize, share_memory, prune, by_hand)
+TOOLS: tuple[Callable[[Any], None], ...] = (quantize, share_memory, by_hand)
 
 
 def use(tool: Callable[[Any], None], folder: str) -> None:

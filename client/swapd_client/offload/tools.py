@@ -1,0 +1,169 @@
+"""Functions of torch and PEFT that read or write weights outside of any call.
+
+While a model is attached, swapd replaces each of `TOOLS` by a function that runs it in an edit of
+its arguments: the attached tensors among them, and those of the modules among them. Code that
+imported a function by its name before calls the original.
+
+Lives here: their names, and how to run each. May not live here: how weights become writable
+(`editing.py`); methods that models of many classes have (`writers.py`).
+"""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from swapd_client.offload import copying, editing, guards, training
+
+#: Runs a function with these arguments.
+Runs = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+def _among(args: object, kwargs: object, kind: type) -> list[Any]:
+    return [one for one in tree_leaves((args, kwargs)) if isinstance(one, kind)]
+
+
+def _write(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with guards.writable(*_among(args, kwargs, Module | torch.Tensor)):  # type: ignore[arg-type]
+        return function(*args, **kwargs)
+
+
+def _write_layers(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """For functions that write to layers one by one, each by a function of its own."""
+    modules = _among(args, kwargs, Module)
+    with editing.edits(guards.owners(guards.covered(*modules))):
+        return function(*args, **kwargs)
+
+
+def _write_adapters(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """For functions that leave the layers under the adapters alone."""
+    layers = [m for model in _among(args, kwargs, Module) for m in model.modules()]
+    adapters = [
+        child
+        for layer in layers
+        if "base_layer" in layer._modules
+        for name, child in layer.named_children()
+        if name != "base_layer"
+    ]
+    with guards.writable(*adapters):
+        return function(*args, **kwargs)
+
+
+def _copy(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """For `__deepcopy__` of a tensor."""
+    given: list[Any] = [*args, *kwargs.values()]
+    tensor, memo = given
+    if id(tensor) not in memo and (weights := guards.owner_of(tensor)) is not None:
+        memo[id(tensor)] = copying.private(tensor, weights.copies())
+        return memo[id(tensor)]
+    return function(*args, **kwargs)
+
+
+#: By module, and by class (with its subclasses) or "": patterns of names.
+TOOLS: Mapping[tuple[str, str], Mapping[str, Runs]] = {
+    ("torch._tensor", "Tensor"): {"__deepcopy__": _copy},
+    ("torch.nn.init", ""): {"*_": _write},
+    ("torch.nn.utils.fusion", ""): {"fuse_*_weights": _write},
+    ("torch.nn.utils.parametrize", ""): {"re*_parametrization*": _write},
+    ("torch.nn.utils.prune", ""): {"global_unstructured": _write},
+    ("torch.nn.utils.prune", "BasePruningMethod"): {"apply": _write, "remove": _write},
+    ("torch.nn.utils.spectral_norm", "SpectralNorm"): {"apply": _write, "remove": _write},
+    ("torch.nn.utils.weight_norm", "WeightNorm"): {"apply": _write, "remove": _write},
+    ("torch.optim.swa_utils", "AveragedModel"): {"update_parameters": _write},
+    # merged into layers, or made from them: PiSSA, DoRA, LoftQ...
+    ("peft.tuners.tuners_utils", "BaseTunerLayer"): dict.fromkeys(
+        ("merge", "unmerge", "*_init"), _write
+    ),
+    ("peft.tuners.lora.dora", "DoraLinearLayer"): {"update_layer": _write},
+    ("peft.tuners.tuners_utils", "BaseTuner"): {
+        **dict.fromkeys(
+            ("inject_adapter", "merge_adapter", "unmerge_adapter", "merge_and_unload"),
+            _write_layers,
+        ),
+        "add_weighted_adapter": _write_adapters,
+    },
+    ("peft.utils.hotswap", ""): {"hotswap_adapter_from_state_dict": _write_adapters},
+}
+
+_lock = threading.Lock()
+#: Puts the originals back.
+_replaced = ExitStack()
+#: Those of `TOOLS` that are to be replaced.
+_missing: list[tuple[str, str]] = []
+_is_watching = False
+
+
+def watch() -> None:
+    """Replace the functions, and refuse steps of optimizers, until `rest`."""
+    global _is_watching
+    with _lock:
+        if not _is_watching:
+            _is_watching = True
+            _replaced.callback(register_optimizer_step_pre_hook(training.refuse_step).remove)
+            _missing[:] = TOOLS
+        _replace()
+
+
+def rest() -> None:
+    """Put the originals back if nothing is attached."""
+    global _is_watching
+    with _lock:
+        if not guards.is_any():
+            _is_watching = False
+            _missing.clear()
+            _replaced.close()
+
+
+def look() -> None:
+    """Replace functions of libraries that were imported since."""
+    if any(module in sys.modules for module, _ in _missing):
+        with _lock:
+            _replace()
+
+
+def _replace() -> None:
+    for key in list(_missing):
+        name, kind = key
+        library = sys.modules.get(name.partition(".")[0])
+        if library is None or getattr(library.__spec__, "_initializing", False):
+            continue  # it is imported later, or right now
+        _missing.remove(key)
+        try:
+            module: Any = import_module(name)
+            places = list(_subclasses(getattr(module, kind))) if kind else [module]
+        except (ImportError, AttributeError):  # another version
+            continue
+        for place in places:
+            for pattern, runs in TOOLS[key].items():
+                for found in [name for name in vars(place) if fnmatchcase(name, pattern)]:
+                    _replace_one(place, found, runs)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = type.__subclasses__(kind)
+    for one in below:
+        yield from _subclasses(one)
+
+
+def _replace_one(place: Any, name: str, runs: Runs) -> None:
+    given = vars(place)[name]
+    function = given.__func__ if isinstance(given, (classmethod, staticmethod)) else given
+    if not callable(function):
+        return
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return runs(function, args, kwargs)
+
+    setattr(place, name, run if function is given else type(given)(run))
+    _replaced.callback(setattr, place, name, given)
