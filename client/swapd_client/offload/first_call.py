@@ -191,7 +191,7 @@ def _end(reads: _Reads, output: Any) -> Any:
     if modes._get_current_dispatch_mode() is reads:  # else an interrupt came before it was
         modes._pop_mode()
     try:
-        return output if isinstance(output, LATER) else reads.own(output)
+        return output if type(output) in LATER else reads.own(output)
     finally:
         reads.release()
 
