@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from swapd.shared import protocol
 from swapd_client import (
     AcquireTimeout,
     AsyncClient,
     AsyncLease,
+    ClientClosed,
     TooLarge,
     UnknownComponent,
     WouldDeadlock,
+    connect,
     connect_async,
 )
-from tests.guarantees.harness import MIB, Daemon, WorkerError, World
+from tests.guarantees.harness import MIB, PATIENCE_S, Daemon, WorkerError, World
+from tests.guarantees.relay import Relay
 
 
 @asynccontextmanager
@@ -190,6 +195,27 @@ def test_who_waits_for_what_its_owner_takes_back_is_told_so(world: World) -> Non
     with pytest.raises(WorkerError, match="is being unregistered by owner") as refused:
         waiting.result()
     assert refused.value.kind == "ComponentGone"
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["whole", "early"])
+def test_a_grant_whose_memory_never_comes_ends_with_the_reason_of_the_sessions_end(
+    world: World, early: bool
+) -> None:
+    daemon = world.daemon()
+    with (
+        Relay(world.folder / "relay", daemon.folder, withhold=protocol.Files) as relay,
+        connect(relay.folder) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        client.register("a", {"data": bytearray(2 * MIB)})
+        waiting = threads.submit(client.acquire, "a", early=early)
+        assert relay.withheld.wait(PATIENCE_S)
+        daemon.await_record("Grant")
+        for _ in range(20):  # by then the other thread has read it, too
+            client.status()
+        client.close()
+        with pytest.raises(ClientClosed):
+            waiting.result(PATIENCE_S)
 
 
 def test_a_component_somebody_else_leases_is_not_taken_back(world: World) -> None:

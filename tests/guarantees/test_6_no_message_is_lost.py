@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -102,6 +103,18 @@ def test_what_is_released_to_a_stopped_daemon_is_released_when_it_goes_on(
             client.acquire("a", timeout=0.0)
         os.kill(daemon.pid, signal.SIGCONT)
         daemon.await_record("Release", lease=numbers[-1])
+        assert_nothing_is_held(client.status())
+
+
+def test_another_thread_s_release_to_a_stopped_daemon_does_not_raise(world: World) -> None:
+    """It waits until the daemon knows, since the thread that acquired may ask at once."""
+    daemon = world.daemon()
+    with connect(daemon.folder) as client, ThreadPoolExecutor(1) as other:
+        (lease,) = acquired(client, 1)
+        stop_process(daemon.pid)
+        other.submit(lease.release).result()
+        os.kill(daemon.pid, signal.SIGCONT)
+        daemon.await_record("Release", lease=lease.number)
         assert_nothing_is_held(client.status())
 
 
