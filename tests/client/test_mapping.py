@@ -368,3 +368,31 @@ def test_discard_gives_the_address_space_back(world: World) -> None:
     assert mapped_from(where, "test-arena")
     where.discard()
     assert not mapped_from(where, "test-arena")
+
+
+class User:
+    """Something with bytes in a range."""
+
+
+def test_private_memory_that_could_not_be_freed_serves_its_next_users(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(address: int, nbytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    users = [User(), User()]
+    where, other = (Range(NBYTES, CHUNK, world.files, writable=False) for _ in range(2))
+    for one, user in zip((where, other), users, strict=True):
+        one.used_by([user])
+        one.make_private(world.master, keep_shown=False)
+    del user
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "free", refuse)
+        del users[0]
+    where.used_by(again := [User()])
+    users.clear()
+    assert other.over
+    assert not where.over
+    assert bytes_at(where) == b"\x07" * NBYTES
+    again.clear()
+    assert where.over

@@ -223,8 +223,12 @@ class Range:
             forked = os.getpid() != self._process  # the child does not have the mapping
             if self._private and not (self._uses or self._over or forked):
                 self._over = True
+                try:
+                    vm.free(self.address, self._reserved)
+                except OSError:  # the process has as many mappings as it may
+                    self._over = False
+                    return False
                 former.forget(self)
-                vm.free(self.address, self._reserved)
                 _private.discard(self)
         finally:
             self._lock.release()
@@ -290,4 +294,4 @@ def free_unused() -> None:
         except IndexError:
             return
         if not where._free_if_unused():
-            _unused.append(where)  # its lock is held, perhaps by a caller in this thread
+            _unused.append(where)  # for now: the system refuses, or this thread holds its lock

@@ -1,0 +1,59 @@
+"""The private memory of a former component is freed with its last tensor."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import swapd_client
+from swapd import spawn
+from swapd.shared import vm
+from swapd_client import Client
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        yield client
+
+
+def is_mapped(address: int) -> bool:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = (line.split()[0].split("-") for line in lines)
+    return any(int(start, 16) <= address < int(end, 16) for start, end in spans)
+
+
+def refusing(address: int) -> Callable[[int, int], None]:
+    """munmap as the system answers it when the process has as many mappings as it may."""
+    free = vm.free
+
+    def refuse(at: int, nbytes: int) -> None:
+        if at == address:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        free(at, nbytes)
+
+    return refuse
+
+
+@pytest.mark.parametrize("last", ["before", "after"])
+def test_memory_that_the_system_does_not_unmap_is_unmapped_when_it_does(
+    client: Client, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Its last tensor goes before or after the client is closed; neither of the two raises."""
+    tensors = [torch.full((SIZE,), 7.0) for _ in range(2)]
+    addresses = [client.register(f"{i}", {"x": t}).address for i, t in enumerate(tensors)]
+    with monkeypatch.context() as patch:
+        patch.setattr(vm, "free", refusing(addresses[0]))
+        if last == "before":
+            del tensors[0]
+        client.close()
+        del tensors[:-1]
+        assert is_mapped(addresses[0])
+    assert torch.equal(tensors[0], torch.full((SIZE,), 7.0))
+    tensors.clear()  # with this memory the client tries to free the other, too
+    assert not any(map(is_mapped, addresses))
