@@ -12,6 +12,7 @@ from torch import nn
 
 from swapd_client import Client
 from swapd_client.offload.changing import changing
+from tests.offload.modules import evict
 
 #: A block of 4 MiB.
 WIDE = 1024
@@ -321,3 +322,25 @@ def test_somebody_s_function_that_loads_it_may_write_to_it(client: Client) -> No
     with client.attach({"dit": module}):
         module.load_state_dict({"weight": torch.ones(4, 4)}, strict=False)
         assert torch.equal(module.state_dict()["weight"], torch.full((4, 4), 2.0))
+
+
+def test_somebody_s_function_that_loads_it_leaves_it_its_own_weights(client: Client) -> None:
+    """Also if that function raises: then they keep their values."""
+    module = nn.Linear(4, 4, bias=False).requires_grad_(False)
+
+    def load(state: Mapping[str, torch.Tensor], prefix: str, *_: Any) -> None:
+        module.weight.copy_(state[prefix + "weight"])
+        if module.weight.sum() < 0:
+            raise ValueError("negative")
+
+    vars(module)["_load_from_state_dict"] = load
+    with client.attach({"dit": module}):
+        weight, address = module.weight, module.weight.data_ptr()
+        module.load_state_dict({"weight": torch.full((4, 4), 2.0)})
+        with pytest.raises(ValueError, match="negative"):
+            module.load_state_dict({"weight": torch.full((4, 4), -1.0)})
+        evict(client, "dit")
+        is_same = module.weight is weight  # pytest would read what it compares, and has left
+        assert is_same
+        assert weight.data_ptr() == address
+        assert torch.equal(module(torch.ones(1, 4)), torch.full((1, 4), 8.0))

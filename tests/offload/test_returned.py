@@ -218,6 +218,22 @@ def test_nothing_else_is_copied(lent: Lending) -> None:
         assert lent.module(X) is value
 
 
+SPARSE = torch.eye(3).to_sparse()
+
+
+def test_what_is_sparse_is_returned_as_it_is_alone_and_beside_weights(lent: Lending) -> None:
+    """It has no address."""
+    for value in (SPARSE, (SPARSE, X), {"x": [SPARSE]}, Bare(SPARSE)):
+        lent.module.out = partial(_instead, value)
+        assert lent.module(X) is value
+    for module in (lent.module, lent.twin):
+        module.out = lambda w: (SPARSE, w)
+    with torch.no_grad():
+        (sparse, mine), (_, its) = lent.module(X), lent.twin(X)
+    assert sparse is SPARSE
+    lent.check(mine, its)
+
+
 def _instead(value: Any, weight: torch.Tensor) -> Any:
     return value
 
