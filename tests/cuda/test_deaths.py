@@ -86,6 +86,26 @@ def test_without_memory_in_its_place_nobody_has_what_a_killed_worker_may_write_t
     await_exit(second)
 
 
+def test_status_says_why_the_memory_of_a_killed_worker_is_missing(world: World) -> None:
+    daemon = world.daemon()
+    dying, other = world.workers(daemon, "dying", "other")
+    dying.register("m", 16 * MIB, mutable=True)
+    expected = other.register("b", 16 * MIB, seed=2)
+    dying.acquire("m")
+    world.fake.faults(f"cuMemUnmap 304 pid={daemon.pid}")
+    dying.kill()
+    waiting = other.start("acquire", "b")
+    while not (why := [note for note in daemon.status().notes if "exchange" in note]):
+        pass
+    assert "memory that session" in why[0]
+    assert "304" in why[0]
+    assert not waiting.done
+    world.fake.faults()
+    waiting.result()
+    assert other.look("b")[1] == expected
+    assert not any("exchange" in note for note in daemon.status().notes)
+
+
 def test_a_worker_killed_in_the_middle_of_swaps_leaves_nothing(world: World) -> None:
     daemon = world.daemon(isolation="relaxed")
     dying, other = world.workers(daemon, "dying", "other")
