@@ -17,7 +17,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: deep harm zoo demo test test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
+.PHONY: deep harm mutants zoo demo test test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -98,6 +98,12 @@ SEED ?= $(shell date +%j)
 harm: .venv/ready
 	$(BIN)/python -m benchmarks.chaos --seconds 60 --seed $(SEED)
 	$(BIN)/python -m benchmarks.fuzz --frames 150000 --seed $(SEED)
+
+# make mutants MUTANTS='--area core --area device --count 20': changes the product, and counts the
+# changes that the tests notice. Hours for all areas, so every day another twenty of each.
+MUTANTS ?=
+mutants: .venv/ready
+	$(BIN)/python -m tests.mutants --seed $(SEED) $(MUTANTS)
 
 # Everything that only a GPU can show, with the Python that is named: no .venv, no network.
 # make gpu-check PYTHON=python3 CHECK='--only probe --out /tmp/results'
