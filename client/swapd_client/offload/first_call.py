@@ -14,6 +14,7 @@ from inspect import getattr_static
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
+import torch
 from torch.nn import Module
 from torch.utils import _python_dispatch as modes
 
@@ -74,16 +75,6 @@ class FirstCall(Method):
 _CALL = FirstCall.__call__.__code__
 
 
-def _skip() -> None:
-    """torch compiles what a watched method calls, not this."""
-    from torch._dynamo.decorators import skip
-
-    skip(FirstCall.__call__)
-
-
-when_imported(_skip)
-
-
 class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at every operation of one call, in its thread."""
 
@@ -101,6 +92,11 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ignore_compile_internals(cls) -> bool:
         """torch would never compile code again that it meets in another mode."""
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler to skip the next method; see `_skip`."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -140,7 +136,8 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         If the read comes from outside of these: the watched method.
         """
-        found, outermost, at = None, frame, frame.f_back
+        found, outermost = None, frame
+        at: FrameType | None = frame
         while at is not None and not (at.f_code is _CALL and at.f_locals["self"] is self._call):
             outermost, code = at, at.f_code
             caller = at.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -176,6 +173,18 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 type(self._call._module).__name__,
                 ", ".join(f"{reader} ({read})" for reader, read in self._found),
             )
+
+
+def _skip() -> None:
+    """torch compiles what a watched method calls, not this."""
+    from torch._dynamo.decorators import skip
+
+    skip(FirstCall.__call__)
+    disable: Any = torch.compiler.disable
+    _Reads.__torch_dispatch__ = disable(_Reads.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+when_imported(_skip)
 
 
 # `with reads` would also set flags that all threads share.
