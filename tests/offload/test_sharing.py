@@ -225,6 +225,7 @@ def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: C
     assert parts(client) == {}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR|The PyTorch API of nested:UserWarning")
 @pytest.mark.parametrize(
     ("kind", "make"),
     [

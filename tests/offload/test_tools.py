@@ -21,6 +21,9 @@ from swapd_client.offload import dropped, tools
 from tests.offload.modules import evict
 from tests.offload.twins import same
 
+#: torch deprecates functions that models still use.
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+
 X = torch.ones(2, 8, 4)
 
 

@@ -22,7 +22,7 @@ from swapd_client.errors import SwapdError, TooLarge, WouldDeadlock
 from swapd_client.offload.dynamo import uncompiled, when_imported
 from swapd_client.offload.gate import Gate
 from swapd_client.offload.hooks import Method, wrap
-from swapd_client.offload.returned import LATER
+from swapd_client.offload.returned import LATER, tensors_in
 from swapd_client.offload.scope import here, thread
 
 log = logging.getLogger("swapd_client")
@@ -101,17 +101,19 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        scope, operands = thread.scope, (args, kwargs)
-        if scope.entries and scope.entries[-1].by is self:
-            scope.reap()  # if the method that read has ended
-        for part in self._parts:
-            if self._needs(part) and part.gate.lent.may_be_in(operands):
-                self._load(part, sys._getframe(1))
+        if not getattr(func, "is_view", False):  # else it reads nothing
+            scope = thread.scope
+            if scope.entries and scope.entries[-1].by is self:
+                scope.reap()  # if the method that read has ended
+            self._load_for((args, kwargs), sys._getframe(1))
         return func(*args, **kwargs or {})
 
-    def _needs(self, part: Part) -> bool:
-        """Whether the thread does not hold a part."""
-        return part.gate.held not in thread.scope and part.gate.all_of_it not in thread.scope
+    def _load_for(self, values: Any, frame: FrameType) -> None:
+        """Load a part for each tensor whose bytes are in parts, and in none that is held."""
+        for tensor in tensors_in(values):
+            having = [part for part in self._parts if part.gate.lent.has(tensor)]
+            if having and not any(map(_is_held, having)):
+                self._load(having[0], frame)
 
     def _load(self, part: Part, frame: FrameType) -> None:
         """Load what an operation is about to read, for as long as the method runs that reads it."""
@@ -152,12 +154,9 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def own(self, output: Any) -> Any:
         """The call's output, with copies of weights that only the reads hold."""
-        for part in self._parts:
-            if part.gate.lent.may_be_in(output):
-                if self._needs(part):
-                    self._load(part, sys._getframe(1))
-                if part.gate in self._loaded:
-                    output = part.gate.own(output)
+        self._load_for(output, sys._getframe(1))
+        for gate in self._loaded:
+            output = gate.own(output)
         return output
 
     def release(self) -> None:
@@ -173,6 +172,11 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 type(self._call._module).__name__,
                 ", ".join(f"{reader} ({read})" for reader, read in self._found),
             )
+
+
+def _is_held(part: Part) -> bool:
+    """Whether the thread holds a part."""
+    return part.gate.held in thread.scope or part.gate.all_of_it in thread.scope
 
 
 def _skip() -> None:

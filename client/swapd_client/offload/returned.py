@@ -120,8 +120,8 @@ def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         yield output
     elif depth and type(output) not in _PLAIN:
-        is_sequence = isinstance(output, (list, tuple))
-        for value in output if is_sequence else (value for _, value in _items(output)):
+        inside = isinstance(output, _COLLECTIONS)
+        for value in output if inside else (value for _, value in _items(output)):
             yield from tensors_in(value, depth - 1)
 
 
