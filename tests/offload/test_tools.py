@@ -27,6 +27,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:Fut
 X = torch.ones(2, 8, 4)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_attached() -> None:
+    """The models of other tests are gone, or the functions would be replaced already."""
+    gc.collect()
+    dropped.settle()
+
+
 class Layers(nn.Module):
     """One layer of each kind that the tools are for."""
 
