@@ -428,15 +428,14 @@ def test_requests_that_are_computed_a_step_at_a_time_are_the_same(
     await_leases_back(daemon)
 
 
-def test_what_does_not_fit_is_refused_with_what_to_say(stages: Scene, tmp_path: Path) -> None:
-    daemon = stages.daemon(budget="8MiB")
-    said = refused(begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy")))
+def test_what_does_not_fit_is_streamed_and_if_that_does_not_fit_it_is_refused(
+    stages: Scene, tmp_path: Path, toy: Toy, expected: Expected
+) -> None:
+    assert toy(stages.daemon(budget="8MiB")).draw_many(SEEDS) == expected[1]
+    daemon = stages.daemon(budget="2MiB")
+    said = refused(begin(stages, "small", tmp_path, **on_swapd(daemon, "small")))
     assert "TooLarge" in said
-    assert "additional_config: {swapd: {enable_layerwise_offload: true}}" in said
-    layerwise = on_swapd(stages.daemon(budget="2MiB"), "toy", enable_layerwise_offload=True)
-    said = refused(begin(stages, "streamed", tmp_path, **layerwise))
-    assert "TooLarge" in said
-    assert "enable_layerwise_offload is set already" in said
+    assert "streamed if a list of blocks has most of its weights" in said
 
 
 @pytest.mark.parametrize(

@@ -271,16 +271,10 @@ def _attach(
             "{swapd: {component: ...}}"
         ) from exc
     except TooLarge as exc:
-        advice = (
-            "A component that is streamed by blocks need not fit: additional_config: {swapd: "
-            "{enable_layerwise_offload: true}}"
-        )
-        if options.offload.enable_layerwise_offload:
-            advice = (
-                "enable_layerwise_offload is set already, but streams only DiTs in which a list of "
-                "blocks has most weights"
-            )
-        raise TooLarge(f"{exc.__cause__ or exc}. {advice}") from exc
+        raise TooLarge(
+            f"{exc.__cause__ or exc}. A component that does not fit is streamed if a list of "
+            "blocks has most of its weights, and each block fits"
+        ) from exc
 
 
 def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:
