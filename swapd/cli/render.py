@@ -259,6 +259,9 @@ def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
             return _evict(a, seen)
         case actions.Evicted():
             return _evicted(a, record, seen)
+        case actions.Unpinned():
+            why = f"for {_who(seen, a.session)}, whose request would not fit beside it"
+            return Said("unpinned", names, why, WAIT, True)
         case actions.Lost():
             return Said("lost", names, plain(a.why), f"bold {BAD}", True)
 

@@ -88,6 +88,8 @@ class Admission:
         ledger = self._ledger
         asked = ledger.named(w.names)
         found = verdict.at_once(ledger, w, asked)
+        if self._lets_pins_go(w, found, asked):
+            found = verdict.at_once(ledger, w, asked)
         if isinstance(found, Refused):
             return self.refuse_as(w, found)
         for c in asked:
@@ -108,6 +110,16 @@ class Admission:
             ledger.replan = True
         elif w.queued:
             self.tell_waiting(w)
+
+    def _lets_pins_go(
+        self, w: Waiter, found: verdict.Verdict | None, asked: list[Component]
+    ) -> bool:
+        """Whether only pins were in its way for good. If so, removes these pins."""
+        if not (isinstance(found, Refused) and found.why == "too_large"):
+            return False
+        going = verdict.to_let_go(self._ledger, asked)
+        transfers.unpin_for(self._ledger, w.key, going)
+        return bool(going)
 
     def _join_queue(self, w: Waiter, asked: list[Component]) -> None:
         self.queue.push(w)
@@ -260,7 +272,8 @@ class Admission:
         large = [key for _, key in takewhile(lambda r: -r[0][0] > room, self.largest.ranked())]
         for w in sorted((w for key in large if (w := self.queue.get(key))), key=_order):
             asked = self._ledger.named(w.names)
-            if problem := verdict.never_fits(self._ledger, asked):
+            problem = verdict.never_fits(self._ledger, asked)
+            if problem and not self._lets_pins_go(w, problem, asked):
                 self.refuse_as(w, problem)
         self._refuse_deadlocked()
 

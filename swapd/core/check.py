@@ -194,6 +194,8 @@ def _recount_sums(ledger: Ledger) -> None:
     fixed = [c for c in staying if c.on_device and not c.unregistering]
     for c in components:
         assert c.fixed == (c.chunks if c in fixed else 0), f"{c}: fixed is wrong"
+    pinned = {c.name: c for c in components if c.pinned}
+    assert ledger.pinned == pinned, "pinned is wrong"
     quarantined, dying = ledger.quarantined, ledger.dying
     lost = sum(count(runs) for s, held in quarantined.items() if s not in dying for runs in held)
     assert ledger.staying == sum(c.chunks for c in staying), "staying is wrong"

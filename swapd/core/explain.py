@@ -160,13 +160,10 @@ def too_large(
     names them."""
     total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
-    known = ledger.components.values()
-    permanent = [c for c in known if c.policy == "permanent" and c.name not in but]
-    if fixed and permanent:
-        named = islice(permanent, NAMED_MAX)
-        beside += f": {', '.join(_of_owner(ledger, c) for c in named)}"
-    pinned = next((c for c in permanent if not c.stays), None) if fixed else None
-    first = f"Unpin {pinned.part_of or pinned.name!r}, raise" if pinned else "Raise"
+    permanent = (c for c in ledger.components.values() if c.policy == "permanent")
+    staying = [_of_owner(ledger, c) for c in islice(permanent, NAMED_MAX) if c.name not in but]
+    if fixed and staying:
+        beside += f": {', '.join(staying)}"
     if alive := [s for s in ledger.quarantined if s not in ledger.dying]:
         sessions = ", ".join(map(str, islice(alive, NAMED_MAX)))
         until = f"until the process of the ended session {sessions} closes its client, or ends"
@@ -174,7 +171,7 @@ def too_large(
     return (
         f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
         f"{size(total * ledger.chunk_bytes)} (in chunks of {size(ledger.chunk_bytes)}). "
-        f"{first} the daemon's --budget, or {instead}"
+        f"Raise the daemon's --budget, or {instead}"
     )
 
 

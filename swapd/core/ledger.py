@@ -89,6 +89,8 @@ class Ledger:
         self.fixed = 0
         #: Chunks of all components that will not leave once they are in.
         self.staying = 0
+        #: Pinned components.
+        self.pinned: dict[str, Component] = {}
         #: The component of each host copy, by uid; kept until DropHostCopy is ordered.
         self.masters: dict[int, Component] = {}
         #: Those of them that are being made or sealed.
@@ -184,9 +186,15 @@ class Ledger:
                 rivals.update((m.name, m) for m in mates if c.excludes(m))
         return list(rivals.values())
 
-    def never_leaving(self, but: Collection[Component] = ()) -> int:
-        """Chunks of all components that will not leave once they are in."""
-        return self.staying - sum(c.chunks for c in but if c.policy == "permanent")
+    def never_leaving(self, but: Collection[Component] = (), *, pins: bool = True) -> int:
+        """Chunks of all components that will not leave once they are in; with `pins`, also of those
+        that stay only because they are pinned."""
+        staying = self.staying - sum(c.chunks for c in but if c.policy == "permanent")
+        if pins:
+            return staying
+        return staying - sum(
+            c.chunks for c in self.pinned.values() if c.only_pinned and c not in but
+        )
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
         """Chunks that will not come free: of `permanent` components that are in, and of

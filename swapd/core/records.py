@@ -162,9 +162,14 @@ class Component:
         return self.unpinned_policy is not None
 
     @property
+    def only_pinned(self) -> bool:
+        """Whether only its pin makes it stay."""
+        return self.policy == "permanent" and self.unpinned_policy not in (None, "permanent")
+
+    @property
     def stays(self) -> bool:
         """Whether it stays once it is in, without being pinned."""
-        return self.policy == "permanent" and self.unpinned_policy in (None, "permanent")
+        return self.policy == "permanent" and not self.only_pinned
 
     @property
     def on_device(self) -> bool:

@@ -125,6 +125,7 @@ def remove(ledger: Ledger, c: Component) -> None:
         del ledger.prefetches[c.name]
         ledger.replan = True  # others may have been held back for it
     ledger.superseded.pop(c.name, None)
+    ledger.pinned.pop(c.name, None)
     telling.unwant(ledger, c.name)
     drop_member(ledger.groups, c.group, c)
     if not c.workspace:

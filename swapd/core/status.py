@@ -77,6 +77,7 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
 _NOBODY = -1
 #: Later than all waiters so far.
 _LAST = 1 << 62
+_LET_GO = "pinned: this request would unpin it, because both do not fit"
 #: Most waiters at the head of the queue that a forecast names.
 _NAMED = 3
 
@@ -94,9 +95,17 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
     components = ledger.named(names)
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
     found = verdict.at_once(ledger, w, components)
-    if isinstance(found, verdict.Refused):
+    unpinned = []
+    if isinstance(found, verdict.Refused) and found.why == "too_large":
+        unpinned = verdict.to_let_go(ledger, components)
+    if isinstance(found, verdict.Refused) and not unpinned:
         return Refused(asked.id, *explain.refused(ledger, found))
-    victims, waits = _room(core, w, components, now) if found is None else ([], [])
+    victims: list[Victim] = []
+    waits: list[InTheWay] = []
+    if unpinned:
+        waits = [InTheWay(_known_as(c), _LET_GO) for c in unpinned]
+    elif found is None:
+        victims, waits = _room(core, w, components, now)
     return _reply(ledger, w, components, victims, waits, now)
 
 

@@ -3,8 +3,10 @@
 The planner decides which components leave to make room for others.
 """
 
+from collections.abc import Iterable
+
 from swapd.core import policy, registry, telling, workspaces
-from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Revoke
+from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Revoke, Unpinned
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move, State
@@ -103,9 +105,18 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
     kept = c.policy == c.own_policy
     if c.unpinned_policy is None:
         c.unpinned_policy, c.own_policy = c.own_policy, "permanent"
+        ledger.pinned[c.name] = c
     else:
         c.own_policy, c.unpinned_policy = c.unpinned_policy, None
+        del ledger.pinned[c.name]
     set_kept(ledger, c, kept)
+
+
+def unpin_for(ledger: Ledger, key: Key, going: Iterable[Component]) -> None:
+    """Unpin these, because this request could never be granted beside them."""
+    for c in going:
+        set_pinned(ledger, c, pinned=False)
+        ledger.out.append(Unpinned(c.name, *key))
 
 
 def make_idle(ledger: Ledger, c: Component) -> None:

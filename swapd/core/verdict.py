@@ -7,7 +7,7 @@ it, `explain.py` words it.
 any other which components go so that its own can come in, or which are in its way.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -130,6 +130,23 @@ def never_fits(ledger: Ledger, asked: list[Component]) -> Refused | None:
     if chunks + ledger.fixed_chunks(asked) > ledger.pool.total:
         return Refused("too_large", asked)
     return None
+
+
+def to_let_go(ledger: Ledger, asked: Collection[Component]) -> list[Component]:
+    """The pins beside which `asked` together could never come in, oldest first.
+
+    None if they do not fit without pins either. A pin is a wish of an onlooker: no request is
+    refused because of one.
+    """
+    short = sum(c.chunks for c in asked) + ledger.fixed_chunks(asked) - ledger.pool.total
+    going = []
+    for c in ledger.pinned.values():
+        if short <= 0:
+            break
+        if c.only_pinned and c.fixed and c not in asked:
+            going.append(c)
+            short -= c.fixed
+    return going if short <= 0 else []
 
 
 # --- room --------------------------------------------------------------------------------

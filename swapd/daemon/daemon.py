@@ -605,6 +605,7 @@ class Daemon:
         actions.Evict: _do_evict,
         actions.Evicted: _do_evicted,
         actions.Lost: _do_nothing,
+        actions.Unpinned: _do_nothing,
     }
 
 

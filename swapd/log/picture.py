@@ -391,6 +391,10 @@ class Picture:
             item.evictions += 1
             self.counts.tally(item.label).evictions += 1
 
+    def _unpinned(self, a: actions.Unpinned) -> None:
+        if item := self.items.get(a.name):
+            item.pinned = False
+
 
 def _label_in(who: str) -> str:
     """The label of a holder, as in records: the daemon adds the session to it."""
@@ -424,4 +428,5 @@ _HANDLERS: dict[type, Callable[[Picture, Any], Any]] = {
     actions.Reclaim: lambda picture, a: picture._set(a.name, "reclaiming"),
     actions.Evict: lambda picture, a: picture._set(a.name, "revoking"),
     actions.Evicted: Picture._evicted,
+    actions.Unpinned: Picture._unpinned,
 }

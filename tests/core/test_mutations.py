@@ -65,6 +65,30 @@ class Bug(NamedTuple):
 
 BUGS = [
     Bug(
+        "a pin has a request of another refused",
+        admission,
+        "if self._lets_pins_go(w, found, asked):",
+        "if False:",
+    ),
+    Bug(
+        "a pin has a request refused that waited before it",
+        admission,
+        "if problem and not self._lets_pins_go(w, problem, asked):",
+        "if problem:",
+    ),
+    Bug(
+        "pins are let go for what would not fit without them, either",
+        verdict,
+        "return going if short <= 0 else []",
+        "return going",
+    ),
+    Bug(
+        "what is pinned keeps others from being registered",
+        ledger,
+        "if pins:\n            return staying",
+        "if True:\n            return staying",
+    ),
+    Bug(
         "what a session needs at once is what it held last",
         leases,
         "if chunks > session.turn_chunks:",
@@ -1020,6 +1044,12 @@ BUGS = [
         pins,
         "        if c.evicting:\n",
         "        if False:\n",
+    ),
+    Bug(
+        "a name that is registered anew is pinned still",
+        registry,
+        "    ledger.pinned.pop(c.name, None)\n",
+        "",
     ),
     Bug(
         "what is leased is said to have been evicted",

@@ -29,7 +29,7 @@ def _never_stays(ledger: Ledger, name: str) -> tuple[Code, str] | None:
         return None
     others = (c.chunks for c in family.values() if c is not rest)
     least = rest.chunks + max(others, default=0)
-    fixed = ledger.never_leaving(family.values())
+    fixed = ledger.never_leaving(family.values(), pins=False)
     if least + fixed <= ledger.pool.total:
         return None
     return "too_large", explain.too_large(ledger, name, least, fixed, explain.LESS_PERMANENT)

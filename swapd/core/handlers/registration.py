@@ -26,7 +26,7 @@ def _unregisterable(
         return "stopping", explain.STOPPING
     if problem := _misnamed(ledger, session, asked):
         return problem
-    fixed = ledger.never_leaving() if asked.policy == "permanent" else 0
+    fixed = ledger.never_leaving(pins=False) if asked.policy == "permanent" else 0
     if chunks + fixed > ledger.pool.total:
         instead = explain.LESS_SCRATCH if asked.scratch else explain.SMALLER
         return "too_large", explain.too_large(ledger, asked.name, chunks, fixed, instead)

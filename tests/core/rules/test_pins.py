@@ -1,6 +1,6 @@
 """Requests of people who watch: pins, and evictions."""
 
-from swapd.core.actions import Accept, CopyOut, Evict
+from swapd.core.actions import Accept, CopyOut, Evict, Unpinned
 from swapd.core.events import DeviceDown
 from swapd.core.records import State
 from tests.core.world import Make, World, outcome
@@ -91,24 +91,25 @@ def test_nothing_is_pinned_that_leaves_one_that_waits_no_room(make: Make) -> Non
     assert w.granted(waiting)
 
 
-def test_a_request_that_would_never_fit_beside_pins_is_refused_and_names_them(make: Make) -> None:
+def test_a_request_that_would_never_fit_beside_pins_lets_the_oldest_go(make: Make) -> None:
     w = make(10)
     s, looker = w.open(), w.open()
-    for name, chunks in (("a", 4), ("b", 4), ("c", 4)):
+    for name, chunks in (("a", 2), ("x", 1), ("b", 4), ("c", 4)):
         w.register(s, name, chunks)
     w.touch(s, "a")
-    assert accepted(w, w.pin(looker, "a"))
-    refusal = w.refusal(w.acquire(s, "b", "c"))
-    assert refusal.code == "too_large"
-    assert "Unpin 'a'" in refusal.message
-    assert w.ledger.components["a"].pinned
-    assert accepted(w, w.pin(looker, "a", False))
-    assert w.granted(w.use(s, "b", "c"))
+    w.touch(s, "x")
+    for name in ("a", "x"):
+        assert accepted(w, w.pin(looker, name))
+    key = w.acquire(s, "b", "c")
+    assert Unpinned("a", *key) in w.out
+    w.settle()
+    assert w.granted(key)
+    assert (w.state("a"), w.state("x")) == (State.ABSENT, State.RESIDENT)
+    assert not w.ledger.components["a"].pinned
+    assert w.ledger.components["x"].pinned
 
 
-def test_one_that_waits_is_refused_when_others_take_the_room_beside_pins_for_good(
-    make: Make,
-) -> None:
+def test_one_that_waits_has_pins_let_go_when_others_take_the_room_for_good(make: Make) -> None:
     w = make(10)
     s, looker, dying = w.open(), w.open(), w.open()
     w.register(s, "a", 2)
@@ -120,19 +121,35 @@ def test_one_that_waits_is_refused_when_others_take_the_room_beside_pins_for_goo
     key = w.acquire(s, "big")
     assert key in w.waiting
     w.leave(dying, alive=True)
-    assert w.refusal(key).code == "too_large"
-    assert w.state("a") is State.RESIDENT
+    w.settle()
+    assert w.granted(key)
+    assert w.state("a") is State.ABSENT
 
 
-def test_what_is_to_stay_is_not_registered_beside_a_pin_that_leaves_it_no_room(make: Make) -> None:
+def test_what_would_not_fit_without_pins_either_lets_none_go(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "stays", 4, policy="permanent")
+    for name, chunks in (("a", 2), ("b", 4), ("c", 4)):
+        w.register(s, name, chunks)
+    w.touch(s, "stays")
+    w.touch(s, "a")
+    assert accepted(w, w.pin(s, "a"))
+    assert w.refusal(w.acquire(s, "b", "c")).code == "too_large"
+    assert w.ledger.components["a"].pinned
+
+
+def test_what_is_to_stay_is_registered_whatever_is_pinned(make: Make) -> None:
     w = make(10)
     s, looker = w.open(), w.open()
     w.register(s, "a", 6)
     w.touch(s, "a")
     assert accepted(w, w.pin(looker, "a"))
-    refusal = w.refusal(w.ask_register(s, "stays", 6, policy="permanent"))
-    assert refusal.code == "too_large"
-    assert "Unpin 'a'" in refusal.message
+    w.register(s, "stays", 6, policy="permanent")
+    key = w.acquire(s, "stays")
+    w.settle()
+    assert w.granted(key)
+    assert w.state("a") is State.ABSENT
 
 
 def test_a_member_of_an_alternating_group_is_not_pinned(make: Make) -> None:
