@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client, DaemonGone, SessionFenced, WouldDeadlock
-from swapd_client.offload import attaching, hooks, installing, scope, shortcuts
+from swapd_client.offload import attaching, hooks, shortcuts
 from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.changing import quiet
 from swapd_client.offload.gate import Gate
@@ -344,12 +344,10 @@ def test_hooks_that_are_aside_would_have_done_nothing(
     Not between an interrupt and the thread's next call: calls there run under the lease on the
     whole component.
     """
-    monkeypatch.setattr(scope, "is_alone", lambda: True)
     ends = [end for end in ENDS if end != "stopped"]
     around = [what for what in AROUND if what != "thread"]
     seen = history(client, seed, ends, around)
-    for module in (attaching, installing):
-        monkeypatch.setattr(module, "BlockHooks", Never)
+    monkeypatch.setattr(attaching, "BlockHooks", Never)
     compare(seen, history(client, seed, ends, around))
 
 
@@ -377,7 +375,6 @@ def test_a_call_that_finds_all_of_it_there_calls_few_functions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine under any load: each function is slow with cold caches."""
-    monkeypatch.setattr(scope, "is_alone", lambda: True)  # pytest-xdist has threads
     monkeypatch.setattr(shortcuts, "_compiles", False)  # independent of other tests' compilations
     part = seeded(Part)
     x = torch.ones(1, WIDTH)
@@ -389,11 +386,8 @@ def test_a_call_that_finds_all_of_it_there_calls_few_functions(
     with torch.inference_mode():
         with client.attach({"whole": part}):
             call()
-            passes, passed = [
-                [f"BlockHooks.{what}", "BlockHooks._turn"] for what in ("begin", "end")
-            ]
-            norm = "Enter.__call__"  # the norm has a hook, too
-            assert functions(call) == [*begins, *passes, norm, *ends, "Leased._leave", *passed]
+            inside = ["Enter.__call__"] * (len(part.layers) + 1)  # of each member, and of the norm
+            assert functions(call) == [*begins, *inside, *ends]
         with client.attach({"streamed": part}, blocks=["layers.0", "layers.1", "layers.2"]):
             client.acquire("streamed").release()
             call()

@@ -17,7 +17,6 @@ from swapd_client.offload.growth import Growth
 from swapd_client.offload.lender import Lender
 from swapd_client.offload.returned import Lent
 from swapd_client.offload.scope import Block, Holdable, Hooks, Leased, Passed
-from swapd_client.offload.shortcuts import BlockHooks
 from swapd_client.offload.weights_of import Registered
 
 #: Callers outside of a component call its modules down to this depth.
@@ -105,27 +104,25 @@ class Installer:
             )
 
         whole = gate_of(one.held, one.all_of_it)
+        aside = one.held.hooks if isinstance(one.held, Passed) else None
         inside: dict[int, Gate] = {}
         parts: list[Part] = []
         for block, held in one.blocks.items():
             gate = gate_of(held, one.all_of_it)
             inside.update((id(module), gate) for module in block.modules())
             parts.append(Part(gate, held.names, set(block.modules())))
-            self._hook(block, gate, one.held.hooks)
+            self._hook(block, gate, aside)
         for module in parts_of_first(one):
-            self._hook(module, inside[id(module)], one.held.hooks)
-        streamed = isinstance(one.held, Passed)
+            self._hook(module, inside[id(module)], aside)
         found = entrances(one.module, self._starts)
-        if one.held.hooks is None and any(found.values()):
-            one.held.hooks = BlockHooks(compiled=False)
-        beside = gate_of(Block(one.held, None), one.held) if one.held.hooks else whole
+        beside = gate_of(Block(one.held, None), one.held) if isinstance(one.held, Passed) else whole
         for module, is_member in found.items():
             layer = module is not one.module and is_layer(module)
-            if is_member or (streamed and layer):
-                gate = inside.get(id(module), beside)
-                self._hook(module, gate, one.held.hooks, is_member=not streamed)
+            if aside is not None and (is_member or layer):
+                self._hook(module, inside.get(id(module), beside), aside)
             else:
-                self._hook(module, inside.get(id(module), whole), layer=layer)
+                gate = inside.get(id(module), whole)
+                self._hook(module, gate, layer=layer or is_member, is_member=is_member)
         if find.bare(one.module) is not one.module:
             self._attachment._to_undo(hooks.wrap_twin(one.module, whole))
         if parts:

@@ -83,8 +83,6 @@ class Leased:
         #: Components, by their names in the daemon. One that is private memory by now is dropped by
         #: the next `take`.
         self.names = names
-        #: The hooks of members of its lists, if it has any.
-        self.hooks: Hooks | None = None
 
     def __repr__(self) -> str:
         return f"<Leased {' + '.join(self.names)}>"
@@ -98,21 +96,7 @@ class Leased:
             self._drop_private()
             return self.take()
         lease._is_answered_for = True
-        # in grad mode the hooks check each forward; in another thread they take a lease
-        if self.hooks is None or torch.is_grad_enabled() or not is_alone():
-            return lease.release
-        try:
-            self.hooks.begin(whole=True)
-        except BaseException:
-            lease.release()
-            raise
-        return partial(self._leave, self.hooks, lease)
-
-    def _leave(self, hooks: Hooks, lease: Lease) -> None:
-        try:
-            hooks.end(whole=True)
-        finally:
-            lease.release()
+        return lease.release
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
         return client is self._client and not set(names).isdisjoint(self.names)
@@ -213,54 +197,46 @@ class Block:
 
     is_lease = False
 
-    def __init__(self, whole: Passed | Leased, number: int | None) -> None:
-        """`number`: of the block; None: a layer outside the blocks, or a member of a list, which
-        needs `whole` only.
-        """
-        assert whole.hooks is not None
+    def __init__(self, whole: Passed, number: int | None) -> None:
+        """`number`: of the block; None: a layer outside the blocks, which needs `whole` only."""
         self.uses = 0
         self._whole = whole
-        self._hooks = whole.hooks
-        self._number = -1 if number is None else number
-        #: The pass through the blocks; None: no block.
-        self._passed: Passed | None = None
+        self._number = number
         #: The component that it holds beside the pass.
-        self.names: tuple[str, ...] = ()
-        if number is not None:
-            assert isinstance(whole, Passed)
-            self._passed = whole
-            self.names = (whole.stream.parts[number],)
+        self.names = () if number is None else (whole.stream.parts[number],)
 
     def __repr__(self) -> str:
-        return f"<{f'Block {self._number}' if self._passed else 'A layer'} of {self._whole}>"
+        return (
+            f"<{'A layer' if self._number is None else f'Block {self._number}'} of {self._whole}>"
+        )
 
     def take(self) -> Callable[[], None]:
-        scope, whole, passed, number = here(), self._whole, self._passed, self._number
+        scope, whole, number = here(), self._whole, self._number
         # its hooks called it and will leave it, so they stay installed in any case
-        self._hooks.begin(whole=False)
+        whole.hooks.begin(whole=False)
         try:
             scope.count_up(whole)
             try:
-                if passed is not None and passed.everything in scope:
-                    passed = None
-                if passed is not None:
-                    passed.stream.need(number)
+                if whole.everything in scope:
+                    number = None
+                if number is not None:
+                    whole.stream.need(number)
             except BaseException:
                 scope.count_down(whole)
                 raise
         except BaseException:
-            self._hooks.end(whole=False)
+            whole.hooks.end(whole=False)
             raise
 
         def give_back() -> None:
             try:
-                if passed is not None:
-                    passed.stream.done(number)
+                if number is not None:
+                    whole.stream.done(number)
             finally:
                 try:
                     scope.count_down(whole)
                 finally:
-                    self._hooks.end(whole=False)
+                    whole.hooks.end(whole=False)
 
         return give_back
 
@@ -428,12 +404,6 @@ class Scope:
                 return
             with suppress(SwapdError):  # it ended long ago
                 self.leave(entry)
-
-
-def is_alone() -> bool:
-    """Whether all other threads are swapd's."""
-    me = threading.current_thread()
-    return all(one is me or one.name.startswith("swapd-") for one in threading.enumerate())
 
 
 def _nothing() -> None:
