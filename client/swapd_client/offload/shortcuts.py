@@ -1,10 +1,9 @@
 """The shortcuts of the forward path: fast code for calls whose component is on the device.
 
 Each does the same as a plain version, named beside it, for the most frequent calls, and leaves all
-others to that version. `tests/offload/test_shortcuts.py` and `tests/plugin/test_begin.py` run both
-with the same histories. Python code that has not run for a millisecond is slow: each function costs
-about 2 us while caches are cold. So the work of every call is written in one piece here, and
-nowhere else.
+others to that version. `tests/offload/test_shortcuts.py` runs both with the same histories. Python
+code that has not run for a millisecond is slow: each function costs about 2 us while caches are
+cold. So the work of every call is written in one piece here, and nowhere else.
 
 The gain of each is beside it: medians of one run of both versions, with cold caches, on a slow CPU
 under load. There a forward with a component, acquire and release included, cost 115 us more than a
@@ -341,59 +340,3 @@ def _hear_of_compilations() -> None:
 
 
 dynamo.when_imported(_hear_of_compilations)
-
-
-# --- a step of a stage -------------------------------------------------------------------
-
-
-def begin_step(stage: Any, *, encoders: bool = False) -> None:
-    """Begin a step of a vLLM stage that has its lease, as most do. In full: `Stage.begin_in_full`.
-
-    Raises as that. Gain: 7 us of 25; with warm caches 6.4 of 7.9.
-    """
-    if not stage._stepping:
-        stage._stepping = True
-        gate = stage._gate
-        with gate.lock:  # a release under way ends first
-            if gate.shut:
-                gate.await_open()
-            gate.depth += 1
-    turns, session = stage._turns, stage._connection.client.session
-    if (
-        turns._lease is None
-        or not session.life.usable
-        or session.told.wanted
-        or stage._ranks is not None
-        or (encoders and turns._held is not stage.components.all)
-    ):
-        stage.begin_in_full(encoders=encoders)
-
-
-def end_step(stage: Any) -> None:
-    """End a step of a vLLM stage that keeps its lease, as most do. In full: `Stage.end_in_full`.
-
-    Gain: 6 us of 13.
-    """
-    if not stage._stepping:
-        return
-    turns, gate = stage._turns, stage._gate
-    lease, keeping = turns._lease, turns.keeping
-    if (
-        lease is None
-        or gate.depth != 1
-        or turns.segments.broken
-        or turns._held is not stage.components.main
-        or not keeping.in_flight
-        or lease._session.told.wanted
-    ):
-        stage.end_in_full()
-        return
-    if lease._session.processor.works_late:
-        lease.rests()
-    keeping._asked = turns._streaming._beside = None
-    stage._stepping = False
-    with gate.lock:
-        gate.depth = 0
-        gate._rested = _monotonic()
-        if gate._awaited:
-            gate._free.notify_all()

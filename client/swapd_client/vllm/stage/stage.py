@@ -28,7 +28,6 @@ from swapd.shared import vm
 from swapd_client.client import Client
 from swapd_client.errors import Conflict, SessionFenced, SwapdError
 from swapd_client.leases.keeping import StageKeeping
-from swapd_client.offload import shortcuts
 from swapd_client.vllm import gpus, layers
 from swapd_client.vllm.changing import changing
 from swapd_client.vllm.eager import eager
@@ -340,10 +339,7 @@ class Stage:
         """
         self._turns.headers = headers
 
-    #: Before a step; the lease is held afterwards. A faster `begin_in_full`.
-    begin = shortcuts.begin_step
-
-    def begin_in_full(self, *, encoders: bool = False) -> None:
+    def begin(self, *, encoders: bool = False) -> None:
         """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
 
         Blocks until it is granted. Raises as `Client.acquire`, but for SessionEnded: then the stage
@@ -363,10 +359,7 @@ class Stage:
         """Whether a step has begun, and has its lease."""
         return self._stepping and self._turns._lease is not None
 
-    #: After a step. A faster `end_in_full`.
-    end = shortcuts.end_step
-
-    def end_in_full(self) -> None:
+    def end(self) -> None:
         """After a step; the lease is kept, or given back, as `StageKeeping` decides."""
         if self._stepping:
             self._stepping = False
