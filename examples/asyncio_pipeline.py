@@ -10,7 +10,7 @@ import asyncio
 
 import torch
 
-import swapd_client
+import swapd
 
 STAGES = ("thinker", "talker", "code2wav")
 
@@ -25,7 +25,7 @@ def compute(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 async def run(
-    client: swapd_client.AsyncClient,
+    client: swapd.AsyncClient,
     name: str,
     model: torch.nn.Module,
     requests: asyncio.Queue[torch.Tensor | None],
@@ -38,7 +38,7 @@ async def run(
 
 
 async def main() -> None:
-    async with await swapd_client.connect_async(start=True, budget="192MiB") as client:
+    async with await swapd.connect_async(start=True, budget="192MiB") as client:
         models = {name: build() for name in STAGES}
         for name, model in models.items():
             await client.register(name, model)

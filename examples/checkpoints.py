@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-import swapd_client
+import swapd
 
 NAMES = ("base", "code", "math")
 
@@ -26,7 +26,7 @@ def build() -> torch.nn.Module:
 def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        swapd_client.connect(start=True, budget="96MiB") as client,
+        swapd.connect(start=True, budget="96MiB") as client,
         torch.inference_mode(),
     ):
         models = {}

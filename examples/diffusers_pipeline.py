@@ -10,7 +10,7 @@ DiT and its VAE, and loads each before it runs. A real pipeline needs the same l
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
 
-import swapd_client
+import swapd
 
 
 def build() -> DiTPipeline:
@@ -44,7 +44,7 @@ def main() -> None:
     plain = picture(pipeline)
     for name, part in (("transformer", pipeline.transformer), ("vae", pipeline.vae)):
         print(f"{name}: {sum(p.nbytes for p in part.parameters()) / 2**20:.0f} MiB")
-    with swapd_client.connect(start=True, budget="160MiB") as client:
+    with swapd.connect(start=True, budget="160MiB") as client:
         client.attach(pipeline)
         attached = picture(pipeline)
         status = client.status()

@@ -15,7 +15,7 @@ import torch
 from fastapi import FastAPI, HTTPException
 from starlette.concurrency import run_in_threadpool
 
-import swapd_client
+import swapd
 
 MODELS = {
     name: torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(5)])  # 80 MiB
@@ -25,7 +25,7 @@ MODELS = {
 
 @asynccontextmanager
 async def connected(app: FastAPI) -> AsyncIterator[None]:
-    async with await swapd_client.connect_async(start=True, budget="128MiB") as client:
+    async with await swapd.connect_async(start=True, budget="128MiB") as client:
         for name, model in MODELS.items():
             await client.register(name, model)
         app.state.client = client
@@ -47,7 +47,7 @@ async def call(name: str, n: float) -> float:
     try:
         async with app.state.client.acquire(name, timeout=30):
             return await run_in_threadpool(compute, MODELS[name], n)
-    except swapd_client.AcquireTimeout as exc:  # says who holds the memory
+    except swapd.AcquireTimeout as exc:  # says who holds the memory
         raise HTTPException(503, str(exc)) from exc
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import torch
 
-import swapd_client
+import swapd
 
 
 @ray.remote
@@ -20,7 +20,7 @@ class Stage:
     def __init__(self, name: str, folder: str | None) -> None:
         self.name = name
         self.model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(5)])  # 80 MiB
-        self.client = swapd_client.connect(folder, start=True, budget="96MiB", label=name)
+        self.client = swapd.connect(folder, start=True, budget="96MiB", label=name)
         self.client.register(name, self.model)
 
     def run(self, x: list[float]) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-import swapd_client
+import swapd
 
 REPLICAS = 3
 
@@ -26,7 +26,7 @@ def build() -> torch.nn.Module:
 def replica(number: int, checkpoint: str, together: Barrier) -> None:
     with torch.device("meta"):  # no memory: `load` puts the weights there
         model = build()
-    with swapd_client.connect(start=True, budget="192MiB") as client, torch.inference_mode():
+    with swapd.connect(start=True, budget="192MiB") as client, torch.inference_mode():
         client.load(f"model-{number}", checkpoint, model, progress=False)
         together.wait()
         if number == 0:

@@ -11,14 +11,14 @@ from multiprocessing.connection import Connection
 
 import torch
 
-import swapd_client
+import swapd
 
 REQUESTS = 5
 
 
 def stage(name: str, requests: Connection, answers: Connection) -> None:
     model: torch.nn.Module = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(10)])
-    client = swapd_client.connect(start=True, budget="256MiB")  # starts a daemon if none is there
+    client = swapd.connect(start=True, budget="256MiB")  # starts a daemon if none is there
     with client, torch.inference_mode():
         client.register(name, model)
         addresses = [p.data_ptr() for p in model.parameters()]

@@ -11,7 +11,7 @@ import sys
 import torch
 from vllm import LLM, SamplingParams
 
-import swapd_client
+import swapd
 from swapd.shared.units import parse_size
 
 WORKERS = {True: "swapd_client.vllm.worker.Worker", False: "swapd_client.vllm.cpu.CPUWorker"}
@@ -27,7 +27,7 @@ def main(model: str, budget: str = "40GiB") -> None:
     device = "cuda:0" if torch.cuda.is_available() else "host"
     width = 2048
     layers = parse_size(budget) // 2 // (4 * width * width)
-    with swapd_client.connect(start=True, device=device, budget=budget) as client:
+    with swapd.connect(start=True, device=device, budget=budget) as client:
         other = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
         client.register("other", other)
         llm = LLM(

@@ -1,6 +1,29 @@
 """swapd: one daemon per device that lets worker processes take turns on its memory.
 
-This file imports nothing: the client imports `swapd.shared.protocol` and must stay light.
+`swapd.connect` and all other names of `swapd_client` are here too, and import it on first use.
 """
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from swapd_client import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name of the client. The daemon never asks for one, and stays light."""
+        from importlib.util import find_spec
+
+        # `from swapd import spawn` asks first whether the package has an attribute of that name
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
+            import swapd_client
+
+            if name in swapd_client.__all__:
+                return getattr(swapd_client, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        import swapd_client
+
+        return sorted({*globals(), *swapd_client.__all__})

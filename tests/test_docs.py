@@ -71,7 +71,7 @@ TUTORIAL = "docs/tutorial.md"
 #: Partial programs, by first line, with the missing part. The tests check their calls without a
 #: run.
 PARTS = {
-    "import swapd_client": "a pipeline",
+    "import swapd": "a pipeline",
     "from swapd_client.offload import settings": "a settings file, and the parser of a program",
     'with torch.device("meta"):': "a checkpoint, and the class of its model",
     'client.update("talker", new_state_dict)  # all at once; the next acquire sees it': "weights",

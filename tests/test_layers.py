@@ -26,6 +26,14 @@ def test_importing_swapd_loads_nothing_else() -> None:
     assert not loaded_by("import swapd") & {"zmq", "uvloop", "ctypes", "msgspec", "asyncio"}
 
 
+def test_swapd_has_the_names_of_its_client_and_loads_it_for_them_alone() -> None:
+    assert all(getattr(swapd, n) is getattr(swapd_client, n) for n in swapd_client.__all__)
+    assert "swapd_client" in loaded_by("import swapd; swapd.connect")
+    assert "swapd_client" not in loaded_by("from swapd import spawn, __version__")
+    assert not hasattr(swapd, "conect")
+    assert "connect" in dir(swapd)
+
+
 def test_the_protocol_needs_msgspec_only() -> None:
     loaded = loaded_by("import swapd.shared.protocol")
     assert "msgspec" in loaded

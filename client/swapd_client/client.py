@@ -50,10 +50,12 @@ def connect(
 ) -> "Client":
     """Connect to the daemon of a device.
 
-    `endpoint` is its runtime folder. Default: `$SWAPD_ENDPOINT`, else the default folder of
-    `device` ("host" if not given). `label` names this process in the swap log. `faults="explain"`
-    calls `explain_faults()`. Blocks for one round trip, `timeout` seconds at most. Raises:
-    NotRunning, NotAnswering, VersionMismatch, DaemonGone.
+    `endpoint` is a device ("cuda:0", "host"), or the runtime folder of its daemon (write "./host"
+    for a folder of such a name). A device is as `device=`: its daemon is that of `$SWAPD_ENDPOINT`
+    if that is set, else the one in its default folder. Default: the host's. `label` names this
+    process in the swap log. `faults="explain"` calls `explain_faults()`. Blocks for one round trip,
+    `timeout` seconds at most. Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone,
+    InvalidSettings.
 
     `start=True`: if no daemon runs there, start one as this user, with `budget` ("40GiB"; else
     $SWAPD_BUDGET, or the daemon's default), and wait for it. The daemon is not tied to this

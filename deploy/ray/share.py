@@ -5,7 +5,7 @@
 
 import ray
 
-import swapd_client
+import swapd
 
 #: The budget of all actors of one GPU together; their other memory is outside of it.
 BUDGET = "40GiB"
@@ -13,7 +13,7 @@ BUDGET = "40GiB"
 
 def connect(
     label: str, budget: str = BUDGET, device: str = "cuda:0", where: str = "/tmp/swapd-ray"
-) -> swapd_client.Client:
+) -> swapd.Client:
     """A session with the daemon of the GPU that Ray has given this actor, started if there is none.
 
     Ray shows an actor its own GPU only, so each actor calls it cuda:0. The folder is named after
@@ -22,7 +22,7 @@ def connect(
     """
     gpu = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
     folder = f"{where}/gpu{gpu}"
-    return swapd_client.connect(folder, device=device, start=True, budget=budget, label=label)
+    return swapd.connect(folder, device=device, start=True, budget=budget, label=label)
 
 
 @ray.remote(num_gpus=0.5)

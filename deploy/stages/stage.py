@@ -4,7 +4,7 @@ import argparse
 import itertools
 import time
 
-import swapd_client
+import swapd
 
 MIB = 1 << 20
 
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help="take turns until told to end")
     parser.add_argument("--turns", type=int, default=1)
     given = parser.parse_args()
-    with swapd_client.connect() as client:  # $SWAPD_ENDPOINT, which swapd run has set
+    with swapd.connect() as client:  # $SWAPD_ENDPOINT, which swapd run has set
         client.register(given.name, {"weights": bytearray(given.mib * MIB)})
         for turn in itertools.count(1) if given.serve else range(1, given.turns + 1):
             with client.acquire(given.name):

@@ -1,12 +1,8 @@
 """The only package that knows what memory is. `open_device` chooses the backend."""
 
-import re
-
 from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, NotAllBack, ProcessUse
 from swapd.device.host import HostDevice
-
-#: "cuda0" is for systemd, where a colon in the name of a folder has another meaning.
-_CUDA = re.compile(r"cuda(?::?([0-9]+))?")
+from swapd.shared.config import DEVICE_NAME
 
 __all__ = [
     "Device",
@@ -32,7 +28,7 @@ def open_device(
     """
     if name == "host":
         return HostDevice(budget, chunk, bandwidth)
-    index = _CUDA.fullmatch(name)
+    index = DEVICE_NAME.fullmatch(name)
     if index is None:
         raise DeviceError(f"there is no device {name!r}; use --device host, cuda or cuda:0")
     if bandwidth is not None:

@@ -35,6 +35,10 @@ HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
 STAGE_VARIABLE = "SWAPD_STAGE"
 _NO_SETTINGS = frozenset((ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE))
 
+#: Names of devices; group 1 is a GPU's index. "cuda0" is for systemd, where a colon in the name of
+#: a folder has another meaning.
+DEVICE_NAME = re.compile(r"host|cuda(?::?([0-9]+))?")
+
 #: Under `chunk = "auto"`, a GPU's budget over LARGE_BUDGET has chunks of LARGE_CHUNK: evicting a
 #: component of some GiB then takes a quarter of the driver calls, and the last chunk wastes little.
 #: This is the default under strict isolation only, where acquires wait for these calls; elsewhere

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import swapd
 from swapd.shared import daemons, runtime_dir
 from swapd.shared.fds import OwnedFd
 from swapd_client import Client, InvalidSettings, StartFailed, connect, connect_async
@@ -46,6 +47,24 @@ async def test_a_daemon_is_started_shared_and_ends_after_its_last_session(folder
             status = await also.status()
     assert status.budget_bytes == 8 << 20, "one that is there is used as it is"
     assert [s.label for s in status.sessions] == ["first", "second"]
+    with daemon:
+        assert has_ended(daemon)
+
+
+def test_a_device_is_named_first_and_swapd_has_connect_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder.parent))
+    with swapd.connect("host", start=True, budget="8MiB") as client:
+        daemon = daemon_of(client)
+        assert client.session.endpoint == folder.parent / "swapd" / "host"
+        monkeypatch.setenv("SWAPD_ENDPOINT", str(client.session.endpoint))
+        with swapd.connect("cuda:7") as also:  # as under `swapd run`
+            assert also.session.endpoint == client.session.endpoint
+    with pytest.raises(InvalidSettings, match="names two devices"):
+        swapd.connect("host", device="cuda:0")
+    with pytest.raises(swapd.NotRunning, match=r"\./host|host"):
+        swapd.connect("./host")
     with daemon:
         assert has_ended(daemon)
 

@@ -3,6 +3,7 @@
 import os
 from functools import partial
 
+from swapd.shared.config import DEVICE_NAME
 from swapd_client.errors import InvalidSettings
 from swapd_client.session.endpoint import label_of, resolve
 from swapd_client.session.session import Session
@@ -19,6 +20,10 @@ def open_session(
     budget: int | str | None,
 ) -> Session:
     """Open the session of `connect`. Blocks and raises as `connect` does."""
+    if isinstance(endpoint, str) and DEVICE_NAME.fullmatch(endpoint):
+        if device not in (None, endpoint):
+            raise InvalidSettings(f"connect({endpoint!r}, device={device!r}) names two devices")
+        endpoint, device = None, endpoint
     folder = resolve(endpoint, device)
     opened = partial(Session, folder, label_of(label), timeout)
     if start:
