@@ -8,7 +8,8 @@ from swapd.core import Residency, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.policy import Rules
-from swapd.core.records import Component, State
+from swapd.core.records import Component
+from swapd.core.states import State
 from swapd.log.counts import NAMES_MAX, OTHERS, Counts, Histogram
 from swapd.log.picture import Item, Picture
 from swapd.log.records import Record

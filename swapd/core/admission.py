@@ -15,7 +15,8 @@ from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
 from swapd.core.orders import Ranked
 from swapd.core.queue import Parked, WaitQueue
-from swapd.core.records import Component, Key, State, Waiter
+from swapd.core.records import Component, Key, Waiter
+from swapd.core.states import State
 from swapd.core.verdict import Refused, Shared
 from swapd.shared.protocol import Acquire, Code
 

@@ -9,8 +9,9 @@ from swapd.core.admission import Admission
 from swapd.core.chunks import count
 from swapd.core.holdings import Beside, Holdings, is_plain
 from swapd.core.ledger import Ledger
-from swapd.core.records import Agent, Component, Key, Lease, State
+from swapd.core.records import Agent, Component, Key, Lease
 from swapd.core.residency import Residency
+from swapd.core.states import State
 
 
 def check(core: Residency) -> None:

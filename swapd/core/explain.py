@@ -10,7 +10,8 @@ from heapq import nlargest
 from itertools import islice
 
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter, is_workspace
+from swapd.core.records import Component, Waiter, is_workspace
+from swapd.core.states import State
 from swapd.core.verdict import CODES, Refused, missing_chunks, must_leave_first
 from swapd.shared.protocol import UNANSWERED_MAX, Code
 from swapd.shared.units import size

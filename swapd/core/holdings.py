@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swapd.core.orders import EvictionOrder, Ranked
-from swapd.core.records import Agent, Component, Key, Lease, State
+from swapd.core.records import Agent, Component, Key, Lease
+from swapd.core.states import State
 
 #: A component that a request waits for, and whether it has to be loaded anew: its new bytes cannot
 #: be in beside the old ones.

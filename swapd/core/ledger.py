@@ -32,15 +32,9 @@ from swapd.core.fences import Debts
 from swapd.core.holdings import Holders
 from swapd.core.orders import EvictionOrder
 from swapd.core.policy import Rules
-from swapd.core.records import (
-    Component,
-    Key,
-    Lease,
-    Move,
-    Session,
-    State,
-)
+from swapd.core.records import Component, Key, Lease, Move, Session
 from swapd.core.starts import Starts
+from swapd.core.states import State
 from swapd.shared.protocol import Code, Runs
 
 #: Upper bound of counted uses, which clients report: as many again still fit into 64 bits.

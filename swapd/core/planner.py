@@ -13,7 +13,8 @@ A victim is no longer RESIDENT when its eviction is ordered, so no decision coun
 from swapd.core import policy, telling, transfers, verdict
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Component, Waiter
+from swapd.core.states import State
 from swapd.core.verdict import Blocked
 
 

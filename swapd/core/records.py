@@ -1,9 +1,9 @@
 """The memory of the core: components, waiters, leases, sessions. Data, no decisions."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from swapd.core.actions import Reason
+from swapd.core.states import COMPONENT_CHANGES, WORKSPACE_CHANGES, State
 from swapd.shared.protocol import Policy, Ranges, Runs, Scratch
 
 #: (session, request): names a waiter, and after its grant the lease.
@@ -23,16 +23,6 @@ def workspace_name(session: int, request: int) -> str:
 def is_workspace(name: str) -> bool:
     """Whether this is the name of a workspace, which no component may have."""
     return name.startswith(WORKSPACE)
-
-
-class State(StrEnum):
-    FILLING = "filling"  # the worker fills the host copy; may not be acquired yet
-    ABSENT = "absent"
-    LOADING = "loading"
-    RESIDENT = "resident"
-    REVOKING = "revoking"  # waits for the worker's acknowledgement
-    WRITING_BACK = "writing back"
-    RECLAIMING = "reclaiming"  # a workspace that no request needs any more
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +138,12 @@ class Component:
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.state} gen={self.generation} leases={len(self.leases)}>"
+
+    def enter(self, state: State) -> None:
+        """Change its state: every change is in `states.py`."""
+        changes = WORKSPACE_CHANGES if self.workspace else COMPONENT_CHANGES
+        assert (self.state, state) in changes, f"{self} cannot become {state}"
+        self.state = state
 
     def excludes(self, other: "Component") -> bool:
         """Whether the two are never on the device together: members of one alternating group, but

@@ -8,7 +8,8 @@ from swapd.core import policy, requests, telling
 from swapd.core.actions import DropHostCopy, MakeHostCopy, SealHostCopy
 from swapd.core.contents import Due
 from swapd.core.ledger import Ledger, drop_member
-from swapd.core.records import Component, State
+from swapd.core.records import Component
+from swapd.core.states import State
 from swapd.shared.protocol import Register
 
 
@@ -86,7 +87,7 @@ def seal(ledger: Ledger, c: Component, uid: int) -> None:
 def commit(ledger: Ledger, c: Component) -> None:
     """Its host copy is sealed: it may be acquired."""
     answer(ledger, c)
-    c.state = State.ABSENT
+    c.enter(State.ABSENT)
     if c.group is not None:
         ledger.groups.setdefault(c.group, {})[c.name] = c
 

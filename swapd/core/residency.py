@@ -19,7 +19,7 @@ from swapd.core.handlers import copying, families, leasing, pins, registration, 
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
 from swapd.core.policy import Rules
-from swapd.core.records import State
+from swapd.core.states import State
 from swapd.shared import protocol
 from swapd.shared.units import size
 

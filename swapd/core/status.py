@@ -10,8 +10,9 @@ from itertools import islice
 from swapd.core import explain, verdict
 from swapd.core.fences import LIFELINE, REPLIES
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Component, Waiter
 from swapd.core.residency import Residency
+from swapd.core.states import State
 from swapd.shared.protocol import (
     ComponentStatus,
     Forecast,

@@ -9,12 +9,13 @@ from swapd.core import policy, registry, telling, workspaces
 from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Revoke, Unpinned
 from swapd.core.chunks import count
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, Move, State
+from swapd.core.records import Component, Key, Move
+from swapd.core.states import State
 
 
 def load(ledger: Ledger, c: Component) -> None:
     c.generation = ledger.next_generation()
-    c.state = State.LOADING
+    c.enter(State.LOADING)
     c.load_started = ledger.now
     c.used = c.kept_no_more = False
     c.runs = ledger.pool.take(c.chunks, prefer=c.runs)
@@ -35,7 +36,7 @@ def load(ledger: Ledger, c: Component) -> None:
 
 
 def loaded(ledger: Ledger, c: Component) -> None:
-    c.state = State.RESIDENT
+    c.enter(State.RESIDENT)
     c.resident_since = ledger.now
     c.swap_in_s = ledger.now - c.load_started
     ledger.holders.rank(c)
@@ -53,7 +54,7 @@ def load_failed(ledger: Ledger, c: Component) -> None:
         return evict(ledger, c, "failed", None)
     ledger.pool.give(c.runs)
     ledger.drop_superseded(c)
-    c.state = State.ABSENT
+    c.enter(State.ABSENT)
     ledger.recount(c)
     if c.unregistering:
         registry.finish_unregister(ledger, c)
@@ -135,7 +136,7 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
         ledger.sessions[key[0]].makes_way[c.generation] = c
     ledger.leaving += count(c.runs)
     ledger.replan = True
-    c.state = State.REVOKING
+    c.enter(State.REVOKING)
     ledger.out.append(Evict(c.name, c.generation, reason, key))
     ack = c.mapped and (ledger.rules.strict or c.mutable)
     if c.mapped:
@@ -157,7 +158,7 @@ def take_out(ledger: Ledger, c: Component) -> None:
 
 
 def _save(ledger: Ledger, c: Component) -> None:
-    c.state = State.WRITING_BACK
+    c.enter(State.WRITING_BACK)
     ledger.moves[c.generation] = Move(c, c.uid, c.runs)
     ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
 
@@ -179,7 +180,7 @@ def vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
     """It has left, and its chunks are free."""
     ledger.leaving -= c.chunks
     ledger.pool.give(c.runs)
-    c.state = State.ABSENT
+    c.enter(State.ABSENT)
     ledger.recount(c)
     leave_room(ledger, c)
     c.evictions += 1
@@ -193,7 +194,7 @@ def vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
 def write_back_failed(ledger: Ledger, c: Component) -> None:
     """It stays, with the writes of its worker."""
     ledger.leaving -= c.chunks
-    c.state = State.RESIDENT
+    c.enter(State.RESIDENT)
     leave_room(ledger, c)
 
 

@@ -2,7 +2,8 @@
 
 from swapd.core import registry, transfers
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Move, Renewal, State
+from swapd.core.records import Component, Move, Renewal
+from swapd.core.states import State
 
 
 def begin(ledger: Ledger, c: Component, request: int) -> None:

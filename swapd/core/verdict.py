@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 
 from swapd.core import policy
 from swapd.core.ledger import Ledger
-from swapd.core.records import Agent, Component, State, Waiter
+from swapd.core.records import Agent, Component, Waiter
+from swapd.core.states import State
 from swapd.shared.protocol import Code
 
 Why = Literal["down", "conflict", "too_large"]

@@ -4,7 +4,8 @@ from swapd.core import registry, telling
 from swapd.core.actions import Reclaim
 from swapd.core.chunks import count, without
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, Move, State, workspace_name
+from swapd.core.records import Component, Key, Move, workspace_name
+from swapd.core.states import State
 from swapd.shared.protocol import Runs
 
 
@@ -24,7 +25,7 @@ def close(ledger: Ledger, c: Component) -> None:
         registry.remove(ledger, c)
     elif c.state in (State.LOADING, State.RESIDENT):
         is_lent = c.state is State.RESIDENT
-        c.state = State.RECLAIMING
+        c.enter(State.RECLAIMING)
         ledger.leaving += c.chunks
         ledger.reclaiming += c.chunks
         telling.unwant(ledger, c.name)
@@ -59,7 +60,7 @@ def came_back(ledger: Ledger, c: Component) -> None:
     if c.state is State.RECLAIMING:
         ledger.leaving -= c.chunks
         ledger.reclaiming -= c.chunks
-    c.state = State.ABSENT
+    c.enter(State.ABSENT)
     ledger.replan = True
     if ledger.is_current(c) and not c.promised:
         registry.remove(ledger, c)

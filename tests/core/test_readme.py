@@ -9,7 +9,6 @@ import swapd.core
 from swapd.core import planner
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.core.records import State
 from swapd.shared.protocol import AnyOrder
 
 README = (Path(swapd.core.__file__).parent / "README.md").read_text()
@@ -29,12 +28,6 @@ def test_every_request_is_named(request_: type) -> None:
 @pytest.mark.parametrize("action", get_args(AnyAction), ids=lambda cls: cls.__name__)
 def test_every_action_is_named(action: type) -> None:
     assert f"`{action.__name__}`" in README
-
-
-@pytest.mark.parametrize("state", State)
-def test_every_state_is_named(state: State) -> None:
-    assert state.name in README
-    assert f'"{state.value}"' in README
 
 
 def test_the_page_says_where_eviction_is_decided() -> None:

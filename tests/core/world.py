@@ -59,7 +59,8 @@ from swapd.core.events import (
     Tick,
     Unread,
 )
-from swapd.core.records import Key, State, workspace_name
+from swapd.core.records import Key, workspace_name
+from swapd.core.states import State
 from swapd.shared.protocol import (
     Acquire,
     AcquireStart,

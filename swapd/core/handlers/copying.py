@@ -5,7 +5,8 @@ from swapd.core.admission import Admission
 from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown, Lent, Reclaimed, Revoked
 from swapd.core.handlers import sessions
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State
+from swapd.core.records import Component
+from swapd.core.states import State
 
 
 def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:

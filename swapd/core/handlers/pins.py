@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from swapd.core import explain, transfers
 from swapd.core.admission import Admission
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, State, Waiter
+from swapd.core.records import Component, Key, Waiter
+from swapd.core.states import State
 from swapd.shared.protocol import Code, EvictNow, Pin
 from swapd.shared.units import size
 

@@ -4,7 +4,8 @@ from swapd.core import explain, registry, transfers, updates
 from swapd.core.admission import Admission
 from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State
+from swapd.core.records import Component
+from swapd.core.states import State
 from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
 
 

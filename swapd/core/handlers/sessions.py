@@ -27,7 +27,8 @@ from swapd.core.events import (
 )
 from swapd.core.handlers import starting
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Move, Session, State
+from swapd.core.records import Component, Move, Session
+from swapd.core.states import State
 from swapd.shared.protocol import Runs
 
 

@@ -2,7 +2,7 @@
 
 from swapd.core.actions import Accept, CopyOut, Evict, Unpinned
 from swapd.core.events import DeviceDown
-from swapd.core.records import State
+from swapd.core.states import State
 from tests.core.world import Make, World, outcome
 
 

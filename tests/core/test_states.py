@@ -1,0 +1,25 @@
+"""The states of a component change as the table says, which is also the one on the page."""
+
+from pathlib import Path
+
+import pytest
+
+import swapd.core
+from swapd.core.states import COMPONENT_CHANGES, WORKSPACE_CHANGES, State, table
+
+PAGE = (Path(swapd.core.__file__).parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("changes", [COMPONENT_CHANGES, WORKSPACE_CHANGES])
+def test_the_page_has_the_table(changes: dict[tuple[State, State], str]) -> None:
+    assert table(changes) in PAGE
+
+
+@pytest.mark.parametrize("changes", [COMPONENT_CHANGES, WORKSPACE_CHANGES])
+def test_from_every_state_a_component_can_become_absent(
+    changes: dict[tuple[State, State], str],
+) -> None:
+    leads = {State.ABSENT}
+    for _ in changes:
+        leads |= {old for old, new in changes if new in leads}
+    assert leads == {state for change in changes for state in change}
