@@ -11,7 +11,6 @@ usage: swapd [--version] [--help] COMMAND ...
 Let the stages of a multi-stage model take turns on one device.
 
   run       Run a command with the daemons that it needs, which end when it ends.
-  runs      List the runs of `swapd run`: their time, duration and swaps.
 
   serve     Own a device and serve its memory to workers, until SIGTERM.
   stop      Tell a daemon to stop (SIGTERM), and return when its process has ended.

@@ -16,8 +16,7 @@ from swapd.cli.pinning import evict, pin, unpin
 from swapd.cli.plan import plan
 from swapd.cli.ps import ps
 from swapd.cli.resize import resize
-from swapd.cli.run import run
-from swapd.cli.runs import runs
+from swapd.cli.run import run, runs
 from swapd.cli.serve import serve
 from swapd.cli.status import status
 from swapd.cli.stop import stop
@@ -26,7 +25,6 @@ from swapd.cli.trace import trace
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
-    "runs": runs,
     "serve": serve,
     "stop": stop,
     "ps": ps,
@@ -88,6 +86,7 @@ def _main(
 
 #: The words after the first argument belong to another command line.
 _RUNS_ANOTHER = {"allow_interspersed_args": False}
+app.command("runs", hidden=True, context_settings={"ignore_unknown_options": True})(guarded(runs))
 
 for _name, _command in COMMANDS.items():
     _about = (_command.__doc__ or "").partition("\n")[0]

@@ -7,21 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from swapd.cli.common import errors, say_error
-from swapd.cli.run_compare import Asked
+from swapd.cli.run_compare import Asked, list_all
 from swapd.cli.run_compare import compare as compared
 from swapd.cli.run_compare_file import OfFile, compare_file
 from swapd.cli.run_file import SUFFIX, files, read_file, run_file
-from swapd.cli.run_plan import chosen, planned, printed, write
-from swapd.cli.run_told import Kept, environment_on, keep, outcome_of, watched
+from swapd.cli.run_plan import planned, printed, write
+from swapd.cli.run_told import environment_on, outcome_of, watched
 from swapd.run import child
 from swapd.run.child import CannotRun
 from swapd.run.commands import command_of
 from swapd.run.daemons import serving
 from swapd.run.plans import RunPlan
-from swapd.run.settings import Settings, with_settings
+from swapd.run.settings import Settings, from_file, with_settings
 from swapd.shared import config
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, size
@@ -32,6 +33,7 @@ Words = Annotated[
         metavar="-- COMMAND... | FILE.toml",
         help="The command, or a file of commands",
         autocompletion=files,
+        show_default=False,
     ),
 ]
 Devices = Annotated[
@@ -44,22 +46,21 @@ DeviceMemory = Annotated[
     str | None,
     typer.Option("--device-memory", help="Memory of each GPU, for the plan, as in 80GiB"),
 ]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings of the daemons, in TOML")
+]
 Set = Annotated[
     list[str],
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the daemons; again for more"),
 ]
-UseKept = Annotated[bool, typer.Option("--kept", help="Use the settings stored for the model")]
 Compare = Annotated[
-    bool, typer.Option("--compare", help="Run without swapd and with it, and print a table of both")
-]
-Against = Annotated[
-    list[str],
+    bool,
     typer.Option(
-        "--against",
-        metavar="NAME=VALUE",
-        help="Compare with another setting, as in budget=40GiB; again for more",
+        "--compare",
+        help="Run without swapd and with it, or with --set: as it is and with these settings",
     ),
 ]
+List = Annotated[bool, typer.Option("--list", help="Show the last comparisons")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Repeat the comparison, for medians")]
 UntilCommand = Annotated[
     str | None,
@@ -84,22 +85,27 @@ ReadyAt = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Print the plan, files and lines; start nothing")
 ]
+#: Former names, which answer with the new ones until the next release.
+FormerAgainst = Annotated[list[str], typer.Option("--against", hidden=True, help="--compare --set")]
+FormerKept = Annotated[bool, typer.Option("--kept", hidden=True, help="--config")]
 
 
 def run(
-    words: Words,
-    device: Devices = [],  # noqa: B006 - typer copies it
+    words: Words = [],  # noqa: B006 - typer copies it
+    device: Devices = [],  # noqa: B006
     budget: Budget = None,
     device_memory: DeviceMemory = None,
+    config_file: ConfigFile = None,
     setting: Set = [],  # noqa: B006
-    use_kept: UseKept = False,
     compare: Compare = False,
-    against: Against = [],  # noqa: B006
     rounds: Rounds = 1,
     until: UntilCommand = None,
     span: ForSeconds = None,
     ready: ReadyAt = None,
+    list_: List = False,
     dry_run: DryRun = False,
+    against: FormerAgainst = [],  # noqa: B006
+    kept: FormerKept = False,
 ) -> None:
     """Run a command with the daemons that it needs, which end when it ends.
 
@@ -109,49 +115,72 @@ def run(
     `swapd run` joins a running daemon whose budget is large enough. It passes signals on; the
     status is the command's.
 
-    `--compare` runs the command without swapd and then with it, `--against` with two settings, and
-    keeps the table of both: time, waiting, bytes, memory. A server needs `--until` or `--for`. The
-    better settings are stored for the model; `--kept` uses them again.
+    `--compare` runs the command without swapd and then with it, or with `--set` as it is and then
+    with these settings, and prints a table of both: time, waiting, bytes, memory. A server needs
+    `--until` or `--for`. `--list` shows the tables again; the better settings are in a file for
+    `--config`.
 
     FILE.toml has several commands: [daemon] with settings of `swapd serve`, and [stages.NAME] with
     command, env, directory, restart (no, on-failure, always), retries, backoff, after, ready
     (started, registered, ended), ends_all and stop_timeout. Each line of their output begins with
     their name. The first that fails for good ends all, and its status is the run's; a second
     Ctrl-C kills. Stages of vLLM and vLLM-Omni that share a GPU are planned together. `--compare`
-    and `--against` take such a file, too.
+    takes such a file, too.
     deploy/README.md has the keys.
     """
+    _check_names(against, kept=kept)
+    if list_:
+        list_all()
+        return
+    if not words:
+        raise typer.BadParameter("give a command after --, or a file of commands")
     folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
     if words[0].endswith(SUFFIX):
-        found_file = read_file(
-            words,
-            {"--device": device, "--budget": budget, "--set": setting, "--kept": use_kept}
-            | {"--until": until, "--for": span, "--ready": ready},
-        )
-        if compare or against:
-            asked_of_file = OfFile(against, rounds, device_memory)
+        given = {"--device": device, "--budget": budget, "--config": config_file}
+        given |= {"--until": until, "--for": span, "--ready": ready}
+        found_file = read_file(words, given if compare else {**given, "--set": setting})
+        if compare:
+            asked_of_file = OfFile(setting, rounds, device_memory)
             sys.exit(compare_file(found_file, folder, asked_of_file, dry_run=dry_run))
         if rounds > 1:
-            raise typer.BadParameter("--rounds is for --compare and --against")
+            raise typer.BadParameter("--rounds is for --compare")
         sys.exit(run_file(found_file, folder, device_memory, dry_run=dry_run))
     command = command_of(words)
-    options = Settings(tuple(device), _size("--budget", budget), device_memory)
-    settings = chosen(command, with_settings(options, setting, "--set"), use_kept=use_kept)
-    asked = Asked(against, rounds, until, span, ready)
-    if compare or against:
+    settings = from_file(config_file) if config_file else Settings()
+    settings = msgspec.structs.replace(
+        settings,
+        devices=tuple(device),
+        budget=settings.budget if budget is None else _size("--budget", budget),
+        device_memory=device_memory,
+    )
+    if compare:
+        asked = Asked(setting, rounds, until, span, ready)
         with _status_of_shell():
             sys.exit(compared(command, folder, settings, asked, dry_run=dry_run))
     if rounds > 1 or until or span or ready:
-        raise typer.BadParameter(
-            "--rounds, --until, --for and --ready are for --compare and --against: add one of them"
-        )
-    found = planned(command, folder, settings)
+        raise typer.BadParameter("--rounds, --until, --for and --ready are for --compare: add it")
+    found = planned(command, folder, with_settings(settings, setting))
     if dry_run:
         printed(found)
         return
     write(found.files)
     with _status_of_shell():
         sys.exit(_run(found, folder))
+
+
+def runs(words: Annotated[list[str], typer.Argument(hidden=True)] = []) -> None:  # noqa: B006
+    """Former name of `swapd run --list`."""
+    raise typer.BadParameter("`swapd runs` is now `swapd run --list`")
+
+
+def _check_names(against: list[str], *, kept: bool) -> None:
+    if against:
+        changes = " ".join(f"--set {one}" for one in against)
+        raise typer.BadParameter(f"--against is now --compare {changes}")
+    if kept:
+        raise typer.BadParameter(
+            "--kept is now --config FILE: `swapd run --list` shows the files with better settings"
+        )
 
 
 @contextmanager
@@ -189,8 +218,6 @@ def _run(found: RunPlan, folder: Path) -> int:
             environment = {**environment_on(daemons), **found.environment}
             status = child.run(found.command.words, environment, watch)
         outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
-        took = time.time() - since  # noqa: TID251
-    keep(folder, Kept(found.command.words, status, took, tuple(outcomes)))
     for told in outcomes:
         errors.print(plain(f"swapd: {told}"), soft_wrap=True)
     return status

@@ -17,12 +17,11 @@ from rich.text import Text
 from swapd.cli.common import console, errors, say_error
 from swapd.cli.run_plan import planned, printed, write
 from swapd.cli.run_told import environment_on, outcome_of
-from swapd.run import compared, kept, measured, ready
+from swapd.run import compared, measured, ready
 from swapd.run.child import CannotRun
 from swapd.run.commands import Command
 from swapd.run.compared import Comparison, Round, Side
 from swapd.run.daemons import Serving, Wanted, joinable, serving
-from swapd.run.kept import CannotKeep, Kept
 from swapd.run.measured import Until
 from swapd.run.needs import names_swapd
 from swapd.run.plans import RunPlan, on_devices
@@ -35,14 +34,16 @@ from swapd.shared.units import parse_span
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
-FILE = "compare.json"
 _MIB = 1 << 20
+#: Most comparisons that `--list` shows.
+_LISTED_MAX = 20
 
 
 class Asked(NamedTuple):
     """The options of a comparison, as given."""
 
-    against: Sequence[str] = ()
+    #: Settings of the second side; none: the first side runs without swapd.
+    changes: Sequence[str] = ()
     rounds: int = 1
     until: str | None = None
     span: str | None = None
@@ -74,13 +75,13 @@ def compare(
     until = _until(command, asked)
     ways = [
         _way(side, _planned(command, side_folder(folder, number), side, settings.devices), until)
-        for number, side in enumerate(_sides(settings, asked.against), 1)
+        for number, side in enumerate(_sides(settings, asked.changes), 1)
     ]
     if not dry_run:
         _check_free(until)
     found, status = in_turns(command.words, ways, folder, asked.rounds, dry_run=dry_run)
     if found is not None and status is None:
-        _keep_settings(command, found, ways)
+        _keep_settings(folder.name, found, ways)
     return status or (found.status if found else 0)
 
 
@@ -107,10 +108,10 @@ def in_turns(
         write(way.files)
     made, interrupted = _all_rounds(ways, rounds, folder)
     first, second = (_with(way.side, done) for way, done in zip(ways, made, strict=True))
-    found = Comparison(compared.VERSION, words, (first, second))
+    found = Comparison(compared.VERSION, tuple(map(plain, words)), (first, second))
     if any(made):
         console.print(table(found))
-        _keep(folder, found)
+        _keep(folder.name, found)
     return found, interrupted
 
 
@@ -162,15 +163,13 @@ def _words(command: str | None) -> tuple[str, ...]:
     return words
 
 
-def _sides(settings: Settings, against: Sequence[str]) -> tuple[Side, Side]:
-    if not against:
+def _sides(settings: Settings, changes: Sequence[str]) -> tuple[Side, Side]:
+    if not changes:
         return Side(compared.WITHOUT, None), Side(compared.WITH, settings)
-    other = with_settings(settings, against, "--against")
-    names = names_of(against)
+    other = with_settings(settings, changes)
+    names = names_of(changes)
     if all(settings.value(name) == other.value(name) for name in names):
-        raise ConfigError(
-            f"--against {' '.join(against)}: both sides have that already: say another"
-        )
+        raise ConfigError(f"--set {' '.join(changes)}: both sides have that already: say another")
     return _named(settings, names), _named(other, names)
 
 
@@ -184,7 +183,7 @@ def _planned(command: Command, folder: Path, side: Side, devices: Sequence[str])
     if said := names_swapd(command, Path()):
         raise ConfigError(
             f"{said} needs swapd, so the command cannot run without it: leave it out, as `swapd "
-            "run` adds the needed options; or compare two settings, with --against NAME=VALUE"
+            "run` adds the needed options; or compare two settings, with --set NAME=VALUE"
         )
     return RunPlan(command, [], {}, on_devices(command, devices, "-d"))
 
@@ -287,33 +286,35 @@ def table(found: Comparison) -> RenderableType:
     return Group(made, Text(about, "dim"))
 
 
-def _keep(folder: Path, found: Comparison) -> None:
-    path = folder / FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(found) + b"\n")
-        errors.print(plain(f"swapd: kept in {path}; `swapd runs` lists it"), soft_wrap=True)
-    except (OSError, UnicodeEncodeError) as exc:
-        say_error(
-            f"this comparison is not kept in {folder}: {exc}; $XDG_STATE_HOME names another place"
-        )
+def _folder() -> Path:
+    """The folder of all comparisons, each in a file of its own."""
+    return config.state_folder() / "comparisons"
 
 
-def _keep_settings(command: Command, found: Comparison, ways: Sequence[Way]) -> None:
-    """Store the better settings for the model, if the comparison shows any."""
-    if command.model is None or (good := compared.better(found)) is None:
+def _keep(name: str, found: Comparison) -> None:
+    _write(name, ".json", msgspec.json.encode(found) + b"\n", "`swapd run --list` shows it")
+
+
+def _keep_settings(name: str, found: Comparison, ways: Sequence[Way]) -> None:
+    """Write the better settings into a file for `--config`, if the comparison shows any."""
+    if (good := compared.better(found)) is None:
         return
     side, why = good
     settings = _used(side, ways[found.sides.index(side)])
-    model = kept.key_of(command.model)
-    now = time.time()  # noqa: TID251 - it is told to people
+    data = f"# {why}: {shlex.join(found.command)}\n{settings.as_toml()}".encode(errors="replace")
+    _write(name, ".toml", data, f"the better settings ({why}), for `swapd run --config`")
+
+
+def _write(name: str, suffix: str, data: bytes, use: str) -> None:
+    """Write a file of a comparison, and say where it is and its `use`."""
+    path = _folder() / f"{name}{suffix}"
     try:
-        kept.keep(config.state_folder(), model, Kept(settings, why, now))
-    except CannotKeep as exc:
-        say_error(f"the settings for {model} are not kept: {exc}")
-        return
-    about = f"{settings.options} ({why}); `swapd run --kept` uses them"
-    errors.print(plain(f"swapd: kept for {model}: {about}"), soft_wrap=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_bytes(data)
+    except OSError as exc:
+        say_error(f"{path} is not written: {exc.strerror}; $XDG_STATE_HOME names another place")
+    else:
+        errors.print(plain(f"swapd: {path}: {use}"), soft_wrap=True)
 
 
 def _used(side: Side, way: Way) -> Settings:
@@ -326,8 +327,16 @@ def _used(side: Side, way: Way) -> Settings:
     return msgspec.structs.replace(side.settings, budget=whole)
 
 
-def listed(path: Path) -> None:
-    """Print a kept comparison, for `swapd runs`."""
+def list_all() -> None:
+    """Print the last comparisons, the oldest first."""
+    paths = sorted(_folder().glob("*.json"))[-_LISTED_MAX:]
+    if not paths:
+        console.print("nothing was compared yet; start with: swapd run --compare -- COMMAND")
+    for path in paths:
+        _list(path)
+
+
+def _list(path: Path) -> None:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Comparison)
         if found.version != compared.VERSION:
@@ -335,6 +344,8 @@ def listed(path: Path) -> None:
     except (OSError, msgspec.MsgspecError) as exc:
         say_error(f"{path} cannot be read: {exc}; remove it")
         return
-    head = f"{path.parent.name}  compared, status {found.status}"
+    head = f"{path.stem}  status {found.status}"
     console.print(plain(f"{head}  {shlex.join(found.command)}"), soft_wrap=True)
     console.print(table(found))
+    if (settings := path.with_suffix(".toml")).exists():
+        console.print(plain(f"the better settings: {settings}"), soft_wrap=True)

@@ -27,7 +27,8 @@ from swapd.shared.config import ConfigError
 class OfFile(NamedTuple):
     """The options of a comparison of a file."""
 
-    against: Sequence[str]
+    #: Settings of the second side; none: the first side runs without swapd.
+    changes: Sequence[str]
     rounds: int
     device_memory: str | None
 
@@ -35,13 +36,13 @@ class OfFile(NamedTuple):
 def compare_file(found: RunFile, folder: Path, asked: OfFile, *, dry_run: bool) -> int:
     """Run the stages in both ways, print and keep the table; the exit status.
 
-    Without swapd and with it; or, `asked.against` some settings, as the file says and with these.
+    Without swapd and with it; or, with `asked.changes`, as the file says and with these.
     Raises: ConfigError, PlanError, SwapdError before anything is run.
     """
     folder = folder_of(folder)
     _check_ends(found)
-    if asked.against:
-        sides = _two_settings(found, asked.against)
+    if asked.changes:
+        sides = _two_settings(found, asked.changes)
     else:
         _check_without(found)
         sides = [(Side(compared.WITHOUT, None), found), (Side(compared.WITH, Settings()), found)]
@@ -74,7 +75,7 @@ def _check_ends(found: RunFile) -> None:
 
 def _check_without(found: RunFile) -> None:
     """That the stages have a meaning without swapd, as far as the file shows."""
-    instead = "compare two settings, with --against NAME=VALUE"
+    instead = "compare two settings, with --set NAME=VALUE"
     for name, stage in found.stages.items():
         source = f"{found.path}: stages.{name}"
         if stage.ready == "registered":
@@ -89,15 +90,13 @@ def _check_without(found: RunFile) -> None:
             )
 
 
-def _two_settings(found: RunFile, against: Sequence[str]) -> list[tuple[Side, RunFile]]:
+def _two_settings(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]:
     """The file as it is, and with these settings in each of its daemons."""
-    other = with_settings(Settings(), against, "--against")
-    names = names_of(against)
+    other = with_settings(Settings(), changes)
+    names = names_of(changes)
     changed = found._replace(daemons=tuple(_changed(table, other) for table in found.daemons))
     if changed.daemons == found.daemons:
-        raise ConfigError(
-            f"--against {' '.join(against)}: {found.path} has that already: say another"
-        )
+        raise ConfigError(f"--set {' '.join(changes)}: {found.path} has that already: say another")
     return [(_side(its, names), its) for its in (found, changed)]
 
 

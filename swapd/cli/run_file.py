@@ -16,7 +16,7 @@ import swapd_client
 from swapd.cli.common import console, errors
 from swapd.cli.run_file_plan import FilePlan, planned_file
 from swapd.cli.run_plan import print_plan, write
-from swapd.cli.run_told import LABEL, Kept, environment_on, keep, records_of, watched
+from swapd.cli.run_told import LABEL, environment_on, records_of, watched
 from swapd.run.daemons import Serving, Wanted, serving
 from swapd.run.outcome import outcome
 from swapd.run.several import file
@@ -38,7 +38,7 @@ _INSTEAD = {
     "--device": _IN_DAEMON,
     "--budget": _IN_DAEMON,
     "--set": _IN_DAEMON,
-    "--kept": "settings are stored for a model, and a file has its own in [daemon]",
+    "--config": _IN_DAEMON,
     "--until": _IN_STAGE,
     "--for": _IN_STAGE,
     "--ready": _IN_STAGE,
@@ -121,8 +121,6 @@ def _run(found: RunFile, wanted: Sequence[Wanted], folder: Path) -> int:
         logs = [records for one in daemons if (records := records_of(one)) is not None]
     devices = [outcome(records, since) for records in logs]
     stages = outcomes(runner.stages.told(), logs, since)
-    words = ("swapd", "run", str(found.path.absolute()))
-    keep(folder, Kept(words, status, took, tuple(devices), tuple(stages)))
     for told in (*devices, *stages):
         errors.print(plain(f"swapd: {told}"), soft_wrap=True)
     errors.print(plain(f"swapd: ended with status {status} after {seconds(took)}"))

@@ -7,58 +7,20 @@ from typing import NamedTuple
 
 import typer
 
-from swapd.cli.common import console, errors, say_error
+from swapd.cli.common import console, errors
 from swapd.cli.plan_vllm import Asked, reports_of
 from swapd.plan import deploy
 from swapd.plan.advise import PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
-from swapd.run import budgets, gpus, kept, models, plans
+from swapd.run import budgets, gpus, models, plans
 from swapd.run.commands import DEPLOY_CONFIG, Command
 from swapd.run.daemons import Wanted, joinable
-from swapd.run.kept import CannotKeep
 from swapd.run.plans import RunPlan
 from swapd.run.settings import Settings
-from swapd.shared import config
-from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
 from swapd.shared.units import size
-
-
-def chosen(command: Command, given: Settings, *, use_kept: bool) -> Settings:
-    """The given settings, completed from the kept ones if `use_kept`; else mention the kept ones.
-
-    Raises: ConfigError if `use_kept` and there are none; CannotKeep.
-    """
-    if command.model is None:
-        if use_kept:
-            raise ConfigError("--kept: settings are kept for models, and this command names none")
-        return given
-    model = kept.key_of(command.model)
-    try:
-        found = kept.all_of(config.state_folder()).get(model)
-    except CannotKeep as exc:
-        if use_kept:
-            raise
-        say_error(str(exc))
-        return given
-    if use_kept and found is None:
-        raise ConfigError(
-            f"--kept: no settings are kept for {model}; `swapd run --compare` keeps those that "
-            "proved good"
-        )
-    if found is None or given.over(found.settings) == given:
-        return given
-    about = f"{found.settings.options} ({found.why})"
-    if use_kept:
-        errors.print(plain(f"swapd: as kept for {model}: {about}"), soft_wrap=True)
-        return given.over(found.settings)
-    errors.print(
-        plain(f"swapd: settings are kept for {model}: {about}; `swapd run --kept` uses them"),
-        soft_wrap=True,
-    )
-    return given
 
 
 def planned(command: Command, folder: Path, settings: Settings) -> RunPlan:

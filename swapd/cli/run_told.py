@@ -1,11 +1,9 @@
-"""`swapd run` with daemons: the status line while commands run, and the record of a run."""
+"""`swapd run` with daemons: the status line while commands run, and the outcome from their logs."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-
-import msgspec
 
 import swapd_client
 from swapd.cli.common import OWN_LABEL, say_error
@@ -14,7 +12,6 @@ from swapd.log.records import Record
 from swapd.run import line
 from swapd.run.daemons import Serving, endpoint_of
 from swapd.run.outcome import Outcome, outcome
-from swapd.run.several.outcomes import StageOutcome
 from swapd.shared import config
 from swapd_client.errors import SwapdError
 
@@ -74,23 +71,3 @@ def environment_on(daemons: Sequence[Serving]) -> dict[str, str]:
     environment = config.environment_with("")
     del environment[config.ENDPOINT_VARIABLE]
     return environment
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """The record of a run, in the state folder."""
-
-    command: tuple[str, ...]
-    status: int
-    took_s: float
-    outcomes: tuple[Outcome, ...]
-    #: If it ran several commands.
-    stages: tuple[StageOutcome, ...] = ()
-
-
-def keep(folder: Path, kept: Kept) -> None:
-    """Write the record for `swapd runs`, or a message if that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_bytes(msgspec.json.encode(kept) + b"\n")
-    except (OSError, UnicodeEncodeError) as exc:
-        say_error(f"this run is not kept in {folder}: {exc}; $XDG_STATE_HOME names another place")

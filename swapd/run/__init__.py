@@ -11,7 +11,6 @@
 | `daemons.py` | daemons that a run joins or starts, and ends |
 | `child.py` | the command: it gets this process's signals, and `swapd run` waits for its end |
 | `settings.py` | the settings of a run |
-| `kept.py` | settings that proved good, by model, in one file of the state folder |
 | `needs.py` | whether a command names swapd's classes itself |
 | `measured.py` | a command under measurement, which ends a server |
 | `ready.py` | whether a server answers |

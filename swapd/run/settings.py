@@ -1,7 +1,8 @@
-"""The settings of `swapd run` for its daemons: given, kept, and compared."""
+"""The settings of `swapd run` for its daemons: given, read from a file, and compared."""
 
-import shlex
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -26,45 +27,47 @@ class Settings(msgspec.Struct, frozen=True):
     #: Settings of `swapd serve`, by name.
     others: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def options(self) -> str:
-        """The settings as options of `swapd run`."""
-        words = [word for device in self.devices for word in ("--device", device)]
-        words += ["--budget", _typed(self.budget)] if self.budget is not None else []
-        words += ["--device-memory", self.device_memory] if self.device_memory else []
-        words += [word for name, value in self.others for word in ("--set", f"{name}={value}")]
-        return shlex.join(words)
-
-    def over(self, kept: "Settings") -> "Settings":
-        """These settings, completed by the `kept` ones."""
-        return Settings(
-            self.devices or kept.devices,
-            kept.budget if self.budget is None else self.budget,
-            self.device_memory or kept.device_memory,
-            tuple({**dict(kept.others), **dict(self.others)}.items()),
-        )
-
     def value(self, name: str) -> str:
         """The value of a setting, for people."""
         if name == BUDGET:
             return "default" if self.budget is None else _typed(self.budget)
         return dict(self.others).get(name, "default")
 
+    def as_toml(self) -> str:
+        """The budget and the settings of `swapd serve`, as `from_file` and `swapd serve` read
+        them."""
+        budget = {} if self.budget is None else {BUDGET: _typed(self.budget)}
+        values = {**budget, **dict(self.others)}
+        return "".join(
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+        )
 
-def with_settings(settings: Settings, given: Iterable[str], option: str) -> Settings:
-    """The settings with changes, each like `chunk=64MiB`. Raises: ConfigError, with the option."""
+
+def from_file(path: Path) -> Settings:
+    """The settings in a TOML file. Raises: ConfigError, with the file and the setting."""
+    raw = config.read_toml(path)
+    found = config.parsed(raw, f"{path}: ")
+    for name in sorted(found.keys() & (_NOT_HERE - {BUDGET})):
+        raise ConfigError(f"{path}: {name}: swapd run chooses it; leave it out")
+    others = tuple((name, str(value)) for name, value in raw.items() if name != BUDGET)
+    budget = found.get(BUDGET)
+    return Settings(budget=None if budget is None else int(budget), others=others)
+
+
+def with_settings(settings: Settings, given: Iterable[str]) -> Settings:
+    """The settings with changes, each like `chunk=64MiB`. Raises: ConfigError."""
     budget, others = settings.budget, dict(settings.others)
     for text in given:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or name in _NOT_HERE - {BUDGET}:
             known = ", ".join(n for n in config.Config.__struct_fields__ if n not in _NOT_HERE)
-            raise ConfigError(f"{option} {text}: write NAME=VALUE, a NAME of {BUDGET}, {known}")
+            raise ConfigError(f"--set {text}: write NAME=VALUE, a NAME of {BUDGET}, {known}")
         if name == BUDGET:
             try:
                 budget = int(parse_size(value))
             except ValueError as exc:
-                raise ConfigError(f"{option} {text}: {exc}") from exc
+                raise ConfigError(f"--set {text}: {exc}") from exc
             continue
         config.load(None, {name: value}, {})  # raises the daemon's error before it starts
         others[name] = value

@@ -70,9 +70,6 @@ def test_a_command_finds_its_daemon_and_a_sum_is_told(home: Path) -> None:
     assert told.startswith("swapd: host: 3 swaps, 36 MiB in and 0 B out; ")
     assert told.endswith("at most 12 MiB of 16 MiB used")
     assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
-    listed = swapd("runs").stdout
-    assert "status 0" in listed
-    assert "3 swaps" in listed
 
 
 @pytest.mark.parametrize(
@@ -179,6 +176,50 @@ def test_on_a_terminal_a_line_says_what_is_in_and_is_gone_at_the_end() -> None:
 
 
 # --- planned -----------------------------------------------------------------------------
+
+
+def test_settings_in_a_file_are_those_of_the_daemon_and_options_go_first(tmp_path: Path) -> None:
+    (path := tmp_path / "better.toml").write_text(
+        'budget = "16MiB"\nchunk = "4MiB"\npatience = 9\n'
+    )
+    run = ("run", "-n", "--config", path)
+    daemon, _ = swapd(*run, "--", "true").stdout.splitlines()
+    for given in ("--budget 16777216 ", "--chunk 4MiB ", "--patience 9 "):
+        assert given in daemon
+    daemon, _ = swapd(
+        *run, "--budget", "8MiB", "--set", "patience=7", "--", "true"
+    ).stdout.splitlines()
+    for given in ("--budget 8388608 ", "--chunk 4MiB ", "--patience 7 "):
+        assert given in daemon
+    for text, said in (
+        ('chnk = "4MiB"', "chnk is not a setting; did you mean chunk?"),
+        ('budget = "x"', "budget: 'x' is not a size"),
+        ('runtime_dir = "x"', "runtime_dir: swapd run chooses it; leave it out"),
+    ):
+        path.write_text(text)
+        assert f"{path}: {said}" in swapd(*run, "--", "true", status=1).stderr
+    path.unlink()
+    assert f"{path}: No such file" in swapd(*run, "--", "true", status=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (["run", "--kept", "--", "true"], "--kept is now --config FILE"),
+        (
+            ["run", "--against", "chunk=4MiB", "--", "true"],
+            "--against is now --compare --set chunk=4MiB",
+        ),
+        (["runs"], "`swapd runs` is now `swapd run --list`"),
+        (["runs", "--forget", "m", "-n", "3"], "`swapd runs` is now `swapd run --list`"),
+    ],
+)
+def test_former_names_answer_with_the_new_ones(words: list[str], now: str) -> None:
+    assert now in swapd(*words, status=2).stderr
+
+
+def test_no_command_is_one_clear_line() -> None:
+    assert "give a command after --, or a file" in swapd("run", status=2).stderr
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:

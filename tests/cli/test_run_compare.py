@@ -1,4 +1,4 @@
-"""`swapd run --compare` runs both ways, reports both and their failures, keeps good settings."""
+"""`swapd run --compare` runs both ways, reports both and their failures, writes good settings."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,16 @@ def test_a_command_is_run_without_swapd_and_with_it_and_both_are_told(
     assert len(found["whole time"]) == 3, "two and a ratio"
     assert "MiB" in found["host memory, at most"][1]
     assert "medians of 2 rounds" in done.stdout
-    (path,) = (tmp_path / "swapd" / "runs").glob("*/compare.json")
+    (path,) = (tmp_path / "swapd" / "comparisons").glob("*.json")
     assert len(json.loads(path.read_bytes())["sides"][1]["rounds"]) == 2
-    listed = swapd("runs").stdout
-    assert "compared, status 0" in listed
+    listed = swapd("run", "--list").stdout
+    assert listed.startswith(f"{path.stem}  status 0  {either}\n")
     assert cells(listed)["whole time"] == found["whole time"]
+    path.write_text('{"version": 1, "command": [')
+    said = swapd("run", "--list")
+    assert (said.stdout, f"{path} cannot be read" in said.stderr) == ("", True)
+    path.unlink()
+    assert "nothing was compared yet" in swapd("run", "--list").stdout
 
 
 def test_a_side_that_fails_is_said_and_the_other_is_run_all_the_same(tmp_path: Path) -> None:
@@ -87,11 +93,14 @@ def test_a_side_that_fails_is_said_and_the_other_is_run_all_the_same(tmp_path: P
     found = cells(done.stdout)
     assert found["whole time"][0] == "failed"
     assert len(found["whole time"]) == 2
-    none = swapd(
-        "run", "--compare", "--set", "chunk=4MiB", "--budget", "2MiB", "--", "true", status=1
-    )
+    (path := tmp_path / "large.toml").write_text('chunk = "4MiB"\nbudget = "2MiB"\n')
+    none = swapd("run", "--compare", "--config", path, "--", "true", status=1)
     assert "with swapd: failed with status 1: no daemon was started: " in none.stderr
     assert cells(none.stdout)["whole time"][1] == "failed"
+    strange = ("sh", "-c", "exit 4", os.fsdecode(b"\xff"))
+    done = swapd("run", "--compare", "--budget", "8MiB", "--", *strange, status=4)
+    assert ".json: `swapd run --list` shows it" in done.stderr
+    assert "'exit 4' '\\udcff'\n" in swapd("run", "--list").stdout
     gone = swapd("run", "--compare", "--", "no-such-command", status=127).stderr
     assert gone.splitlines()[-1] == (
         "swapd: there is no command 'no-such-command': install it, or write its whole path"
@@ -103,7 +112,7 @@ def test_a_signal_ends_the_command_and_no_other_is_started(
     number: signal.Signals, home: Path
 ) -> None:
     waits = "trap 'exit 7' INT TERM; echo runs; while :; do sleep 0.1; done"
-    process = start("run", "--against", "budget=8MiB", "--", "sh", "-c", waits)
+    process = start("run", "--compare", "--set", "budget=8MiB", "--", "sh", "-c", waits)
     assert process.stdout is not None
     assert process.stdout.readline() == "runs\n"
     process.send_signal(number)
@@ -113,37 +122,27 @@ def test_a_signal_ends_the_command_and_no_other_is_started(
     assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
 
 
-# --- servers, and kept settings ----------------------------------------------------------
+# --- servers, and better settings --------------------------------------------------------
 
 
-def test_a_server_ends_with_its_load_and_its_settings_are_kept_for_its_model(
+def test_a_server_ends_with_its_load_and_the_better_settings_are_in_a_file(
     vllm: list[object], tmp_path: Path, folder: Path
 ) -> None:
-    model = vllm[2]
     load = f"test -S {folder / 's'}"
-    words = ("run", "--against", "budget=32MiB", "--until", load, "--budget", "16MiB")
+    words = ("run", "--compare", "--set", "budget=32MiB", "--until", load, "--budget", "16MiB")
     done = swapd(*words, "--", *vllm)
     found = cells(done.stdout)
     assert found[""] == ["budget=16MiB", "budget=32MiB", "ratio"]
     assert found["swaps"] == ["1", "1", "1"]
     assert len(found["the load"]) == len(found["until it was ready"]) == 3
-    assert f"swapd: kept for {model}: --budget " in done.stderr
-    path = tmp_path / "swapd" / "settings.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (kept,) = json.loads(path.read_bytes())["models"].values()
-    budget = kept["settings"]["budget"]
-    assert budget in (16 * MIB, 32 * MIB)
-    offered = swapd("run", "-n", "--", *vllm)
-    assert f"settings are kept for {model}: --budget {budget // MIB}MiB" in offered.stderr
-    assert f"--budget {budget} " not in offered.stdout
-    used = swapd("run", "-n", "--kept", "--", *vllm)
-    assert f"--budget {budget} " in used.stdout
-    assert f"as kept for {model}" in used.stderr
-    assert f"kept for {model}: --budget " in swapd("runs").stdout
-    assert "any more" in swapd("runs", "--forget", model).stdout
-    assert "no settings are kept" in swapd("runs", "--forget", model, status=1).stderr
-    assert "no settings are kept" in swapd("run", "--kept", "--", *vllm, status=1).stderr
-    assert swapd("run", "-n", "--", *vllm).stderr == ""
+    (path,) = (tmp_path / "swapd" / "comparisons").glob("*.toml")
+    assert f"swapd: {path}: the better settings (" in done.stderr
+    budget = tomllib.loads(path.read_text())["budget"]
+    assert budget in ("16MiB", "32MiB")
+    used = swapd("run", "-n", "--config", path, "--", *vllm)
+    assert f"--budget {int(budget[:2]) * MIB} " in used.stdout
+    assert used.stderr == ""
+    assert f"the better settings: {path}\n" in swapd("run", "--list").stdout
 
 
 def test_a_load_that_fails_fails_its_side_and_a_server_that_ends_early_does(
@@ -163,20 +162,6 @@ def test_a_server_can_be_ended_after_so_many_seconds(vllm: list[object]) -> None
     assert len(found["until it was ready"]) == 3
 
 
-def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
-    vllm: list[object], tmp_path: Path
-) -> None:
-    path = tmp_path / "swapd" / "settings.json"
-    path.parent.mkdir()
-    path.write_text('{"version": 1, "models": {')
-    done = swapd("run", "-n", "--", *vllm)
-    assert f"{path} is not a file of swapd" in done.stderr
-    assert "remove it" in done.stderr
-    assert "swapd serve --device host" in done.stdout
-    assert "remove it" in swapd("run", "-n", "--kept", "--", *vllm, status=1).stderr
-    assert "remove it" in swapd("runs", "--forget", vllm[2], status=1).stderr
-
-
 # --- refusals ----------------------------------------------------------------------------
 
 
@@ -189,12 +174,14 @@ def test_a_file_of_kept_settings_that_is_cut_off_is_said_and_stops_no_run(
         (("--compare", "--for", "soon", "--", "true"), "is not a time span"),
         (("--compare", "--until", "'", "--", "true"), "No closing quotation"),
         (("--compare", "--ready", "99999", "--for", "1", "--", "true"), "--ready 99999: write a"),
-        (("--against", "budget", "--", "true"), "--against budget: write NAME=VALUE"),
-        (("--against", "http=1:2", "--", "true"), "a NAME of budget, chunk"),
-        (("--against", "chunk=3MB3", "--", "true"), "'3MB3' is not a size"),
+        (("--compare", "--set", "budget", "--", "true"), "--set budget: write NAME=VALUE"),
+        (("--compare", "--set", "http=1:2", "--", "true"), "a NAME of budget, chunk"),
+        (("--compare", "--set", "chunk=3MB3", "--", "true"), "'3MB3' is not a size"),
         (("--set", "chnk=2MiB", "--", "true"), "did you mean chunk?"),
-        (("--budget", "8MiB", "--against", "budget=8MiB", "--", "true"), "have that already"),
-        (("--kept", "--", "true"), "this command names none"),
+        (
+            ("--compare", "--budget", "8MiB", "--set", "budget=8MiB", "--", "true"),
+            "have that already",
+        ),
         (
             ("--compare", "--for", "1", "--", "vllm", "serve", "m", "--worker-cls=swapd_client.x"),
             "swapd_client.x needs swapd",
@@ -213,7 +200,9 @@ def test_options_of_a_comparison_are_refused_without_one_and_a_dry_run_writes_no
 ) -> None:
     said = swapd("run", "--rounds", "2", "--", "true", status=2).stderr
     assert "are for --compare" in said
-    done = swapd("run", "-n", "--against", "chunk=4MiB", "--budget", "8MiB", "--", either)
+    done = swapd(
+        *("run", "-n", "--compare", "--set", "chunk=4MiB", "--budget", "8MiB", "--", either)
+    )
     lines = done.stdout.splitlines()
     assert [lines[0], lines[3]] == ["# chunk=default", "# chunk=4MiB"]
     assert "--chunk 4MiB" in lines[4]

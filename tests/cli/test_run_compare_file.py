@@ -45,20 +45,20 @@ def test_stages_are_run_without_swapd_and_with_it_until_one_ends_all(
     assert found["copied in"] == ["36 MiB"]
     assert len(found["whole time"]) == len(found["the load"]) == 3, "two and a ratio"
     assert "MiB" in found["host memory, at most"][1]
-    (path,) = (tmp_path / "swapd" / "runs").glob("*/compare.json")
+    (path,) = (tmp_path / "swapd" / "comparisons").glob("*.json")
     assert json.loads(path.read_bytes())["command"] == ["swapd", "run", str(both)]
-    listed = swapd("runs").stdout
-    assert "compared, status 0" in listed
+    listed = swapd("run", "--list").stdout
+    assert listed.startswith(f"{path.stem}  status 0  swapd run {both}\n")
     assert cells(listed)["whole time"] == found["whole time"]
 
 
 def test_two_settings_of_its_daemon_are_compared_and_the_others_stay(both: Path) -> None:
     both.write_text(both.read_text().replace("[stages", "patience = 9\n[stages", 1))
-    done = swapd("run", "--against", "budget=32MiB", both)
+    done = swapd("run", "--compare", "--set", "budget=32MiB", both)
     found = cells(done.stdout)
     assert found[""] == ["budget=16MiB", "budget=32MiB", "ratio"]
     assert found["swaps"] == ["3", "2", "0.667"]
-    shown = swapd("run", "-n", "--against", "budget=32MiB", both).stdout.splitlines()
+    shown = swapd("run", "-n", "--compare", "--set", "budget=32MiB", both).stdout.splitlines()
     assert [line for line in shown if line.startswith("# ")] == ["# budget=16MiB", "# budget=32MiB"]
     serves = [line for line in shown if line.startswith("swapd serve")]
     assert ["--budget 16777216" in serves[0], "--budget 33554432" in serves[1]] == [True, True]
@@ -101,10 +101,10 @@ OVERLAY = stage("a", ["./vllm-omni", "serve", "m", "--deploy-config", "o.yaml"])
         (["--compare"], OURS + LOAD, "--worker-cls swapd_client.x needs swapd, so it cannot run"),
         (["--compare"], OVERLAY + LOAD, "--deploy-config o.yaml needs swapd, so it cannot run"),
         (["--compare", "--until", "true"], LOAD, "--until is for a single command: write a stage"),
-        (["--compare", "--set", "chunk=4MiB"], LOAD, "--set is for a single command: write it"),
-        (["--kept"], LOAD, "--kept is for a single command: settings are stored for a model"),
-        (["--against", "budget=16MiB"], LOAD, "run.toml has that already"),
-        (["--against", "bugdet=16MiB"], LOAD, "did you mean budget?"),
+        (["--set", "chunk=4MiB"], LOAD, "--set is for a single command: write it"),
+        (["--config", "x.toml"], LOAD, "--config is for a single command: write it into [daemon]"),
+        (["--compare", "--set", "budget=16MiB"], LOAD, "run.toml has that already"),
+        (["--compare", "--set", "bugdet=16MiB"], LOAD, "did you mean budget?"),
     ],
 )
 def test_stages_that_cannot_be_compared_are_refused_before_anything_runs(

@@ -122,9 +122,6 @@ def test_stages_share_a_daemon_and_are_told_apart_in_what_is_told_of_them(
     assert talker.startswith("swapd: thinker: 1 swaps, 12 MiB in and 0 B out; ")
     assert talker.endswith("; status 7")
     assert "ended with status 7 after" in last
-    listed = swapd("runs").stdout
-    assert "run.toml" in listed
-    assert thinker.removeprefix("swapd: ") in listed
     assert "no swapd at" in swapd("status", "-e", home, status=1).stderr
 
 
