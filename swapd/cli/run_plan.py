@@ -55,7 +55,7 @@ def deploy_of(command: Command) -> Deploy | None:
         return None
     try:
         file = plans.deploy_file_of(command)
-        return deploy.read(file.path, package=file.package)
+        return deploy.read(file.path, installed=file.installed)
     except PlanError:
         return None  # vllm-omni says so
 
@@ -124,11 +124,11 @@ def omni_server(
         errors.print(plain(f"swapd: the deploy file is {file.path}: {file.why}"), soft_wrap=True)
     usable = devices or budgets.devices()
     numbers = [number for one in usable if (number := gpus.number_of(one)) is not None]
-    own, moved = plans.with_workers(file.path, file.package, numbers)
+    own, moved = plans.with_workers(file.path, file.installed, numbers)
     for each in moved:
         errors.print(plain(f"swapd: {each}"), soft_wrap=True)
     path = file.path if own is None else overlay
-    found = deploy.read(path, own, file.package)
+    found = deploy.read(path, own, file.installed)
     plans.check_placed(file.path, found.stages, devices)
     return OmniServer(command, model, found, overlay)
 

@@ -1,7 +1,7 @@
 """Reads the memory settings of vLLM-Omni's deploy files: stages, their GPUs, their sizes.
 
 It follows vLLM-Omni's rules: `base_config` first, stages merged by `stage_id`, then the settings
-for CUDA. It imports neither vLLM nor vLLM-Omni, but looks for base files in an installed one.
+for CUDA. Base files, and names that a file leaves out, are those of an installed vLLM-Omni.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from swapd.plan import pipelines
+from swapd.plan import omni
 from swapd.plan.advise import PlanError
-from swapd.plan.pipelines import Kind
+from swapd.plan.omni import Kind, VllmOmni
 from swapd.shared.documents import BadDocument, read_yaml
 from swapd.shared.text import problem_with_text
 from swapd_client.errors import InvalidSettings
@@ -82,6 +82,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool
 
     @property
+    def is_named(self) -> bool:
+        """Whether the file names its component."""
+        return bool(options_of(self.additional, "").component)
+
+    @property
     def has_components(self) -> bool:
         """Whether it names swapd's worker, or options for one."""
         return self.ours or KEY in self.additional
@@ -97,24 +102,30 @@ class Deploy(msgspec.Struct, frozen=True):
     whole: dict[str, Any]
 
 
-def read(path: Path, own: dict[str, Any] | None = None, package: Path | None = None) -> Deploy:
+def read(
+    path: Path, own: dict[str, Any] | None = None, installed: VllmOmni | None = None
+) -> Deploy:
     """The stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError.
 
-    `own`: the keys of a file that does not exist yet. `package`: the vLLM-Omni with base files and
-    pipelines, if it is not that of this Python.
+    `own`: the keys of a file that does not exist yet. `installed`: the vLLM-Omni with base files
+    and pipelines, if it is not that of this Python. Blocks for half a minute if it has to be asked
+    for the name or kind of a stage.
     """
+    installed = installed or omni.of_this_python()
     own = _loaded(path) if own is None else own
     if "base_config" in own:
-        own = {**own, "base_config": str(_base(path, own["base_config"], package))}
-    files = _with_bases(path, own, package)
+        own = {**own, "base_config": str(_base(path, own["base_config"], installed))}
+    files = _with_bases(path, own, installed)
     whole = reduce(_over, reversed(files.values()))
     merged = _for_cuda(whole)
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
         old = "; only older versions read stage_args" if "stage_args" in merged else ""
         raise BadDeploy(f"{path} lists no stages, under stages{old}")
-    known = pipelines.stages_of(merged.get("pipeline"), [p.name for p in files], package)
-    stages = tuple(_stage(path, entry, merged, known.get(entry["stage_id"])) for entry in listed)
+    stages = tuple(_stage(path, entry, merged, None) for entry in listed)
+    if installed is not None and not all(one.ours and one.is_named for one in stages):
+        known = installed.stages_of(merged.get("pipeline"), [p.name for p in files])
+        stages = tuple(_stage(path, each, merged, known.get(each["stage_id"])) for each in listed)
     ids = [s.id for s in stages]
     if len(set(ids)) < len(ids):
         raise BadDeploy(f"{path}: several stages have one stage_id; they are {ids}")
@@ -220,28 +231,29 @@ def _keyed(where: str, found: dict[Any, Any]) -> dict[str, Any]:
     return found
 
 
-def _base(path: Path, named: object, package: Path | None) -> Path:
+def _base(path: Path, named: object, installed: VllmOmni | None) -> Path:
     """The base file of `path`: beside it, else in an installed vLLM-Omni."""
     beside = path.parent / str(named)
     if beside.is_file():
         return beside.resolve()
-    package = (package or pipelines.folder()) if PurePath(str(named)).name == named else None
-    if package is not None and (shipped := package / "deploy" / str(named)).is_file():
-        return shipped.resolve()
-    installed = "the installed vllm_omni has none of that name"
-    also = installed if package else "no vllm_omni is installed"
-    raise BadDeploy(f"{path}: its base_config {named} is not beside it, and {also}")
+    absent = "no vllm_omni is installed"
+    if installed is not None:
+        shipped = installed.folder / "deploy" / str(named)
+        if PurePath(str(named)).name == named and shipped.is_file():
+            return shipped.resolve()
+        absent = "the installed vllm_omni has none of that name"
+    raise BadDeploy(f"{path}: its base_config {named} is not beside it, and {absent}")
 
 
 def _with_bases(
-    path: Path, own: dict[str, Any], package: Path | None
+    path: Path, own: dict[str, Any], installed: VllmOmni | None
 ) -> dict[Path, dict[str, Any]]:
     """The keys of the file, of its base file, and so on."""
     files, seen = {path: own}, {path.resolve()}
     while "base_config" in own:
         if len(files) > _BASES_MAX:
             raise BadDeploy(f"{path}: more than {_BASES_MAX} files are based on each other")
-        found = _base(path, own["base_config"], package)
+        found = _base(path, own["base_config"], installed)
         if found in seen:
             raise BadDeploy(f"{path}: its base_config {found} is based on it in turn")
         path, own = found, _loaded(found)

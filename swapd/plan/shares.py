@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from swapd.plan import kv, rounds
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit, in_chunks
-from swapd.plan.pipelines import Kind
+from swapd.plan.omni import Kind
 from swapd.plan.rounds import Turn
 from swapd.shared.units import size
 

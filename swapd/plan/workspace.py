@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swapd.plan import kv
-from swapd.plan.pipelines import Kind
+from swapd.plan.omni import Kind
 
 _GIB = 1 << 30
 

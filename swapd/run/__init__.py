@@ -4,7 +4,6 @@
 | --- | --- |
 | `commands.py` | kinds of command lines, and options for swapd; pure |
 | `plans.py` | the plan of a run: daemons, files, the final command |
-| `interpreter.py` | the command's Python, which finds its packages |
 | `models.py` | the folder of a server's model |
 | `gpus.py` | GPUs that a command may use, and the GPU behind each number |
 | `budgets.py` | the budget of each device's daemon |

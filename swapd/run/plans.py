@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from swapd.plan import deploy, lookup
+from swapd.plan import deploy, omni
 from swapd.plan.advise import PlanError
-from swapd.run import budgets, gpus, interpreter, models
+from swapd.plan.omni import VllmOmni
+from swapd.run import budgets, gpus, models
 from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option, shards_of
 from swapd.run.daemons import Wanted
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
@@ -15,7 +16,6 @@ from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 #: swapd's worker of plain vLLM.
 GPU_WORKER = "swapd_client.vllm.worker.Worker"
 CPU_WORKER = "swapd_client.vllm.cpu.CPUWorker"
-_PACKAGE = "vllm_omni"
 
 
 class RunPlan(NamedTuple):
@@ -88,14 +88,14 @@ def with_worker(command: Command, wanted: Sequence[Wanted]) -> Command:
 
 
 def with_workers(
-    path: Path, package: Path | None, usable: Sequence[int]
+    path: Path, installed: VllmOmni | None, usable: Sequence[int]
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs;
     None if a stage already uses one. And its other changes, for people.
 
-    `package`: the vLLM-Omni of the command. `usable`: GPUs to use; empty if unknown.
+    `installed`: the vLLM-Omni of the command. `usable`: GPUs to use; empty if unknown.
     """
-    found = deploy.read(path, package=package)
+    found = deploy.read(path, installed=installed)
     if any(stage.ours for stage in found.stages):
         return None, []
     stages, moved = [], []
@@ -116,8 +116,8 @@ class DeployFile(NamedTuple):
     """The deploy file of a vllm-omni command."""
 
     path: Path
-    #: The folder of the vLLM-Omni that runs it; None if that is unknown, and not needed.
-    package: Path | None
+    #: The vLLM-Omni that runs it; None if that is unknown, and not needed.
+    installed: VllmOmni | None
     #: How it was found, for people; empty if the command names it.
     why: str = ""
 
@@ -128,17 +128,17 @@ def deploy_file_of(command: Command) -> DeployFile:
     Blocks while it asks the command's Python. Raises: PlanError.
     """
     named = option(command.words, DEPLOY_CONFIG)
+    if named is None:
+        assert command.model is not None
+        asked_of = [str(models.folder_of(command)), command.model]
+        installed = omni.of_command(command.words, asked_of)
+        path, why = installed.deploy_file()
+        return DeployFile(path, installed, why)
+    path = Path(named)
     try:
-        package = interpreter.folder_of(_PACKAGE, command.words)
-    except PlanError as exc:
-        if named is None:
-            raise PlanError(f"{exc}. Name a deploy file: {DEPLOY_CONFIG} FILE") from exc
-        return DeployFile(Path(named), None)
-    if named is not None:
-        shipped = package / "deploy" / named
-        path = Path(named)
-        is_shipped = not path.exists() and path.name == named and shipped.is_file()
-        return DeployFile(shipped if is_shipped else path, package)
-    assert command.model is not None
-    found = lookup.deploy_file(package, models.folder_of(command), PurePath(command.model).name)
-    return DeployFile(found.path, package, found.why)
+        installed = omni.of_command(command.words)
+    except PlanError:
+        return DeployFile(path, None)
+    shipped = installed.folder / "deploy" / named
+    is_shipped = not path.exists() and path.name == named and shipped.is_file()
+    return DeployFile(shipped if is_shipped else path, installed)

@@ -301,6 +301,11 @@ def environment_with(endpoint: str) -> dict[str, str]:
     return {**os.environ, ENDPOINT_VARIABLE: endpoint}  # noqa: TID251
 
 
+def environment_offline() -> dict[str, str]:
+    """The environment of a program that downloads no model from Hugging Face."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1"}  # noqa: TID251
+
+
 def watchdog_s() -> float | None:
     """systemd's watchdog period for this process; None without a watchdog."""
     meant = os.environ.get("WATCHDOG_PID")  # noqa: TID251

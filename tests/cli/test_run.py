@@ -288,7 +288,7 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     said = swapd("run", "-n", "--device-memory", "40GiB", "--", *words, status=1).stderr
     assert "GiB" in said
     assert not (tmp_path / "swapd").exists(), "a dry run has written something"
-    found = _omni_of(tmp_path / "site", base)
+    found = omni.installed(tmp_path / "site", base)
     done = swapd("run", "-n", "--device-memory", "80GiB", "--", found, *words[1:4])
     assert done.stderr == (
         f"swapd: the deploy file is {tmp_path}/site/vllm_omni/deploy/qwen3.yaml: model_type "
@@ -302,39 +302,12 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     assert "cuda:5" not in done.stdout
     (model / "config.json").write_text('{"model_type": "nobodys"}')
     said = swapd("run", "-n", "--", found, *words[1:4], status=1).stderr
-    assert "no pipeline is for model_type nobodys. Name one: --deploy-config FILE" in said
+    assert "no pipeline is for model_type nobodys. Name a deploy file: --deploy-config F" in said
     said = swapd("run", "-n", "--", found, "serve", "org/model", "--omni", status=1).stderr
     assert "org/model is neither a folder nor in the cache of Hugging Face at " in said
     assert "get it by `hf download org/model`" in said
     said = swapd("run", "-n", "--", *words[:4], status=1).stderr
     assert "Name a deploy file: --deploy-config FILE" in said
-
-
-def _omni_of(site: Path, base: Path) -> Path:
-    """A command with a vLLM-Omni of its own, whose deploy file for Qwen3-Omni is `base`."""
-    package = site / "vllm_omni"
-    for name, text in (
-        ("__init__.py", "raise AssertionError"),
-        ("deploy/qwen3.yaml", base.read_text()),
-        (
-            "config/pipeline_registry.py",
-            "from vllm_omni.qwen3 import Q\nOMNI_PIPELINES = {'qwen3_omni_moe': Q}",
-        ),
-        (
-            "qwen3.py",
-            "Q = PipelineConfig(model_type='qwen3_omni_moe', "
-            "default_deploy_config_name='qwen3.yaml')",
-        ),
-    ):
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text)
-    (python := site / "python").write_text(
-        f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n'
-    )
-    (command := site / "vllm-omni").write_text(f"#!{python}\n")
-    for made in (python, command):
-        made.chmod(0o755)
-    return command
 
 
 @pytest.mark.parametrize(

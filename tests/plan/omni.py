@@ -8,6 +8,7 @@ configurations, in bfloat16, and for Qwen2.5-Omni's token2wav in float32, as it 
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,74 @@ def write(folder: Path, config: dict[str, Any], sizes: dict[str, int]) -> Path:
 def qwen3(folder: Path) -> Path:
     """A folder like Qwen3-Omni's."""
     return write(folder, QWEN3, QWEN3_BYTES)
+
+
+_FACTORY = """
+import json
+import sys
+from pathlib import Path
+from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+
+print("vLLM-Omni logs to stdout")
+
+class StageConfigFactory:
+    @staticmethod
+    def try_infer_model_type(model, trust_remote_code):
+        path = Path(model, "config.json")
+        return json.loads(path.read_text()).get("model_type") if path.exists() else None
+
+    @classmethod
+    def get_pipeline_config(cls, model, trust_remote_code):
+        entry = OMNI_PIPELINES.get(cls.try_infer_model_type(model, trust_remote_code))
+        return entry(None) if callable(entry) else entry
+"""
+_REGISTRY = """
+from enum import Enum
+from types import SimpleNamespace as Config
+
+class Kind(Enum):
+    AR, GENERATION, DIFFUSION = "llm_ar", "llm_generation", "diffusion"
+
+def stages(*named):
+    return [
+        Config(stage_id=number, model_stage=name, execution_type=kind)
+        for number, (name, kind) in enumerate(named)
+    ]
+
+QWEN3 = Config(
+    model_type="qwen3_omni_moe", default_deploy_config_name="qwen3.yaml",
+    stages=stages(("thinker", Kind.AR), ("talker", Kind.AR)),
+)
+TINY = Config(
+    model_type="tiny", default_deploy_config_name="tiny.yaml",
+    stages=stages(("thinker", Kind.AR), ("code2wav", Kind.GENERATION), ("dit", Kind.DIFFUSION)),
+)
+BARE = Config(
+    model_type="bare", default_deploy_config_name=None, stages=stages(("painter", Kind.DIFFUSION))
+)
+OMNI_PIPELINES = {"qwen3_omni_moe": lambda config: QWEN3, "tiny": TINY, "bare": BARE}
+"""
+
+
+def installed(site: Path, qwen3: Path, *, works: bool = True) -> Path:
+    """A command whose Python has a vLLM-Omni in `site`, with `qwen3` as a deploy file.
+
+    It imports only if it `works`.
+    """
+    package = site / "vllm_omni"
+    for name, text in (
+        ("__init__.py", "" if works else "raise OSError('no libcuda')"),
+        ("config/__init__.py", ""),
+        ("config/config_factory.py", _FACTORY),
+        ("config/pipeline_registry.py", _REGISTRY),
+        ("deploy/qwen3.yaml", qwen3.read_text()),
+    ):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    (python := site / "python").write_text(
+        f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n'
+    )
+    (command := site / "vllm-omni").write_text(f"#!{python}\n")
+    for made in (python, command):
+        made.chmod(0o755)
+    return command

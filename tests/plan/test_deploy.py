@@ -1,6 +1,7 @@
 """A plan reads a deploy file as vLLM-Omni does, and names every setting that makes no sense."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 
 from swapd.plan import deploy
 from swapd.plan.deploy import BadDeploy, Stage
+from tests.plan import omni
 
 AR = "swapd_client.vllm.omni.ARWorker"
 BASE = """
@@ -70,13 +72,13 @@ stages:
 def test_a_base_is_found_in_an_installed_vllm_omni(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = tmp_path / "site" / "vllm_omni"
-    (shipped / "deploy").mkdir(parents=True)
-    write(shipped, "raise AssertionError('imported')", "__init__.py")
-    base = write(shipped / "deploy", BASE, "shipped.yaml")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = deploy.read(write(tmp_path, "base_config: shipped.yaml\nasync_chunk: false\n"))
+    omni.installed(tmp_path / "site", write(tmp_path, BASE, "base.yaml"))
+    base = tmp_path / "site" / "vllm_omni" / "deploy" / "qwen3.yaml"
+    for change in (monkeypatch.syspath_prepend, partial(monkeypatch.setenv, "PYTHONPATH")):
+        change(str(tmp_path / "site"))
+    found = deploy.read(write(tmp_path, "base_config: qwen3.yaml\nasync_chunk: false\n"))
     assert "vllm_omni" not in sys.modules
+    assert [s.name for s in found.stages] == ["thinker", "talker"]
     assert found.own["base_config"] == str(base)
     assert [s.id for s in found.stages] == [0, 1]
     assert not found.async_chunk

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
 from swapd.plan.kv import Cache
-from swapd.plan.pipelines import Kind
+from swapd.plan.omni import Kind
 from swapd.plan.shares import (
     TURNS_CACHE,
     Claim,

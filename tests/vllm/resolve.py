@@ -42,15 +42,3 @@ def _said(pipeline: str, path: str) -> list[dict[str, Any]] | str:
 def resolve(files: Sequence[tuple[str, str]]) -> Any:
     """For each pipeline and file, the stages' engine arguments, or the error."""
     return json.loads(json.dumps([_said(*one) for one in files], default=str))
-
-
-def default_files() -> dict[str, str | None]:
-    """The default deploy file of each registered model type."""
-    from transformers import CONFIG_MAPPING
-    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
-
-    pipelines = {
-        key: entry(CONFIG_MAPPING[key]()) if callable(entry) else entry
-        for key, entry in OMNI_PIPELINES.items()
-    }
-    return {key: pipeline.default_deploy_config_name for key, pipeline in pipelines.items()}

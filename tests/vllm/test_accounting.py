@@ -2,7 +2,7 @@
 
 import msgspec
 
-from swapd.plan.pipelines import Kind
+from swapd.plan.omni import Kind
 from swapd.plan.shares import Claim, GpuPlan, Part, divide, utilization
 from tests.vllm.engines import Nursery
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.plan import deploy, lookup, pipelines
+from swapd.plan import deploy
+from swapd.plan import omni as asked
 from swapd_client.vllm.options import options_of
 from tests.plan import omni
 from tests.vllm.engines import Nursery
@@ -88,11 +89,17 @@ def test_the_plan_reads_what_the_loader_reads(resolved: dict[str, Any]) -> None:
             assert stage.graphs == (not arguments["enforce_eager"])
 
 
-def test_the_plan_calls_stages_what_their_pipelines_call_them(resolved: dict[str, Any]) -> None:
+def test_the_plan_calls_stages_what_their_pipelines_call_them(
+    resolved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in environment().items():
+        monkeypatch.setenv(variable, value)
+    installed = asked.of_this_python()
+    assert installed is not None
     for pipeline, name in OVERLAYS.items():
         mine = yaml.safe_load((ROOT / "deploy" / "vllm-omni" / name).read_text())
         bases = [name, mine["base_config"]]
-        known = pipelines.stages_of(mine.get("pipeline"), bases)
+        known = installed.stages_of(mine.get("pipeline"), bases)
         said = {number: called for number, (called, _) in known.items()}
         assert said == {a["stage_id"]: a["model_stage"] for a in resolved[pipeline]}
         workers = [a.get("worker_cls") or a["worker_extension_cls"] for a in resolved[pipeline]]
@@ -104,17 +111,6 @@ def test_settings_in_the_stage_itself_are_refused_by_the_loader(
     key: str, resolved: dict[str, Any]
 ) -> None:
     assert f"no structured config owner: {key}" in resolved[key]
-
-
-def test_each_model_has_the_deploy_file_that_the_loader_takes_for_it(nursery: Nursery) -> None:
-    package = pipelines.folder()
-    assert package is not None
-    mine = {
-        key: {pipeline.name: pipeline.deploy for pipeline in entry.pipelines}
-        for key, entry in lookup.registered(package).items()
-    }
-    theirs = nursery.call("tests.vllm.resolve:default_files")
-    assert {key: of.get(key, next(iter(of.values()))) for key, of in mine.items()} == theirs
 
 
 def test_a_model_alone_is_enough_for_a_run_and_the_loader_reads_what_it_writes(
