@@ -7,7 +7,7 @@ repeat themselves without end. May not live here: the meaning of the files.
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,70 +76,40 @@ def read_yaml(path: Path) -> object:
     """The value of a YAML file. Needs PyYAML. Raises: OSError, BadDocument, ModuleNotFoundError."""
     import yaml
 
-    loader = None
+    text = read(path)
     try:
-        loader = yaml.SafeLoader(read(path))
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _Weighing().of(node)
-        return _constructed(loader.construct_document, node)
+        _check_nodes(yaml.compose(text, yaml.SafeLoader))
+        return yaml.safe_load(text)
+    except BadDocument:
+        raise
     except RecursionError as exc:
         raise BadDocument(_TOO_DEEP) from exc
     except yaml.YAMLError as exc:
         raise BadDocument(" ".join(str(exc).split())) from exc
-    finally:
-        if loader is not None:
-            loader.dispose()
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as exc:
+        raise BadDocument(f"a value does not match its tag ({exc})") from exc
 
 
 _TOO_DEEP = f"it is nested deeper than {DEPTH_MAX}"
 
 
-def _constructed(construct: Callable[[Any], object], node: object) -> object:
-    try:
-        return construct(node)
-    except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as exc:
-        raise BadDocument(f"a value does not match its tag ({exc})") from exc
-
-
-class _Weighing:
-    """Measures a YAML document with its aliases written out."""
-
-    def __init__(self) -> None:
-        #: The values in each node and the levels below it, by the node's identity.
-        self._known: dict[int, tuple[int, int]] = {}
-        self._above: set[int] = set()
-
-    def of(self, node: Any) -> tuple[int, int]:
-        """Values and levels. Raises: BadDocument if there are too many."""
-        if id(node) in self._above:
-            raise BadDocument("a value of it contains itself")
-        if id(node) not in self._known:
-            self._above.add(id(node))
-            self._known[id(node)] = self._measured(node)
-            self._above.discard(id(node))
-        values, levels = self._known[id(node)]
-        if len(self._above) + levels > DEPTH_MAX:
+def _check_nodes(root: Any) -> None:
+    """Check a YAML document with its aliases written out, before it is constructed."""
+    ahead, values = [(root, 1)], 0
+    while ahead:
+        node, depth = ahead.pop()
+        values += 1
+        if depth > DEPTH_MAX:
             raise BadDocument(_TOO_DEEP)
         if values > VALUES_MAX:
             raise BadDocument(f"it has more than {VALUES_MAX} values, with its aliases written out")
-        return values, levels
-
-    def _measured(self, node: Any) -> tuple[int, int]:
-        if len(self._above) > DEPTH_MAX:
-            raise BadDocument(_TOO_DEEP)
-        if isinstance(node.value, str):
-            if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _DIGITS_MAX:
-                raise BadDocument(f"a number of it has {len(node.value)} digits")
-            return 1, 1
-        inner = [self.of(each) for one in node.value for each in _nodes(one)]
-        return 1 + sum(values for values, _ in inner), 1 + max((n for _, n in inner), default=0)
-
-
-def _nodes(entry: Any) -> tuple[Any, ...]:
-    """The nodes of an entry: one in a sequence, two in a mapping."""
-    return entry if isinstance(entry, tuple) else (entry,)
+        value = getattr(node, "value", "")
+        if isinstance(value, str):
+            if len(value) > _DIGITS_MAX and node.tag == "tag:yaml.org,2002:int":
+                raise BadDocument(f"a number of it has {len(value)} digits")
+        else:  # a sequence of nodes, or of pairs of them
+            pairs = [one if isinstance(one, tuple) else (one,) for one in value]
+            ahead += [(inner, depth + 1) for pair in pairs for inner in pair]
 
 
 def _check_depth(found: object) -> None:
