@@ -1,38 +1,65 @@
 """`swapd run`: a command, with the daemons that it needs."""
 
+import glob
+import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from swapd.cli.common import errors, say_error
-from swapd.cli.run_compare import Asked, list_all
-from swapd.cli.run_compare import compare as compared
-from swapd.cli.run_compare_file import OfFile, compare_file
-from swapd.cli.run_file import SUFFIX, files, read_file, run_file
-from swapd.cli.run_plan import planned, printed, write
-from swapd.cli.run_told import environment_on, outcome_of, watched
-from swapd.run import child
+from swapd.cli.comparisons import list_all
+from swapd.cli.run_compare import Options
+from swapd.cli.run_compare import compare as compare_both
+from swapd.cli.run_plan import RunPlan, planned
+from swapd.cli.run_stages import environment_on, records_of, run_stages, say_serving, watched
+from swapd.run import child, file, outcome, settings
 from swapd.run.child import CannotRun
-from swapd.run.commands import command_of
-from swapd.run.daemons import serving
-from swapd.run.plans import RunPlan
-from swapd.run.settings import Settings, from_file, with_settings
+from swapd.run.daemons import Serving, serving
+from swapd.run.file import COMMAND
+from swapd.run.settings import DaemonTable
 from swapd.shared import config
+from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
-from swapd.shared.units import parse_size, size
+from swapd.shared.units import parse_size, seconds
+
+#: Suffix of a file of stages.
+_SUFFIX = ".toml"
+#: What to write into such a file instead of an option.
+_IN_DAEMON = "write it into [daemon] of the file"
+_IN_STAGE = "write a stage that uses the others, with ends_all = true, whose end is that of all"
+_INSTEAD = {
+    "--device": _IN_DAEMON,
+    "--budget": _IN_DAEMON,
+    "--config": _IN_DAEMON,
+    "--set": _IN_DAEMON,
+    "--until": _IN_STAGE,
+    "--for": _IN_STAGE,
+    "--ready": _IN_STAGE,
+}
+
+
+def _files(context: typer.Context, incomplete: str) -> list[str]:
+    """For completion: files of stages, as the first word; a command completes its own words."""
+    if context.params.get("words"):
+        return []
+    found = (Path(name) for name in glob.glob(f"{glob.escape(incomplete)}*"))
+    return sorted(
+        f"{one}/" if one.is_dir() else str(one)
+        for one in found
+        if one.is_dir() or one.suffix == _SUFFIX
+    )
+
 
 Words = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND... | FILE.toml",
         help="The command, or a file of commands",
-        autocompletion=files,
+        autocompletion=_files,
         show_default=False,
     ),
 ]
@@ -135,37 +162,31 @@ def run(
     if not words:
         raise typer.BadParameter("give a command after --, or a file of commands")
     folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
-    if words[0].endswith(SUFFIX):
+    if words[0].endswith(_SUFFIX):
         given = {"--device": device, "--budget": budget, "--config": config_file}
         given |= {"--until": until, "--for": span, "--ready": ready}
-        found_file = read_file(words, given if compare else {**given, "--set": setting})
-        if compare:
-            asked_of_file = OfFile(setting, rounds, device_memory)
-            sys.exit(compare_file(found_file, folder, asked_of_file, dry_run=dry_run))
-        if rounds > 1:
-            raise typer.BadParameter("--rounds is for --compare")
-        sys.exit(run_file(found_file, folder, device_memory, dry_run=dry_run))
-    command = command_of(words)
-    settings = from_file(config_file) if config_file else Settings()
-    settings = msgspec.structs.replace(
-        settings,
-        devices=tuple(device),
-        budget=settings.budget if budget is None else _size("--budget", budget),
-        device_memory=device_memory,
-    )
-    if compare:
-        asked = Asked(setting, rounds, until, span, ready)
-        with _status_of_shell():
-            sys.exit(compared(command, folder, settings, asked, dry_run=dry_run))
-    if rounds > 1 or until or span or ready:
+        found = _read(words, given if compare else {**given, "--set": setting})
+    else:
+        daemon = settings.read(config_file) if config_file else DaemonTable()
+        daemon = daemon if budget is None else daemon._replace(budget=_size(budget))
+        daemon = daemon if compare else daemon.changed(setting)
+        tables = [daemon._replace(device=one) for one in device] or [daemon]
+        found = file.of_command(words, tables)
+    if not compare and (rounds > 1 or until or span or ready):
         raise typer.BadParameter("--rounds, --until, --for and --ready are for --compare: add it")
-    found = planned(command, folder, with_settings(settings, setting))
-    if dry_run:
-        printed(found)
-        return
-    write(found.files)
-    with _status_of_shell():
-        sys.exit(_run(found, folder))
+    try:
+        if compare:
+            options = Options(setting, rounds, until, span, ready)
+            sys.exit(compare_both(found, folder, options, device_memory, dry_run=dry_run))
+        plan = planned(found, folder, device_memory)
+        if dry_run:
+            plan.show()
+            return
+        plan.write()
+        sys.exit(_run(plan, folder))
+    except CannotRun as exc:
+        say_error(str(exc))
+        sys.exit(exc.status)
 
 
 def runs(words: Annotated[list[str], typer.Argument(hidden=True)] = []) -> None:  # noqa: B006
@@ -183,41 +204,52 @@ def _check_names(against: list[str], *, kept: bool) -> None:
         )
 
 
-@contextmanager
-def _status_of_shell() -> Iterator[None]:
-    """Exit with the shell's status for a command that cannot run."""
+def _size(text: str) -> int:
     try:
-        yield
-    except CannotRun as exc:
-        say_error(str(exc))
-        sys.exit(exc.status)
-
-
-def _size(option: str, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_size(text)
+        return int(parse_size(text))
     except ValueError as exc:
-        raise typer.BadParameter(f"{option}: {exc}") from None
+        raise typer.BadParameter(f"--budget: {exc}") from None
+
+
+def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:
+    """The file of stages that the words name. `given`: options, by name, which are an error.
+
+    Raises: ConfigError.
+    """
+    path = Path(words[0])
+    if len(words) > 1:
+        raise ConfigError(f"{path}: no word may follow a file of stages: {shlex.join(words[1:])}")
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"{path}: {option} is for a single command: {_INSTEAD[option]}")
+    return file.read(path)
 
 
 # --- run ---------------------------------------------------------------------------------
 
 
-def _run(found: RunPlan, folder: Path) -> int:
-    """Run it; return its exit status."""
-    with serving(found.daemons, folder) as daemons:
-        for one in daemons:
-            errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
-            if one.process is None and one.wanted.others:
-                say_error(
-                    "it keeps its own settings: --set is for daemons of this run; end it with "
-                    f"`swapd stop --endpoint {one.folder}` to have one with these"
-                )
+def _run(plan: RunPlan, folder: Path) -> int:
+    """Run it; return its exit status. Raises: CannotRun."""
+    with serving(plan.daemons, folder) as daemons:
+        say_serving(daemons)
         since = time.time()  # noqa: TID251 - of records
-        with watched(daemons) as watch:
-            environment = {**environment_on(daemons), **found.environment}
-            status = child.run(found.command.words, environment, watch)
-        outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
-    for told in outcomes:
-        errors.print(plain(f"swapd: {told}"), soft_wrap=True)
+        if plan.file.path is None:
+            status, runner = _run_command(plan.file.stages[COMMAND], daemons), None
+        else:
+            status, runner = run_stages(plan.file, daemons, folder)
+        took = time.time() - since  # noqa: TID251
+        logs = [records for one in daemons if (records := records_of(one)) is not None]
+    states = {} if runner is None else runner.stages.states
+    of_devices = [outcome.of_device(records, since) for records in logs]
+    for one in (*of_devices, *outcome.of_stages(states, logs, since)):
+        errors.print(plain(f"swapd: {one}"), soft_wrap=True)
+    if runner is not None:
+        errors.print(plain(f"swapd: ended with status {status} after {seconds(took)}"))
     return status
+
+
+def _run_command(stage: file.Stage, daemons: Sequence[Serving]) -> int:
+    """Run a single command in this terminal; return its exit status."""
+    with watched(daemons) as watch:
+        environment = {**environment_on(daemons), **stage.environment}
+        return child.run(stage.command.words, environment, watch)[0]

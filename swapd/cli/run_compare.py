@@ -1,33 +1,32 @@
-"""`swapd run --compare`: runs a command in two ways in turn, and prints the table of both."""
+"""`swapd run --compare`: runs a command or a file in two ways in turn, and prints a table of both.
+
+A server that is compared runs as a stage, and the command that uses it as another, which ends both.
+"""
 
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
+from swapd.cli import comparisons
 from swapd.cli.common import console, errors, say_error
-from swapd.cli.run_plan import planned, printed, write
-from swapd.cli.run_told import environment_on, outcome_of
-from swapd.run import compared, measured, ready
-from swapd.run.child import CannotRun
-from swapd.run.commands import Command
-from swapd.run.compared import Comparison, Round, Side
-from swapd.run.daemons import Serving, Wanted, joinable, serving
-from swapd.run.measured import Until
-from swapd.run.needs import names_swapd
-from swapd.run.plans import RunPlan, on_devices
-from swapd.run.sampling import Sampler
-from swapd.run.settings import Settings, names_of, with_settings
-from swapd.shared import config
+from swapd.cli.run_plan import RunPlan, planned
+from swapd.cli.run_stages import environment_on, records_of, run_stages
+from swapd.run import child, comparison, outcome, ready, servers
+from swapd.run.child import SIGNALLED, CannotRun
+from swapd.run.commands import command_of
+from swapd.run.comparison import Comparison, Round, Side
+from swapd.run.daemons import Serving, joinable, serving
+from swapd.run.file import COMMAND, RunFile, Stage
+from swapd.run.ready import Address
+from swapd.run.runner import Runner
+from swapd.run.sampling import Sampler, sampled
+from swapd.run.settings import DaemonTable, names_of
 from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
 from swapd.shared.units import parse_span
@@ -35,180 +34,220 @@ from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
 _MIB = 1 << 20
-#: Most comparisons that `--list` shows.
-_LISTED_MAX = 20
+#: A server has so long after SIGTERM; then it is killed.
+_ENDS_IN_S = 60.0
+_INSTEAD = "compare two settings, with --set NAME=VALUE"
 
 
-class Asked(NamedTuple):
+class Options(NamedTuple):
     """The options of a comparison, as given."""
 
     #: Settings of the second side; none: the first side runs without swapd.
     changes: Sequence[str] = ()
     rounds: int = 1
+    #: A command that uses a server, and ends it; or the time after which it is ended.
     until: str | None = None
     span: str | None = None
     ready: str | None = None
+
+
+class Load(NamedTuple):
+    """What ends a server: a command that uses it, or one that waits."""
+
+    words: tuple[str, ...]
+    #: Whether it uses the server, so that its time counts.
+    counts: bool
+    #: Where the server answers once it is ready; None: it is ready at once.
+    address: Address | None
 
 
 class Way(NamedTuple):
     """One of the two ways, as it is planned."""
 
     side: Side
-    daemons: Sequence[Wanted]
-    #: Files to write, by their paths.
-    files: Mapping[Path, str]
-    #: Runs it to its end, on daemons that serve; the round has no outcomes yet.
-    run: Callable[[Sequence[Serving], Sampler], Round]
-    #: Prints what it would do.
-    show: Callable[[], None]
+    plan: RunPlan
+    load: Load | None
+    #: For logs and overlays.
+    folder: Path
 
 
 def compare(
-    command: Command, folder: Path, settings: Settings, asked: Asked, *, dry_run: bool
+    found: RunFile, folder: Path, options: Options, device_memory: str | None, *, dry_run: bool
 ) -> int:
     """Run it in both ways, print and keep the table; return the exit status.
 
     That is the status of the first command that failed. Raises: ConfigError, PlanError, SwapdError
     before it runs anything.
     """
-    folder = folder_of(folder)
-    until = _until(command, asked)
-    ways = [
-        _way(side, _planned(command, side_folder(folder, number), side, settings.devices), until)
-        for number, side in enumerate(_sides(settings, asked.changes), 1)
-    ]
-    if not dry_run:
-        _check_free(until)
-    found, status = in_turns(command.words, ways, folder, asked.rounds, dry_run=dry_run)
-    if found is not None and status is None:
-        _keep_settings(folder.name, found, ways)
-    return status or (found.status if found else 0)
-
-
-def in_turns(
-    words: tuple[str, ...], ways: Sequence[Way], folder: Path, rounds: int, *, dry_run: bool
-) -> tuple[Comparison | None, int | None]:
-    """Run two ways one after the other, print and keep the table; the comparison, and the status if
-    a signal ended it.
-
-    `words` name what is compared. Raises: SwapdError before anything is run.
-    """
+    folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+    load = None
+    if found.path is None:
+        load = _load(found.stages[COMMAND], options)
+    else:
+        _check_ends(found)
+    ways = []
+    for number, (side, changed) in enumerate(_sides(found, options.changes), 1):
+        at = folder / f"side{number}"
+        without = side.settings is None
+        plan = _without(changed) if without else planned(changed, at, device_memory)
+        ways.append(Way(side, plan, load, at))
     if dry_run:
         for way in ways:
             console.print(plain(f"# {way.side.name}"), style="dim", soft_wrap=True)
-            way.show()
-        return None, None
+            way.plan.show()
+        return 0
+    _check_alone(ways)
     for way in ways:
-        for wanted in way.daemons:
+        way.plan.write()
+    rounds, interrupted = _all_rounds(ways, options.rounds)
+    words = found.stages[COMMAND].command.words if found.path is None else _words_of(found.path)
+    sides = [
+        msgspec.structs.replace(way.side, rounds=tuple(done))
+        for way, done in zip(ways, rounds, strict=True)
+    ]
+    made = Comparison(comparison.VERSION, tuple(map(plain, words)), (sides[0], sides[1]))
+    if any(rounds):
+        console.print(comparisons.table(made))
+        comparisons.write(
+            folder.name, ".json", msgspec.json.encode(made) + b"\n", "`swapd run --list` shows it"
+        )
+    if interrupted is None and found.path is None:
+        _keep_better(folder.name, made, ways)
+    return interrupted or made.status
+
+
+def _words_of(path: Path) -> tuple[str, ...]:
+    return "swapd", "run", str(path.absolute())
+
+
+# --- what is compared ----------------------------------------------------------------------
+
+
+def _sides(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]:
+    """Without swapd and with it; or as it is, and with changed settings in each of its daemons."""
+    if not changes:
+        return [(Side(comparison.WITHOUT, None), found), (Side(comparison.WITH, {}), found)]
+    changed = found._replace(daemons=tuple(one.changed(changes) for one in found.daemons))
+    if changed.daemons == found.daemons:
+        raise ConfigError(f"--set {' '.join(changes)}: both sides have that already: say another")
+    return [(_side(one.daemons[0], names_of(changes)), one) for one in (found, changed)]
+
+
+def _side(first: DaemonTable, names: Sequence[str]) -> Side:
+    """A side, called as its settings are in the first of its daemons."""
+    values = {name: first.value(name) for name in names}
+    return Side(" ".join(f"{name}={value}" for name, value in values.items()), values)
+
+
+def _without(found: RunFile) -> RunPlan:
+    """The stages without swapd. Raises: ConfigError if they need it, as far as is known."""
+    for name, stage in found.stages.items():
+        source = f"{found.path}: stages.{name}" if found.path else ""
+        if stage.ready == "registered":
+            raise ConfigError(
+                f'{source}.ready = "registered" would never come true without swapd: {_INSTEAD}, '
+                'or say ready = "started"'
+            )
+        if said := servers.names_swapd(stage.command, stage.directory):
+            of_stage = f"{source}.command: " if source else ""
+            raise ConfigError(
+                f"{of_stage}{said} needs swapd, so it cannot run without: leave it out, as `swapd "
+                f"run` adds the needed options; or {_INSTEAD}"
+            )
+    if found.path is None:
+        devices = [table.device for table in found.daemons if table.device]
+        stage = found.stages[COMMAND]
+        shown = servers.on_devices(stage.command, devices, "-d")
+        found = found._replace(stages={COMMAND: stage._replace(environment=shown)})
+    return RunPlan(found)
+
+
+def _check_ends(found: RunFile) -> None:
+    names = [name for name, stage in found.stages.items() if stage.command.kind != "other"]
+    if names and not any(stage.ends_all for stage in found.stages.values()):
+        raise ConfigError(
+            f"{found.path}: {names[0]} is a server and does not end by itself: write a stage "
+            "that uses it, with ends_all = true, whose end is that of all"
+        )
+
+
+def _load(stage: Stage, options: Options) -> Load | None:
+    """What ends the command, if it does not end by itself. Raises: ConfigError."""
+    if options.until is not None and options.span is not None:
+        raise ConfigError("give either --until COMMAND or --for SECONDS, not both")
+    command = stage.command
+    address = ready.parsed(options.ready) if options.ready else ready.of_server(command)
+    if options.span is not None:
+        try:
+            span_s = parse_span(options.span)
+        except ValueError as exc:
+            raise ConfigError(f"--for: {exc}") from exc
+        return Load(("sleep", f"{span_s:f}"), False, address)
+    if options.until is not None:
+        words = _split(options.until)
+        if address is None:
+            raise ConfigError(
+                "--until needs to know when the command is ready: give --ready, a port, HOST:PORT, "
+                "http://HOST:PORT/PAGE or the path of a socket"
+            )
+        return Load(words, True, address)
+    if command.kind != "other":
+        raise ConfigError(
+            "a server does not end by itself: give --until COMMAND, a client whose end ends the "
+            "server, or --for SECONDS"
+        )
+    if options.ready:
+        raise ConfigError("--ready is for --until and --for")
+    return None
+
+
+def _split(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as exc:
+        raise ConfigError(f"--until {command}: {exc}") from exc
+    if not words:
+        raise ConfigError("--until: give a command")
+    return words
+
+
+def _check_alone(ways: Sequence[Way]) -> None:
+    """Check that no other daemon or server would be measured. Raises: SwapdError."""
+    if (load := ways[0].load) is not None and load.address is not None:
+        _check_free(load.address)
+    for way in ways:
+        for wanted in way.plan.daemons:
             if there := joinable(wanted._replace(budget=0)):
                 raise SwapdError(
                     f"a swapd serves {wanted.device} at {there}, and would be measured too: end it "
                     f"first, with `swapd stop --endpoint {there}`"
                 )
-        write(way.files)
-    made, interrupted = _all_rounds(ways, rounds, folder)
-    first, second = (_with(way.side, done) for way, done in zip(ways, made, strict=True))
-    found = Comparison(compared.VERSION, tuple(map(plain, words)), (first, second))
-    if any(made):
-        console.print(table(found))
-        _keep(folder.name, found)
-    return found, interrupted
 
 
-def folder_of(folder: Path) -> Path:
-    """The folder of a comparison, from that of a run."""
-    return folder.with_name(f"{folder.name}-{os.getpid()}")
-
-
-def side_folder(folder: Path, number: int) -> Path:
-    """The folder for the files of a side; sides count from 1."""
-    return folder / f"side{number}"
-
-
-# --- the two sides -----------------------------------------------------------------------
-
-
-def _until(command: Command, asked: Asked) -> Until:
-    if asked.until is not None and asked.span is not None:
-        raise ConfigError("give either --until COMMAND or --for SECONDS, not both")
-    try:
-        span_s = None if asked.span is None else parse_span(asked.span)
-    except ValueError as exc:
-        raise ConfigError(f"--for: {exc}") from exc
-    load = _words(asked.until)
-    found = ready.parsed(asked.ready) if asked.ready else ready.ready_of(command)
-    until = Until(load, span_s, found)
-    if command.kind != "other" and not until:
-        raise ConfigError(
-            "a server does not end by itself: give --until COMMAND, a client whose end ends the "
-            "server, or --for SECONDS"
+def _check_free(address: Address) -> None:
+    if ready.listens(address):
+        raise SwapdError(
+            f"{address} answers already, and would be taken for the command: end it first"
         )
-    if load and found is None:
-        raise ConfigError(
-            "--until needs to know when the command is ready: give --ready, a port, HOST:PORT, "
-            "http://HOST:PORT/PAGE or the path of a socket"
-        )
-    if asked.ready and not until:
-        raise ConfigError("--ready is for --until and --for")
-    return until
 
 
-def _words(command: str | None) -> tuple[str, ...]:
-    try:
-        words = () if command is None else tuple(shlex.split(command))
-    except ValueError as exc:
-        raise ConfigError(f"--until {command}: {exc}") from exc
-    if command is not None and not words:
-        raise ConfigError("--until: give a command")
-    return words
-
-
-def _sides(settings: Settings, changes: Sequence[str]) -> tuple[Side, Side]:
-    if not changes:
-        return Side(compared.WITHOUT, None), Side(compared.WITH, settings)
-    other = with_settings(settings, changes)
-    names = names_of(changes)
-    if all(settings.value(name) == other.value(name) for name in names):
-        raise ConfigError(f"--set {' '.join(changes)}: both sides have that already: say another")
-    return _named(settings, names), _named(other, names)
-
-
-def _named(settings: Settings, names: Iterable[str]) -> Side:
-    return Side(" ".join(f"{name}={settings.value(name)}" for name in names), settings)
-
-
-def _planned(command: Command, folder: Path, side: Side, devices: Sequence[str]) -> RunPlan:
-    if side.settings is not None:
-        return planned(command, folder, side.settings)
-    if said := names_swapd(command, Path()):
-        raise ConfigError(
-            f"{said} needs swapd, so the command cannot run without it: leave it out, as `swapd "
-            "run` adds the needed options; or compare two settings, with --set NAME=VALUE"
-        )
-    return RunPlan(command, [], {}, on_devices(command, devices, "-d"))
-
-
-def _with(side: Side, rounds: Sequence[Round]) -> Side:
-    return msgspec.structs.replace(side, rounds=tuple(rounds))
-
-
-# --- run ---------------------------------------------------------------------------------
+# --- run -----------------------------------------------------------------------------------
 
 
 def _all_rounds(
-    ways: Sequence[Way], count: int, folder: Path
+    ways: Sequence[Way], count: int
 ) -> tuple[tuple[list[Round], list[Round]], int | None]:
     """The rounds of each side; and the status if a signal ended them. The sides alternate, so a
     change of the machine affects both. A round with a failure is the last."""
     rounds: tuple[list[Round], list[Round]] = ([], [])
-    devices = [wanted.device for wanted in ways[1].daemons]
+    devices = [wanted.device for wanted in ways[1].plan.daemons]
     for number in range(1, count + 1):
         for n, way in enumerate(ways):
             of = f", round {number} of {count}" if count > 1 else ""
             errors.print(plain(f"swapd: {n + 1} of 2: {way.side.name}{of}"), soft_wrap=True)
-            found = _round(way, devices, side_folder(folder, n + 1))
+            found = _round(way, devices)
             if found.signal is not None:
-                return rounds, found.status or 128 + found.signal
+                return rounds, found.status or SIGNALLED + found.signal
             rounds[n].append(found)
             if found.status:
                 why = f": {found.why}" if found.why else ""
@@ -218,10 +257,15 @@ def _all_rounds(
     return rounds, None
 
 
-def _round(way: Way, devices: Sequence[str], logs: Path) -> Round:
+def _round(way: Way, devices: Sequence[str]) -> Round:
     """Its figures, or the reason why it could not run."""
     try:
-        return _measured(way, devices, logs)
+        with serving(way.plan.daemons, way.folder) as daemons:
+            since = time.time()  # noqa: TID251 - of records
+            found = _measured(way, daemons, Sampler(devices))
+            logs = [records for one in daemons if (records := records_of(one)) is not None]
+        outcomes = tuple(outcome.of_device(records, since) for records in logs)
+        return msgspec.structs.replace(found, outcomes=outcomes)
     except SpawnError as exc:  # the figures of the other side are kept
         return Round(1, why=f"no daemon was started: {exc}")
     except CannotRun:
@@ -230,122 +274,89 @@ def _round(way: Way, devices: Sequence[str], logs: Path) -> Round:
         return Round(1, why=str(exc))
 
 
-def _measured(way: Way, devices: Sequence[str], logs: Path) -> Round:
-    sampler = Sampler(devices)
-    with serving(way.daemons, logs) as daemons:
-        since = time.time()  # noqa: TID251 - of records
-        found = way.run(daemons, sampler)
-        outcomes = [told for one in daemons if (told := outcome_of(one, since)) is not None]
-    return msgspec.structs.replace(found, outcomes=tuple(outcomes))
+def _measured(way: Way, daemons: Sequence[Serving], sampler: Sampler) -> Round:
+    began = time.monotonic()
+    with sampled(sampler):
+        if way.load is not None:
+            with _to_itself(way.load.address):
+                found = _server_with_load(way, way.load, daemons)
+        elif way.plan.file.path is not None:
+            status, runner = run_stages(way.plan.file, daemons, way.folder)
+            found = Round(status, load_s=_load_s(runner), signal=runner.signal)
+        else:
+            stage = way.plan.file.stages[COMMAND]
+            environment = {**environment_on(daemons), **stage.environment}
+            status, signal = child.run(stage.command.words, environment)
+            found = Round(status, signal=signal)
+    return msgspec.structs.replace(
+        found,
+        whole_s=time.monotonic() - began,
+        host_bytes=sampler.host_bytes,
+        device_bytes=sampler.device_bytes,
+    )
 
 
-def _way(side: Side, plan: RunPlan, until: Until) -> Way:
-    def run(daemons: Sequence[Serving], sampler: Sampler) -> Round:
-        with _to_itself(until):
-            environment = {**environment_on(daemons), **plan.environment}
-            return measured.run(plan.command.words, environment, until, sampler)
-
-    return Way(side, plan.daemons, plan.files, run, partial(printed, plan))
+def _load_s(runner: Runner) -> float | None:
+    """How long the stage ran whose end is that of all; None if there is not exactly one."""
+    ends = [state.took_s for state in runner.stages.states.values() if state.stage.ends_all]
+    return ends[0] if len(ends) == 1 else None
 
 
-def _check_free(until: Until) -> None:
-    if until.ready is not None and ready.listens(until.ready):
-        raise SwapdError(
-            f"{until.ready} answers already, and would be taken for the command: end it first"
-        )
+def _server_with_load(way: Way, load: Load, daemons: Sequence[Serving]) -> Round:
+    """Run a server as a stage, and its load as another, until one of them ends."""
+    server = way.plan.file.stages[COMMAND]._replace(
+        name="server",
+        ready="started" if load.address is None else "answers",
+        ends_all=True,
+        stop_timeout_s=_ENDS_IN_S,
+    )
+    uses = Stage("load", command_of(load.words), {}, server.directory)
+    uses = uses._replace(after=("server",), ends_all=True)
+    file = way.plan.file._replace(stages={"server": server, "load": uses})
+    status, runner = run_stages(file, daemons, way.folder, load.address)
+    states = runner.stages.states
+    why, killed = "", states["server"].status == SIGNALLED + 9
+    if runner.signal is None and runner.stages.ended_by == "server":
+        status, why = status or 1, "it ended by itself, before it was told to"
+    elif status:
+        why = f"{load.words[0]} ended with status {status}"
+    elif killed and runner.signal is None:
+        status = SIGNALLED + 9
+        why = f"it did not end within {_ENDS_IN_S:.0f} s of SIGTERM, and was killed"
+    return Round(
+        status,
+        ready_s=states["server"].ready_s if load.address else None,
+        load_s=states["load"].took_s if load.counts else None,
+        why=why,
+        signal=runner.signal,
+    )
 
 
 @contextmanager
-def _to_itself(until: Until) -> Iterator[None]:
+def _to_itself(address: Address | None) -> Iterator[None]:
     """Have the server's address alone. Afterwards, remove a socket that the server leaves: the next
     server could not listen there. Raises: SwapdError if another server answers."""
-    if until.ready is None:
+    if address is None:
         yield
         return
-    _check_free(until)
-    socket = Path(until.ready.path) if until.ready.path else None
+    _check_free(address)
+    socket = Path(address.path) if address.path else None
     ours = socket is not None and not socket.exists()
     yield
-    if socket is not None and ours and socket.is_socket() and not ready.listens(until.ready):
+    if socket is not None and ours and socket.is_socket() and not ready.listens(address):
         socket.unlink(missing_ok=True)
 
 
-# --- tables and records -------------------------------------------------------------------
-
-
-def table(found: Comparison) -> RenderableType:
-    """Both side by side."""
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    made.add_column("", no_wrap=True)
-    for heading in (*(side.name for side in found.sides), "ratio"):
-        made.add_column(plain(heading), justify="right")
-    for row in compared.rows(found):
-        made.add_row(*row)
-    count = max(len(side.rounds) for side in found.sides)
-    about = f"medians of {count} rounds; {compared.ABOUT}" if count > 1 else compared.ABOUT
-    return Group(made, Text(about, "dim"))
-
-
-def _folder() -> Path:
-    """The folder of all comparisons, each in a file of its own."""
-    return config.state_folder() / "comparisons"
-
-
-def _keep(name: str, found: Comparison) -> None:
-    _write(name, ".json", msgspec.json.encode(found) + b"\n", "`swapd run --list` shows it")
-
-
-def _keep_settings(name: str, found: Comparison, ways: Sequence[Way]) -> None:
+def _keep_better(name: str, found: Comparison, ways: Sequence[Way]) -> None:
     """Write the better settings into a file for `--config`, if the comparison shows any."""
-    if (good := compared.better(found)) is None:
+    if (good := comparison.better(found)) is None:
         return
     side, why = good
-    settings = _used(side, ways[found.sides.index(side)])
-    data = f"# {why}: {shlex.join(found.command)}\n{settings.as_toml()}".encode(errors="replace")
-    _write(name, ".toml", data, f"the better settings ({why}), for `swapd run --config`")
-
-
-def _write(name: str, suffix: str, data: bytes, use: str) -> None:
-    """Write a file of a comparison, and say where it is and its `use`."""
-    path = _folder() / f"{name}{suffix}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_bytes(data)
-    except OSError as exc:
-        say_error(f"{path} is not written: {exc.strerror}; $XDG_STATE_HOME names another place")
-    else:
-        errors.print(plain(f"swapd: {path}: {use}"), soft_wrap=True)
-
-
-def _used(side: Side, way: Way) -> Settings:
-    """The settings, with the computed budget if all daemons have the same."""
-    assert side.settings is not None
-    budgets = {wanted.budget for wanted in way.daemons}
-    if side.settings.budget is not None or len(budgets) != 1:
-        return side.settings
-    whole = -(-budgets.pop() // _MIB) * _MIB  # as people would type it
-    return msgspec.structs.replace(side.settings, budget=whole)
-
-
-def list_all() -> None:
-    """Print the last comparisons, the oldest first."""
-    paths = sorted(_folder().glob("*.json"))[-_LISTED_MAX:]
-    if not paths:
-        console.print("nothing was compared yet; start with: swapd run --compare -- COMMAND")
-    for path in paths:
-        _list(path)
-
-
-def _list(path: Path) -> None:
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=Comparison)
-        if found.version != compared.VERSION:
-            raise msgspec.ValidationError(f"it is of version {found.version}")
-    except (OSError, msgspec.MsgspecError) as exc:
-        say_error(f"{path} cannot be read: {exc}; remove it")
-        return
-    head = f"{path.stem}  status {found.status}"
-    console.print(plain(f"{head}  {shlex.join(found.command)}"), soft_wrap=True)
-    console.print(table(found))
-    if (settings := path.with_suffix(".toml")).exists():
-        console.print(plain(f"the better settings: {settings}"), soft_wrap=True)
+    plan = ways[found.sides.index(side)].plan
+    settings = plan.file.daemons[0]
+    budgets = {wanted.budget for wanted in plan.daemons}
+    if settings.budget is None and len(budgets) == 1:  # in whole MiB, as people would type it
+        settings = settings._replace(budget=-(-budgets.pop() // _MIB) * _MIB)
+    text = f"# {why}: {shlex.join(found.command)}\n{settings.as_toml()}"
+    about = f"the better settings ({why}), for `swapd run --config`"
+    comparisons.write(name, ".toml", text.encode(errors="replace"), about)

@@ -1,21 +1,17 @@
-"""`swapd run`: a command with the daemons that it needs, from before it starts until it ends.
+"""`swapd run`: commands with the daemons that they need, from before they start until they end.
 
-| file | lives there |
+| file | about |
 | --- | --- |
-| `commands.py` | kinds of command lines, and options for swapd; pure |
-| `plans.py` | the plan of a run: daemons, files, the final command |
-| `models.py` | the folder of a server's model |
+| `commands.py` | command lines, and the options of servers in them; pure |
+| `servers.py` | servers of vLLM and vLLM-Omni: models, GPUs, deploy files, workers |
 | `gpus.py` | GPUs that a command may use, and the GPU behind each number |
-| `budgets.py` | the budget of each device's daemon |
-| `daemons.py` | daemons that a run joins or starts, and ends |
-| `child.py` | the command: it gets this process's signals, and `swapd run` waits for its end |
-| `settings.py` | the settings of a run |
-| `needs.py` | whether a command names swapd's classes itself |
-| `measured.py` | a command under measurement, which ends a server |
-| `ready.py` | whether a server answers |
-| `sampling.py` | a command's peak memory |
-| `compared.py` | two ways of running a command, side by side; pure |
-| `line.py` | the status line at the terminal's bottom |
-| `several/` | several commands with names, from a file |
-| `outcome.py` | the outcome of a run, from the swap log; pure |
+| `settings.py` `file.py` | settings of daemons; FILE.toml |
+| `budgets.py` | the budget of each daemon |
+| `daemons.py` | daemons that a run joins, or starts and ends |
+| `child.py` | a process that gets the signals of this one, and ends with it |
+| `stages.py` `runner.py` `guard.py` | starts, restarts and ends of stages (pure); their processes |
+| `output.py` `line.py` | the output of stages; the status line at the terminal's bottom |
+| `outcome.py` | swaps and waits of a run, from the swap log; pure |
+| `comparison.py` | two ways of a run side by side; pure |
+| `sampling.py` `ready.py` | peak memory; whether a server answers |
 """

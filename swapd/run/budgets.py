@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from swapd.device.host import available_bytes
 from swapd.plan import hub, sizes
 from swapd.plan.advise import PlanError
-from swapd.run import gpus, models
+from swapd.run import gpus
 from swapd.run.commands import Command, shards_of
 from swapd.run.daemons import Wanted
+from swapd.run.servers import model_folder
 from swapd.shared.config import Config
 from swapd.shared.units import size
 
@@ -57,7 +58,7 @@ def weights_of(command: Command) -> int | None:
     if command.kind != "vllm" or not command.model:
         return None
     try:
-        return sum(c.nbytes for c in sizes.of_path(models.folder_of(command)))
+        return sum(c.nbytes for c in sizes.of_path(model_folder(command)))
     except hub.NotInCache as exc:
         raise PlanError(
             f"{exc}, or give a budget: --budget, or budget in a file's [daemon]"

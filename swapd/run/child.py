@@ -16,7 +16,9 @@ from swapd_client.errors import SwapdError
 
 #: The signals it gets. A terminal itself sends the first two to its foreground group.
 _BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-PASSED_ON = (*_BY_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: Signals that it gets without ending.
+HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (*_BY_TERMINAL, signal.SIGTERM, signal.SIGHUP, *HARMLESS)
 #: A shell's status for a command that cannot run, that is missing, and that a signal has ended.
 CANNOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
 _PR_SET_PDEATHSIG = 1
@@ -33,28 +35,37 @@ class CannotRun(SwapdError):
 
 
 def run(
-    words: Sequence[str], environment: Mapping[str, str], while_it_runs: Callable[[], None]
-) -> int:
-    """Run a command to its end, and return its exit status, as a shell has it.
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    while_it_runs: Callable[[], None] = lambda: None,
+) -> tuple[int, int | None]:
+    """Run a command to its end, and return its exit status, as a shell has it; and the signal that
+    was to end it, if one came.
 
     Calls `while_it_runs()` about once a second. Main thread only: it passes signals on to the
     command. Raises: CannotRun.
     """
     process: subprocess.Popen[bytes] | None = None
+    came: list[int] = []
     early: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def tell(number: int) -> None:
         if process is None:
             early.append(number)
         elif not (number in _BY_TERMINAL and _in_foreground()):
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        tell(number)
+
     with caught(pass_on):
         process = started(words, environment)
-        for came in early:
-            pass_on(came, None)
-        return _status(process, while_it_runs)
+        for number in early:
+            tell(number)
+        status = _status(process, while_it_runs)
+    return status, next((number for number in came if number not in HARMLESS), None)
 
 
 @contextmanager
@@ -126,8 +137,3 @@ def _in_foreground() -> bool:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def sent_by_terminal(number: int) -> bool:
-    """Whether the command has this signal already: a terminal sends some to the whole group."""
-    return number in _BY_TERMINAL and _in_foreground()

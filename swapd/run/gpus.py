@@ -28,6 +28,11 @@ def number_of(device: str) -> int | None:
     return int(found[1] or 0) if found else None
 
 
+def numbers_of(devices: Sequence[str]) -> list[int]:
+    """The numbers of the GPUs among some devices."""
+    return [number for one in devices if (number := number_of(one)) is not None]
+
+
 def name_of(device: str, listed: Sequence[str] | None) -> str:
     """The GPU as the machine knows it, by number or UUID; another device as it is.
 

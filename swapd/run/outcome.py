@@ -1,73 +1,141 @@
-"""A command's swaps and waits on a device, from the swap log of its daemon. Pure."""
+"""Swaps and waits of a run, on each device and of each stage, from the daemons' swap logs. Pure.
 
-from collections.abc import Iterable
+Labels of a stage's sessions begin with its name. Moves count for the stage that registered the
+component, even if another asked for it; waits count for the stage that asked.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from swapd.core import actions, events
 from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
+from swapd.run.stages import State
 from swapd.shared.units import seconds, size
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """The sums since a moment. Bytes; `waited_s` is the sum over all requests that waited."""
+class Sums(msgspec.Struct, kw_only=True):
+    """Swaps and waits. Bytes; `waited_s` is the sum over all requests that waited."""
 
-    device: str
-    budget_bytes: int
-    peak_bytes: int
-    swaps: int
-    evictions: int
-    bytes_in: int
-    bytes_out: int
-    waits: int
-    waited_s: float
-    refusals: int
+    swaps: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
+    refusals: int = 0
 
     def __str__(self) -> str:
-        waited = (
-            f"{self.waits} requests waited {seconds(self.waited_s)}"
-            if self.waits
-            else "no request waited"
-        )
+        waited = f"{self.waits} requests waited {seconds(self.waited_s)}"
         refused = f", {self.refusals} refused" if self.refusals else ""
         return (
-            f"{self.device}: {self.swaps} swaps, {size(self.bytes_in)} in and "
-            f"{size(self.bytes_out)} out; {waited}{refused}; at most {size(self.peak_bytes)} of "
-            f"{size(self.budget_bytes)} used"
+            f"{self.swaps} swaps, {size(self.bytes_in)} in and {size(self.bytes_out)} out; "
+            f"{waited if self.waits else 'no request waited'}{refused}"
         )
 
+    def add_copy(self, order: actions.CopyIn | actions.CopyOut) -> None:
+        if isinstance(order, actions.CopyIn):
+            self.swaps += 1
+            self.bytes_in += copied_bytes(order)
+        else:
+            self.bytes_out += copied_bytes(order)
 
-def outcome(records: Iterable[Record], since: float) -> Outcome:
+    def add_request(self, ended: actions.Grant | actions.Refuse) -> None:
+        if isinstance(ended, actions.Refuse):
+            self.refusals += not ended.tried
+        elif ended.waited_s:
+            self.waits += 1
+            self.waited_s += ended.waited_s
+
+
+class Outcome(Sums, kw_only=True):
+    """The sums on one device."""
+
+    device: str = ""
+    budget_bytes: int = 0
+    peak_bytes: int = 0
+
+    def __str__(self) -> str:
+        used = f"at most {size(self.peak_bytes)} of {size(self.budget_bytes)} used"
+        return f"{self.device}: {super().__str__()}; {used}"
+
+
+class StageOutcome(Sums, kw_only=True):
+    """The sums of one stage, on all devices. `status` is None if it never ended."""
+
+    name: str
+    starts: int = 0
+    status: int | None = None
+
+    def __str__(self) -> str:
+        starts = f", {self.starts} starts" if self.starts > 1 else ""
+        ended = f"status {self.status}{starts}" if self.starts else "was not started"
+        return f"{self.name}: {super().__str__()}; {ended}"
+
+
+def stage_of(label: str, names: Collection[str]) -> str | None:
+    """The stage whose session has this label; None if there is none."""
+    name, slash, _ = label.partition("/")
+    return name if slash and name in names else None
+
+
+def of_device(records: Iterable[Record], since: float) -> Outcome:
     """Sums of one daemon's run since `since`, Unix time; memory in use before counts as used."""
-    seen = Seen()
-    swaps = evictions = bytes_in = bytes_out = waits = refusals = 0
-    waited, device, budget, chunk, used = 0.0, "", 0, 0, 0
+    return _counted(records, since, {})
+
+
+def of_stages(
+    states: Mapping[str, State], runs: Iterable[Iterable[Record]], since: float
+) -> list[StageOutcome]:
+    """Sums of each stage since `since`, Unix time. `runs`: the logs of all daemons."""
+    found = {
+        name: StageOutcome(name=name, starts=state.starts, status=state.status)
+        for name, state in states.items()
+    }
+    for records in runs:
+        _counted(records, since, found)
+    return list(found.values())
+
+
+def _counted(
+    records: Iterable[Record], since: float, stages: Mapping[str, StageOutcome]
+) -> Outcome:
+    """The sums on the device of these records; adds those of `stages` to them."""
+    found, seen, chunk, used = Outcome(), Seen(), 0, 0
+    #: Stages by session, and by the names of their components.
+    sessions: dict[int, StageOutcome] = {}
+    owners: dict[str, StageOutcome] = {}
     for record in records:
+        counts = since <= record.time
         if record.start is not None:
-            device, chunk = record.start.device, record.start.chunk_bytes
-            budget = record.start.chunks * chunk
-        ours = since <= record.time
+            found.device, chunk = record.start.device, record.start.chunk_bytes
+            found.budget_bytes = record.start.chunks * chunk
         match record.event or record.action:
-            case events.CopiedIn() | events.CopiedOut() as e:
-                order = seen.order(e.generation)
-                if ours and isinstance(order, actions.CopyIn):
-                    swaps += 1
-                    bytes_in += copied_bytes(order)
-                elif ours and isinstance(order, actions.CopyOut):
-                    bytes_out += copied_bytes(order)
-            case actions.CopyIn() | actions.Lend() as a:
-                used = max(used, a.in_use) if ours else a.in_use
-            case actions.Evict():
-                evictions += ours
-            case actions.Grant() as a if ours and a.waited_s:
-                waits += 1
-                waited += a.waited_s
-            case actions.Refuse() as a if ours and not a.tried:
-                refusals += 1
+            case events.SessionOpened() as item:
+                if name := stage_of(item.label, stages):
+                    sessions[item.session] = stages[name]
+            case events.SessionGone() as item:
+                sessions.pop(item.session, None)
+            case actions.MakeHostCopy() as item:
+                owners.pop(item.name, None)
+                if item.session in sessions:
+                    owners[item.name] = sessions[item.session]
+            case events.CopiedIn() | events.CopiedOut() as item if counts:
+                order = seen.order(item.generation)
+                if isinstance(order, actions.CopyIn | actions.CopyOut):
+                    for sums in _each(found, owners.get(order.name)):
+                        sums.add_copy(order)
+            case actions.CopyIn() | actions.Lend() as item:
+                used = max(used, item.in_use) if counts else item.in_use
+            case actions.Grant() | actions.Refuse() as item if counts:
+                for sums in _each(found, sessions.get(item.session)):
+                    sums.add_request(item)
             case _:
                 pass
         seen.note(record)
-    return Outcome(
-        device, budget, used * chunk, swaps, evictions, bytes_in, bytes_out, waits, waited, refusals
-    )
+    found.peak_bytes = used * chunk
+    return found
+
+
+def _each(found: Outcome, stage: StageOutcome | None) -> list[Sums]:
+    return [found] if stage is None else [found, stage]

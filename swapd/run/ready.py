@@ -14,8 +14,8 @@ _PORT = 8000
 _HEALTH = "/health"
 
 
-class Ready(NamedTuple):
-    """The address of a server. `path`: a unix socket. `page`: if set, it must answer, too."""
+class Address(NamedTuple):
+    """Of a server. `path`: a unix socket. `page`: if set, it must answer, too."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -27,31 +27,31 @@ class Ready(NamedTuple):
         return f"http://{at}{self.page}" if self.page else at
 
 
-def ready_of(command: Command) -> Ready | None:
+def of_server(command: Command) -> Address | None:
     """The address from the options of a vLLM server; None for another command."""
     if command.kind == "other":
         return None
     if path := option(command.words, "--uds"):
-        return Ready(path=path, page=_HEALTH)
+        return Address(path=path, page=_HEALTH)
     host = option(command.words, "--host") or "127.0.0.1"
     port = option(command.words, "--port") or str(_PORT)
     if not port.isdecimal():
         raise ConfigError(f"--port {port}: it is not a port: write a number from 1 to 65535")
-    return Ready("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH)
+    return Address("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH)
 
 
-def parsed(text: str) -> Ready:
+def parsed(text: str) -> Address:
     """A port, HOST:PORT, a URL of HTTP, or the path of a unix socket. Raises: ConfigError."""
     try:
         if text.startswith("http://"):
             url = urlsplit(text)
-            return Ready(url.hostname or "127.0.0.1", url.port or 80, page=url.path or "/")
+            return Address(url.hostname or "127.0.0.1", url.port or 80, page=url.path or "/")
         if "/" in text:
-            return Ready(path=text)
+            return Address(path=text)
         host, _, port = text.rpartition(":")
         if not 0 < int(port) < 1 << 16:
             raise ValueError("it is not a port")
-        return Ready(host or "127.0.0.1", int(port))
+        return Address(host or "127.0.0.1", int(port))
     except ValueError as exc:
         raise ConfigError(
             f"--ready {text}: write a port, HOST:PORT, http://HOST:PORT/PAGE or the path of a "
@@ -59,32 +59,32 @@ def parsed(text: str) -> Ready:
         ) from exc
 
 
-def answers(ready: Ready) -> bool:
+def answers(address: Address) -> bool:
     """Whether it answers now. Blocks for at most a second, or as long as it sends."""
     try:
-        with _connected(ready) as connection:
-            if not ready.page:
+        with _connected(address) as connection:
+            if not address.page:
                 return True
-            asked = http.client.HTTPConnection(ready.host, ready.port or 80, timeout=_ASKED_S)
+            asked = http.client.HTTPConnection(address.host, address.port or 80, timeout=_ASKED_S)
             asked.sock = connection
-            asked.request("GET", ready.page)
+            asked.request("GET", address.page)
             return asked.getresponse().status == http.client.OK
     except (OSError, http.client.HTTPException):
         return False
 
 
-def listens(ready: Ready) -> bool:
+def listens(address: Address) -> bool:
     """Whether a server listens there, with or without the page."""
-    return answers(ready._replace(page=""))
+    return answers(address._replace(page=""))
 
 
-def _connected(ready: Ready) -> socket.socket:
-    if not ready.path:
-        return socket.create_connection((ready.host, ready.port), _ASKED_S)
+def _connected(address: Address) -> socket.socket:
+    if not address.path:
+        return socket.create_connection((address.host, address.port), _ASKED_S)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_ASKED_S)
-        connection.connect(ready.path)
+        connection.connect(address.path)
     except OSError:
         connection.close()
         raise

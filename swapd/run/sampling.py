@@ -7,9 +7,10 @@ files, which the kernel can drop, nor a driver's own memory.
 
 import importlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,24 @@ class Sampler:
             self.device_bytes = max(self.device_bytes or 0, more)
         now = time.monotonic()
         self.due = now + max(EVERY_S, (now - began) / _SHARE)
+
+
+@contextmanager
+def sampled(sampler: Sampler) -> Iterator[None]:
+    """Have samples taken in a thread while the block runs."""
+    ended = threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(max(0.0, sampler.due - time.monotonic())):
+            sampler.sample()
+
+    thread = threading.Thread(target=sample, name="swapd-sampler")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,85 +1,101 @@
-"""The settings of `swapd run` for its daemons: given, read from a file, and compared."""
+"""The settings of the daemons of a run: from options, or from a TOML file."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import msgspec
+from typing import Any, NamedTuple
 
 from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.units import parse_size, size
 
-#: Settings of `swapd serve` that a run's daemon cannot have: it chooses its places itself.
-_NOT_HERE = frozenset(
-    ("device", "runtime_dir", "swap_log", "linger", "http", "http_token_file", "budget")
-)
-BUDGET = "budget"
+#: Settings of `swapd serve` that a run's daemon cannot have: `swapd run` chooses its places.
+_NOT_HERE = frozenset(("device", "runtime_dir", "swap_log", "linger", "http", "http_token_file"))
+#: Settings that are paths.
+_PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
+_BUDGET = "budget"
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """Given settings of the daemons; `swapd run` computes the others. Bytes."""
+class DaemonTable(NamedTuple):
+    """Settings of a daemon. Budget in bytes; None if none is given. `flags`: all the others."""
 
-    devices: tuple[str, ...] = ()
+    device: str | None = None
     budget: int | None = None
-    #: Memory of each GPU, for the plan.
-    device_memory: str | None = None
-    #: Settings of `swapd serve`, by name.
-    others: tuple[tuple[str, str], ...] = ()
+    flags: Mapping[str, str] = {}
 
     def value(self, name: str) -> str:
         """The value of a setting, for people."""
-        if name == BUDGET:
-            return "default" if self.budget is None else _typed(self.budget)
-        return dict(self.others).get(name, "default")
+        if name == _BUDGET and self.budget is not None:
+            return _typed_size(self.budget)
+        return self.flags.get(name, "default")
+
+    def changed(self, given: Iterable[str]) -> "DaemonTable":
+        """With the values of `--set`, each like `chunk=64MiB`. Raises: ConfigError."""
+        table = self
+        for text in given:
+            name, equals, value = text.partition("=")
+            name = _name(text)
+            if not equals or name in _NOT_HERE:
+                known = [n for n in config.Config.__struct_fields__ if n not in _NOT_HERE]
+                raise ConfigError(f"--set {text}: write NAME=VALUE, a NAME of {', '.join(known)}")
+            if name == _BUDGET:
+                table = table._replace(budget=_size(value, f"--set {text}"))
+                continue
+            config.load(None, {name: value}, {})  # raises the daemon's error before it starts
+            table = table._replace(flags={**table.flags, name: value})
+        return table
 
     def as_toml(self) -> str:
-        """The budget and the settings of `swapd serve`, as `from_file` and `swapd serve` read
-        them."""
-        budget = {} if self.budget is None else {BUDGET: _typed(self.budget)}
-        values = {**budget, **dict(self.others)}
+        """The budget and the flags, for `--config` and `swapd serve --config`."""
+        budget = {} if self.budget is None else {_BUDGET: _typed_size(self.budget)}
         return "".join(
-            f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+            for name, value in {**budget, **self.flags}.items()
         )
 
 
-def from_file(path: Path) -> Settings:
-    """The settings in a TOML file. Raises: ConfigError, with the file and the setting."""
+def table_of(raw: Mapping[str, Any], source: str, folder: Path) -> DaemonTable:
+    """The settings of a file's table; paths are relative to `folder`. Raises: ConfigError, with
+    `source` before the setting."""
+    found = config.parsed(raw, source)
+    flags = {
+        name: str(folder.absolute() / value) if name in _PATHS else _typed(value)
+        for name, value in raw.items()
+        if name not in ("device", _BUDGET)
+    }
+    return DaemonTable(found.get("device"), found.get(_BUDGET), flags)
+
+
+def read(path: Path) -> DaemonTable:
+    """The settings in a file for `--config`. Raises: ConfigError, with the file and the setting."""
     raw = config.read_toml(path)
-    found = config.parsed(raw, f"{path}: ")
-    for name in sorted(found.keys() & (_NOT_HERE - {BUDGET})):
+    found = table_of(raw, f"{path}: ", path.parent)
+    for name in sorted(raw.keys() & _NOT_HERE):
         raise ConfigError(f"{path}: {name}: swapd run chooses it; leave it out")
-    others = tuple((name, str(value)) for name, value in raw.items() if name != BUDGET)
-    budget = found.get(BUDGET)
-    return Settings(budget=None if budget is None else int(budget), others=others)
-
-
-def with_settings(settings: Settings, given: Iterable[str]) -> Settings:
-    """The settings with changes, each like `chunk=64MiB`. Raises: ConfigError."""
-    budget, others = settings.budget, dict(settings.others)
-    for text in given:
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or name in _NOT_HERE - {BUDGET}:
-            known = ", ".join(n for n in config.Config.__struct_fields__ if n not in _NOT_HERE)
-            raise ConfigError(f"--set {text}: write NAME=VALUE, a NAME of {BUDGET}, {known}")
-        if name == BUDGET:
-            try:
-                budget = int(parse_size(value))
-            except ValueError as exc:
-                raise ConfigError(f"--set {text}: {exc}") from exc
-            continue
-        config.load(None, {name: value}, {})  # raises the daemon's error before it starts
-        others[name] = value
-    return msgspec.structs.replace(settings, budget=budget, others=tuple(others.items()))
+    return found
 
 
 def names_of(given: Sequence[str]) -> list[str]:
-    """The names of the changed settings, each once."""
-    return list(dict.fromkeys(t.partition("=")[0].strip().replace("-", "_") for t in given))
+    """The names in values of `--set`, each once."""
+    return list(dict.fromkeys(map(_name, given)))
 
 
-def _typed(nbytes: int) -> str:
+def _name(text: str) -> str:
+    return text.partition("=")[0].strip().replace("-", "_")
+
+
+def _size(text: str, source: str) -> int:
+    try:
+        return int(parse_size(text))
+    except ValueError as exc:
+        raise ConfigError(f"{source}: {exc}") from exc
+
+
+def _typed(value: object) -> str:
+    return f"{value:f}" if isinstance(value, float) else str(value)
+
+
+def _typed_size(nbytes: int) -> str:
     """Text that parses to exactly `nbytes`."""
-    text = size(nbytes).replace(" ", "")
-    return text if parse_size(text) == nbytes else str(nbytes)
+    text = size(int(nbytes)).replace(" ", "")
+    return text if parse_size(text) == nbytes else str(int(nbytes))

@@ -9,22 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from swapd.core import Rules, actions, events
-from swapd.log.records import Record, Start
 from swapd.run.commands import command_of, option, without
 from swapd.run.daemons import Wanted, joinable
-from swapd.run.outcome import outcome
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 from tests.plan import omni
 
-from .conftest import on_terminal, serve, start, swapd
+from .conftest import environment, on_terminal, serve, start, swapd
 
 MIB = 1 << 20
 PROGRAM = Path(__file__).parents[1] / "programs" / "uses_swapd.py"
@@ -151,6 +147,15 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
 )
 def test_the_status_is_the_command_s(words: list[str], status: int) -> None:
     swapd("run", "--budget", "8MiB", "--", *words, status=status)
+
+
+def test_a_signal_that_is_ignored_as_under_nohup_is_not_passed_on(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "swapd", "run", "--budget", "8MiB", "--"]
+    command = [*run, "sh", "-c", "kill -HUP $PPID; exit 3"]
+    done = subprocess.run(
+        ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *command], env=environment(), timeout=60
+    )
+    assert done.returncode == 3
 
 
 def test_a_command_that_is_not_there_is_one_clear_line(home: Path, tmp_path: Path) -> None:
@@ -339,36 +344,4 @@ def test_options_are_found_and_replaced_however_they_are_written() -> None:
     )
     assert command_of(["vllm", "serve", "--model", "m"]).with_option("--a", "9").words == (
         *("vllm", "serve", "--a", "9", "--model", "m"),
-    )
-
-
-# --- messages ----------------------------------------------------------------------------
-
-
-def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:
-    said: list[Any] = [
-        actions.CopyIn(1, "a", 1, 8 * MIB, ((0, 4),), in_use=4),
-        events.CopiedIn(0.0, 1),
-        actions.Grant(1, 1, (), 0.5, True),
-        actions.CopyIn(2, "b", 2, 4 * MIB, ((4, 2),), in_use=6),
-        events.CopiedIn(0.0, 2),
-        actions.Grant(1, 2, (), 0.25, True),
-        actions.Refuse(1, 3, "timeout", "held", tried=True),
-        actions.Refuse(1, 4, "timeout", "held"),
-        actions.Evict("a", 3, "room"),
-        actions.Evicted("a", 3, 8 * MIB, 0),
-    ]
-    records = [Record(1, 0, 99.0, start=Start("", "host", 8, 2 * MIB, Rules()))]
-    for i, item in enumerate(said, 2):
-        is_event = isinstance(item, events.Event)
-        record = (
-            Record(i, 0, 98.0 + i, event=item) if is_event else Record(i, 0, 98.0 + i, action=item)
-        )
-        records.append(record)
-    found = outcome(records, since=103.0)
-    assert (found.swaps, found.bytes_in, found.waits, found.waited_s) == (1, 4 * MIB, 1, 0.25)
-    assert (found.evictions, found.refusals, found.peak_bytes) == (1, 1, 12 * MIB)
-    assert str(found) == (
-        "host: 1 swaps, 4 MiB in and 0 B out; 1 requests waited 250 ms, 1 refused; at most 12 MiB "
-        "of 16 MiB used"
     )

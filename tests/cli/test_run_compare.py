@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd.run.compared import Comparison, Round, Side, better, rows
+from swapd.run.comparison import Comparison, Round, Side, better, rows
 from swapd.run.outcome import Outcome
-from swapd.run.settings import Settings
 
 from .conftest import serve, start, swapd
 from .test_run import PROGRAM, home
@@ -150,6 +149,9 @@ def test_a_load_that_fails_fails_its_side_and_a_server_that_ends_early_does(
 ) -> None:
     done = swapd("run", "--compare", "--until", "sh -c 'exit 5'", "--", *vllm, status=5)
     assert "without swapd: failed with status 5: sh ended with status 5" in done.stderr
+    done = swapd("run", "--compare", "--until", "no-such-load", "--", *vllm, status=127)
+    assert "load: there is no command 'no-such-load'" in done.stderr
+    assert not (folder / "s").exists(), "the server has ended"
     words = ("run", "--compare", "--for", "1h", "--ready", folder / "x", "--", "true")
     done = swapd(*words, status=1)
     assert "it ended by itself, before it was told to" in done.stderr
@@ -237,24 +239,24 @@ def test_a_daemon_that_is_there_and_a_server_that_answers_are_not_measured(
 
 
 def one(whole_s: float, status: int = 0, **more: float) -> Round:
-    outcome = Outcome("host", 8, int(more.get("peak", 0)), 2, 0, 4 * MIB, 0, 1, 0.5, 0)
+    outcome = Outcome(device="host", swaps=2, bytes_in=4 * MIB, waits=1, waited_s=0.5)
     return Round(status, whole_s, None, more.get("load_s"), 8 * MIB, None, (outcome,))
 
 
 def test_medians_are_of_the_rounds_that_ended_well() -> None:
     without = Side("without", None, (one(1.0), one(9.0), one(2.0), one(0.1, status=1)))
-    found = Comparison(1, ("x",), (without, Side("with", Settings(), (one(3.0),))))
+    found = Comparison(1, ("x",), (without, Side("with", {}, (one(3.0),))))
     whole = rows(found)[0]
     assert whole == ("whole time", "2 s", "3 s", "1.5")
     assert found.status == 1
 
 
 def test_the_better_of_two_settings_is_that_with_the_shorter_load() -> None:
-    slow = Side("a", Settings(budget=1), (one(1.0, load_s=3.0),))
-    quick = Side("b", Settings(budget=2), (one(9.0, load_s=1.5),))
+    slow = Side("a", {}, (one(1.0, load_s=3.0),))
+    quick = Side("b", {}, (one(9.0, load_s=1.5),))
     assert better(Comparison(1, ("x",), (slow, quick))) == (quick, "0.5 times the time with a")
     assert better(Comparison(1, ("x",), (quick, slow))) == (quick, "0.5 times the time with a")
-    failed = Side("c", Settings(), (one(1.0, status=1),))
+    failed = Side("c", {}, (one(1.0, status=1),))
     assert better(Comparison(1, ("x",), (failed, quick))) is None
     bare = Side("without", None, (one(1.0, status=1),))
     assert better(Comparison(1, ("x",), (bare, quick))) == (quick, "fails without swapd")

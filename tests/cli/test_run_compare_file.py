@@ -103,7 +103,7 @@ OVERLAY = stage("a", ["./vllm-omni", "serve", "m", "--deploy-config", "o.yaml"])
         (["--compare", "--until", "true"], LOAD, "--until is for a single command: write a stage"),
         (["--set", "chunk=4MiB"], LOAD, "--set is for a single command: write it"),
         (["--config", "x.toml"], LOAD, "--config is for a single command: write it into [daemon]"),
-        (["--compare", "--set", "budget=16MiB"], LOAD, "run.toml has that already"),
+        (["--compare", "--set", "budget=16MiB"], LOAD, "both sides have that already"),
         (["--compare", "--set", "bugdet=16MiB"], LOAD, "did you mean budget?"),
     ],
 )
@@ -121,4 +121,4 @@ def test_stages_that_cannot_be_compared_are_refused_before_anything_runs(
 
 def test_rounds_are_of_a_comparison(both: Path) -> None:
     said = swapd("run", "--rounds", "2", both, status=2).stderr
-    assert "--rounds is for --compare" in said
+    assert "--rounds, --until, --for and --ready are for --compare" in said

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swapd.run.several.file import Table
+from swapd.run.file import Table
 
 from .conftest import on_terminal, serve, start, swapd
 

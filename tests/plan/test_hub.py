@@ -106,5 +106,5 @@ def test_no_name_leads_out_of_the_cache(model: str, tmp_path: Path) -> None:
 
 
 def test_the_library_is_not_imported() -> None:
-    program = "import sys; import swapd.run.models\nprint('huggingface_hub' in sys.modules)"
+    program = "import sys; import swapd.run.servers\nprint('huggingface_hub' in sys.modules)"
     assert output_of(program, anew=True) == "False\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd.run.several.file import read
-from swapd.run.several.runner import environment_of
+from swapd.run.file import read
+from swapd.run.runner import environment_of
 from swapd.shared.config import ConfigError
 
 

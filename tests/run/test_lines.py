@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from swapd.run.several.lines import LINE_MAX_BYTES, UNENDED_S, Lines, on_terminal, prefix
-from swapd.run.several.output import Output, Pipe
+from swapd.run.output import LINE_MAX_BYTES, UNENDED_S, Lines, Output, Pipe, on_terminal, prefix
 
 
 def test_a_line_is_shown_when_it_has_ended() -> None:

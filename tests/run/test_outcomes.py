@@ -1,13 +1,16 @@
-"""The summary of the swap log for each stage."""
+"""The summary of the swap log, for each device and each stage."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swapd.core import actions, events
-from swapd.log.records import Record
-from swapd.run.several.outcomes import outcomes, stage_of
-from swapd.run.several.stages import Told
+from swapd.core import Rules, actions, events
+from swapd.log.records import Record, Start
+from swapd.run.commands import command_of
+from swapd.run.file import Stage
+from swapd.run.outcome import of_device, of_stages, stage_of
+from swapd.run.stages import State
 from swapd.shared.text import TEXT_MAX_CHARS
 from swapd_client.session.endpoint import label_of
 
@@ -47,8 +50,11 @@ def test_copies_are_of_the_stage_that_has_the_component_and_waits_of_the_one_tha
         actions.Refuse(1, 4, "timeout", "held", tried=True),
         begin=100.0,
     )
-    told = {"a": Told(2, 0), "b": Told(1, 7), "c": Told(0, None)}
-    a, b, c = outcomes(told, [before + since, before], 100.0)
+    ended = {"a": (2, 0), "b": (1, 7), "c": (0, None)}
+    states = {name: State(Stage(name, command_of(["x"]), {}, Path())) for name in ended}
+    for name, (starts, status) in ended.items():
+        states[name].starts, states[name].status = starts, status
+    a, b, c = of_stages(states, [before + since, before], 100.0)
     assert str(a) == (
         "a: 1 swaps, 8 MiB in and 8 MiB out; no request waited, 1 refused; status 0, 2 starts"
     )
@@ -65,3 +71,32 @@ def test_sessions_of_a_stage_are_known_by_their_labels(monkeypatch: pytest.Monke
     assert len(label_of("x" * TEXT_MAX_CHARS)) == TEXT_MAX_CHARS
     assert len(label_of("x" * 300)) == 300  # refused later, as without a stage
     assert [stage_of(label, ["a"]) for label in ("a", "b/x", "/x", "a/")] == [None, None, None, "a"]
+
+
+def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:
+    said: list[Any] = [
+        actions.CopyIn(1, "a", 1, 8 * MIB, ((0, 4),), in_use=4),
+        events.CopiedIn(0.0, 1),
+        actions.Grant(1, 1, (), 0.5, True),
+        actions.CopyIn(2, "b", 2, 4 * MIB, ((4, 2),), in_use=6),
+        events.CopiedIn(0.0, 2),
+        actions.Grant(1, 2, (), 0.25, True),
+        actions.Refuse(1, 3, "timeout", "held", tried=True),
+        actions.Refuse(1, 4, "timeout", "held"),
+        actions.Evict("a", 3, "room"),
+        actions.Evicted("a", 3, 8 * MIB, 0),
+    ]
+    said_at = [Record(1, 0, 99.0, start=Start("", "host", 8, 2 * MIB, Rules()))]
+    for i, item in enumerate(said, 2):
+        is_event = isinstance(item, events.Event)
+        record = (
+            Record(i, 0, 98.0 + i, event=item) if is_event else Record(i, 0, 98.0 + i, action=item)
+        )
+        said_at.append(record)
+    found = of_device(said_at, since=103.0)
+    assert (found.swaps, found.bytes_in, found.waits, found.waited_s) == (1, 4 * MIB, 1, 0.25)
+    assert (found.refusals, found.peak_bytes) == (1, 12 * MIB)
+    assert str(found) == (
+        "host: 1 swaps, 4 MiB in and 0 B out; 1 requests waited 250 ms, 1 refused; at most 12 MiB "
+        "of 16 MiB used"
+    )

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from swapd.run.commands import command_of
-from swapd.run.several.file import Stage
-from swapd.run.several.stages import (
+from swapd.run.file import Stage
+from swapd.run.stages import (
     NEVER,
     PAUSE_MAX_S,
     WELL_AFTER_S,
     Action,
-    Kill,
     Say,
     Signal,
     Stages,
@@ -24,12 +23,12 @@ TERM = int(signal.SIGTERM)
 
 
 def stage(name: str, **settings: Any) -> Stage:
-    made = Stage(name, command_of(["x"]), {}, Path(), "no", None, 1.0, (), "started", 30.0, False)
+    made = Stage(name, command_of(["x"]), {}, Path())
     return made._replace(**settings)
 
 
 def stages(*all_of_them: Stage) -> Stages:
-    return Stages({one.name: one for one in all_of_them}, TERM)
+    return Stages({one.name: one for one in all_of_them})
 
 
 def running(*all_of_them: Stage) -> Stages:
@@ -58,7 +57,7 @@ def test_a_stage_starts_when_all_that_it_is_after_were_started() -> None:
     assert made.begin() == [Start("a"), Start("b")]
     assert made.started("a", 0.0) == []
     assert made.started("b", 0.0) == [Start("c")]
-    assert made.is_up("a") == []
+    assert made.is_up("a", 1.0) == []
 
 
 def test_one_that_has_to_register_is_waited_for_until_it_has() -> None:
@@ -67,7 +66,7 @@ def test_one_that_has_to_register_is_waited_for_until_it_has() -> None:
     assert made.awaited == []
     assert made.started("a", 0.0) == []
     assert made.awaited == ["a"]
-    assert made.is_up("a") == [Start("b")]
+    assert made.is_up("a", 1.0) == [Start("b")]
     assert made.awaited == []
 
 
@@ -111,7 +110,7 @@ def test_the_pause_grows_to_a_bound_and_the_others_go_on() -> None:
         made.started("a", now)
     assert pauses[:7] == [1, 2, 4, 8, 16, 32, PAUSE_MAX_S]
     assert max(pauses) == PAUSE_MAX_S
-    assert made.told()["a"].starts == 2001
+    assert made.states["a"].starts == 2001
 
 
 def test_it_is_said_why_and_when_it_starts_again() -> None:
@@ -219,7 +218,7 @@ def test_the_second_signal_kills() -> None:
     made = running(stage("a"), stage("b"))
     made.stop(TERM, 1.0)
     made.ended("b", 0, 1.5)
-    assert done(made.stop(TERM, 2.0)) == [Kill("a")]
+    assert done(made.stop(TERM, 2.0)) == [Signal("a", signal.SIGKILL)]
 
 
 def test_one_that_does_not_end_in_its_time_is_killed_and_that_is_said() -> None:
@@ -228,6 +227,6 @@ def test_one_that_does_not_end_in_its_time_is_killed_and_that_is_said() -> None:
     assert made.due == 15.0
     assert made.tick(14.9) == []
     actions = made.tick(15.0)
-    assert done(actions) == [Kill("a")]
+    assert done(actions) == [Signal("a", signal.SIGKILL)]
     assert "a has not ended in 5 s (stop_timeout)" in said(actions)
     assert made.due == 70.0

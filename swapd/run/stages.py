@@ -7,11 +7,11 @@ run's. So does a stage with `ends_all`, with any status.
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from signal import Signals
+from signal import SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
 
 from swapd.run.child import SIGNALLED
-from swapd.run.several.file import Stage
+from swapd.run.file import Stage
 from swapd.shared.units import seconds
 
 #: A pause before a restart is twice the one before, and at most so long.
@@ -34,17 +34,11 @@ class Signal(NamedTuple):
     number: int
 
 
-class Kill(NamedTuple):
-    """Kill all processes of a stage."""
-
-    name: str
-
-
 class Say(NamedTuple):
     text: str
 
 
-Action = Start | Signal | Kill | Say
+Action = Start | Signal | Say
 
 
 class _Is(Enum):
@@ -58,8 +52,8 @@ class _Is(Enum):
     ENDED = "ended"
 
 
-class _State:
-    """The state of one stage."""
+class State:
+    """The state of one stage. Times are of the caller's clock, in seconds."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -72,28 +66,20 @@ class _State:
         self.since = 0.0
         #: Time of its restart, or of its kill after a signal to end.
         self.due: float | None = None
-        #: Status of its last end, and seconds from its last start to that.
+        #: Status of its last end; seconds from its last start to that, and until it was ready.
         self.status: int | None = None
         self.took_s: float | None = None
-
-
-class Told(NamedTuple):
-    """The starts of a stage, and its last status."""
-
-    starts: int
-    status: int | None
-    #: From its last start to its end; None if it never ended.
-    took_s: float | None = None
+        self.ready_s: float | None = None
 
 
 class Stages:
     """All stages of a run. `begin`, then report events, and carry out the returned actions."""
 
-    def __init__(self, stages: Mapping[str, Stage], terminate: int) -> None:
-        """`terminate`: the signal for stages that end because another has failed."""
-        self._states = {name: _State(stage) for name, stage in stages.items()}
-        self._terminate = terminate
+    def __init__(self, stages: Mapping[str, Stage]) -> None:
+        self.states = {name: State(stage) for name, stage in stages.items()}
         self._stopping = False
+        #: The stage whose end was that of the run.
+        self.ended_by: str | None = None
         #: Status of the stage that ended the run, else of the first that failed after a signal.
         self._status: int | None = None
 
@@ -104,36 +90,29 @@ class Stages:
 
     @property
     def over(self) -> bool:
-        return all(state.now is _Is.ENDED for state in self._states.values())
+        return all(state.now is _Is.ENDED for state in self.states.values())
 
     @property
     def due(self) -> float | None:
         """The time at which to call `tick`."""
-        return min((at for s in self._states.values() if (at := s.due) is not None), default=None)
+        return min((at for s in self.states.values() if (at := s.due) is not None), default=None)
 
     @property
     def awaited(self) -> list[str]:
-        """Running stages that must register a component before others start."""
-        before = {n for s in self._states.values() if s.now is _Is.WAITING for n in s.stage.after}
+        """Running stages that must register a component, or answer, before others start."""
+        before = {n for s in self.states.values() if s.now is _Is.WAITING for n in s.stage.after}
         return [
             name
-            for name, state in self._states.items()
+            for name, state in self.states.items()
             if name in before
             and not state.up
-            and state.stage.ready == "registered"
+            and state.stage.ready in ("registered", "answers")
             and state.now is _Is.RUNNING
         ]
 
-    def told(self) -> dict[str, Told]:
-        """Starts, last status and last duration of each stage."""
-        return {
-            name: Told(state.starts, state.status, state.took_s)
-            for name, state in self._states.items()
-        }
-
     def is_starting(self, name: str) -> bool:
         """Whether its `Start` is still valid: another stage may have failed since."""
-        return self._states[name].now is _Is.STARTING
+        return self.states[name].now is _Is.STARTING
 
     # --- events ---------------------------------------------------------------------------
 
@@ -142,19 +121,21 @@ class Stages:
 
     def started(self, name: str, now: float) -> list[Action]:
         """A process of the stage runs."""
-        state = self._states[name]
+        state = self.states[name]
         state.now, state.since, state.due = _Is.RUNNING, now, None
         state.starts += 1
-        return self.is_up(name) if state.stage.ready == "started" else []
+        return self.is_up(name, now) if state.stage.ready == "started" else []
 
-    def is_up(self, name: str) -> list[Action]:
+    def is_up(self, name: str, now: float) -> list[Action]:
         """The condition in its `ready` holds. Repeated calls do nothing."""
-        self._states[name].up = True
+        state = self.states[name]
+        if not state.up:
+            state.up, state.ready_s = True, now - state.since
         return list(self._starts())
 
     def ended(self, name: str, status: int, now: float) -> list[Action]:
         """All its processes have ended, or none could start. `status`: as a shell has it."""
-        state = self._states[name]
+        state = self.states[name]
         state.status = status
         if state.now is _Is.RUNNING:
             state.took_s = now - state.since
@@ -169,16 +150,17 @@ class Stages:
         if _again(state, status):
             return [self._pause(state, how, now)]
         if status or state.stage.ends_all:
-            return [Say(f"{how}: the others are told to end"), *self._end_all(status, now)]
+            return [Say(f"{how}: the others are told to end"), *self._end_all(name, status, now)]
         if state.stage.ready == "ended":
-            return [Say(how), *self.is_up(name)]
+            return [Say(how), *self.is_up(name, now)]
         return [Say(how), *self._without(state, now)]
 
     def stop(self, number: int, now: float) -> list[Action]:
         """End all stages with this signal; kill them at the second call."""
         how = Signals(number).name
         if self._stopping:
-            return [Say(f"{how}: all stages are killed"), *map(Kill, self._running())]
+            kills = (Signal(name, SIGKILL) for name in self._running())
+            return [Say(f"{how}: all stages are killed"), *kills]
         return [
             Say(f"{how}: all stages are told to end; once more, and they are killed"),
             *self._tell(number, now),
@@ -187,7 +169,7 @@ class Stages:
     def tick(self, now: float) -> list[Action]:
         """Return the actions that are due at `now`."""
         actions: list[Action] = []
-        for name, state in self._states.items():
+        for name, state in self.states.items():
             if state.due is None or now < state.due:
                 continue
             state.due = None
@@ -197,32 +179,32 @@ class Stages:
             else:
                 waited = seconds(state.stage.stop_timeout_s)
                 why = f"{name} has not ended in {waited} (stop_timeout), and is killed"
-                actions += [Say(why), Kill(name)]
+                actions += [Say(why), Signal(name, SIGKILL)]
         return actions
 
     # --- consequences ---------------------------------------------------------------------
 
     def _starts(self) -> Iterator[Action]:
-        for name, state in self._states.items():
-            if state.now is _Is.WAITING and all(self._states[n].up for n in state.stage.after):
+        for name, state in self.states.items():
+            if state.now is _Is.WAITING and all(self.states[n].up for n in state.stage.after):
                 state.now = _Is.STARTING
                 yield Start(name)
 
     def _running(self) -> list[str]:
-        return [name for name, state in self._states.items() if state.now is _Is.RUNNING]
+        return [name for name, state in self.states.items() if state.now is _Is.RUNNING]
 
     def _tell(self, number: int, now: float) -> list[Signal]:
         """Tell all running stages to end, and start no other."""
         self._stopping = True
         told = [Signal(name, number) for name in self._running()]
-        for state in self._states.values():
+        for state in self.states.values():
             if state.now is _Is.RUNNING:
                 state.due = now + state.stage.stop_timeout_s
             else:
                 state.now, state.due = _Is.ENDED, None
         return told
 
-    def _pause(self, state: _State, how: str, now: float) -> Say:
+    def _pause(self, state: State, how: str, now: float) -> Say:
         twice = min(state.failures, _DOUBLED_MAX)
         pause = min(PAUSE_MAX_S, state.stage.backoff_s * 2**twice)
         state.failures += 1
@@ -230,32 +212,32 @@ class Stages:
         of = "" if state.stage.retries is None else f" of {state.stage.retries}"
         return Say(f"{how}: it starts again in {seconds(pause)} (retry {state.failures}{of})")
 
-    def _end_all(self, status: int, now: float) -> list[Action]:
-        self._status = status
-        return [*self._tell(self._terminate, now)]
+    def _end_all(self, name: str, status: int, now: float) -> list[Signal]:
+        self.ended_by, self._status = name, status
+        return self._tell(SIGTERM, now)
 
-    def _without(self, ended: _State, now: float) -> list[Action]:
+    def _without(self, ended: State, now: float) -> list[Action]:
         """A stage has ended. If stages after it can never start now, the run fails."""
         if ended.up:
             return []
         name = ended.stage.name
-        left = [s.stage.name for s in self._states.values() if _waits_for(s, name)]
+        left = [s.stage.name for s in self.states.values() if _waits_for(s, name)]
         if not left:
             return []
         why = (
             f"{name} has registered no component, and {', '.join(left)} would wait for ever (say "
             'ready = "ended" if it registers none)'
         )
-        return [Say(f"{why}: the others are told to end"), *self._end_all(NEVER, now)]
+        return [Say(f"{why}: the others are told to end"), *self._end_all(name, NEVER, now)]
 
 
-def _again(state: _State, status: int) -> bool:
+def _again(state: State, status: int) -> bool:
     restart, retries = state.stage.restart, state.stage.retries
     wanted = restart == "always" or (restart == "on-failure" and status != 0)
     return wanted and (retries is None or state.failures < retries)
 
 
-def _waits_for(state: _State, name: str) -> bool:
+def _waits_for(state: State, name: str) -> bool:
     return state.now is _Is.WAITING and name in state.stage.after
 
 

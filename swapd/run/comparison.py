@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.run.outcome import Outcome
-from swapd.run.settings import Settings
 from swapd.shared.units import seconds, size
 
 VERSION = 1
@@ -36,10 +35,10 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two ways. `settings` is None without swapd."""
+    """One of the two ways. `settings` are those that differ, by name; None without swapd."""
 
     name: str
-    settings: Settings | None
+    settings: dict[str, str] | None
     rounds: tuple[Round, ...] = ()
 
     @property
@@ -63,6 +62,14 @@ class Comparison(msgspec.Struct, frozen=True):
     def status(self) -> int:
         """Status of the first command that failed; 0 if none did."""
         return next((failed.status for side in self.sides if (failed := side.failed)), 0)
+
+
+def decoded(data: bytes) -> Comparison:
+    """The comparison in a file. Raises: MsgspecError."""
+    found = msgspec.json.decode(data, type=Comparison)
+    if found.version != VERSION:
+        raise msgspec.ValidationError(f"it is of version {found.version}")
+    return found
 
 
 class Row(NamedTuple):

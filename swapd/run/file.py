@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from swapd.run import settings
 from swapd.run.commands import Command, command_of
+from swapd.run.settings import DaemonTable
 from swapd.shared.config import (
     ENDPOINT_VARIABLE,
     STAGE_VARIABLE,
     ConfigError,
-    parsed,
     read_toml,
 )
 from swapd.shared.units import parse_span
@@ -31,8 +32,7 @@ from swapd.shared.units import parse_span
 #: A stage's name: sessions have it in their labels, before a slash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Settings of a daemon that are paths; and those that only one daemon can have.
-_PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
+#: Settings that only one daemon can have.
 OF_ONE = frozenset(("runtime_dir", "swap_log", "http"))
 #: Variables that `swapd run` sets itself.
 _OURS = frozenset((ENDPOINT_VARIABLE, STAGE_VARIABLE))
@@ -43,6 +43,8 @@ Restart = Literal["no", "on-failure", "always"]
 #: The condition for starting the stages after a stage: it has started; a session of it has
 #: registered a component; it has ended with status 0.
 Ready = Literal["started", "registered", "ended"]
+#: The stage of a single command; its deploy file is called so.
+COMMAND = "deploy"
 
 
 class Stage(NamedTuple):
@@ -52,29 +54,23 @@ class Stage(NamedTuple):
     command: Command
     environment: dict[str, str]
     directory: Path
-    restart: Restart
+    restart: Restart = "no"
     #: Most starts after failures in a row; None: no limit.
-    retries: int | None
-    backoff_s: float
-    after: tuple[str, ...]
-    ready: Ready
-    stop_timeout_s: float
+    retries: int | None = None
+    backoff_s: float = 1.0
+    after: tuple[str, ...] = ()
+    #: Also, only of a server that is compared: when it answers.
+    ready: Ready | Literal["answers"] = "started"
+    stop_timeout_s: float = 30.0
     #: The run ends when it ends, with any status.
-    ends_all: bool
-
-
-class DaemonTable(NamedTuple):
-    """Settings of a daemon. `budget` is None if the file has none; `flags`: all the others."""
-
-    device: str | None
-    budget: int | None
-    flags: dict[str, str]
+    ends_all: bool = False
 
 
 class RunFile(NamedTuple):
     """The stages of a run and their daemons, at least one of each; `after` has no cycle."""
 
-    path: Path
+    #: None for a single command, whose daemons are set by options.
+    path: Path | None
     daemons: tuple[DaemonTable, ...]
     stages: dict[str, Stage]
 
@@ -92,6 +88,12 @@ class Table(msgspec.Struct, frozen=True):
     ready: Ready = "started"
     stop_timeout: str | int | float = 30.0
     ends_all: bool = False
+
+
+def of_command(words: Sequence[str], daemons: Sequence[DaemonTable]) -> RunFile:
+    """A single command, as a file with one stage would have it; its program is not checked."""
+    stage = Stage(COMMAND, command_of(words), {}, Path().absolute())
+    return RunFile(None, tuple(daemons), {COMMAND: stage})
 
 
 def read(path: Path) -> RunFile:
@@ -117,10 +119,9 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
     found = []
     for number, table in enumerate(tables):
         source = f"{path}: daemon[{number}]." if several else f"{path}: daemon."
-        parsed(table, source)
+        found.append(settings.table_of(table, source, path.parent))
         if len(tables) > 1:
             _one_of_several(table, source)
-        found.append(_daemon(path.parent, table, source))
     devices = [one.device for one in found]
     if twice := next((one for one in devices if devices.count(one) > 1), None):
         raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: leave one of them out")
@@ -132,20 +133,6 @@ def _one_of_several(table: Mapping[str, Any], source: str) -> None:
         raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')
     for name in sorted(OF_ONE & table.keys()):
         raise ConfigError(f"{source}{name}: only a file with one daemon may set it; leave it out")
-
-
-def _daemon(folder: Path, table: Mapping[str, Any], source: str) -> DaemonTable:
-    settings = parsed(table, source)
-    flags = {
-        name: str(folder.absolute() / value) if name in _PATHS else _typed(value)
-        for name, value in table.items()
-        if name not in ("device", "budget")
-    }
-    return DaemonTable(settings.get("device"), settings.get("budget"), flags)
-
-
-def _typed(value: object) -> str:
-    return f"{value:f}" if isinstance(value, float) else str(value)
 
 
 # --- stages --------------------------------------------------------------------------------

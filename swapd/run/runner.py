@@ -18,20 +18,18 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
-from swapd.run.child import CANNOT_RUN, SIGNALLED, CannotRun, caught, started
-from swapd.run.several.file import Stage
-from swapd.run.several.guard import Guard
-from swapd.run.several.output import Output, Pipe
-from swapd.run.several.stages import Action, Kill, Say, Signal, Stages, Start
+from swapd.run.child import CANNOT_RUN, HARMLESS, SIGNALLED, CannotRun, caught, started
+from swapd.run.file import Stage
+from swapd.run.guard import Guard
+from swapd.run.output import Output, Pipe
+from swapd.run.stages import Action, Say, Signal, Stages, Start
 from swapd.shared.config import STAGE_VARIABLE
 
-#: Pauses between two checks: while stages wait for a registration, and otherwise.
-_ASK_S = 0.25
+#: Pauses between two checks: while stages wait for another to be ready, and otherwise.
+_ASK_S = 0.1
 _IDLE_S = 1.0
 #: Killed processes are gone by then, or belong to another parent.
 _KILLED_S = 5.0
-#: Signals that stages get without ending.
-_HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -97,16 +95,16 @@ class Runner:
         stages: Mapping[str, Stage],
         environment: Mapping[str, str],
         output: Output,
-        registered: Callable[[Collection[str]], Collection[str]],
+        ready: Callable[[Collection[str]], Collection[str]],
         while_it_runs: Callable[[], None],
     ) -> None:
-        """`registered(names)` returns the stages that have registered a component. It is called
-        while stages wait for that, and `while_it_runs` about once a second."""
+        """`ready(names)` returns those of these stages that have registered a component, or answer.
+        It is called while stages wait for that, and `while_it_runs` about once a second."""
         self._specs = stages
-        self.stages = Stages(stages, signal.SIGTERM)
+        self.stages = Stages(stages)
         self._environment = environment
         self._output = output
-        self._registered = registered
+        self._ready = ready
         self._while_it_runs = while_it_runs
         #: The first signal that ended the run.
         self.signal: int | None = None
@@ -153,14 +151,14 @@ class Runner:
             self._do(self.stages.stop(signal.SIGTERM, now))
         self._do(self.stages.tick(now))
         if awaited := self.stages.awaited:
-            for name in self._registered(awaited):
-                self._do(self.stages.is_up(name))
+            for name in self._ready(awaited):
+                self._do(self.stages.is_up(name, now))
         self._while_it_runs()
 
     def _signal(self, number: int, now: float) -> None:
         if number == signal.SIGCHLD:
             return
-        if number not in _HARMLESS:
+        if number not in HARMLESS:
             self.signal = self.signal or number
             return self._do(self.stages.stop(number, now))
         for child in self._children.values():
@@ -174,8 +172,6 @@ class Runner:
                     left.extend(self._start(self._specs[name]))
                 case Signal(name, number):
                     self._children[name].tell(number)
-                case Kill(name):
-                    self._children[name].tell(signal.SIGKILL)
                 case Say(text):
                     self._output.say(text)
 

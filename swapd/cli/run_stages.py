@@ -1,0 +1,167 @@
+"""Runs the stages of `swapd run` on daemons that serve: their output, the status line, the log."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TextIO
+
+import swapd_client
+from swapd.cli.common import OWN_LABEL, console, errors, say_error
+from swapd.log.history import last_run, read
+from swapd.log.records import Record
+from swapd.run import line, ready
+from swapd.run.daemons import Serving, endpoint_of
+from swapd.run.file import RunFile
+from swapd.run.outcome import stage_of
+from swapd.run.output import Output
+from swapd.run.ready import Address
+from swapd.run.runner import Runner
+from swapd.shared import config
+from swapd.shared.text import plain
+from swapd.shared.units import size
+from swapd_client.errors import SwapdError
+
+_LABEL = f"{OWN_LABEL}run"
+#: Seconds between two updates of the line, and a daemon's time to answer for one.
+_LINE_S = 2.0
+#: Seconds that a daemon may take to list its components; then it is asked again.
+_ASKED_S = 1.0
+
+
+def run_stages(
+    found: RunFile, daemons: Sequence[Serving], folder: Path, address: Address | None = None
+) -> tuple[int, Runner]:
+    """Run all stages to their end; return the exit status, and the fate of each. Main thread only.
+
+    `folder`: logs of the daemons. `address`: where stages answer whose `ready` is that.
+    """
+    with _output(found.stages) as output, watched(daemons) as watch, _up(daemons, address) as up:
+        here = [one for one in daemons if one.process is not None]
+
+        def look() -> None:
+            watch()
+            _say_if_gone(here, folder, output)
+
+        runner = Runner(found.stages, environment_on(daemons), output, up, look)
+        return runner.run(), runner
+
+
+def say_serving(daemons: Sequence[Serving]) -> None:
+    """Say where each daemon serves, and settings of the run that a joined one does not take."""
+    for one in daemons:
+        errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
+        if one.process is None and one.wanted.others:
+            names = ", ".join(name for name, _ in one.wanted.others)
+            of = f" of {one.wanted.file}" if one.wanted.file else ""
+            errors.print(
+                plain(
+                    f"swapd: it keeps its own settings: not {names}{of}; end it with `swapd stop "
+                    f"--endpoint {one.folder}` to have one with these"
+                ),
+                soft_wrap=True,
+            )
+
+
+def environment_on(daemons: Sequence[Serving]) -> dict[str, str]:
+    """The environment of a command which uses these daemons; it names none if there are none."""
+    if daemons:
+        return config.environment_with(endpoint_of(daemons))
+    environment = config.environment_with("")
+    del environment[config.ENDPOINT_VARIABLE]
+    return environment
+
+
+def records_of(one: Serving) -> list[Record] | None:
+    """The swap log of a daemon's run so far; None if that is unreadable, with a message."""
+    try:
+        with swapd_client.connect(one.folder, label=_LABEL) as client:
+            path = Path(client.status().swap_log)
+        return [each.record for each in last_run(read(path))]
+    except (SwapdError, OSError) as exc:
+        say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
+        return None
+
+
+@contextmanager
+def watched(daemons: Sequence[Serving]) -> Iterator[Callable[[], None]]:
+    """A call that shows the status line, to be made about once a second; it asks the daemons."""
+    with ExitStack() as opened:
+        shown = opened.enter_context(line.shown() if daemons else nullcontext())
+        clients = [
+            opened.enter_context(swapd_client.connect(one.folder, label=_LABEL))
+            for one in (daemons if shown is not None else ())
+        ]
+        before = [0.0, 0.0]
+
+        def watch() -> None:
+            span = time.monotonic() - before[0]
+            if shown is None or span < _LINE_S:
+                return
+            with suppress(SwapdError, OSError):
+                replies = [client.status(timeout=_LINE_S) for client in clients]
+                swaps = float(sum(reply.loads for reply in replies))
+                shown.say(line.words(replies, (swaps - before[1]) / span * 60 if before[0] else 0))
+                before[:] = time.monotonic(), swaps
+
+        yield watch
+
+
+def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:
+    """Say that a daemon is gone: each stage notices by itself, in many words."""
+    for one in list(here):
+        if one.process is not None and (status := one.process.poll()) is not None:
+            here.remove(one)
+            output.say(f"{one} has ended with status {status}; its log is in {folder}")
+
+
+@contextmanager
+def _output(names: Collection[str]) -> Iterator[Output]:
+    out, err = _number(sys.stdout), _number(sys.stderr)
+    terminal = os.isatty(out)
+    coloured = terminal and not console.no_color
+    output = Output(list(names), out, err, terminal=terminal, coloured=coloured)
+    try:
+        yield output
+    finally:
+        output.close()
+
+
+def _number(stream: TextIO | None) -> int:
+    """The descriptor of a stream, after a flush; of /dev/null if the stream is closed."""
+    if stream is None:
+        return os.open(os.devnull, os.O_WRONLY)
+    stream.flush()
+    return stream.fileno()
+
+
+@contextmanager
+def _up(
+    daemons: Sequence[Serving], address: Address | None
+) -> Iterator[Callable[[Collection[str]], Collection[str]]]:
+    """A call that finds out which of some stages are ready: by their `address`, else by asking the
+    daemons which have registered a component."""
+    clients: list[swapd_client.Client] = []
+
+    def up(names: Collection[str]) -> Collection[str]:
+        if address is not None:
+            return names if ready.answers(address) else ()
+        found: set[str] = set()
+        with suppress(SwapdError, OSError):
+            left = daemons[len(clients) :]
+            clients.extend(swapd_client.connect(one.folder, label=_LABEL) for one in left)
+        for client in clients:
+            with suppress(SwapdError, OSError):
+                reply = client.status(timeout=_ASKED_S)
+                labels = {one.session: one.label for one in reply.sessions}
+                owners = [labels.get(component.session, "") for component in reply.components]
+                found |= {name for label in owners if (name := stage_of(label, names))}
+        return found
+
+    try:
+        yield up
+    finally:
+        for client in clients:
+            client.close()
