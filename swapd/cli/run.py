@@ -15,10 +15,10 @@ from swapd.cli.comparisons import list_all
 from swapd.cli.run_compare import Options
 from swapd.cli.run_compare import compare as compare_both
 from swapd.cli.run_plan import RunPlan, planned
-from swapd.cli.run_stages import environment_on, records_of, run_stages, say_serving, watched
+from swapd.cli.run_stages import environment_on, records_of, run_stages, say_serving
 from swapd.run import child, file, outcome, settings
 from swapd.run.child import CannotRun
-from swapd.run.daemons import Serving, serving
+from swapd.run.daemons import serving
 from swapd.run.file import COMMAND
 from swapd.run.settings import DaemonTable
 from swapd.shared import config
@@ -234,7 +234,9 @@ def _run(plan: RunPlan, folder: Path) -> int:
         say_serving(daemons)
         since = time.time()  # noqa: TID251 - of records
         if plan.file.path is None:
-            status, runner = _run_command(plan.file.stages[COMMAND], daemons), None
+            stage, runner = plan.file.stages[COMMAND], None
+            environment = {**environment_on(daemons), **stage.environment}
+            status, _ = child.run(stage.command.words, environment)
         else:
             status, runner = run_stages(plan.file, daemons, folder)
         took = time.time() - since  # noqa: TID251
@@ -246,10 +248,3 @@ def _run(plan: RunPlan, folder: Path) -> int:
     if runner is not None:
         errors.print(plain(f"swapd: ended with status {status} after {seconds(took)}"))
     return status
-
-
-def _run_command(stage: file.Stage, daemons: Sequence[Serving]) -> int:
-    """Run a single command in this terminal; return its exit status."""
-    with watched(daemons) as watch:
-        environment = {**environment_on(daemons), **stage.environment}
-        return child.run(stage.command.words, environment, watch)[0]

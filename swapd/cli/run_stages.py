@@ -1,10 +1,10 @@
-"""Runs the stages of `swapd run` on daemons that serve: their output, the status line, the log."""
+"""Runs the stages of `swapd run` on daemons that serve: their output, and the log."""
 
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -12,7 +12,7 @@ import swapd_client
 from swapd.cli.common import OWN_LABEL, console, errors, say_error
 from swapd.log.history import last_run, read
 from swapd.log.records import Record
-from swapd.run import line, ready
+from swapd.run import ready
 from swapd.run.daemons import Serving, endpoint_of
 from swapd.run.file import RunFile
 from swapd.run.outcome import stage_of
@@ -25,8 +25,6 @@ from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 
 _LABEL = f"{OWN_LABEL}run"
-#: Seconds between two updates of the line, and a daemon's time to answer for one.
-_LINE_S = 2.0
 #: Seconds that a daemon may take to list its components; then it is asked again.
 _ASKED_S = 1.0
 
@@ -38,13 +36,9 @@ def run_stages(
 
     `folder`: logs of the daemons. `address`: where stages answer whose `ready` is that.
     """
-    with _output(found.stages) as output, watched(daemons) as watch, _up(daemons, address) as up:
+    with _output(found.stages) as output, _up(daemons, address) as up:
         here = [one for one in daemons if one.process is not None]
-
-        def look() -> None:
-            watch()
-            _say_if_gone(here, folder, output)
-
+        look = partial(_say_if_gone, here, folder, output)
         runner = Runner(found.stages, environment_on(daemons), output, up, look)
         return runner.run(), runner
 
@@ -83,30 +77,6 @@ def records_of(one: Serving) -> list[Record] | None:
     except (SwapdError, OSError) as exc:
         say_error(f"the outcome on {one.wanted.device} is unknown: {exc}")
         return None
-
-
-@contextmanager
-def watched(daemons: Sequence[Serving]) -> Iterator[Callable[[], None]]:
-    """A call that shows the status line, to be made about once a second; it asks the daemons."""
-    with ExitStack() as opened:
-        shown = opened.enter_context(line.shown() if daemons else nullcontext())
-        clients = [
-            opened.enter_context(swapd_client.connect(one.folder, label=_LABEL))
-            for one in (daemons if shown is not None else ())
-        ]
-        before = [0.0, 0.0]
-
-        def watch() -> None:
-            span = time.monotonic() - before[0]
-            if shown is None or span < _LINE_S:
-                return
-            with suppress(SwapdError, OSError):
-                replies = [client.status(timeout=_LINE_S) for client in clients]
-                swaps = float(sum(reply.loads for reply in replies))
-                shown.say(line.words(replies, (swaps - before[1]) / span * 60 if before[0] else 0))
-                before[:] = time.monotonic(), swaps
-
-        yield watch
 
 
 def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:

@@ -10,7 +10,7 @@
 | `daemons.py` | daemons that a run joins, or starts and ends |
 | `child.py` | a process that gets the signals of this one, and ends with it |
 | `stages.py` `runner.py` `guard.py` | starts, restarts and ends of stages (pure); their processes |
-| `output.py` `line.py` | the output of stages; the status line at the terminal's bottom |
+| `output.py` | the output of stages |
 | `outcome.py` | swaps and waits of a run, from the swap log; pure |
 | `comparison.py` | two ways of a run side by side; pure |
 | `sampling.py` `ready.py` | peak memory; whether a server answers |

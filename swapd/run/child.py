@@ -34,16 +34,11 @@ class CannotRun(SwapdError):
         self.status = status
 
 
-def run(
-    words: Sequence[str],
-    environment: Mapping[str, str],
-    while_it_runs: Callable[[], None] = lambda: None,
-) -> tuple[int, int | None]:
+def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int | None]:
     """Run a command to its end, and return its exit status, as a shell has it; and the signal that
     was to end it, if one came.
 
-    Calls `while_it_runs()` about once a second. Main thread only: it passes signals on to the
-    command. Raises: CannotRun.
+    Main thread only: it passes signals on to the command. Raises: CannotRun.
     """
     process: subprocess.Popen[bytes] | None = None
     came: list[int] = []
@@ -64,8 +59,9 @@ def run(
         process = started(words, environment)
         for number in early:
             tell(number)
-        status = _status(process, while_it_runs)
-    return status, next((number for number in came if number not in HARMLESS), None)
+        status = process.wait()
+    ended = status if status >= 0 else SIGNALLED - status
+    return ended, next((number for number in came if number not in HARMLESS), None)
 
 
 @contextmanager
@@ -119,16 +115,6 @@ def _prepare(first: Callable[[], None]) -> None:
 def end_with_parent() -> None:
     """Call it in a child before it runs a program: the child gets SIGTERM if its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _status(process: "subprocess.Popen[bytes]", while_it_runs: Callable[[], None]) -> int:
-    while True:
-        try:
-            status = process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            while_it_runs()
-        else:
-            return status if status >= 0 else SIGNALLED - status
 
 
 def _in_foreground() -> bool:

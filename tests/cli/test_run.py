@@ -20,7 +20,7 @@ from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 from tests.plan import omni
 
-from .conftest import environment, on_terminal, serve, start, swapd
+from .conftest import environment, serve, start, swapd
 
 MIB = 1 << 20
 PROGRAM = Path(__file__).parents[1] / "programs" / "uses_swapd.py"
@@ -172,12 +172,6 @@ def test_a_daemon_that_cannot_start_says_why_and_nothing_is_run(tmp_path: Path) 
     done = swapd("run", "--budget", "1TiB", "--", "touch", tmp_path / "ran", status=1)
     assert "1 TiB" in done.stderr
     assert not (tmp_path / "ran").exists()
-
-
-def test_on_a_terminal_a_line_says_what_is_in_and_is_gone_at_the_end() -> None:
-    shown = on_terminal("run", "--budget", "8MiB", "--", "sh", "-c", "sleep 2.2; echo done")
-    assert "swapd | nothing in | 0 swaps a minute" in shown
-    assert "done" in shown
 
 
 # --- planned -----------------------------------------------------------------------------
