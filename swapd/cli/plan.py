@@ -13,7 +13,6 @@ from rich.text import Text
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
 from swapd.cli.plan_of import (
     Bandwidth,
-    Chunk,
     advised,
     bandwidth_of,
     components_of,
@@ -22,10 +21,10 @@ from swapd.cli.plan_of import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_vllm import plan_vllm
-from swapd.plan import paste
+from swapd.cli.plan_vllm import Options, StageFile, plan_vllm
+from swapd.plan import deploy, paste
 from swapd.plan.advise import Advice, Memory, Placement, PlanError, advise
-from swapd.plan.chunks import Isolation
+from swapd.plan.chunks import Choice, Isolation
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -143,19 +142,9 @@ def plan(
         }
         if mixed := [option for option, said in others.items() if said]:
             raise PlanError(f"{', '.join(mixed)} has no effect with --vllm; leave it out")
-        return plan_vllm(
-            vllm,
-            given,
-            rooms=room or [],
-            config=config,
-            device_memory=device_memory,
-            overhead=overhead,
-            bandwidth=bandwidth,
-            chunk=chunk,
-            isolation=isolation,
-            overlay=overlay,
-            json=json,
-        )
+        settings = Options(device_memory, overhead, bandwidth, chunk, isolation)
+        file = StageFile(deploy.read(vllm), given, room or [], config)
+        return plan_vllm(file, settings, overlay=overlay, json=json)
     if room or overlay or config:
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     needed = not given or endpoint is not None
@@ -190,7 +179,9 @@ def plan(
 # --- the report --------------------------------------------------------------------------
 
 
-def _report(advice: Advice, speed: Bandwidth, chunk: Chunk, serve: str, notes: list[str]) -> Report:
+def _report(
+    advice: Advice, speed: Bandwidth, chunk: Choice, serve: str, notes: list[str]
+) -> Report:
     unknown = [p.name for p in advice.treated("stream") if not p.compute_known]
     if unknown:
         notes = [
@@ -203,7 +194,7 @@ def _report(advice: Advice, speed: Bandwidth, chunk: Chunk, serve: str, notes: l
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
         chunk_bytes=chunk.nbytes,
-        chunk_from=chunk.source,
+        chunk_from=chunk.why,
         placements=advice.placements,
         budget_bytes=advice.budget_bytes,
         request_s=advice.request_s,

@@ -13,7 +13,7 @@ from swapd.cli.common import ask, errors, say_error
 from swapd.device.driver import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, Component, Memory, PlanError
-from swapd.plan.chunks import Isolation
+from swapd.plan.chunks import Choice, Isolation
 from swapd.shared import config
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import parse_rate, size, typed_size
@@ -40,13 +40,6 @@ class Bandwidth(NamedTuple):
     """Bytes per second of copies to the device, and their source."""
 
     bytes_per_s: float
-    source: str
-
-
-class Chunk(NamedTuple):
-    """The device's chunk size, in bytes, and its source."""
-
-    nbytes: int
     source: str
 
 
@@ -78,25 +71,25 @@ def components_of(
     """The components, with the given options; and notes about the assumptions."""
     found: list[Component] = []
     for source in sources:
-        given = sizes.named(source)
-        found += [given] if given else sizes.of_path(sizes.found(source))
+        named = sizes.named(source)
+        found += [named] if named else sizes.of_path(sizes.found(source))
     if not sources and status is not None:
         found = sizes.of_daemon(status.components)
     if not found:
         raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
     sizes.check_names(found, sources)
     names = [c.name for c in found]
-    told = _Told(
+    given = _ByComponent(
         _pairs("--blocks", blocks, names, int),
         _pairs("--passes", passes, names, int),
         _pairs("--compute", compute, names, float),
     )
     notes: list[str] = []
     bare = {c.name for s in sources if (c := sizes.named(s))} if sources else set(names)
-    return [_filled(c, told, notes, by_size_alone=c.name in bare) for c in found], notes
+    return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
 
 
-class _Told(NamedTuple):
+class _ByComponent(NamedTuple):
     """The given options, by component."""
 
     blocks: dict[str, int]
@@ -104,19 +97,21 @@ class _Told(NamedTuple):
     compute_s: dict[str, float]
 
 
-def _filled(c: Component, told: _Told, notes: list[str], *, by_size_alone: bool) -> Component:
+def _filled(
+    c: Component, given: _ByComponent, notes: list[str], *, by_size_alone: bool
+) -> Component:
     """`c` with its options, or else defaults; adds a note for each assumption."""
-    blocks = told.blocks.get(c.name, c.blocks)
+    blocks = given.blocks.get(c.name, c.blocks)
     if not blocks and by_size_alone:
         blocks = ASSUMED_BLOCKS
         notes.append(f"{c.name}: taken to have {blocks} blocks; give --blocks {c.name}=N")
     if blocks != c.blocks:
         size_of_one = -(-c.nbytes // blocks)
         c = msgspec.structs.replace(c, blocks=blocks, block_bytes=size_of_one, rest_bytes=0)
-    passes = told.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
-    if passes > 1 and c.name not in told.passes:
+    passes = given.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
+    if passes > 1 and c.name not in given.passes:
         notes.append(f"{c.name}: taken to run {passes} times a request; give --passes {c.name}=N")
-    return msgspec.structs.replace(c, passes=passes, compute_s=told.compute_s.get(c.name))
+    return msgspec.structs.replace(c, passes=passes, compute_s=given.compute_s.get(c.name))
 
 
 def _pairs(
@@ -209,17 +204,17 @@ def advised(
     device: str | None,
     given: int | Literal["auto"] | None,
     isolation: Isolation,
-) -> tuple[Advice, Chunk]:
+) -> tuple[Advice, Choice]:
     """The advice of `plan_with` for the daemon's chunk, or for that of one on `device`."""
     rounded = "each component, or block of one, takes whole ones"
     if status is not None and given is None:
-        found = Chunk(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
+        found = Choice(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
         return plan_with(found.nbytes), found
     if device == "host" and not isinstance(given, int):
-        found = Chunk(config.HOST_CHUNK, f"the default of --chunk on the host; {rounded}")
+        found = Choice(config.HOST_CHUNK, f"the default of --chunk on the host; {rounded}")
         return plan_with(found.nbytes), found
     advice, choice = chunks.chosen(plan_with, _cost, given, isolation)
-    return advice, Chunk(choice.nbytes, f"{choice.why}; {rounded}")
+    return advice, Choice(choice.nbytes, f"{choice.why}; {rounded}")
 
 
 def _cost(advice: Advice) -> chunks.Cost:

@@ -42,41 +42,7 @@ class Report(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-def plan_vllm(
-    path: Path,
-    sources: Sequence[str],
-    *,
-    rooms: Sequence[str],
-    config: Path | None,
-    device_memory: str | None,
-    overhead: str | None,
-    bandwidth: str | None,
-    chunk: str | None,
-    isolation: Isolation,
-    overlay: bool,
-    json: bool,
-) -> None:
-    """Print the settings with which the stages of a deploy file share their GPUs."""
-    report = report_of(
-        deploy.read(path),
-        sources,
-        rooms=rooms,
-        config=config,
-        device_memory=device_memory,
-        overhead=overhead,
-        bandwidth=bandwidth,
-        chunk=chunk,
-        isolation=isolation,
-    )
-    if json:
-        print_json(report)
-    elif overlay:
-        typer.echo(report.overlay, nl=False)
-    else:
-        console.print(page(report))
-
-
-class Together(NamedTuple):
+class JointPlan(NamedTuple):
     """A plan of several deploy files."""
 
     #: One for each file: its stages alone, on GPUs whose budget is for all of them.
@@ -84,8 +50,8 @@ class Together(NamedTuple):
     gpus: list[GpuPlan]
 
 
-class Asked(NamedTuple):
-    """A deploy file to plan, and the user's words about its stages."""
+class StageFile(NamedTuple):
+    """A deploy file to plan, and what the user gives for its stages."""
 
     deploy: Deploy
     #: Sources of its weights' sizes: folders, files, or sizes by name.
@@ -94,63 +60,58 @@ class Asked(NamedTuple):
     config: Path | None = None
 
 
-def report_of(
-    found: Deploy,
-    sources: Sequence[str],
-    *,
-    rooms: Sequence[str] = (),
-    config: Path | None = None,
-    device_memory: str | None = None,
-    overhead: str | None = None,
-    bandwidth: str | None = None,
-    chunk: str | None = None,
-    isolation: Isolation = "relaxed",
-) -> Report:
-    """The settings for a deploy file. Raises: PlanError, with the sum if it cannot fit."""
-    return reports_of(
-        [Asked(found, sources, rooms, config)],
-        device_memory=device_memory,
-        overhead=overhead,
-        bandwidth=bandwidth,
-        chunk=chunk,
-        isolation=isolation,
-    ).reports[0]
+class Options(NamedTuple):
+    """The options of a plan, as typed."""
+
+    device_memory: str | None = None
+    overhead: str | None = None
+    bandwidth: str | None = None
+    chunk: str | None = None
+    isolation: Isolation = "relaxed"
+
+
+def plan_vllm(file: StageFile, options: Options, *, overlay: bool, json: bool) -> None:
+    """Print the settings with which the stages of a deploy file share their GPUs. Raises:
+    PlanError, with the sum if they cannot."""
+    (report,) = reports_of([file], options).reports
+    if json:
+        print_json(report)
+    elif overlay:
+        typer.echo(report.overlay, nl=False)
+    else:
+        console.print(page(report))
 
 
 def reports_of(
-    asked: Sequence[Asked],
+    files: Sequence[StageFile],
+    options: Options,
     *,
     servers: Callable[[Mapping[int, int]], Sequence[Server]] = lambda totals: (),
     on: Collection[int] = (),
     budgets: Mapping[int, int] = {},
-    device_memory: str | None = None,
-    overhead: str | None = None,
-    bandwidth: str | None = None,
-    chunk: str | None = None,
-    isolation: Isolation = "relaxed",
-) -> Together:
+) -> JointPlan:
     """The settings for several deploy files whose stages share their GPUs, and for `servers` of
     plain vLLM beside them, which it asks for with the memory of each GPU.
 
     `on`: the GPUs of servers. `budgets`: those that the user gives, by GPU. Raises: PlanError, with
     the sum if it cannot fit.
     """
-    for each in asked:
+    for each in files:
         if not any(s.ours for s in each.deploy.stages):
             raise PlanError(_nothing_ours(each.deploy))
-    gpus = {gpu for each in asked for s in each.deploy.stages for gpu in s.gpus}
-    totals = _totals({*gpus, *on}, given_size("--device-memory", device_memory))
+    gpus = {gpu for each in files for s in each.deploy.stages for gpu in s.gpus}
+    totals = _totals({*gpus, *on}, given_size("--device-memory", options.device_memory))
     beside = servers(totals)
-    components = [_components(each.deploy, each.sources) for each in asked]
-    known = [_config(each.config, each.sources) for each in asked]
-    given = [_rooms(each.rooms, each.deploy) for each in asked]
-    speed = bandwidth_of(bandwidth, None, None)
-    spare = given_size("--overhead", overhead)
+    components = [_components(each.deploy, each.sources) for each in files]
+    known = [_config(each.config, each.sources) for each in files]
+    given = [_rooms(each.rooms, each.deploy) for each in files]
+    speed = bandwidth_of(options.bandwidth, None, None)
+    spare = given_size("--overhead", options.overhead)
 
     def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
         wanted: dict[int, list[Claim]] = {}
         notes = []
-        for each, made_of, rooms, config in zip(asked, components, given, known, strict=True):
+        for each, made_of, rooms, config in zip(files, components, given, known, strict=True):
             own, said = claims.of(each.deploy, made_of, rooms, totals, config, nbytes)
             notes.append(said)
             for gpu, listed in own.items():
@@ -161,12 +122,14 @@ def reports_of(
         found = dict(sorted(wanted.items()))
         return shares.divide_all(found, totals, speed.bytes_per_s, spare, budgets), notes
 
-    (plans, notes), choice = chunks.chosen(plan_with, _cost, given_chunk(chunk), isolation)
+    (plans, notes), choice = chunks.chosen(
+        plan_with, _cost, given_chunk(options.chunk), options.isolation
+    )
     reports = [
-        _report(each.deploy, _those_of(each.deploy, plans), speed, choice, isolation, said)
-        for each, said in zip(asked, notes, strict=True)
+        _report(each.deploy, _those_of(each.deploy, plans), speed, choice, options.isolation, said)
+        for each, said in zip(files, notes, strict=True)
     ]
-    return Together(reports, plans)
+    return JointPlan(reports, plans)
 
 
 def _those_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
@@ -346,7 +309,7 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
     """Problems of the file as it is."""
     notes = []
     for plan in plans:
-        asked, terms = _asked(found, plan)
+        asked, terms = _as_written(found, plan)
         if terms and asked > plan.total_bytes:
             notes.append(
                 f"GPU {plan.gpu}: with the settings in {found.path.name} now ({terms}) it would "
@@ -369,7 +332,7 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
     return notes
 
 
-def _asked(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
+def _as_written(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
     """The stages' need of a GPU with the settings in their file, and these as a sum.
 
     A stage with a set size of its KV cache takes no more than that and its workspace.

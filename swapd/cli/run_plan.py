@@ -13,7 +13,7 @@ from typing import NamedTuple
 import typer
 
 from swapd.cli.common import console, errors
-from swapd.cli.plan_vllm import Asked, Together, reports_of
+from swapd.cli.plan_vllm import JointPlan, Options, StageFile, reports_of
 from swapd.plan import deploy, workspace
 from swapd.plan.advise import PlanError
 from swapd.plan.claims import Server
@@ -272,7 +272,7 @@ def _deployed(stage: Stage, overlay: Path, devices: Sequence[str]) -> Deploy:
 
 def _together(
     found: RunFile, deployed: Mapping[str, Deploy], device_memory: str | None
-) -> Together:
+) -> JointPlan:
     beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
     flags = [table.flags for table in found.daemons]
     chunks = {one["chunk"] for one in flags if "chunk" in one}
@@ -284,14 +284,21 @@ def _together(
     every = {gpu for one in deployed.values() for s in one.stages for gpu in s.gpus}
     given = {gpu: table.budget for gpu in every if (table := _table_of(found, gpu)) is not None}
     models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
+    strict = "strict" in [one.get("isolation") for one in flags]
+    options = Options(
+        device_memory,
+        chunk=next(iter(chunks), None),
+        isolation="strict" if strict else "relaxed",
+    )
     return reports_of(
-        [Asked(one, [str(model)]) for one, model in zip(deployed.values(), models, strict=True)],
+        [
+            StageFile(one, [str(model)])
+            for one, model in zip(deployed.values(), models, strict=True)
+        ],
+        options,
         servers=lambda totals: [_server(stage, found, totals) for stage in beside],
         on={gpu for stage in beside for gpu in _gpus(stage, found)},
         budgets={gpu: budget for gpu, budget in given.items() if budget is not None},
-        device_memory=device_memory,
-        chunk=next(iter(chunks), None),
-        isolation="strict" if "strict" in [one.get("isolation") for one in flags] else "relaxed",
     )
 
 
@@ -319,7 +326,7 @@ def _server(stage: Stage, found: RunFile, totals: Mapping[int, int]) -> Server:
 # --- daemons -------------------------------------------------------------------------------
 
 
-def _daemons(found: RunFile, plan: Together) -> list[Wanted]:
+def _daemons(found: RunFile, plan: JointPlan) -> list[Wanted]:
     """One for each GPU that is planned, with the settings of its table; and for a file, those of
     its other tables."""
     served = [gpu for gpu in plan.gpus if gpu.budget_bytes]

@@ -203,7 +203,7 @@ def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
     return SLOTS * in_chunks(c.block_bytes, chunk_bytes)
 
 
-class _Alike(NamedTuple):
+class _Blocks(NamedTuple):
     """Blocks of one component that each save the same in a request. Bytes."""
 
     name: str
@@ -214,16 +214,16 @@ class _Alike(NamedTuple):
     copied: int
 
 
-def _alike(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Alike]:
+def _blocks_of(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Blocks]:
     """Groups of `c`'s blocks: first until computing hides the other copies, then beyond."""
     taken, copied = in_chunks(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
     most = c.blocks - SLOTS
     waited = max(0.0, c.nbytes - c.rest_bytes - (c.compute_s or 0.0) * bytes_per_s)
     whole, part = divmod(waited, c.block_bytes)
     numbers = min(int(whole), most), min(int(whole) + 1, most)
-    yield _Alike(c.name, numbers[0], taken, copied, copied)
-    yield _Alike(c.name, numbers[1] - numbers[0], taken, c.passes * part, copied)
-    yield _Alike(c.name, most - numbers[1], taken, 0.0, copied)
+    yield _Blocks(c.name, numbers[0], taken, copied, copied)
+    yield _Blocks(c.name, numbers[1] - numbers[0], taken, c.passes * part, copied)
+    yield _Blocks(c.name, most - numbers[1], taken, 0.0, copied)
 
 
 def _blocks_kept(
@@ -235,7 +235,7 @@ def _blocks_kept(
     copying: so more memory is never worse.
     """
     kept = dict.fromkeys((c.name for c in streamed), 0)
-    found = [blocks for c in streamed for blocks in _alike(c, bytes_per_s, chunk_bytes)]
+    found = [blocks for c in streamed for blocks in _blocks_of(c, bytes_per_s, chunk_bytes)]
     for blocks in sorted(found, key=lambda b: (-b.waited / b.taken, -b.copied / b.taken)):
         fitting = min(left // blocks.taken, blocks.number)
         kept[blocks.name] += fitting
@@ -249,11 +249,11 @@ def _placement(c: Component, how: How, share: int, bytes_per_s: float) -> Placem
     step_s = request_s = 0.0
     moved = 0
     if how == "alternate":
-        request_s, moved = stall.loaded_s(transfer_s), c.nbytes
+        request_s, moved = transfer_s, c.nbytes
     elif how == "stream":
         compute_s = c.compute_s or 0.0
         step_s = stall.step_s(transfer_s, kept / c.nbytes, compute_s)
-        request_s = stall.streamed_s(transfer_s, kept / c.nbytes, compute_s, c.passes)
+        request_s = c.passes * step_s
         moved = c.passes * (c.nbytes - kept)
     return Placement(
         name=c.name,

@@ -126,7 +126,7 @@ class Share(msgspec.Struct, frozen=True):
     swap_in_s: float
 
 
-class Taken(msgspec.Struct, frozen=True):
+class Term(msgspec.Struct, frozen=True):
     """One term of the sum."""
 
     nbytes: int
@@ -153,7 +153,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
     budget_bytes: int
     shares: tuple[Share, ...]
     #: All memory that is neither arena nor room.
-    beside: tuple[Taken, ...]
+    beside: tuple[Term, ...]
     left_bytes: int
     #: All permanent memory: that outside the arena, and permanent components.
     stays_bytes: int
@@ -218,20 +218,20 @@ def divide(
     return _plan(gpu, claims, total, bytes_per_s, beside, arena)
 
 
-def _free(ours: Sequence[Claim], total: int, beside: Sequence[Taken]) -> int:
+def _free(ours: Sequence[Claim], total: int, beside: Sequence[Term]) -> int:
     """Memory for an arena, in whole chunks; negative if the rest alone exceeds the GPU."""
     free = total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
     return free // _chunk(ours) * _chunk(ours)
 
 
 def _outside(
-    gpu: int, ours: Sequence[Claim], total: int, beside: Sequence[Taken], budget: int
-) -> Taken:
+    gpu: int, ours: Sequence[Claim], total: int, beside: Sequence[Term], budget: int
+) -> Term:
     """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
     free = _free(ours, total, beside)
     if (given := budget // _chunk(ours) * _chunk(ours)) > free:
         raise DoesNotFit(_too_large(gpu, budget, ours, total, beside, free))
-    return Taken(free - given, f"outside of the budget of {size(budget)}")
+    return Term(free - given, f"outside of the budget of {size(budget)}")
 
 
 def _chunk(ours: Sequence[Claim]) -> int:
@@ -275,7 +275,7 @@ def _plan(
     claims: Sequence[Claim],
     total: int,
     bytes_per_s: float,
-    beside: Sequence[Taken],
+    beside: Sequence[Term],
     arena: _Arena,
 ) -> GpuPlan:
     ours, caches = arena.ours, _caches(arena)
@@ -342,19 +342,19 @@ def utilization(room: int, total: int) -> float:
     return floor(room * _STEPS / total) / _STEPS
 
 
-def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Taken]:
+def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Term]:
     taken = [
-        Taken(c.room, f"that {c.name} takes by itself, weights included")
+        Term(c.room, f"that {c.name} takes by itself, weights included")
         for c in claims
         if not c.ours
     ]
     if overhead is not None:
-        return [*taken, Taken(overhead, "overhead")]
+        return [*taken, Term(overhead, "overhead")]
     processes = len(claims) + any(c.ours for c in claims)
-    taken.append(Taken(processes * CONTEXT_BYTES, f"CUDA contexts of {processes} processes"))
+    taken.append(Term(processes * CONTEXT_BYTES, f"CUDA contexts of {processes} processes"))
     if graphs := [c.name for c in claims if c.graphs]:
-        taken.append(Taken(len(graphs) * GRAPHS_BYTES, f"CUDA graphs of {', '.join(graphs)}"))
-    return [*taken, Taken(RESERVE_BYTES, "in reserve")]
+        taken.append(Term(len(graphs) * GRAPHS_BYTES, f"CUDA graphs of {', '.join(graphs)}"))
+    return [*taken, Term(RESERVE_BYTES, "in reserve")]
 
 
 def _staying(claim: Claim) -> int:
@@ -485,7 +485,7 @@ def _too_large(
     budget: int,
     ours: Sequence[Claim],
     total: int,
-    beside: Sequence[Taken],
+    beside: Sequence[Term],
     free: int,
 ) -> str:
     left = size(free) if free > 0 else "nothing"
@@ -495,7 +495,7 @@ def _too_large(
     )
 
 
-def _less(ours: Sequence[Claim], beside: Sequence[Taken]) -> str:
+def _less(ours: Sequence[Claim], beside: Sequence[Term]) -> str:
     """The memory on a GPU beside the arena, as terms of a sum."""
     rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
     terms = "".join(f" - {t}" for t in beside)
@@ -503,7 +503,7 @@ def _less(ours: Sequence[Claim], beside: Sequence[Taken]) -> str:
 
 
 def _too_much(
-    gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Taken], arena: _Arena
+    gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Term], arena: _Arena
 ) -> str:
     ours, caches = arena.ours, _least_caches(arena.ours)
     needed = arena.needed(caches)

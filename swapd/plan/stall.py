@@ -35,11 +35,6 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
     return moved // _COUNTED
 
 
-def loaded_s(transfer_s: float) -> float:
-    """The wait of one request for a component that is loaded as a whole."""
-    return transfer_s
-
-
 def step_s(transfer_s: float, share: float, compute_s: float) -> float:
     """The wait of one pass for a streamed component, of which `share` is kept.
 
@@ -47,8 +42,3 @@ def step_s(transfer_s: float, share: float, compute_s: float) -> float:
     Neglects the first block, whose copy overlaps nothing.
     """
     return max(0.0, (1.0 - share) * transfer_s - compute_s)
-
-
-def streamed_s(transfer_s: float, share: float, compute_s: float, passes: int) -> float:
-    """The wait of one request for a streamed component, of which `share` is kept."""
-    return passes * step_s(transfer_s, share, compute_s)

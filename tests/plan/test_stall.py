@@ -35,7 +35,7 @@ def test_streaming_waits_as_long_as_the_formula_says(
 ) -> None:
     blocks, copy_s = streamed * every, 1.0
     transfer_s, share = blocks * copy_s, 1 - 1 / every
-    expected = stall.streamed_s(transfer_s, share, blocks * compute, passes)
+    expected = passes * stall.step_s(transfer_s, share, blocks * compute)
     waited = simulated(blocks, every, copy_s, compute, passes)
     # the very first copy hides behind no computing, and the computing after the last hides none
     assert abs(waited - expected) <= 2 * copy_s + every * compute
@@ -58,8 +58,4 @@ def test_what_is_kept_need_not_be_copied() -> None:
 
 def test_computing_hides_copies_up_to_its_own_length() -> None:
     assert stall.step_s(8.0, 0.0, 8.0) == 0.0
-    assert stall.streamed_s(8.0, 0.0, 6.0, 20) == pytest.approx(40.0)
-
-
-def test_whole_loads_are_waited_for_once_a_request() -> None:
-    assert stall.loaded_s(8.0) == 8.0
+    assert stall.step_s(8.0, 0.0, 6.0) == pytest.approx(2.0)
