@@ -7,7 +7,7 @@ import typer
 
 import swapd_client
 from swapd.shared import config, daemons
-from swapd.shared.daemons import Found
+from swapd.shared.daemons import RunningDaemon
 from swapd_client.errors import SwapdError
 
 #: For every command that asks a daemon.
@@ -38,7 +38,7 @@ def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
     return _of_device(found, device, timeout)
 
 
-def only(found: list[Found]) -> Path | None:
+def only(found: list[RunningDaemon]) -> Path | None:
     """The folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
     if len(found) > 1:
         raise SeveralDaemons(
@@ -48,7 +48,7 @@ def only(found: list[Found]) -> Path | None:
     return found[0].folder if found else None
 
 
-def _of_device(found: list[Found], device: str, timeout: float) -> Path:
+def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
     """The daemon in the default folder of `device`, else the only one that serves it."""
     usual = config.default_folder(device)
     if any(daemon.folder == usual.resolve() for daemon in found):

@@ -21,23 +21,23 @@ from swapd.cli.plan_of import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_vllm import Options, StageFile, plan_vllm
+from swapd.cli.plan_vllm import PlanOptions, StageFile, plan_vllm
 from swapd.plan import deploy, paste
-from swapd.plan.advise import Advice, Memory, Placement, PlanError, advise
-from swapd.plan.chunks import Choice, Isolation
+from swapd.plan.advise import Advice, MemoryBudget, PlanError, Treatment, advise
+from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
 
-class Report(msgspec.Struct, frozen=True):
+class PlanReport(msgspec.Struct, frozen=True):
     """The output of `swapd plan --json`."""
 
-    memory: Memory
+    memory: MemoryBudget
     bytes_per_s: float
     bandwidth_from: str
     chunk_bytes: int
     chunk_from: str
-    placements: tuple[Placement, ...]
+    placements: tuple[Treatment, ...]
     budget_bytes: int
     request_s: float
     moved_bytes: int
@@ -142,7 +142,7 @@ def plan(
         }
         if mixed := [option for option, said in others.items() if said]:
             raise PlanError(f"{', '.join(mixed)} has no effect with --vllm; leave it out")
-        settings = Options(device_memory, overhead, bandwidth, chunk, isolation)
+        settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy.read(vllm), given, room or [], config)
         return plan_vllm(file, settings, overlay=overlay, json=json)
     if room or overlay or config:
@@ -180,8 +180,8 @@ def plan(
 
 
 def _report(
-    advice: Advice, speed: Bandwidth, chunk: Choice, serve: str, notes: list[str]
-) -> Report:
+    advice: Advice, speed: Bandwidth, chunk: ChunkChoice, serve: str, notes: list[str]
+) -> PlanReport:
     unknown = [p.name for p in advice.treated("stream") if not p.compute_known]
     if unknown:
         notes = [
@@ -189,7 +189,7 @@ def _report(
             f"{', '.join(unknown)}: its compute time is unknown, so the plan assumes that it hides "
             f"no copy; give --compute {unknown[0]}=SECONDS of one pass",
         ]
-    return Report(
+    return PlanReport(
         memory=advice.memory,
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
@@ -207,7 +207,7 @@ def _report(
     )
 
 
-def page(report: Report) -> RenderableType:
+def page(report: PlanReport) -> RenderableType:
     """The whole advice for people."""
     parts: list[RenderableType] = [
         Text(str(report.memory)),
@@ -228,7 +228,7 @@ def page(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def _cost(report: Report) -> str:
+def _cost(report: PlanReport) -> str:
     if not report.moved_bytes:
         return "everything fits: no copies, and no waits"
     said = (
@@ -242,7 +242,7 @@ def _cost(report: Report) -> str:
     )
 
 
-def _table(placements: Iterable[Placement]) -> Table:
+def _table(placements: Iterable[Treatment]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("component", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
@@ -263,7 +263,7 @@ def _table(placements: Iterable[Placement]) -> Table:
     return table
 
 
-def _each_pass(p: Placement) -> str:
+def _each_pass(p: Treatment) -> str:
     if p.how != "stream":
         return ""
     return f"{seconds(p.step_s)} x {p.passes}" if p.step_s else "hidden"

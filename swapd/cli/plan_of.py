@@ -12,8 +12,8 @@ from swapd.bench import swap_in
 from swapd.cli.common import ask, errors, say_error
 from swapd.device.driver import checked, load
 from swapd.plan import chunks, sizes
-from swapd.plan.advise import Advice, Component, Memory, PlanError
-from swapd.plan.chunks import Choice, Isolation
+from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
+from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.shared import config
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import parse_rate, size, typed_size
@@ -67,9 +67,9 @@ def components_of(
     passes: Sequence[str],
     blocks: Sequence[str],
     compute: Sequence[str],
-) -> tuple[list[Component], list[str]]:
+) -> tuple[list[ModelComponent], list[str]]:
     """The components, with the given options; and notes about the assumptions."""
-    found: list[Component] = []
+    found: list[ModelComponent] = []
     for source in sources:
         named = sizes.named(source)
         found += [named] if named else sizes.of_path(sizes.found(source))
@@ -98,8 +98,8 @@ class _ByComponent(NamedTuple):
 
 
 def _filled(
-    c: Component, given: _ByComponent, notes: list[str], *, by_size_alone: bool
-) -> Component:
+    c: ModelComponent, given: _ByComponent, notes: list[str], *, by_size_alone: bool
+) -> ModelComponent:
     """`c` with its options, or else defaults; adds a note for each assumption."""
     blocks = given.blocks.get(c.name, c.blocks)
     if not blocks and by_size_alone:
@@ -152,13 +152,13 @@ def memory_of(
     kv_cache: int | None,
     activations: int | None,
     overhead: int | None,
-) -> Memory:
+) -> MemoryBudget:
     """The device's memory and its other uses; a daemon's budget is for weights alone."""
     total = given_size("--device-memory", device_memory)
     beside = kv_cache is not None or activations is not None
     if total is None and status is not None:
         if not beside or not status.device_bytes:
-            return Memory(status.budget_bytes, kv_cache or 0, activations or 0, overhead or 0)
+            return MemoryBudget(status.budget_bytes, kv_cache or 0, activations or 0, overhead or 0)
         total = status.device_bytes
     if total is None and device is not None and device != "host":
         total = gpu_memory(device)
@@ -166,7 +166,7 @@ def memory_of(
         raise PlanError("the memory of the device is unknown: give --device-memory 16GiB")
     if overhead is None:
         overhead = round(total * _OVERHEAD_SHARE)
-    return Memory(total, kv_cache or 0, activations or 0, overhead)
+    return MemoryBudget(total, kv_cache or 0, activations or 0, overhead)
 
 
 def gpu_memory(device: str) -> int:
@@ -204,17 +204,17 @@ def advised(
     device: str | None,
     given: int | Literal["auto"] | None,
     isolation: Isolation,
-) -> tuple[Advice, Choice]:
+) -> tuple[Advice, ChunkChoice]:
     """The advice of `plan_with` for the daemon's chunk, or for that of one on `device`."""
     rounded = "each component, or block of one, takes whole ones"
     if status is not None and given is None:
-        found = Choice(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
+        found = ChunkChoice(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
         return plan_with(found.nbytes), found
     if device == "host" and not isinstance(given, int):
-        found = Choice(config.HOST_CHUNK, f"the default of --chunk on the host; {rounded}")
+        found = ChunkChoice(config.HOST_CHUNK, f"the default of --chunk on the host; {rounded}")
         return plan_with(found.nbytes), found
     advice, choice = chunks.chosen(plan_with, _cost, given, isolation)
-    return advice, Choice(choice.nbytes, f"{choice.why}; {rounded}")
+    return advice, ChunkChoice(choice.nbytes, f"{choice.why}; {rounded}")
 
 
 def _cost(advice: Advice) -> chunks.Cost:

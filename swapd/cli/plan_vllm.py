@@ -13,18 +13,18 @@ from rich.text import Text
 from swapd.cli.common import console, print_json
 from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
 from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
-from swapd.plan.advise import Component, PlanError
+from swapd.plan.advise import ModelComponent, PlanError
 from swapd.plan.chunks import Isolation
-from swapd.plan.claims import Server
+from swapd.plan.claims import PlainServer
 from swapd.plan.deploy import Deploy
-from swapd.plan.shares import Claim, GpuPlan, Larger
+from swapd.plan.shares import Demand, GpuPlan, Larger
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
 from swapd_client.vllm import checkpoint
 from swapd_client.vllm.options import KEY
 
 
-class Report(msgspec.Struct, frozen=True):
+class VllmPlanReport(msgspec.Struct, frozen=True):
     """The output of `swapd plan --vllm --json`."""
 
     gpus: tuple[GpuPlan, ...]
@@ -46,7 +46,7 @@ class JointPlan(NamedTuple):
     """A plan of several deploy files."""
 
     #: One for each file: its stages alone, on GPUs whose budget is for all of them.
-    reports: list[Report]
+    reports: list[VllmPlanReport]
     gpus: list[GpuPlan]
 
 
@@ -60,7 +60,7 @@ class StageFile(NamedTuple):
     config: Path | None = None
 
 
-class Options(NamedTuple):
+class PlanOptions(NamedTuple):
     """The options of a plan, as typed."""
 
     device_memory: str | None = None
@@ -70,7 +70,7 @@ class Options(NamedTuple):
     isolation: Isolation = "relaxed"
 
 
-def plan_vllm(file: StageFile, options: Options, *, overlay: bool, json: bool) -> None:
+def plan_vllm(file: StageFile, options: PlanOptions, *, overlay: bool, json: bool) -> None:
     """Print the settings with which the stages of a deploy file share their GPUs. Raises:
     PlanError, with the sum if they cannot."""
     (report,) = reports_of([file], options).reports
@@ -84,9 +84,9 @@ def plan_vllm(file: StageFile, options: Options, *, overlay: bool, json: bool) -
 
 def reports_of(
     files: Sequence[StageFile],
-    options: Options,
+    options: PlanOptions,
     *,
-    servers: Callable[[Mapping[int, int]], Sequence[Server]] = lambda totals: (),
+    servers: Callable[[Mapping[int, int]], Sequence[PlainServer]] = lambda totals: (),
     on: Collection[int] = (),
     budgets: Mapping[int, int] = {},
 ) -> JointPlan:
@@ -109,7 +109,7 @@ def reports_of(
     spare = given_size("--overhead", options.overhead)
 
     def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
-        wanted: dict[int, list[Claim]] = {}
+        wanted: dict[int, list[Demand]] = {}
         notes = []
         for each, made_of, rooms, config in zip(files, components, given, known, strict=True):
             own, said = claims.of(each.deploy, made_of, rooms, totals, config, nbytes)
@@ -171,9 +171,9 @@ def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
         raise PlanError("the memory of a GPU is unknown: give --device-memory 80GiB") from exc
 
 
-def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
+def _components(found: Deploy, sources: Sequence[str]) -> list[ModelComponent]:
     """The components of the sources, and the parts of them that stages name."""
-    components: list[Component] = []
+    components: list[ModelComponent] = []
     for source in sources:
         given = sizes.named(source)
         if given:
@@ -187,7 +187,7 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[Component]:
     return components
 
 
-def _as_loaded(c: Component, path: Path, found: Deploy) -> Component:
+def _as_loaded(c: ModelComponent, path: Path, found: Deploy) -> ModelComponent:
     """A component of a model as vLLM-Omni loads it, if that is a stage: in the type of its numbers,
     and with tensors of other stages that it keeps."""
     stage = next((s for s in found.stages if c.name in claims.names_of(s)), None)
@@ -253,13 +253,13 @@ def _report(
     found: Deploy,
     plans: Sequence[GpuPlan],
     speed: Bandwidth,
-    chunk: chunks.Choice,
+    chunk: chunks.ChunkChoice,
     isolation: Isolation,
     notes: list[str],
-) -> Report:
+) -> VllmPlanReport:
     settings = _settings(found, plans)
     ours = [p for p in plans if p.budget_bytes]
-    return Report(
+    return VllmPlanReport(
         gpus=tuple(plans),
         bytes_per_s=speed.bytes_per_s,
         bandwidth_from=speed.source,
@@ -368,7 +368,7 @@ def _caches_said(found: Deploy, plan: GpuPlan) -> list[str]:
     ]
 
 
-def page(report: Report) -> RenderableType:
+def page(report: VllmPlanReport) -> RenderableType:
     """The whole report for people."""
     parts: list[RenderableType] = []
     for plan in report.gpus:

@@ -11,7 +11,7 @@ from rich.text import Text
 import swapd_client
 from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Json, Timeout, console, print_json
 from swapd.shared import daemons
-from swapd.shared.daemons import Found
+from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
@@ -54,7 +54,7 @@ def ps(json: Json = False, timeout: Timeout = TIMEOUT_S) -> None:
         console.print("no swapd of this user runs here; start one: swapd serve --budget 40GiB")
 
 
-def _listed(daemon: Found, timeout: float) -> Listed:
+def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
     folder = str(daemon.folder)
     if daemon.unreachable:
         return Listed(daemon.pid, folder, problem=daemon.unreachable)

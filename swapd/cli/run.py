@@ -12,7 +12,7 @@ import typer
 
 from swapd.cli.common import errors, say_error
 from swapd.cli.comparisons import list_all
-from swapd.cli.run_compare import Options
+from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
 from swapd.cli.run_plan import RunPlan, planned
 from swapd.cli.run_stages import environment_on, records_of, run_stages, say_serving
@@ -176,7 +176,7 @@ def run(
         raise typer.BadParameter("--rounds, --until, --for and --ready are for --compare: add it")
     try:
         if compare:
-            options = Options(setting, rounds, until, span, ready)
+            options = ComparisonOptions(setting, rounds, until, span, ready)
             sys.exit(compare_both(found, folder, options, device_memory, dry_run=dry_run))
         plan = planned(found, folder, device_memory)
         if dry_run:

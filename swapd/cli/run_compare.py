@@ -21,9 +21,9 @@ from swapd.run import child, comparison, outcome, ready, servers
 from swapd.run.child import SIGNALLED, CannotRun
 from swapd.run.commands import command_of
 from swapd.run.comparison import Comparison, Round, Side
-from swapd.run.daemons import Serving, joinable, serving
-from swapd.run.file import COMMAND, RunFile, Stage
-from swapd.run.ready import Address
+from swapd.run.daemons import ServingDaemon, joinable, serving
+from swapd.run.file import COMMAND, RunFile, StageSpec
+from swapd.run.ready import ServerAddress
 from swapd.run.runner import Runner
 from swapd.run.sampling import Sampler, sampled
 from swapd.run.settings import DaemonTable, names_of
@@ -39,7 +39,7 @@ _ENDS_IN_S = 60.0
 _INSTEAD = "compare two settings, with --set NAME=VALUE"
 
 
-class Options(NamedTuple):
+class ComparisonOptions(NamedTuple):
     """The options of a comparison, as given."""
 
     #: Settings of the second side; none: the first side runs without swapd.
@@ -51,14 +51,14 @@ class Options(NamedTuple):
     ready: str | None = None
 
 
-class Load(NamedTuple):
+class ServerLoad(NamedTuple):
     """What ends a server: a command that uses it, or one that waits."""
 
     words: tuple[str, ...]
     #: Whether it uses the server, so that its time counts.
     counts: bool
     #: Where the server answers once it is ready; None: it is ready at once.
-    address: Address | None
+    address: ServerAddress | None
 
 
 class Way(NamedTuple):
@@ -66,13 +66,18 @@ class Way(NamedTuple):
 
     side: Side
     plan: RunPlan
-    load: Load | None
+    load: ServerLoad | None
     #: For logs and overlays.
     folder: Path
 
 
 def compare(
-    found: RunFile, folder: Path, options: Options, device_memory: str | None, *, dry_run: bool
+    found: RunFile,
+    folder: Path,
+    options: ComparisonOptions,
+    device_memory: str | None,
+    *,
+    dry_run: bool,
 ) -> int:
     """Run it in both ways, print and keep the table; return the exit status.
 
@@ -171,7 +176,7 @@ def _check_ends(found: RunFile) -> None:
         )
 
 
-def _load(stage: Stage, options: Options) -> Load | None:
+def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
     """What ends the command, if it does not end by itself. Raises: ConfigError."""
     if options.until is not None and options.span is not None:
         raise ConfigError("give either --until COMMAND or --for SECONDS, not both")
@@ -182,7 +187,7 @@ def _load(stage: Stage, options: Options) -> Load | None:
             span_s = parse_span(options.span)
         except ValueError as exc:
             raise ConfigError(f"--for: {exc}") from exc
-        return Load(("sleep", f"{span_s:f}"), False, address)
+        return ServerLoad(("sleep", f"{span_s:f}"), False, address)
     if options.until is not None:
         words = _split(options.until)
         if address is None:
@@ -190,7 +195,7 @@ def _load(stage: Stage, options: Options) -> Load | None:
                 "--until needs to know when the command is ready: give --ready, a port, HOST:PORT, "
                 "http://HOST:PORT/PAGE or the path of a socket"
             )
-        return Load(words, True, address)
+        return ServerLoad(words, True, address)
     if command.kind != "other":
         raise ConfigError(
             "a server does not end by itself: give --until COMMAND, a client whose end ends the "
@@ -224,7 +229,7 @@ def _check_alone(ways: Sequence[Way]) -> None:
                 )
 
 
-def _check_free(address: Address) -> None:
+def _check_free(address: ServerAddress) -> None:
     if ready.listens(address):
         raise SwapdError(
             f"{address} answers already, and would be taken for the command: end it first"
@@ -274,7 +279,7 @@ def _round(way: Way, devices: Sequence[str]) -> Round:
         return Round(1, why=str(exc))
 
 
-def _measured(way: Way, daemons: Sequence[Serving], sampler: Sampler) -> Round:
+def _measured(way: Way, daemons: Sequence[ServingDaemon], sampler: Sampler) -> Round:
     began = time.monotonic()
     with sampled(sampler):
         if way.load is not None:
@@ -302,7 +307,7 @@ def _load_s(runner: Runner) -> float | None:
     return ends[0] if len(ends) == 1 else None
 
 
-def _server_with_load(way: Way, load: Load, daemons: Sequence[Serving]) -> Round:
+def _server_with_load(way: Way, load: ServerLoad, daemons: Sequence[ServingDaemon]) -> Round:
     """Run a server as a stage, and its load as another, until one of them ends."""
     server = way.plan.file.stages[COMMAND]._replace(
         name="server",
@@ -310,7 +315,7 @@ def _server_with_load(way: Way, load: Load, daemons: Sequence[Serving]) -> Round
         ends_all=True,
         stop_timeout_s=_ENDS_IN_S,
     )
-    uses = Stage("load", command_of(load.words), {}, server.directory)
+    uses = StageSpec("load", command_of(load.words), {}, server.directory)
     uses = uses._replace(after=("server",), ends_all=True)
     file = way.plan.file._replace(stages={"server": server, "load": uses})
     status, runner = run_stages(file, daemons, way.folder, load.address)
@@ -333,7 +338,7 @@ def _server_with_load(way: Way, load: Load, daemons: Sequence[Serving]) -> Round
 
 
 @contextmanager
-def _to_itself(address: Address | None) -> Iterator[None]:
+def _to_itself(address: ServerAddress | None) -> Iterator[None]:
     """Have the server's address alone. Afterwards, remove a socket that the server leaves: the next
     server could not listen there. Raises: SwapdError if another server answers."""
     if address is None:

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import typer
 
 from swapd.cli.common import console, errors
-from swapd.cli.plan_vllm import JointPlan, Options, StageFile, reports_of
+from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of
 from swapd.plan import deploy, workspace
 from swapd.plan.advise import PlanError
-from swapd.plan.claims import Server
+from swapd.plan.claims import PlainServer
 from swapd.plan.deploy import Deploy
 from swapd.run import budgets, gpus, servers
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option, shards_of
-from swapd.run.daemons import Wanted, joinable
-from swapd.run.file import OF_ONE, RunFile, Stage
+from swapd.run.daemons import DaemonSpec, joinable
+from swapd.run.file import OF_ONE, RunFile, StageSpec
 from swapd.run.settings import DaemonTable
 from swapd.shared import config
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
@@ -44,7 +44,7 @@ class RunPlan(NamedTuple):
 
     #: With its commands as they are started.
     file: RunFile
-    daemons: Sequence[Wanted] = ()
+    daemons: Sequence[DaemonSpec] = ()
     #: Files to write, by their paths.
     files: Mapping[Path, str] = {}
 
@@ -69,12 +69,12 @@ class RunPlan(NamedTuple):
             path.write_text(text)
 
 
-def _line(stage: Stage) -> str:
+def _line(stage: StageSpec) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in stage.environment.items()]
     return " ".join([*variables, shlex.join(stage.command.words)])
 
 
-def _about(stage: Stage) -> str:
+def _about(stage: StageSpec) -> str:
     after = f", after {', '.join(stage.after)}" if stage.after else ""
     retries = f" {stage.retries} times" if stage.retries is not None else ""
     restart = "" if stage.restart == "no" else f", restart {stage.restart}{retries}"
@@ -116,7 +116,7 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 
 
 def _with(
-    found: RunFile, daemons: Sequence[Wanted], folder: Path, planned: Collection[str]
+    found: RunFile, daemons: Sequence[DaemonSpec], folder: Path, planned: Collection[str]
 ) -> RunFile:
     """With each command as it is started. `planned`: stages that get an overlay in `folder`."""
     stages = {}
@@ -133,13 +133,13 @@ def _with(
     return found._replace(stages=stages)
 
 
-def _shown(stage: Stage, found: RunFile) -> dict[str, str]:
+def _shown(stage: StageSpec, found: RunFile) -> dict[str, str]:
     on = _devices(found) or [table.device for table in found.daemons if table.device]
     source = f"[daemon] of {found.path}" if found.path else "-d"
     return servers.on_devices(stage.command, on, source)
 
 
-def _seen_from_here(stage: Stage) -> Command:
+def _seen_from_here(stage: StageSpec) -> Command:
     """Its command with the program and the files that it names as this process finds them."""
     command, folder = stage.command, stage.directory
     program = command.words[0]
@@ -160,7 +160,7 @@ def _check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
 
     `read`: the deploy files of servers of vLLM-Omni, as far as they are known. Raises: PlanError.
     """
-    seen: dict[tuple[str, str], list[Stage]] = {}
+    seen: dict[tuple[str, str], list[StageSpec]] = {}
     for stage in found.stages.values():
         for key in dict.fromkeys(_components(stage, found, read.get(stage.name))):
             for other in seen.get(key, ()):
@@ -174,7 +174,7 @@ def _check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
             seen.setdefault(key, []).append(stage)
 
 
-def _components(stage: Stage, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
+def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
     """The components that a stage's processes have, each with the device of its daemon."""
     host = _on_host([table.device or budgets.devices()[0] for table in found.daemons])
     stages = [one for one in read.stages if one.has_components] if read else []
@@ -187,7 +187,7 @@ def _components(stage: Stage, found: RunFile, read: Deploy | None) -> Iterator[t
             yield f"{name}.tp0" if shards > 1 else name, device
 
 
-def _ends_before(first: Stage, then: Stage, found: RunFile) -> bool:
+def _ends_before(first: StageSpec, then: StageSpec, found: RunFile) -> bool:
     """Whether `then` starts only after `first` has ended."""
     before = [found.stages[name] for name in then.after]
     return first.ready == "ended" and any(
@@ -208,7 +208,7 @@ def _on_host(devices: Collection[str]) -> bool:
     return set(devices) == {"host"}
 
 
-def _gpus(stage: Stage, found: RunFile) -> tuple[int, ...]:
+def _gpus(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
     """Those of a server of plain vLLM, by their numbers here. Raises: ConfigError if there is no
     daemon for one that the stage is shown."""
     needed, said = shards_of(stage.command), stage.environment.get(VISIBLE_VARIABLE)
@@ -251,7 +251,7 @@ def _deploy_of(command: Command) -> Deploy | None:
         return None  # vllm-omni says so
 
 
-def _deployed(stage: Stage, overlay: Path, devices: Sequence[str]) -> Deploy:
+def _deployed(stage: StageSpec, overlay: Path, devices: Sequence[str]) -> Deploy:
     """The deploy file of a server, with swapd's workers in all stages. Says what it changes.
 
     `overlay`: the path of the file that the server is to get. Raises: PlanError.
@@ -285,7 +285,7 @@ def _together(
     given = {gpu: table.budget for gpu in every if (table := _table_of(found, gpu)) is not None}
     models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
     strict = "strict" in [one.get("isolation") for one in flags]
-    options = Options(
+    options = PlanOptions(
         device_memory,
         chunk=next(iter(chunks), None),
         isolation="strict" if strict else "relaxed",
@@ -302,7 +302,7 @@ def _together(
     )
 
 
-def _server(stage: Stage, found: RunFile, totals: Mapping[int, int]) -> Server:
+def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> PlainServer:
     """A server of plain vLLM beside those of vLLM-Omni: it has to say what it takes."""
     on, words = _gpus(stage, found), stage.command.words
     weights = budgets.weights_of(_seen_from_here(stage))
@@ -320,13 +320,13 @@ def _server(stage: Stage, found: RunFile, totals: Mapping[int, int]) -> Server:
             )
     except ValueError as exc:
         raise PlanError(f"{stage.name}: {_KV_CACHE} or {_UTILIZATION}: {exc}") from exc
-    return Server(component_of(stage.command), on, weights, room, _EAGER not in words)
+    return PlainServer(component_of(stage.command), on, weights, room, _EAGER not in words)
 
 
 # --- daemons -------------------------------------------------------------------------------
 
 
-def _daemons(found: RunFile, plan: JointPlan) -> list[Wanted]:
+def _daemons(found: RunFile, plan: JointPlan) -> list[DaemonSpec]:
     """One for each GPU that is planned, with the settings of its table; and for a file, those of
     its other tables."""
     served = [gpu for gpu in plan.gpus if gpu.budget_bytes]
@@ -340,13 +340,15 @@ def _daemons(found: RunFile, plan: JointPlan) -> list[Wanted]:
         table = _table_of(found, gpu.gpu)
         assert table is not None  # stages are on devices of tables only
         tables.add(table.device)
-        one = Wanted(f"cuda:{gpu.gpu}", gpu.budget_bytes, "the budget in the plan", gpu.chunk_bytes)
+        one = DaemonSpec(
+            f"cuda:{gpu.gpu}", gpu.budget_bytes, "the budget in the plan", gpu.chunk_bytes
+        )
         daemons.append(_of_table(one, table, found))
     others = [table for table in found.daemons if found.path and table.device not in tables]
     return daemons + [one for table in others for one in _usual(table, found)]
 
 
-def _of_table(wanted: Wanted, table: DaemonTable, found: RunFile) -> Wanted:
+def _of_table(wanted: DaemonSpec, table: DaemonTable, found: RunFile) -> DaemonSpec:
     """A daemon with the settings of its table, and the table's budget if it has one."""
     others = tuple(table.flags.items())
     if table.budget is None:
@@ -367,7 +369,7 @@ def _table_of(found: RunFile, gpu: int) -> DaemonTable | None:
     return next(named, _for_all(found))
 
 
-def _usual(table: DaemonTable, found: RunFile) -> list[Wanted]:
+def _usual(table: DaemonTable, found: RunFile) -> list[DaemonSpec]:
     """The daemons of a table without planned stages: one for each device.
 
     Raises: PlanError, if the free memory is unknown.

@@ -13,11 +13,11 @@ from swapd.cli.common import OWN_LABEL, console, errors, say_error
 from swapd.log.history import last_run, read
 from swapd.log.records import Record
 from swapd.run import ready
-from swapd.run.daemons import Serving, endpoint_of
+from swapd.run.daemons import ServingDaemon, endpoint_of
 from swapd.run.file import RunFile
 from swapd.run.outcome import stage_of
 from swapd.run.output import Output
-from swapd.run.ready import Address
+from swapd.run.ready import ServerAddress
 from swapd.run.runner import Runner
 from swapd.shared import config
 from swapd.shared.text import plain
@@ -30,7 +30,10 @@ _ASKED_S = 1.0
 
 
 def run_stages(
-    found: RunFile, daemons: Sequence[Serving], folder: Path, address: Address | None = None
+    found: RunFile,
+    daemons: Sequence[ServingDaemon],
+    folder: Path,
+    address: ServerAddress | None = None,
 ) -> tuple[int, Runner]:
     """Run all stages to their end; return the exit status, and the fate of each. Main thread only.
 
@@ -43,7 +46,7 @@ def run_stages(
         return runner.run(), runner
 
 
-def say_serving(daemons: Sequence[Serving]) -> None:
+def say_serving(daemons: Sequence[ServingDaemon]) -> None:
     """Say where each daemon serves, and settings of the run that a joined one does not take."""
     for one in daemons:
         errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
@@ -59,7 +62,7 @@ def say_serving(daemons: Sequence[Serving]) -> None:
             )
 
 
-def environment_on(daemons: Sequence[Serving]) -> dict[str, str]:
+def environment_on(daemons: Sequence[ServingDaemon]) -> dict[str, str]:
     """The environment of a command which uses these daemons; it names none if there are none."""
     if daemons:
         return config.environment_with(endpoint_of(daemons))
@@ -68,7 +71,7 @@ def environment_on(daemons: Sequence[Serving]) -> dict[str, str]:
     return environment
 
 
-def records_of(one: Serving) -> list[Record] | None:
+def records_of(one: ServingDaemon) -> list[Record] | None:
     """The swap log of a daemon's run so far; None if that is unreadable, with a message."""
     try:
         with swapd_client.connect(one.folder, label=_LABEL) as client:
@@ -79,7 +82,7 @@ def records_of(one: Serving) -> list[Record] | None:
         return None
 
 
-def _say_if_gone(here: list[Serving], folder: Path, output: Output) -> None:
+def _say_if_gone(here: list[ServingDaemon], folder: Path, output: Output) -> None:
     """Say that a daemon is gone: each stage notices by itself, in many words."""
     for one in list(here):
         if one.process is not None and (status := one.process.poll()) is not None:
@@ -109,7 +112,7 @@ def _number(stream: TextIO | None) -> int:
 
 @contextmanager
 def _up(
-    daemons: Sequence[Serving], address: Address | None
+    daemons: Sequence[ServingDaemon], address: ServerAddress | None
 ) -> Iterator[Callable[[Collection[str]], Collection[str]]]:
     """A call that finds out which of some stages are ready: by their `address`, else by asking the
     daemons which have registered a component."""

@@ -42,7 +42,7 @@ class DoesNotFit(PlanError):
     """No treatment makes the components fit; the message has the whole sum."""
 
 
-class Component(msgspec.Struct, frozen=True):
+class ModelComponent(msgspec.Struct, frozen=True):
     """A component to place. Only a component with blocks can be streamed."""
 
     name: str
@@ -54,7 +54,7 @@ class Component(msgspec.Struct, frozen=True):
     compute_s: float | None = None  # of one pass; None if unknown
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryBudget(msgspec.Struct, frozen=True):
     """A device's memory, and its other uses. Bytes."""
 
     total: int
@@ -78,7 +78,7 @@ class Memory(msgspec.Struct, frozen=True):
         return f"{size(self.total)}{less} leaves {left} for weights"
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Treatment(msgspec.Struct, frozen=True):
     """The treatment of one component, and its cost. Seconds are waits for copies."""
 
     name: str
@@ -95,9 +95,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    memory: Memory
+    memory: MemoryBudget
     bytes_per_s: float
-    placements: tuple[Placement, ...]
+    placements: tuple[Treatment, ...]
     #: The daemon's budget: all kept bytes, and the shared place of the others.
     budget_bytes: int
     #: Bytes that LRU alone would move in a request; None if a component is too large for that.
@@ -111,13 +111,13 @@ class Advice(msgspec.Struct, frozen=True):
     def moved_bytes(self) -> int:
         return sum(p.moved_bytes for p in self.placements)
 
-    def treated(self, how: How) -> list[Placement]:
+    def treated(self, how: How) -> list[Treatment]:
         return [p for p in self.placements if p.how == how]
 
 
 def advise(
-    components: Sequence[Component],
-    memory: Memory,
+    components: Sequence[ModelComponent],
+    memory: MemoryBudget,
     bytes_per_s: float,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Advice:
@@ -138,7 +138,7 @@ def advise(
     raise DoesNotFit(_too_much(given, memory, chunk_bytes))
 
 
-def grouped(c: Component, chunk_bytes: int = CHUNK_BYTES) -> Component:
+def grouped(c: ModelComponent, chunk_bytes: int = CHUNK_BYTES) -> ModelComponent:
     """The component with blocks of at least a chunk: smaller ones are streamed in groups."""
     if c.blocks < 2 or c.block_bytes >= chunk_bytes:
         return c
@@ -157,7 +157,7 @@ def _rank(advice: Advice) -> tuple[float, int, int]:
     return round(advice.request_s, 9), advice.moved_bytes, odd
 
 
-def _ways(components: Sequence[Component], small: How) -> Iterable[tuple[How, ...]]:
+def _ways(components: Sequence[ModelComponent], small: How) -> Iterable[tuple[How, ...]]:
     """The treatments of each component; if there are many, small ones get `small` only."""
     weighed = sorted(components, key=lambda c: c.nbytes)[-_WEIGHED:]
     for c in components:
@@ -168,9 +168,9 @@ def _ways(components: Sequence[Component], small: How) -> Iterable[tuple[How, ..
 
 
 def _place(
-    components: Sequence[Component],
+    components: Sequence[ModelComponent],
     ways: Sequence[How],
-    memory: Memory,
+    memory: MemoryBudget,
     bytes_per_s: float,
     chunk_bytes: int,
 ) -> Advice | None:
@@ -194,7 +194,7 @@ def _place(
     return Advice(memory, bytes_per_s, placements, taken)
 
 
-def _in_turn(c: Component, how: How, chunk_bytes: int) -> int:
+def _in_turn(c: ModelComponent, how: How, chunk_bytes: int) -> int:
     """Bytes that it needs of the place that components share in turn."""
     if how == "keep":
         return 0
@@ -214,7 +214,7 @@ class _Blocks(NamedTuple):
     copied: int
 
 
-def _blocks_of(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Blocks]:
+def _blocks_of(c: ModelComponent, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Blocks]:
     """Groups of `c`'s blocks: first until computing hides the other copies, then beyond."""
     taken, copied = in_chunks(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
     most = c.blocks - SLOTS
@@ -227,7 +227,7 @@ def _blocks_of(c: Component, bytes_per_s: float, chunk_bytes: int) -> Iterable[_
 
 
 def _blocks_kept(
-    streamed: Sequence[Component], left: int, bytes_per_s: float, chunk_bytes: int
+    streamed: Sequence[ModelComponent], left: int, bytes_per_s: float, chunk_bytes: int
 ) -> list[int]:
     """How many blocks of each component fit into `left`.
 
@@ -243,7 +243,7 @@ def _blocks_kept(
     return [kept[c.name] for c in streamed]
 
 
-def _placement(c: Component, how: How, share: int, bytes_per_s: float) -> Placement:
+def _placement(c: ModelComponent, how: How, share: int, bytes_per_s: float) -> Treatment:
     transfer_s = c.nbytes / bytes_per_s
     kept = c.nbytes if how == "keep" else share
     step_s = request_s = 0.0
@@ -255,7 +255,7 @@ def _placement(c: Component, how: How, share: int, bytes_per_s: float) -> Placem
         step_s = stall.step_s(transfer_s, kept / c.nbytes, compute_s)
         request_s = c.passes * step_s
         moved = c.passes * (c.nbytes - kept)
-    return Placement(
+    return Treatment(
         name=c.name,
         how=how,
         nbytes=c.nbytes,
@@ -269,7 +269,7 @@ def _placement(c: Component, how: How, share: int, bytes_per_s: float) -> Placem
     )
 
 
-def _too_much(components: Sequence[Component], memory: Memory, chunk_bytes: int) -> str:
+def _too_much(components: Sequence[ModelComponent], memory: MemoryBudget, chunk_bytes: int) -> str:
     """The sum that exceeds the device, and possible remedies."""
     if memory.room <= 0:
         return f"{memory}: give it less KV cache, or a larger device"

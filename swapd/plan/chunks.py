@@ -32,7 +32,7 @@ class Cost(NamedTuple):
         return self.copying_s + self.moved_bytes / chunk * CALLS_S
 
 
-class Choice(NamedTuple):
+class ChunkChoice(NamedTuple):
     """The chunk size of a plan, in bytes, and the reason."""
 
     nbytes: int
@@ -44,27 +44,27 @@ def chosen(
     cost_of: Callable[[Plan], Cost],
     said: int | Literal["auto"] | None,
     isolation: Isolation = "relaxed",
-) -> tuple[Plan, Choice]:
+) -> tuple[Plan, ChunkChoice]:
     """A plan for daemons on GPUs, and their chunks: `said` if given, else the better size.
 
     `plan_with` plans with chunks of so many bytes. Raises: DoesNotFit, if small ones do.
     """
     if isinstance(said, int):
-        return plan_with(said), Choice(said, "as given")
+        return plan_with(said), ChunkChoice(said, "as given")
     small, ours = plan_with(GPU_CHUNK), f"chunks of {size(LARGE_CHUNK)}"
     if said is None and isolation == "relaxed":
-        return small, Choice(GPU_CHUNK, "the default of --chunk on a GPU")
+        return small, ChunkChoice(GPU_CHUNK, "the default of --chunk on a GPU")
     if min(cost_of(small).budgets, default=0) <= LARGE_BUDGET:
         why = f"{ours} are for budgets over {size(LARGE_BUDGET)}"
-        return small, Choice(GPU_CHUNK, why)
+        return small, ChunkChoice(GPU_CHUNK, why)
     try:
         large = plan_with(LARGE_CHUNK)
     except DoesNotFit:
-        return small, Choice(GPU_CHUNK, f"in {ours} it would not fit")
+        return small, ChunkChoice(GPU_CHUNK, f"in {ours} it would not fit")
     few, many = cost_of(large), cost_of(small)
     few_s, many_s = few.round_s(LARGE_CHUNK), many.round_s(GPU_CHUNK)
     if min(few.budgets) > LARGE_BUDGET and few_s < many_s:
         saved = seconds(many_s - few_s)
-        return large, Choice(LARGE_CHUNK, f"a round takes {saved} less than in small ones")
+        return large, ChunkChoice(LARGE_CHUNK, f"a round takes {saved} less than in small ones")
     why = f"in {ours} a round would move {size(few.moved_bytes)}, and take no less"
-    return small, Choice(GPU_CHUNK, why)
+    return small, ChunkChoice(GPU_CHUNK, why)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from swapd.plan import kv, workspace
-from swapd.plan.advise import CHUNK_BYTES, SLOTS, Component, PlanError, grouped, in_chunks
-from swapd.plan.deploy import Deploy, Stage
-from swapd.plan.shares import USUAL_CACHE, Claim, Part
+from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped, in_chunks
+from swapd.plan.deploy import Deploy, DeployStage
+from swapd.plan.shares import USUAL_CACHE, Demand, WeightGroup
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 from swapd.shared.units import size
 from swapd_client.vllm.options import PART_CHUNKS
@@ -28,7 +28,7 @@ class Needs(NamedTuple):
     #: The smallest possible KV cache, 0 for a stage without one; and the largest of use, if known.
     least_cache: int = 0
     most_cache: int | None = None
-    cache: kv.Cache | None = None
+    cache: kv.KvCache | None = None
     #: Layers of its decoder, which can leave one by one; 0 if unknown.
     layers: int = 0
     said: bool = False
@@ -37,12 +37,12 @@ class Needs(NamedTuple):
 
 def of(
     deploy: Deploy,
-    components: Sequence[Component],
+    components: Sequence[ModelComponent],
     rooms: Mapping[str, int],
     totals: Mapping[int, int],
     config: Mapping[str, Any] | None = None,
     chunk: int = CHUNK_BYTES,
-) -> tuple[dict[int, list[Claim]], list[str]]:
+) -> tuple[dict[int, list[Demand]], list[str]]:
     """The claims on each GPU, by its number, and notes about the assumptions.
 
     `components` are stages, parts of them (`thinker.visual`), or the components of a diffusion
@@ -52,7 +52,7 @@ def of(
     found = {c.name: c for c in components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
     notes: list[str] = []
-    by_gpu: dict[int, list[Claim]] = {gpu: [] for s in deploy.stages for gpu in s.gpus}
+    by_gpu: dict[int, list[Demand]] = {gpu: [] for s in deploy.stages for gpu in s.gpus}
     for stage in deploy.stages:
         needs = needs_of(stage, rooms.get(stage.name), config, chunk) if stage.ours else None
         layers = needs.layers if needs else 0
@@ -64,7 +64,7 @@ def of(
     return dict(sorted(by_gpu.items())), notes
 
 
-class Server(NamedTuple):
+class PlainServer(NamedTuple):
     """A `vllm serve` with swapd's worker, whose weights alone take turns. Bytes."""
 
     name: str
@@ -77,9 +77,9 @@ class Server(NamedTuple):
     graphs: bool
 
 
-def of_server(server: Server, chunk: int = CHUNK_BYTES) -> Claim:
+def of_server(server: PlainServer, chunk: int = CHUNK_BYTES) -> Demand:
     """The claims of each of its processes on its GPU."""
-    return Claim(
+    return Demand(
         name=server.name,
         stage_id=0,
         kind="ar",
@@ -90,8 +90,8 @@ def of_server(server: Server, chunk: int = CHUNK_BYTES) -> Claim:
     )
 
 
-def _claim(stage: Stage, parts: tuple[Part, ...], needs: Needs) -> Claim:
-    return Claim(
+def _claim(stage: DeployStage, parts: tuple[WeightGroup, ...], needs: Needs) -> Demand:
+    return Demand(
         name=stage.name,
         stage_id=stage.id,
         kind=stage.kind,
@@ -109,8 +109,8 @@ def _claim(stage: Stage, parts: tuple[Part, ...], needs: Needs) -> Claim:
 
 def _by_itself(
     deploy: Deploy,
-    stage: Stage,
-    parts: Sequence[Part],
+    stage: DeployStage,
+    parts: Sequence[WeightGroup],
     rooms: Mapping[str, int],
     total: int,
 ) -> int:
@@ -131,7 +131,7 @@ def _by_itself(
 
 
 def needs_of(
-    stage: Stage,
+    stage: DeployStage,
     room: int | None,
     config: Mapping[str, Any] | None,
     chunk: int = CHUNK_BYTES,
@@ -171,7 +171,7 @@ def needs_of(
     )
 
 
-def _without_cache(stage: Stage, room: int | None) -> Needs:
+def _without_cache(stage: DeployStage, room: int | None) -> Needs:
     usual = workspace.USUAL_BYTES[stage.kind]
     note = (
         f"{stage.name}: taken to need {usual >> 30} GiB of workspace; give --room {stage.name}=SIZE"
@@ -180,14 +180,14 @@ def _without_cache(stage: Stage, room: int | None) -> Needs:
     return Needs(room or usual, said, said=True, notes=() if room else (note,))
 
 
-def _most(stage: Stage, cache: kv.Cache) -> int | None:
+def _most(stage: DeployStage, cache: kv.KvCache) -> int | None:
     """The bytes that its requests can fill at once; None if that is unknown."""
     if stage.max_requests is None or stage.caches_prefixes:
         return None
     return kv.least_bytes(cache, stage.max_requests)
 
 
-def _left_of(stage: Stage, room: int, own: int, cache: kv.Cache | None, chunk: int) -> int:
+def _left_of(stage: DeployStage, room: int, own: int, cache: kv.KvCache | None, chunk: int) -> int:
     """The KV cache that a given room leaves. Raises: PlanError, with the room that would do."""
     left = max(0, room - own) // chunk * chunk
     least = in_chunks(kv.least_bytes(cache), chunk) if cache else chunk
@@ -211,7 +211,7 @@ def given_room(name: str, nbytes: int) -> str:
     return f"--room {name}={-(-nbytes >> 20)}MiB"
 
 
-def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
+def _cache(stage: DeployStage, layout: kv.KvLayout) -> kv.KvCache:
     length = stage.max_model_len or layout.longest
     if length is None:
         raise kv.UncountedCache(
@@ -227,7 +227,7 @@ def _cache(stage: Stage, layout: kv.Layout) -> kv.Cache:
 
 
 def _notes(
-    stage: Stage, own: int, cache: kv.Cache | None, said: int | None, *, windows: bool
+    stage: DeployStage, own: int, cache: kv.KvCache | None, said: int | None, *, windows: bool
 ) -> list[str]:
     name = stage.name
     notes = [f"{name}: taken to need {size(own)} of workspace, which vLLM measures when it starts"]
@@ -263,12 +263,14 @@ def check(name: str, deploy: Deploy) -> None:
     raise PlanError(f"{deploy.path} has no stage {name!r}; {hint}")
 
 
-def names_of(stage: Stage) -> tuple[str, ...]:
+def names_of(stage: DeployStage) -> tuple[str, ...]:
     """The names of its weights: its own, its number, and its other name in checkpoints."""
     return tuple(filter(None, (stage.name, str(stage.id), _ALSO.get(stage.name))))
 
 
-def _weights(stage: Stage, deploy: Deploy, found: Mapping[str, Component]) -> list[Component]:
+def _weights(
+    stage: DeployStage, deploy: Deploy, found: Mapping[str, ModelComponent]
+) -> list[ModelComponent]:
     """The whole weights of a stage: one component, or the components of a diffusion stage."""
     for name in names_of(stage):
         if name in found:
@@ -290,13 +292,13 @@ def _weights(stage: Stage, deploy: Deploy, found: Mapping[str, Component]) -> li
 
 
 def _parts(
-    stage: Stage,
-    weights: Sequence[Component],
-    found: Mapping[str, Component],
+    stage: DeployStage,
+    weights: Sequence[ModelComponent],
+    found: Mapping[str, ModelComponent],
     notes: list[str],
     layers: int,
     chunk: int,
-) -> tuple[Part, ...]:
+) -> tuple[WeightGroup, ...]:
     """The parts of a stage that load and leave by themselves, on one of its GPUs."""
     if stage.kind == "diffusion":
         return tuple(_of_pipeline(stage, c, chunk) for c in weights)
@@ -325,14 +327,14 @@ def _parts(
     return (own, *parts)
 
 
-def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> Part:
+def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> WeightGroup:
     """A part that is needed as a whole."""
-    return Part(name, nbytes, nbytes, stays, chunk=chunk)
+    return WeightGroup(name, nbytes, nbytes, stays, chunk=chunk)
 
 
 def _by_layer(
-    stage: Stage, c: Component, nbytes: int, layers: int, chunk: int, *, stays: bool
-) -> Part:
+    stage: DeployStage, c: ModelComponent, nbytes: int, layers: int, chunk: int, *, stays: bool
+) -> WeightGroup:
     """A stage's own weights, of `nbytes`. They leave by decoder layers if these are known, in
     groups of the size that the plugin uses.
 
@@ -348,7 +350,7 @@ def _by_layer(
     return replace(whole, layers=layers // together, layer_bytes=together * layer)
 
 
-def _as_whole(stage: Stage) -> bool:
+def _as_whole(stage: DeployStage) -> bool:
     """Whether a step needs all of the stage. Only a diffusion pipeline may be used by parts."""
     if stage.kind != "diffusion":
         return True
@@ -356,7 +358,7 @@ def _as_whole(stage: Stage) -> bool:
     return len(stage.gpus) > 1 or stage.offload.cpu_offload_components == (_WHOLE,)
 
 
-def _of_pipeline(stage: Stage, c: Component, chunk: int) -> Part:
+def _of_pipeline(stage: DeployStage, c: ModelComponent, chunk: int) -> WeightGroup:
     """A component of a diffusion stage: the used ones load one after the other."""
     nbytes, stays = c.nbytes // stage.shards, stage.stays
     if _as_whole(stage):
@@ -369,7 +371,7 @@ def _of_pipeline(stage: Stage, c: Component, chunk: int) -> Part:
     return _part(c.name, nbytes, chunk, stays=stays)
 
 
-def _streamed(stage: Stage, c: Component, stays: bool, chunk: int) -> Part:
+def _streamed(stage: DeployStage, c: ModelComponent, stays: bool, chunk: int) -> WeightGroup:
     """A component that loads by blocks: some blocks are kept, and two slots serve the others."""
     block, rest = in_chunks(c.block_bytes, chunk), in_chunks(c.rest_bytes, chunk)
     kept = 0
@@ -377,4 +379,4 @@ def _streamed(stage: Stage, c: Component, stays: bool, chunk: int) -> Part:
         kept = max(0, c.nbytes - stage.offload.offloaded_bytes - c.rest_bytes) // c.block_bytes
     most = rest + c.blocks * block
     least = min(most, rest + (kept + SLOTS) * block)
-    return Part(c.name, c.nbytes, least, stays, most, chunk=chunk)
+    return WeightGroup(c.name, c.nbytes, least, stays, most, chunk=chunk)

@@ -46,7 +46,7 @@ class BadDeploy(PlanError):
     """A deploy file is unreadable or invalid; the message names it and the key."""
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage: the GPUs of its processes, and its settings for memory."""
 
     id: int
@@ -94,7 +94,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Deploy(msgspec.Struct, frozen=True):
     path: Path
-    stages: tuple[Stage, ...]
+    stages: tuple[DeployStage, ...]
     #: Whether the stages work on one request at the same time.
     async_chunk: bool
     #: The file's own keys, with its base file's full path; and its keys merged with the base's.
@@ -305,7 +305,7 @@ def _stage(
     entry: dict[str, Any],
     deploy: Mapping[str, Any],
     known: tuple[str, Kind] | None,
-) -> Stage:
+) -> DeployStage:
     """`known`: its name and kind in its pipeline, if known."""
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
@@ -324,7 +324,7 @@ def _stage(
         raise BadDeploy(f"{where}: {problem}")
     ours = worker.startswith(_OURS) or extension.startswith(_OURS)
     gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
-    return Stage(
+    return DeployStage(
         id=number,
         name=name,
         kind=kind,

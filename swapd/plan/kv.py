@@ -73,7 +73,7 @@ class UncountedCache(PlanError):
     """The size of a KV cache is unknown; the message gives the reason and the setting to give."""
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a model's decoder for one token, independent of its serving options."""
 
     #: Layers of the decoder.
@@ -92,7 +92,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     longest: int | None = None
 
 
-class Cache(msgspec.Struct, frozen=True, kw_only=True):
+class KvCache(msgspec.Struct, frozen=True, kw_only=True):
     """The KV cache of one process of a stage."""
 
     #: Tokens of the longest request.
@@ -104,7 +104,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     partial: int = 0
 
 
-def layout_of(config: Mapping[str, Any], stage: str) -> Layout:
+def layout_of(config: Mapping[str, Any], stage: str) -> KvLayout:
     """The state of the decoder of `stage` for each token.
 
     `config` is a model's config.json, and `stage` the stage's name in it: the stage thinker has
@@ -120,7 +120,7 @@ def layout_of(config: Mapping[str, Any], stage: str) -> Layout:
     else:
         heads, latent = kv_heads(decoder, stage), False
         values = 2 * head_size(decoder, stage)
-    return Layout(
+    return KvLayout(
         layers=layers,
         allocated=_filled_up(full, sliding),
         heads=heads,
@@ -132,15 +132,15 @@ def layout_of(config: Mapping[str, Any], stage: str) -> Layout:
 
 
 def cache_of(
-    layout: Layout, *, max_model_len: int, block_tokens: int, item_bytes: int, shards: int
-) -> Cache:
+    layout: KvLayout, *, max_model_len: int, block_tokens: int, item_bytes: int, shards: int
+) -> KvCache:
     """The cache of one of `shards` processes, which divide the heads.
 
     `max_model_len` and `block_tokens` are tokens, `item_bytes` bytes of one number. With fewer
     heads than processes each process has one head, as in vLLM.
     """
     heads = 1 if layout.latent else max(1, layout.heads // shards)
-    return Cache(
+    return KvCache(
         max_model_len=max_model_len,
         block_tokens=block_tokens,
         block_bytes=block_tokens * layout.allocated * heads * layout.values * item_bytes,
@@ -148,18 +148,18 @@ def cache_of(
     )
 
 
-def token_bytes(cache: Cache) -> int:
+def token_bytes(cache: KvCache) -> int:
     """Bytes of one token in a process."""
     return cache.block_bytes // cache.block_tokens
 
 
-def request_bytes(cache: Cache, tokens: int | None = None) -> int:
+def request_bytes(cache: KvCache, tokens: int | None = None) -> int:
     """Bytes of one request in a process, in whole blocks; None: of `max_model_len` tokens."""
     length = cache.max_model_len if tokens is None else tokens
     return (-(-length // cache.block_tokens) + cache.partial) * cache.block_bytes
 
 
-def least_bytes(cache: Cache, requests: int = 1) -> int:
+def least_bytes(cache: KvCache, requests: int = 1) -> int:
     """Bytes of the smallest cache that holds so many of the longest requests, and the null block.
 
     vLLM starts with that of one request.
@@ -167,7 +167,7 @@ def least_bytes(cache: Cache, requests: int = 1) -> int:
     return requests * request_bytes(cache) + cache.block_bytes
 
 
-def tokens_in(cache: Cache, nbytes: int) -> int:
+def tokens_in(cache: KvCache, nbytes: int) -> int:
     """Tokens of the longest request that fits a cache of `nbytes`; 0 if none does."""
     blocks = nbytes // cache.block_bytes - 1 - cache.partial
     return max(0, blocks) * cache.block_tokens

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from math import ceil
 
-from swapd.plan.advise import Advice, Placement
+from swapd.plan.advise import Advice, Treatment
 from swapd.plan.chunks import Isolation
 from swapd.plan.sizes import STAGES
 
@@ -31,7 +31,7 @@ def stage_file(advice: Advice) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _settings(placements: list[Placement]) -> list[str]:
+def _settings(placements: list[Treatment]) -> list[str]:
     """The settings of one stage. A stage has one option: streaming, if components differ."""
     streamed = [p for p in placements if p.how == "stream"]
     alternating = [p for p in placements if p.how == "alternate"]
@@ -51,7 +51,7 @@ def _settings(placements: list[Placement]) -> list[str]:
     return lines
 
 
-def _called(placements: Iterable[Placement]) -> str:
+def _called(placements: Iterable[Treatment]) -> str:
     return ", ".join(_in_yaml(p.name) for p in placements)
 
 
@@ -65,11 +65,11 @@ def quoted(name: str) -> str:
     return json.dumps(name)
 
 
-def _names(placements: Iterable[Placement]) -> str:
+def _names(placements: Iterable[Treatment]) -> str:
     return f"cpu_offload_components: [{_called(placements)}]"
 
 
-def _gb(p: Placement) -> float:
+def _gb(p: Treatment) -> float:
     """Its GiB on the host, rounded up."""
     return ceil((p.nbytes - p.kept_bytes) / _GIB * 10) / 10
 
@@ -92,7 +92,7 @@ def python(advice: Advice) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(placements: Iterable[Placement]) -> str:
+def _listed(placements: Iterable[Treatment]) -> str:
     return "[" + ", ".join(quoted(p.name) for p in placements) + "]"
 
 

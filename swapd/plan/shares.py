@@ -37,7 +37,7 @@ RESERVE_BYTES = 2 * _GIB
 _STEPS = 1000
 
 
-class Part(msgspec.Struct, frozen=True):
+class WeightGroup(msgspec.Struct, frozen=True):
     """Weights that load and leave as one, or block by block. Bytes."""
 
     name: str
@@ -68,14 +68,14 @@ class Part(msgspec.Struct, frozen=True):
         return self.taken if self.layers else in_chunks(self.least, self.chunk)
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The need of one process of a stage on its GPU. Bytes."""
 
     name: str
     stage_id: int
     kind: Kind
     ours: bool
-    parts: tuple[Part, ...]
+    parts: tuple[WeightGroup, ...]
     #: Whether a step needs all parts; else it needs one after the other.
     at_once: bool = True
     #: Memory outside the arena; without swapd, all its memory.
@@ -83,7 +83,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     #: The least size of its KV cache, 0 without one; the largest of use, and its layout, if known.
     least_cache: int = 0
     most_cache: int | None = None
-    cache: kv.Cache | None = None
+    cache: kv.KvCache | None = None
     #: Whether a setting fixes the cache's size, so that it gets no more.
     said: bool = False
     graphs: bool = False
@@ -106,7 +106,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return max(least, min(most, useful))
 
 
-class Share(msgspec.Struct, frozen=True):
+class GpuShare(msgspec.Struct, frozen=True):
     """The share of one process of a stage."""
 
     name: str
@@ -151,7 +151,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
     gpu: int
     total_bytes: int
     budget_bytes: int
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
     #: All memory that is neither arena nor room.
     beside: tuple[Term, ...]
     left_bytes: int
@@ -195,7 +195,7 @@ class GpuPlan(msgspec.Struct, frozen=True):
 
 def divide(
     gpu: int,
-    claims: Sequence[Claim],
+    claims: Sequence[Demand],
     total: int,
     bytes_per_s: float,
     overhead: int | None = None,
@@ -218,14 +218,14 @@ def divide(
     return _plan(gpu, claims, total, bytes_per_s, beside, arena)
 
 
-def _free(ours: Sequence[Claim], total: int, beside: Sequence[Term]) -> int:
+def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
     """Memory for an arena, in whole chunks; negative if the rest alone exceeds the GPU."""
     free = total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
     return free // _chunk(ours) * _chunk(ours)
 
 
 def _outside(
-    gpu: int, ours: Sequence[Claim], total: int, beside: Sequence[Term], budget: int
+    gpu: int, ours: Sequence[Demand], total: int, beside: Sequence[Term], budget: int
 ) -> Term:
     """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
     free = _free(ours, total, beside)
@@ -234,14 +234,14 @@ def _outside(
     return Term(free - given, f"outside of the budget of {size(budget)}")
 
 
-def _chunk(ours: Sequence[Claim]) -> int:
+def _chunk(ours: Sequence[Demand]) -> int:
     return ours[0].chunk if ours else CHUNK_BYTES
 
 
 class _Arena(NamedTuple):
     """An arena of at most `nbytes`, and the stages that share it. Bytes."""
 
-    ours: Sequence[Claim]
+    ours: Sequence[Demand]
     nbytes: int
 
     @property
@@ -272,7 +272,7 @@ class _Arena(NamedTuple):
 
 def _plan(
     gpu: int,
-    claims: Sequence[Claim],
+    claims: Sequence[Demand],
     total: int,
     bytes_per_s: float,
     beside: Sequence[Term],
@@ -308,7 +308,7 @@ def _plan(
 
 
 def divide_all(
-    claims: Mapping[int, Sequence[Claim]],
+    claims: Mapping[int, Sequence[Demand]],
     totals: Mapping[int, int],
     bytes_per_s: float,
     overhead: int | None = None,
@@ -319,7 +319,7 @@ def divide_all(
     `budgets` are those that the user gives, by GPU. Raises: DoesNotFit, with the sum.
     """
 
-    def divided(claims: Mapping[int, Sequence[Claim]]) -> list[GpuPlan]:
+    def divided(claims: Mapping[int, Sequence[Demand]]) -> list[GpuPlan]:
         return [
             divide(gpu, on, totals[gpu], bytes_per_s, overhead, budgets.get(gpu))
             for gpu, on in claims.items()
@@ -342,7 +342,7 @@ def utilization(room: int, total: int) -> float:
     return floor(room * _STEPS / total) / _STEPS
 
 
-def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Term]:
+def _beside(claims: Sequence[Demand], overhead: int | None) -> list[Term]:
     taken = [
         Term(c.room, f"that {c.name} takes by itself, weights included")
         for c in claims
@@ -357,12 +357,12 @@ def _beside(claims: Sequence[Claim], overhead: int | None) -> list[Term]:
     return [*taken, Term(RESERVE_BYTES, "in reserve")]
 
 
-def _staying(claim: Claim) -> int:
+def _staying(claim: Demand) -> int:
     """Bytes of it that never leave the arena."""
     return sum(p.taken for p in claim.parts if p.stays)
 
 
-def _turning(claim: Claim, cache: int) -> int:
+def _turning(claim: Demand, cache: int) -> int:
     """Bytes of a step without the permanent components."""
     needs = [p.at_least for p in claim.parts if not p.stays]
     weights = sum(needs) if claim.at_once else max(needs, default=0)
@@ -372,7 +372,7 @@ def _turning(claim: Claim, cache: int) -> int:
 # --- KV caches -----------------------------------------------------------------------------
 
 
-def _least_caches(ours: Sequence[Claim]) -> dict[str, int]:
+def _least_caches(ours: Sequence[Demand]) -> dict[str, int]:
     return {c.name: c.cache_bytes() for c in ours}
 
 
@@ -387,7 +387,7 @@ def _caches(arena: _Arena) -> dict[str, int]:
 
 
 def _grown(
-    arena: _Arena, caches: Mapping[str, int], some: Sequence[Claim], limit: int
+    arena: _Arena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
 ) -> dict[str, int]:
     """`caches`, with those of `some` larger by their weights, at most `limit`, at no cost."""
     weights = [c.weights for c in some] or [1]
@@ -420,7 +420,7 @@ def _larger(arena: _Arena, caches: Mapping[str, int], bytes_per_s: float) -> Lar
 # --- turns ---------------------------------------------------------------------------------
 
 
-def _turns(ours: Sequence[Claim], caches: Mapping[str, int]) -> list[Turn]:
+def _turns(ours: Sequence[Demand], caches: Mapping[str, int]) -> list[Turn]:
     """The turns: one for each stage; for a stage whose parts take turns, one for each part; for a
     permanent stage, its KV cache."""
     found: list[Turn] = []
@@ -431,7 +431,7 @@ def _turns(ours: Sequence[Claim], caches: Mapping[str, int]) -> list[Turn]:
     return found
 
 
-def _turn(parts: Sequence[Part], cache: int) -> Turn:
+def _turn(parts: Sequence[WeightGroup], cache: int) -> Turn:
     by_layer = next((p for p in parts if p.layers), None)
     return Turn(
         taken=sum(p.taken for p in parts),
@@ -452,17 +452,17 @@ def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
     return streamed + by_layer, streamed + whole
 
 
-def _by_block(ours: Sequence[Claim], budget: int) -> tuple[str, ...]:
+def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:
     room = budget - sum(_staying(c) for c in ours)
     parts = [p for c in ours for p in c.parts if p.by_block and not p.stays]
     return tuple(p.name for p in parts if p.taken > room)
 
 
-def _share(claim: Claim, cache: int, fits: bool, bytes_per_s: float) -> Share:
+def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShare:
     turning = [p for p in claim.parts if not p.stays]
     taken = sum(p.taken for p in turning) + cache
     takes_turns = claim.ours and not fits and taken > 0
-    return Share(
+    return GpuShare(
         name=claim.name,
         stage_id=claim.stage_id,
         ours=claim.ours,
@@ -483,7 +483,7 @@ def _share(claim: Claim, cache: int, fits: bool, bytes_per_s: float) -> Share:
 def _too_large(
     gpu: int,
     budget: int,
-    ours: Sequence[Claim],
+    ours: Sequence[Demand],
     total: int,
     beside: Sequence[Term],
     free: int,
@@ -495,7 +495,7 @@ def _too_large(
     )
 
 
-def _less(ours: Sequence[Claim], beside: Sequence[Term]) -> str:
+def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
     """The memory on a GPU beside the arena, as terms of a sum."""
     rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
     terms = "".join(f" - {t}" for t in beside)
@@ -503,7 +503,7 @@ def _less(ours: Sequence[Claim], beside: Sequence[Term]) -> str:
 
 
 def _too_much(
-    gpu: int, claims: Sequence[Claim], total: int, beside: Sequence[Term], arena: _Arena
+    gpu: int, claims: Sequence[Demand], total: int, beside: Sequence[Term], arena: _Arena
 ) -> str:
     ours, caches = arena.ours, _least_caches(arena.ours)
     needed = arena.needed(caches)
@@ -520,7 +520,7 @@ def _too_much(
     )
 
 
-def _turn_in_words(claim: Claim) -> str:
+def _turn_in_words(claim: Demand) -> str:
     cache, weights = in_chunks(claim.least_cache, claim.chunk), _turning(claim, 0)
     if not cache:
         return size(weights)
@@ -531,7 +531,7 @@ def _turn_in_words(claim: Claim) -> str:
     return f"{beside}{size(cache)} KV cache{of}"
 
 
-def _remedies(claims: Sequence[Claim], largest: Claim, short: int) -> str:
+def _remedies(claims: Sequence[Demand], largest: Demand, short: int) -> str:
     """Possible remedies; `short` is the free memory less the need, a negative number."""
     ways = []
     if largest.cache and not largest.said:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from swapd.plan import hub
-from swapd.plan.advise import Component, PlanError
+from swapd.plan.advise import ModelComponent, PlanError
 from swapd.shared import config
 from swapd.shared.documents import parsed_json, read_json, regular
 from swapd.shared.protocol import ComponentStatus, rest_of
@@ -51,7 +51,7 @@ class NoSizes(PlanError):
     """The size is unknown; the message has the alternatives."""
 
 
-def named(text: str) -> Component | None:
+def named(text: str) -> ModelComponent | None:
     """The component of a text like `dit=40GiB`; None if it is a path. Raises: NoSizes."""
     name, equals, nbytes = text.partition("=")
     if not equals or not name or Path(text).exists():
@@ -62,10 +62,10 @@ def named(text: str) -> Component | None:
         raise NoSizes(f"{text}: {exc}") from exc
     if not given:
         raise NoSizes(f"{text}: a component of no bytes needs no plan")
-    return Component(name, given)
+    return ModelComponent(name, given)
 
 
-def of_path(path: Path) -> list[Component]:
+def of_path(path: Path) -> list[ModelComponent]:
     """The components of a model: a file or folder of safetensors, or a config. Raises: NoSizes."""
     if path.is_dir():
         return _of_folder(path)
@@ -96,17 +96,17 @@ def config_of(path: Path) -> Mapping[str, Any]:
     return _json(path / "config.json" if path.is_dir() else path)
 
 
-def within(path: Path, names: Iterable[str]) -> list[Component]:
+def within(path: Path, names: Iterable[str]) -> list[ModelComponent]:
     """The components of these names, such as `thinker.visual`, as far as the files have them."""
     wanted = list(names)
     if not wanted or path.suffix == ".json":
         return []
     tensors = _tensors_in(path) if path.is_dir() else _header(path)
     found = {n: [b for t, b in tensors.items() if t.startswith(f"{n}.")] for n in wanted}
-    return [Component(name, sum(of)) for name, of in found.items() if sum(of)]
+    return [ModelComponent(name, sum(of)) for name, of in found.items() if sum(of)]
 
 
-def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
+def of_daemon(status: Iterable[ComponentStatus]) -> list[ModelComponent]:
     """The components of a running daemon; the parts of a family become its blocks."""
     families: dict[str, dict[str, int]] = {}
     for c in status:
@@ -115,16 +115,16 @@ def of_daemon(status: Iterable[ComponentStatus]) -> list[Component]:
     return [_family(name, parts) for name, parts in families.items() if sum(parts.values())]
 
 
-def _family(name: str, parts: Mapping[str, int]) -> Component:
+def _family(name: str, parts: Mapping[str, int]) -> ModelComponent:
     rest = rest_of(name)
     blocks = [nbytes for part, nbytes in parts.items() if part not in (name, rest)]
     total = sum(parts.values())
     if len(blocks) < 2:
-        return Component(name, total)
-    return Component(name, total, len(blocks), max(blocks), total - sum(blocks))
+        return ModelComponent(name, total)
+    return ModelComponent(name, total, len(blocks), max(blocks), total - sum(blocks))
 
 
-def check_names(found: Iterable[Component], sources: Iterable[str]) -> None:
+def check_names(found: Iterable[ModelComponent], sources: Iterable[str]) -> None:
     """Check that names are unique, and possible in settings. Raises: PlanError.
 
     `sources`: the words of the command line with their sizes.
@@ -147,7 +147,7 @@ def check_names(found: Iterable[Component], sources: Iterable[str]) -> None:
 # --- folders -----------------------------------------------------------------------------
 
 
-def _of_folder(folder: Path) -> list[Component]:
+def _of_folder(folder: Path) -> list[ModelComponent]:
     if (folder / "model_index.json").exists():
         return _of_pipeline(folder)
     if checkpoints := _checkpoints_in(folder):
@@ -157,7 +157,7 @@ def _of_folder(folder: Path) -> list[Component]:
     raise NoSizes(f"{folder} has neither safetensors, nor a model_index.json, nor a config.json")
 
 
-def _of_pipeline(folder: Path) -> list[Component]:
+def _of_pipeline(folder: Path) -> list[ModelComponent]:
     """The components of a diffusers pipeline: one for each of its folders with weights."""
     index = _json(folder / "model_index.json")
     found = []
@@ -281,7 +281,7 @@ def _json(path: Path) -> dict[str, Any]:
 # --- tensors by their names --------------------------------------------------------------
 
 
-def _of_tensors(tensors: Mapping[str, int], name: str) -> list[Component]:
+def _of_tensors(tensors: Mapping[str, int], name: str) -> list[ModelComponent]:
     """The components of one model: its stages and the like if it has them, else the model."""
     parts: dict[str, dict[str, int]] = {}
     for tensor, nbytes in tensors.items():
@@ -290,7 +290,7 @@ def _of_tensors(tensors: Mapping[str, int], name: str) -> list[Component]:
     return [_component(part, of) for part, of in parts.items() if sum(of.values())]
 
 
-def _component(name: str, tensors: Mapping[str, int]) -> Component:
+def _component(name: str, tensors: Mapping[str, int]) -> ModelComponent:
     """A component with its blocks, which the first number in its tensors' names counts."""
     blocks: dict[tuple[str, str], int] = {}
     for tensor, nbytes in tensors.items():
@@ -299,8 +299,8 @@ def _component(name: str, tensors: Mapping[str, int]) -> Component:
             blocks[key] = blocks.get(key, 0) + nbytes
     total = sum(tensors.values())
     if len(blocks) < 2 or 2 * sum(blocks.values()) < total:
-        return Component(name, total)
-    return Component(
+        return ModelComponent(name, total)
+    return ModelComponent(
         name=name,
         nbytes=total,
         blocks=len(blocks),
@@ -312,7 +312,7 @@ def _component(name: str, tensors: Mapping[str, int]) -> Component:
 # --- configs -----------------------------------------------------------------------------
 
 
-def _of_config(path: Path) -> list[Component]:
+def _of_config(path: Path) -> list[ModelComponent]:
     """The components of a Hugging Face config, from a model on the meta device. Needs
     transformers."""
     config = _json(path)

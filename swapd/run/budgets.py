@@ -8,7 +8,7 @@ from swapd.plan import hub, sizes
 from swapd.plan.advise import PlanError
 from swapd.run import gpus
 from swapd.run.commands import Command, shards_of
-from swapd.run.daemons import Wanted
+from swapd.run.daemons import DaemonSpec
 from swapd.run.servers import model_folder
 from swapd.shared.config import Config
 from swapd.shared.units import size
@@ -24,16 +24,18 @@ def devices() -> list[str]:
     return [f"cuda:{number}" for number in range(gpus.count() or 0)] or ["host"]
 
 
-def wanted(commands: Sequence[Command], given: Sequence[str], budget: int | None) -> list[Wanted]:
+def wanted(
+    commands: Sequence[Command], given: Sequence[str], budget: int | None
+) -> list[DaemonSpec]:
     """One daemon for each device, which these commands share. Raises: PlanError if there is too
     little memory."""
     found = list(given) or devices()[: max(map(shards_of, commands), default=1)]
     return [_of(commands, device, budget) for device in found]
 
 
-def _of(commands: Sequence[Command], device: str, budget: int | None) -> Wanted:
+def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonSpec:
     if budget is not None:
-        return Wanted(device, budget, "--budget")
+        return DaemonSpec(device, budget, "--budget")
     free = free_on(device)
     weights = [(model, needed) for c in commands if (model := c.model) and (needed := _needed(c))]
     found, why = _for_weights(weights, free, device)
@@ -43,7 +45,7 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> Wanted:
         found, why = max(
             (found, why), usual if device == "host" else (int(free * GPU_SHARE), share)
         )
-    return Wanted(device, found, why)
+    return DaemonSpec(device, found, why)
 
 
 def _needed(command: Command) -> int | None:

@@ -72,7 +72,7 @@ def decoded(data: bytes) -> Comparison:
     return found
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A line of the table, for people; `ratio` is empty if there is none."""
 
     what: str
@@ -114,14 +114,14 @@ ABOUT = (
 )
 
 
-def rows(found: Comparison) -> list[Row]:
+def rows(found: Comparison) -> list[TableRow]:
     """The table, in medians of the successful rounds."""
     made = []
     for measure in _MEASURES:
         values = [_median(measure, side.good) for side in found.sides]
         if not (measure.optional and values == [None, None]):
             first, second = map(_shown, (measure, measure), found.sides, values)
-            made.append(Row(measure.what, first, second, _ratio(*values)))
+            made.append(TableRow(measure.what, first, second, _ratio(*values)))
     return made
 
 

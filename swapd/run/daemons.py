@@ -28,7 +28,7 @@ ASKED_S = 10.0
 _SAID_BYTES = 4096
 
 
-class Wanted(NamedTuple):
+class DaemonSpec(NamedTuple):
     """The daemon that a command needs. `why`: the source of the budget, for people."""
 
     device: str
@@ -67,10 +67,10 @@ class Wanted(NamedTuple):
         return dict(self.others).get("runtime_dir")
 
 
-class Serving(NamedTuple):
+class ServingDaemon(NamedTuple):
     """A daemon that serves. `process` is None if it ran before."""
 
-    wanted: Wanted
+    wanted: DaemonSpec
     folder: Path
     process: "subprocess.Popen[bytes] | None"
 
@@ -79,7 +79,7 @@ class Serving(NamedTuple):
         return f"swapd on {self.wanted.device} at {self.folder} ({how})"
 
 
-def joinable(wanted: Wanted) -> Path | None:
+def joinable(wanted: DaemonSpec) -> Path | None:
     """The folder of this user's daemon that serves the device with enough budget; None if none.
 
     On the host, which many daemons may share, only the one in the wanted folder counts. Raises:
@@ -110,14 +110,14 @@ def joinable(wanted: Wanted) -> Path | None:
     return None
 
 
-def _is_for(wanted: Wanted, device: str, pid: int) -> bool:
+def _is_for(wanted: DaemonSpec, device: str, pid: int) -> bool:
     """Whether the daemon `pid` serves the wanted device, under any number."""
     theirs = gpus.name_of(device, gpus.listed_by(pid))
     return gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
 
 
 @contextmanager
-def serving(wanted: Iterable[Wanted], logs: Path) -> Iterator[list[Serving]]:
+def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDaemon]]:
     """Have a daemon for each, until the block ends. `logs`: the folder of their logs.
 
     Blocks until all serve. Raises: SpawnError with a daemon's own error; as `joinable`.
@@ -129,11 +129,11 @@ def serving(wanted: Iterable[Wanted], logs: Path) -> Iterator[list[Serving]]:
         found = []
         for one in wanted:
             if (folder := joinable(one)) is not None:
-                found.append(Serving(one, folder, None))
+                found.append(ServingDaemon(one, folder, None))
                 continue
             process = _started(one, logs / f"{one.device.replace(':', '')}.log")
             open_now.callback(_end, process)
-            found.append(Serving(one, one.folder, process))
+            found.append(ServingDaemon(one, one.folder, process))
         yield found
 
 
@@ -145,7 +145,7 @@ def _status(folder: Path) -> StatusReply | None:
         return None  # it ends, or does not answer: no other command can use it
 
 
-def _started(wanted: Wanted, said: Path) -> "subprocess.Popen[bytes]":
+def _started(wanted: DaemonSpec, said: Path) -> "subprocess.Popen[bytes]":
     said.parent.mkdir(parents=True, exist_ok=True)
     with said.open("ab") as stderr:
         begin = stderr.tell()
@@ -178,7 +178,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def endpoint_of(found: Sequence[Serving]) -> str:
+def endpoint_of(found: Sequence[ServingDaemon]) -> str:
     """The value of `$SWAPD_ENDPOINT`: one folder, or one with the GPU's number in it."""
     if len(found) == 1:
         return str(found[0].folder)

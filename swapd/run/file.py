@@ -47,7 +47,7 @@ Ready = Literal["started", "registered", "ended"]
 COMMAND = "deploy"
 
 
-class Stage(NamedTuple):
+class StageSpec(NamedTuple):
     """A command with a name."""
 
     name: str
@@ -72,7 +72,7 @@ class RunFile(NamedTuple):
     #: None for a single command, whose daemons are set by options.
     path: Path | None
     daemons: tuple[DaemonTable, ...]
-    stages: dict[str, Stage]
+    stages: dict[str, StageSpec]
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Table(msgspec.Struct, frozen=True):
 
 def of_command(words: Sequence[str], daemons: Sequence[DaemonTable]) -> RunFile:
     """A single command, as a file with one stage would have it; its program is not checked."""
-    stage = Stage(COMMAND, command_of(words), {}, Path().absolute())
+    stage = StageSpec(COMMAND, command_of(words), {}, Path().absolute())
     return RunFile(None, tuple(daemons), {COMMAND: stage})
 
 
@@ -138,7 +138,7 @@ def _one_of_several(table: Mapping[str, Any], source: str) -> None:
 # --- stages --------------------------------------------------------------------------------
 
 
-def _stage(path: Path, name: str, raw: Any) -> Stage:
+def _stage(path: Path, name: str, raw: Any) -> StageSpec:
     source = f"{path}: stages.{name}"
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -155,7 +155,7 @@ def _stage(path: Path, name: str, raw: Any) -> Stage:
     directory = _directory(path.parent, table.directory, f"{source}.directory")
     words = _words(table.command, f"{source}.command")
     _check_program(words[0], directory, environment, f"{source}.command")
-    return Stage(
+    return StageSpec(
         name,
         command_of(words),
         environment,
@@ -260,7 +260,7 @@ def _span(value: str | float, source: str) -> float:
 # --- order ---------------------------------------------------------------------------------
 
 
-def _check_after(path: Path, stages: Mapping[str, Stage]) -> None:
+def _check_after(path: Path, stages: Mapping[str, StageSpec]) -> None:
     """Check that every stage can start. Raises: ConfigError."""
     for stage in stages.values():
         source = f"{path}: stages.{stage.name}.after"

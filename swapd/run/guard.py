@@ -19,7 +19,7 @@ _TERM_S = 30.0
 _LOOK_S = 0.05
 
 
-class Guard:
+class GroupGuard:
     """The process, for `swapd run`."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from swapd.core import actions, events
 from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
-from swapd.run.stages import State
+from swapd.run.stages import StageState
 from swapd.shared.units import seconds, size
 
 
@@ -85,7 +85,7 @@ def of_device(records: Iterable[Record], since: float) -> Outcome:
 
 
 def of_stages(
-    states: Mapping[str, State], runs: Iterable[Iterable[Record]], since: float
+    states: Mapping[str, StageState], runs: Iterable[Iterable[Record]], since: float
 ) -> list[StageOutcome]:
     """Sums of each stage since `since`, Unix time. `runs`: the logs of all daemons."""
     found = {

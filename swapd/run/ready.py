@@ -14,7 +14,7 @@ _PORT = 8000
 _HEALTH = "/health"
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """Of a server. `path`: a unix socket. `page`: if set, it must answer, too."""
 
     host: str = "127.0.0.1"
@@ -27,31 +27,33 @@ class Address(NamedTuple):
         return f"http://{at}{self.page}" if self.page else at
 
 
-def of_server(command: Command) -> Address | None:
+def of_server(command: Command) -> ServerAddress | None:
     """The address from the options of a vLLM server; None for another command."""
     if command.kind == "other":
         return None
     if path := option(command.words, "--uds"):
-        return Address(path=path, page=_HEALTH)
+        return ServerAddress(path=path, page=_HEALTH)
     host = option(command.words, "--host") or "127.0.0.1"
     port = option(command.words, "--port") or str(_PORT)
     if not port.isdecimal():
         raise ConfigError(f"--port {port}: it is not a port: write a number from 1 to 65535")
-    return Address("127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH)
+    return ServerAddress(
+        "127.0.0.1" if host in ("0.0.0.0", "::") else host, int(port), page=_HEALTH
+    )
 
 
-def parsed(text: str) -> Address:
+def parsed(text: str) -> ServerAddress:
     """A port, HOST:PORT, a URL of HTTP, or the path of a unix socket. Raises: ConfigError."""
     try:
         if text.startswith("http://"):
             url = urlsplit(text)
-            return Address(url.hostname or "127.0.0.1", url.port or 80, page=url.path or "/")
+            return ServerAddress(url.hostname or "127.0.0.1", url.port or 80, page=url.path or "/")
         if "/" in text:
-            return Address(path=text)
+            return ServerAddress(path=text)
         host, _, port = text.rpartition(":")
         if not 0 < int(port) < 1 << 16:
             raise ValueError("it is not a port")
-        return Address(host or "127.0.0.1", int(port))
+        return ServerAddress(host or "127.0.0.1", int(port))
     except ValueError as exc:
         raise ConfigError(
             f"--ready {text}: write a port, HOST:PORT, http://HOST:PORT/PAGE or the path of a "
@@ -59,7 +61,7 @@ def parsed(text: str) -> Address:
         ) from exc
 
 
-def answers(address: Address) -> bool:
+def answers(address: ServerAddress) -> bool:
     """Whether it answers now. Blocks for at most a second, or as long as it sends."""
     try:
         with _connected(address) as connection:
@@ -73,12 +75,12 @@ def answers(address: Address) -> bool:
         return False
 
 
-def listens(address: Address) -> bool:
+def listens(address: ServerAddress) -> bool:
     """Whether a server listens there, with or without the page."""
     return answers(address._replace(page=""))
 
 
-def _connected(address: Address) -> socket.socket:
+def _connected(address: ServerAddress) -> socket.socket:
     if not address.path:
         return socket.create_connection((address.host, address.port), _ASKED_S)
     connection = socket.socket(socket.AF_UNIX)

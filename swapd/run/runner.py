@@ -19,10 +19,10 @@ from functools import partial
 from types import FrameType
 
 from swapd.run.child import CANNOT_RUN, HARMLESS, SIGNALLED, CannotRun, caught, started
-from swapd.run.file import Stage
-from swapd.run.guard import Guard
+from swapd.run.file import StageSpec
+from swapd.run.guard import GroupGuard
 from swapd.run.output import Output, Pipe
-from swapd.run.stages import Action, Say, Signal, Stages, Start
+from swapd.run.stages import Action, Message, SignalStage, Stages, StartStage
 from swapd.shared.config import STAGE_VARIABLE
 
 #: Pauses between two checks: while stages wait for another to be ready, and otherwise.
@@ -37,7 +37,7 @@ class _Child:
     """One start of a stage."""
 
     def __init__(
-        self, stage: Stage, start: int, process: "subprocess.Popen[bytes]", pipe: Pipe
+        self, stage: StageSpec, start: int, process: "subprocess.Popen[bytes]", pipe: Pipe
     ) -> None:
         self.stage = stage
         #: The number of the start.
@@ -92,7 +92,7 @@ class Runner:
 
     def __init__(
         self,
-        stages: Mapping[str, Stage],
+        stages: Mapping[str, StageSpec],
         environment: Mapping[str, str],
         output: Output,
         ready: Callable[[Collection[str]], Collection[str]],
@@ -109,7 +109,7 @@ class Runner:
         #: The first signal that ended the run.
         self.signal: int | None = None
         self._children: dict[str, _Child] = {}
-        self._guard = Guard()
+        self._guard = GroupGuard()
         #: Numbers of starts.
         self._numbers = itertools.count()
         self._came: deque[int] = deque()
@@ -168,14 +168,14 @@ class Runner:
         left = deque(actions)
         while left:
             match left.popleft():
-                case Start(name):
+                case StartStage(name):
                     left.extend(self._start(self._specs[name]))
-                case Signal(name, number):
+                case SignalStage(name, number):
                     self._children[name].tell(number)
-                case Say(text):
+                case Message(text):
                     self._output.say(text)
 
-    def _start(self, stage: Stage) -> list[Action]:
+    def _start(self, stage: StageSpec) -> list[Action]:
         if not self.stages.is_starting(stage.name):
             return []
         start, pipe = next(self._numbers), None
@@ -205,7 +205,7 @@ class Runner:
         return self.stages.started(stage.name, time.monotonic())
 
 
-def environment_of(stage: Stage, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_of(stage: StageSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """A stage's variables: Python writes unbuffered, because its output is not a terminal."""
     ours = {STAGE_VARIABLE: stage.name}
     return {"PYTHONUNBUFFERED": "1", **environment, **stage.environment, **ours}

@@ -10,7 +10,7 @@ from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
 from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option, shards_of
-from swapd.run.daemons import Wanted
+from swapd.run.daemons import DaemonSpec
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 
 #: swapd's worker of plain vLLM.
@@ -66,7 +66,7 @@ def on_devices(command: Command, devices: Sequence[str], source: str) -> dict[st
     return {VISIBLE_VARIABLE: gpus.visible_as(devices)}
 
 
-def with_worker(command: Command, wanted: Sequence[Wanted]) -> Command:
+def with_worker(command: Command, wanted: Sequence[DaemonSpec]) -> Command:
     """A server of plain vLLM with swapd's worker; other commands, or one with a worker, as is."""
     if command.kind != "vllm" or option(command.words, WORKER_CLS) is not None:
         return command
@@ -134,7 +134,7 @@ def with_workers(
     return {"base_config": str(file.path.absolute()), "stages": stages}, moved
 
 
-def check_placed(path: Path, stages: Iterable[deploy.Stage], given: Sequence[str]) -> None:
+def check_placed(path: Path, stages: Iterable[deploy.DeployStage], given: Sequence[str]) -> None:
     """Check that the machine has the GPUs of a deploy file's stages, and that `given` has them.
 
     Raises: PlanError.

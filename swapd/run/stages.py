@@ -11,7 +11,7 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
 
 from swapd.run.child import SIGNALLED
-from swapd.run.file import Stage
+from swapd.run.file import StageSpec
 from swapd.shared.units import seconds
 
 #: A pause before a restart is twice the one before, and at most so long.
@@ -23,22 +23,22 @@ WELL_AFTER_S = 300.0
 NEVER = 1
 
 
-class Start(NamedTuple):
+class StartStage(NamedTuple):
     name: str
 
 
-class Signal(NamedTuple):
+class SignalStage(NamedTuple):
     """Send a signal to all processes of a stage."""
 
     name: str
     number: int
 
 
-class Say(NamedTuple):
+class Message(NamedTuple):
     text: str
 
 
-Action = Start | Signal | Say
+Action = StartStage | SignalStage | Message
 
 
 class _Is(Enum):
@@ -52,10 +52,10 @@ class _Is(Enum):
     ENDED = "ended"
 
 
-class State:
+class StageState:
     """The state of one stage. Times are of the caller's clock, in seconds."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: StageSpec) -> None:
         self.stage = stage
         self.now = _Is.WAITING
         #: Whether the stages after it may start.
@@ -75,8 +75,8 @@ class State:
 class Stages:
     """All stages of a run. `begin`, then report events, and carry out the returned actions."""
 
-    def __init__(self, stages: Mapping[str, Stage]) -> None:
-        self.states = {name: State(stage) for name, stage in stages.items()}
+    def __init__(self, stages: Mapping[str, StageSpec]) -> None:
+        self.states = {name: StageState(stage) for name, stage in stages.items()}
         self._stopping = False
         #: The stage whose end was that of the run.
         self.ended_by: str | None = None
@@ -150,19 +150,22 @@ class Stages:
         if _again(state, status):
             return [self._pause(state, how, now)]
         if status or state.stage.ends_all:
-            return [Say(f"{how}: the others are told to end"), *self._end_all(name, status, now)]
+            return [
+                Message(f"{how}: the others are told to end"),
+                *self._end_all(name, status, now),
+            ]
         if state.stage.ready == "ended":
-            return [Say(how), *self.is_up(name, now)]
-        return [Say(how), *self._without(state, now)]
+            return [Message(how), *self.is_up(name, now)]
+        return [Message(how), *self._without(state, now)]
 
     def stop(self, number: int, now: float) -> list[Action]:
         """End all stages with this signal; kill them at the second call."""
         how = Signals(number).name
         if self._stopping:
-            kills = (Signal(name, SIGKILL) for name in self._running())
-            return [Say(f"{how}: all stages are killed"), *kills]
+            kills = (SignalStage(name, SIGKILL) for name in self._running())
+            return [Message(f"{how}: all stages are killed"), *kills]
         return [
-            Say(f"{how}: all stages are told to end; once more, and they are killed"),
+            Message(f"{how}: all stages are told to end; once more, and they are killed"),
             *self._tell(number, now),
         ]
 
@@ -175,11 +178,11 @@ class Stages:
             state.due = None
             if state.now is _Is.PAUSING:
                 state.now = _Is.STARTING
-                actions.append(Start(name))
+                actions.append(StartStage(name))
             else:
                 waited = seconds(state.stage.stop_timeout_s)
                 why = f"{name} has not ended in {waited} (stop_timeout), and is killed"
-                actions += [Say(why), Signal(name, SIGKILL)]
+                actions += [Message(why), SignalStage(name, SIGKILL)]
         return actions
 
     # --- consequences ---------------------------------------------------------------------
@@ -188,15 +191,15 @@ class Stages:
         for name, state in self.states.items():
             if state.now is _Is.WAITING and all(self.states[n].up for n in state.stage.after):
                 state.now = _Is.STARTING
-                yield Start(name)
+                yield StartStage(name)
 
     def _running(self) -> list[str]:
         return [name for name, state in self.states.items() if state.now is _Is.RUNNING]
 
-    def _tell(self, number: int, now: float) -> list[Signal]:
+    def _tell(self, number: int, now: float) -> list[SignalStage]:
         """Tell all running stages to end, and start no other."""
         self._stopping = True
-        told = [Signal(name, number) for name in self._running()]
+        told = [SignalStage(name, number) for name in self._running()]
         for state in self.states.values():
             if state.now is _Is.RUNNING:
                 state.due = now + state.stage.stop_timeout_s
@@ -204,19 +207,19 @@ class Stages:
                 state.now, state.due = _Is.ENDED, None
         return told
 
-    def _pause(self, state: State, how: str, now: float) -> Say:
+    def _pause(self, state: StageState, how: str, now: float) -> Message:
         twice = min(state.failures, _DOUBLED_MAX)
         pause = min(PAUSE_MAX_S, state.stage.backoff_s * 2**twice)
         state.failures += 1
         state.now, state.due = _Is.PAUSING, now + pause
         of = "" if state.stage.retries is None else f" of {state.stage.retries}"
-        return Say(f"{how}: it starts again in {seconds(pause)} (retry {state.failures}{of})")
+        return Message(f"{how}: it starts again in {seconds(pause)} (retry {state.failures}{of})")
 
-    def _end_all(self, name: str, status: int, now: float) -> list[Signal]:
+    def _end_all(self, name: str, status: int, now: float) -> list[SignalStage]:
         self.ended_by, self._status = name, status
         return self._tell(SIGTERM, now)
 
-    def _without(self, ended: State, now: float) -> list[Action]:
+    def _without(self, ended: StageState, now: float) -> list[Action]:
         """A stage has ended. If stages after it can never start now, the run fails."""
         if ended.up:
             return []
@@ -228,16 +231,16 @@ class Stages:
             f"{name} has registered no component, and {', '.join(left)} would wait for ever (say "
             'ready = "ended" if it registers none)'
         )
-        return [Say(f"{why}: the others are told to end"), *self._end_all(name, NEVER, now)]
+        return [Message(f"{why}: the others are told to end"), *self._end_all(name, NEVER, now)]
 
 
-def _again(state: State, status: int) -> bool:
+def _again(state: StageState, status: int) -> bool:
     restart, retries = state.stage.restart, state.stage.retries
     wanted = restart == "always" or (restart == "on-failure" and status != 0)
     return wanted and (retries is None or state.failures < retries)
 
 
-def _waits_for(state: State, name: str) -> bool:
+def _waits_for(state: StageState, name: str) -> bool:
     return state.now is _Is.WAITING and name in state.stage.after
 
 

@@ -21,7 +21,7 @@ _DELETED = " (deleted)"
 NAMED_MAX = 3
 
 
-class Found(NamedTuple):
+class RunningDaemon(NamedTuple):
     """A running daemon. `folder` is its runtime folder as the daemon sees it."""
 
     pid: int
@@ -34,7 +34,7 @@ class Found(NamedTuple):
         return f"{self.folder} (process {self.pid}{why})"
 
 
-def running() -> list[Found]:
+def running() -> list[RunningDaemon]:
     """The daemons of this user, by their folders. Blocks for some milliseconds; raises nothing."""
     found = {}
     for pid in _lockers():
@@ -43,7 +43,7 @@ def running() -> list[Found]:
     return sorted(found.values(), key=lambda daemon: (str(daemon.folder), daemon.pid))
 
 
-def named(found: list[Found]) -> str:
+def named(found: list[RunningDaemon]) -> str:
     """The first few of them, for a message."""
     more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     return ", ".join(map(str, found[:NAMED_MAX])) + more
@@ -65,7 +65,7 @@ def _lockers() -> Iterator[int]:
                 yield pid
 
 
-def _served_by(pid: int) -> Iterator[Found]:
+def _served_by(pid: int) -> Iterator[RunningDaemon]:
     """The runtime folders that this process has locked and listens in."""
     fds = _PROC / str(pid) / "fd"
     try:
@@ -79,7 +79,7 @@ def _served_by(pid: int) -> Iterator[Found]:
             if path.name == LOCK and _is_locked(pid, number):
                 if target.endswith(_DELETED):
                     if _is_a_number(fds / number):
-                        yield Found(pid, path.parent, "and the folder was removed")
+                        yield RunningDaemon(pid, path.parent, "and the folder was removed")
                 elif here := _seen(pid, fds / number, path):
                     yield here
 
@@ -88,7 +88,7 @@ def _is_locked(pid: int, number: str) -> bool:
     return bool(_FLOCK.search((_PROC / str(pid) / "fdinfo" / number).read_text()))
 
 
-def _seen(pid: int, fd: Path, lock: Path) -> Found | None:
+def _seen(pid: int, fd: Path, lock: Path) -> RunningDaemon | None:
     """The daemon of this lock; None if another program holds it."""
     root = _PROC / str(pid) / "root"
     listens = (root / lock.parent.relative_to("/") / LIFELINE).is_socket()
@@ -100,8 +100,8 @@ def _seen(pid: int, fd: Path, lock: Path) -> Found | None:
     except OSError:
         here = None
     if here is None or (here.st_dev, here.st_ino) != (theirs.st_dev, theirs.st_ino):
-        return Found(pid, lock.parent, "in another mount namespace, as a container has")
-    return Found(pid, lock.parent)
+        return RunningDaemon(pid, lock.parent, "in another mount namespace, as a container has")
+    return RunningDaemon(pid, lock.parent)
 
 
 def _is_a_number(fd: Path) -> bool:

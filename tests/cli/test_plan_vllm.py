@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.cli.plan_vllm import Options, Report, StageFile, reports_of
+from swapd.cli.plan_vllm import PlanOptions, StageFile, VllmPlanReport, reports_of
 from swapd.plan import deploy
 from swapd.plan.advise import DoesNotFit
 from swapd.shared.units import seconds, size
@@ -119,7 +119,7 @@ def test_under_strict_isolation_the_chunks_are_those_of_the_shorter_round(
     assert "multiple of 2 MiB" in refused(qwen3, model, *CARD, "--chunk", "3000000")
 
 
-def report_of(path: Path, model: Path, options: Options) -> Report:
+def report_of(path: Path, model: Path, options: PlanOptions) -> VllmPlanReport:
     """The plan of one deploy file, in this process."""
     (report,) = reports_of([StageFile(deploy.read(path), [str(model)])], options).reports
     return report
@@ -127,7 +127,7 @@ def report_of(path: Path, model: Path, options: Options) -> Report:
 
 def test_where_large_chunks_do_not_fit_small_ones_are_taken(qwen3: Path, model: Path) -> None:
     """Each of the thinker's parts takes whole chunks."""
-    card = Options("79.5GiB", bandwidth="25GB/s")
+    card = PlanOptions("79.5GiB", bandwidth="25GB/s")
     planned = partial(report_of, qwen3, model)
     for options in card._replace(isolation="strict"), card._replace(chunk="auto"):
         report = planned(options)
@@ -320,7 +320,7 @@ def test_the_page_says_what_a_round_of_each_overlay_moves_on_each_gpu(tmp_path: 
         folder = omni.write(tmp_path / model, config, sizes)
         for card, cell in zip(cards, said[model], strict=True):
             try:
-                found = report_of(path, folder, Options(card))
+                found = report_of(path, folder, PlanOptions(card))
             except DoesNotFit:
                 assert cell == "refused", (model, card)
                 continue
@@ -335,7 +335,7 @@ def test_a_round_of_qwen2_5_omni_moves_nothing_where_one_request_each_fits(tmp_p
     """The base file has max_num_seqs: 1 and no prefixes, so a larger cache would be of no use."""
     path = beside_its_base(tmp_path, "qwen2_5_omni")
     folder = omni.write(tmp_path / "model", omni.QWEN2_5, omni.QWEN2_5_BYTES)
-    (gpu,) = report_of(path, folder, Options("40GiB")).gpus
+    (gpu,) = report_of(path, folder, PlanOptions("40GiB")).gpus
     assert [s.cache_tokens for s in gpu.shares] == [33920, 34112, 0]
     assert (gpu.moved_bytes, gpu.larger) == (0, None)
 

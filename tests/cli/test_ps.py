@@ -15,7 +15,7 @@ import pytest
 from swapd.cli.choosing import SeveralDaemons, only, where
 from swapd.cli.ps import Listed, page
 from swapd.shared import config, daemons
-from swapd.shared.daemons import Found, running
+from swapd.shared.daemons import RunningDaemon, running
 from swapd_client import NotRunning, connect
 from tests.processes import output_of
 
@@ -100,8 +100,8 @@ def test_ps_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_only_one_there_is_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(config.ENDPOINT_VARIABLE, raising=False)
-    one = Found(HERE, Path("/run/a"))
-    hidden = Found(HERE, Path("/run/b"), "in another mount namespace")
+    one = RunningDaemon(HERE, Path("/run/a"))
+    hidden = RunningDaemon(HERE, Path("/run/b"), "in another mount namespace")
     monkeypatch.setattr(daemons, "running", lambda: [one, hidden])
     assert where(None, None, BRIEF) == Path("/run/a")
     assert where("/run/c", None, BRIEF) == Path("/run/c")
@@ -110,7 +110,7 @@ def test_the_only_one_there_is_is_meant(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_of_several_each_is_named() -> None:
-    found = [Found(7, Path("/run/a")), Found(8, Path("/run/b"))]
+    found = [RunningDaemon(7, Path("/run/a")), RunningDaemon(8, Path("/run/b"))]
     with pytest.raises(SeveralDaemons, match=r"2 daemons .*: /run/a \(process 7\), /run/b") as said:
         only(found)
     assert "--endpoint /run/a, or --device" in str(said.value)
@@ -121,7 +121,10 @@ def test_a_device_names_its_daemon_wherever_that_is(
     daemon: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/nothing")
-    found = [Found(daemon.process.pid, daemon.folder), Found(HERE, Path("/run/gone"))]
+    found = [
+        RunningDaemon(daemon.process.pid, daemon.folder),
+        RunningDaemon(HERE, Path("/run/gone")),
+    ]
     monkeypatch.setattr(daemons, "running", lambda: found)
     assert where(None, "host", BRIEF) == daemon.folder
     assert where(None, "cuda", BRIEF) == Path("/run/nothing/swapd/cuda0")
@@ -130,7 +133,7 @@ def test_a_device_names_its_daemon_wherever_that_is(
 def test_a_daemon_that_runs_elsewhere_is_named_in_the_error(
     daemon: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = [Found(daemon.process.pid, daemon.folder)]
+    found = [RunningDaemon(daemon.process.pid, daemon.folder)]
     monkeypatch.setattr(daemons, "running", lambda: found)
     with pytest.raises(NotRunning) as refused:
         connect(tmp_path / "none")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from swapd.run.commands import command_of, option, without
-from swapd.run.daemons import Wanted, joinable
+from swapd.run.daemons import DaemonSpec, joinable
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 from tests.plan import omni
@@ -132,7 +132,7 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         said = swapd("run", "--budget", "1GiB", "--", "true", status=1).stderr
         assert f"the swapd at {home} has a budget of 20 MiB on host, and 1 GiB is needed" in said
         assert f"`swapd stop --endpoint {home}`, or give --budget 20MiB" in said
-        planned = Wanted("host", 16 * MIB, "the budget in the plan", chunk=2 * MIB)
+        planned = DaemonSpec("host", 16 * MIB, "the budget in the plan", chunk=2 * MIB)
         assert joinable(planned) == home
         with pytest.raises(
             SwapdError, match="in chunks of 2 MiB, and the budget in the plan counts"

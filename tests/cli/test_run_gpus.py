@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swapd.run import gpus
-from swapd.run.daemons import Wanted
+from swapd.run.daemons import DaemonSpec
 from swapd.shared.config import ConfigError, gpus_in, listed_gpus
 from tests import fakecuda
 
@@ -230,6 +230,6 @@ def test_names_of_one_gpu_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus.same("host", "host")
     monkeypatch.setenv(SHOWN, "3")
     assert listed_gpus() == ("3",)
-    assert Wanted("cuda:0", 1, "").folder.name == "cuda3"
+    assert DaemonSpec("cuda:0", 1, "").folder.name == "cuda3"
     with pytest.raises(ConfigError, match="shows cuda:0"):
         gpus.check(["cuda:1"], "-d")

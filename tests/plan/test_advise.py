@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from swapd.plan.advise import (
     SLOTS,
     Advice,
-    Component,
     DoesNotFit,
-    Memory,
-    Placement,
+    MemoryBudget,
+    ModelComponent,
+    Treatment,
     advise,
 )
 from tests.plan.test_stall import simulated
@@ -21,16 +21,16 @@ MIB = 1 << 20
 
 def blocks(
     name: str, gib: float, count: int, passes: int = 1, compute_s: float | None = None
-) -> Component:
+) -> ModelComponent:
     nbytes = round(gib * GIB)
-    return Component(name, nbytes, count, -(-nbytes // count), 0, passes, compute_s)
+    return ModelComponent(name, nbytes, count, -(-nbytes // count), 0, passes, compute_s)
 
 
 def ways(advice: Advice) -> dict[str, str]:
     return {p.name: p.how for p in advice.placements}
 
 
-def placed(advice: Advice, name: str) -> Placement:
+def placed(advice: Advice, name: str) -> Treatment:
     (found,) = [p for p in advice.placements if p.name == name]
     return found
 
@@ -40,7 +40,7 @@ def placed(advice: Advice, name: str) -> Placement:
 
 def test_a_7b_model_on_a_card_of_16_gib_leaves_about_8_on_the_host() -> None:
     """13.6 GiB of weights, 6.9 GiB of KV cache, and the 15 % that the engine may not use."""
-    memory = Memory(16 * GIB, kv_cache=round(6.9 * GIB), overhead=round(2.4 * GIB))
+    memory = MemoryBudget(16 * GIB, kv_cache=round(6.9 * GIB), overhead=round(2.4 * GIB))
     advice = advise([blocks("olmo", 13.6, 32)], memory, 25e9)
     (olmo,) = advice.placements
     assert olmo.how == "stream"
@@ -53,7 +53,7 @@ def test_a_7b_model_on_a_card_of_16_gib_leaves_about_8_on_the_host() -> None:
     ("gib", "how"), [(2, "keep"), (8, "keep"), (13.6, "stream"), (24, "stream")]
 )
 def test_only_what_does_not_fit_is_offloaded(gib: float, how: str) -> None:
-    memory = Memory(16 * GIB, kv_cache=4 * GIB, overhead=2 * GIB)
+    memory = MemoryBudget(16 * GIB, kv_cache=4 * GIB, overhead=2 * GIB)
     assert ways(advise([blocks("model", gib, 32)], memory, 25e9)) == {"model": how}
 
 
@@ -64,13 +64,13 @@ def test_stages_that_fit_by_turns_alternate() -> None:
         blocks("talker", 3, 24, passes=100),
         blocks("code2wav", 1.5, 8),
     ]
-    advice = advise(stages, Memory(24 * GIB, kv_cache=3 * GIB, overhead=2 * GIB), 25e9)
+    advice = advise(stages, MemoryBudget(24 * GIB, kv_cache=3 * GIB, overhead=2 * GIB), 25e9)
     assert ways(advice) == {"thinker": "alternate", "talker": "alternate", "code2wav": "keep"}
     assert advice.budget_bytes == round(18.5 * GIB)
 
 
 def test_a_dit_that_computes_long_enough_hides_its_copies() -> None:
-    memory = Memory(12 * GIB)
+    memory = MemoryBudget(12 * GIB)
     slow, fast = 2.0, 0.1
     advice = advise([blocks("dit", 20, 40, passes=20, compute_s=slow)], memory, 25e9)
     assert (placed(advice, "dit").step_s, advice.request_s) == (0.0, 0.0)
@@ -82,17 +82,17 @@ def test_a_dit_that_computes_long_enough_hides_its_copies() -> None:
 
 def test_room_goes_to_what_is_passed_over_most_often() -> None:
     components = [blocks("encoder", 8, 32), blocks("dit", 8, 32, passes=20)]
-    advice = advise(components, Memory(10 * GIB), 25e9)
+    advice = advise(components, MemoryBudget(10 * GIB), 25e9)
     assert placed(advice, "dit").how == "keep"
     assert placed(advice, "encoder").how == "stream"
 
 
 def test_no_room_goes_to_what_computing_hides_while_it_saves_waiting_elsewhere() -> None:
     hidden = blocks("dit", 16, 32, passes=20, compute_s=2.0)
-    advice = advise([hidden, blocks("encoder", 16, 32)], Memory(12 * GIB), 25e9)
+    advice = advise([hidden, blocks("encoder", 16, 32)], MemoryBudget(12 * GIB), 25e9)
     assert placed(advice, "dit").kept_bytes == 0
     assert placed(advice, "encoder").kept_bytes == 11 * GIB
-    alone = advise([hidden], Memory(12 * GIB), 25e9)
+    alone = advise([hidden], MemoryBudget(12 * GIB), 25e9)
     assert placed(alone, "dit").kept_bytes == 11 * GIB, "it saves copying all the same"
 
 
@@ -100,29 +100,29 @@ def test_no_room_goes_to_what_computing_hides_while_it_saves_waiting_elsewhere()
 
 
 def test_what_is_in_no_block_stays_in() -> None:
-    model = Component("model", 10 * GIB, 16, GIB // 2, rest_bytes=2 * GIB)
-    (placement,) = advise([model], Memory(4 * GIB), 25e9).placements
+    model = ModelComponent("model", 10 * GIB, 16, GIB // 2, rest_bytes=2 * GIB)
+    (placement,) = advise([model], MemoryBudget(4 * GIB), 25e9).placements
     assert placement.kept_bytes == 2 * GIB + 2 * (GIB // 2)
     with pytest.raises(DoesNotFit, match="the part of model in no block"):
-        advise([model], Memory(3 * GIB - MIB), 25e9)
+        advise([model], MemoryBudget(3 * GIB - MIB), 25e9)
 
 
 def test_blocks_take_whole_chunks() -> None:
-    exact = Component("model", 64 * 64 * MIB, 64, 64 * MIB)
-    wasteful = Component("model", 64 * 65 * MIB, 64, 65 * MIB)
-    assert advise([exact], Memory(GIB), 25e9).placements[0].kept_bytes == 14 * 64 * MIB
-    assert advise([wasteful], Memory(GIB), 25e9).placements[0].kept_bytes == 6 * 65 * MIB
+    exact = ModelComponent("model", 64 * 64 * MIB, 64, 64 * MIB)
+    wasteful = ModelComponent("model", 64 * 65 * MIB, 64, 65 * MIB)
+    assert advise([exact], MemoryBudget(GIB), 25e9).placements[0].kept_bytes == 14 * 64 * MIB
+    assert advise([wasteful], MemoryBudget(GIB), 25e9).placements[0].kept_bytes == 6 * 65 * MIB
 
 
 def test_small_blocks_are_streamed_in_groups() -> None:
-    tiny = Component("tiny", 256 * MIB, 256, MIB)
-    (placement,) = advise([tiny], Memory(192 * MIB), 25e9).placements
+    tiny = ModelComponent("tiny", 256 * MIB, 256, MIB)
+    (placement,) = advise([tiny], MemoryBudget(192 * MIB), 25e9).placements
     assert placement.kept_bytes == 64 * MIB  # beside two slots of 64 blocks each
 
 
 def test_the_sum_that_does_not_come_out_is_spelled_out() -> None:
     with pytest.raises(DoesNotFit) as caught:
-        advise([blocks("dit", 40, 32)], Memory(4 * GIB, 2 * GIB, 0, GIB // 2), 25e9)
+        advise([blocks("dit", 40, 32)], MemoryBudget(4 * GIB, 2 * GIB, 0, GIB // 2), 25e9)
     said = str(caught.value)
     assert "4 GiB - 2 GiB KV cache - 512 MiB overhead leaves 1.5 GiB" in said
     assert "2 blocks of dit (2.5 GiB) = 2.5 GiB" in said
@@ -130,23 +130,23 @@ def test_the_sum_that_does_not_come_out_is_spelled_out() -> None:
 
 def test_what_leaves_no_room_at_all_is_said() -> None:
     with pytest.raises(DoesNotFit, match="leaves nothing for weights"):
-        advise([blocks("dit", 1, 32)], Memory(4 * GIB, 5 * GIB), 25e9)
+        advise([blocks("dit", 1, 32)], MemoryBudget(4 * GIB, 5 * GIB), 25e9)
 
 
 def test_what_cannot_be_streamed_must_fit_whole() -> None:
     with pytest.raises(DoesNotFit, match=r"vae whole \(3 GiB\).*--blocks vae=N"):
-        advise([Component("vae", 3 * GIB)], Memory(2 * GIB), 25e9)
+        advise([ModelComponent("vae", 3 * GIB)], MemoryBudget(2 * GIB), 25e9)
 
 
 def test_many_components_are_not_weighed_for_ever() -> None:
     many = [blocks(f"c{i}", 1, 16) for i in range(40)]
-    assert advise(many, Memory(36 * GIB), 25e9).budget_bytes <= 36 * GIB
-    assert advise(many, Memory(4 * GIB), 25e9).budget_bytes <= 4 * GIB
+    assert advise(many, MemoryBudget(36 * GIB), 25e9).budget_bytes <= 36 * GIB
+    assert advise(many, MemoryBudget(4 * GIB), 25e9).budget_bytes <= 4 * GIB
 
 
-def made(of: list[tuple[int, int, int, float | None]]) -> list[Component]:
+def made(of: list[tuple[int, int, int, float | None]]) -> list[ModelComponent]:
     return [
-        Component(f"c{i}", gib * GIB, count, gib * GIB // max(count, 1), 0, passes, compute)
+        ModelComponent(f"c{i}", gib * GIB, count, gib * GIB // max(count, 1), 0, passes, compute)
         for i, (gib, count, passes, compute) in enumerate(of)
     ]
 
@@ -163,9 +163,9 @@ COMPONENTS = st.lists(
 ).map(made)
 
 
-def tried(components: list[Component], gib: int) -> Advice | None:
+def tried(components: list[ModelComponent], gib: int) -> Advice | None:
     try:
-        return advise(components, Memory(gib * GIB), 25e9)
+        return advise(components, MemoryBudget(gib * GIB), 25e9)
     except DoesNotFit:
         return None
 
@@ -173,7 +173,7 @@ def tried(components: list[Component], gib: int) -> Advice | None:
 @example(made([(13, 0, 1, None), (23, 4, 1, 1.0), (7, 4, 1, None)]), 27, 4)
 @given(COMPONENTS, st.integers(1, 60), st.integers(1, 20))
 def test_what_is_advised_fits_and_more_memory_never_waits_longer(
-    components: list[Component], gib: int, more: int
+    components: list[ModelComponent], gib: int, more: int
 ) -> None:
     advice = tried(components, gib)
     if advice is None:
@@ -185,7 +185,7 @@ def test_what_is_advised_fits_and_more_memory_never_waits_longer(
 
 
 @given(COMPONENTS, st.integers(1, 60))
-def test_a_request_waits_as_long_as_was_said(components: list[Component], gib: int) -> None:
+def test_a_request_waits_as_long_as_was_said(components: list[ModelComponent], gib: int) -> None:
     """A step-by-step simulation of requests: one place that all use in turn, one copy at a time."""
     advice = tried(components, gib)
     if advice is None:
@@ -205,7 +205,7 @@ def test_a_request_waits_as_long_as_was_said(components: list[Component], gib: i
     assert waited == pytest.approx(3 * advice.request_s, rel=1e-6, abs=slack + 1e-6)
 
 
-def streamed(c: Component, p: Placement) -> tuple[float, float]:
+def streamed(c: ModelComponent, p: Treatment) -> tuple[float, float]:
     """The seconds that a streamed component waits, and the largest error of the formula."""
     copy_s, compute_s = c.block_bytes / 25e9, (c.compute_s or 0.0) / c.blocks
     moved = c.blocks - p.kept_bytes // c.block_bytes

@@ -5,7 +5,7 @@ import pytest
 from swapd.plan.advise import DoesNotFit
 from swapd.plan.chunks import CALLS_S, Cost, chosen
 from swapd.plan.rounds import Turn, by_layer_bytes, kept_bytes
-from swapd.plan.shares import Claim, GpuPlan, Part, divide
+from swapd.plan.shares import Demand, GpuPlan, WeightGroup, divide
 from swapd.shared.config import GPU_CHUNK, LARGE_BUDGET, LARGE_CHUNK
 
 GIB = 1 << 30
@@ -77,10 +77,10 @@ def test_what_is_said_is_counted_with() -> None:
 
 
 def divided(chunk: int, total: int = 80) -> GpuPlan:
-    def stage(name: str, number: int, count: int, layer: int) -> Claim:
+    def stage(name: str, number: int, count: int, layer: int) -> Demand:
         nbytes = count * layer + 100 * MIB
-        parts = (Part(name, nbytes, nbytes, layers=count, layer_bytes=layer, chunk=chunk),)
-        return Claim(name=name, stage_id=number, kind="ar", ours=True, parts=parts, room=GIB)
+        parts = (WeightGroup(name, nbytes, nbytes, layers=count, layer_bytes=layer, chunk=chunk),)
+        return Demand(name=name, stage_id=number, kind="ar", ours=True, parts=parts, room=GIB)
 
     return divide(0, [stage("a", 0, 40, GIB + MIB), stage("b", 1, 60, 300 * MIB)], total * GIB, 2e9)
 

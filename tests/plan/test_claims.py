@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from swapd.plan import claims, deploy
-from swapd.plan.advise import CHUNK_BYTES, Component, PlanError
+from swapd.plan.advise import CHUNK_BYTES, ModelComponent, PlanError
 from swapd.plan.kv import UncountedCache, least_bytes, tokens_in
-from swapd.plan.shares import USUAL_CACHE, Claim
+from swapd.plan.shares import USUAL_CACHE, Demand
 from swapd.plan.workspace import USUAL_BYTES, of_decoder
 from tests.plan.omni import QWEN3
 
@@ -31,16 +31,18 @@ def claimed(
     rooms: dict[str, int] | None = None,
     config: dict[str, Any] | None = None,
     **sizes: float,
-) -> tuple[dict[int, list[Claim]], list[str]]:
+) -> tuple[dict[int, list[Demand]], list[str]]:
     path = folder / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": list(listed)}))
     found = deploy.read(path)
-    components = [Component(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()]
+    components = [
+        ModelComponent(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()
+    ]
     totals = dict.fromkeys((g for s in found.stages for g in s.gpus), 80 * GIB)
     return claims.of(found, components, rooms or {}, totals, config)
 
 
-def alone(folder: Path, *listed: dict[str, Any], **sizes: Any) -> Claim:
+def alone(folder: Path, *listed: dict[str, Any], **sizes: Any) -> Demand:
     ((claim,),) = claimed(folder, *listed, **sizes)[0].values()
     return claim
 
@@ -134,8 +136,8 @@ def test_what_is_streamed_is_needed_in_part(
 ) -> None:
     path = tmp_path / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", swapd=options, **DIFFUSION)]}))
-    dit = Component("transformer", 20 * GIB, 32, GIB // 2, 4 * GIB)
-    by_gpu, _ = claims.of(deploy.read(path), [dit, Component("vae", GIB)], {}, {0: 80 * GIB})
+    dit = ModelComponent("transformer", 20 * GIB, 32, GIB // 2, 4 * GIB)
+    by_gpu, _ = claims.of(deploy.read(path), [dit, ModelComponent("vae", GIB)], {}, {0: 80 * GIB})
     ((claim,),) = by_gpu.values()
     assert [p.least / GIB for p in claim.parts] == [least, 1]
 
@@ -145,7 +147,7 @@ def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "d.yaml"
     by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
     path.write_text(yaml.safe_dump({"stages": [by_layer]}))
-    dit = Component("transformer", 65 * 40 << 20, 40, 65 << 20)
+    dit = ModelComponent("transformer", 65 * 40 << 20, 40, 65 << 20)
     ((claim,),) = claims.of(deploy.read(path), [dit], {}, {0: 80 * GIB})[0].values()
     (part,) = claim.parts
     assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)
@@ -155,7 +157,7 @@ def test_a_pipeline_on_several_gpus_is_there_as_a_whole(tmp_path: Path) -> None:
     """Each GPU holds all its weights, even if they are not divided."""
     path = tmp_path / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", devices="0,1", **DIFFUSION)]}))
-    sizes = [Component("transformer", 20 * GIB, 32, GIB // 2), Component("vae", GIB)]
+    sizes = [ModelComponent("transformer", 20 * GIB, 32, GIB // 2), ModelComponent("vae", GIB)]
     by_gpu, _ = claims.of(deploy.read(path), sizes, {}, dict.fromkeys((0, 1), 80 * GIB))
     for (claim,) in by_gpu.values():
         assert claim.at_once
@@ -279,7 +281,11 @@ def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Pa
     found = deploy.read(path)
     pipeline = msgspec.structs.replace(found.stages[1], kind="diffusion")
     found = msgspec.structs.replace(found, stages=(found.stages[0], pipeline))
-    sizes = [Component("a", GIB), Component("transformer", 20 * GIB), Component("vae", GIB)]
+    sizes = [
+        ModelComponent("a", GIB),
+        ModelComponent("transformer", 20 * GIB),
+        ModelComponent("vae", GIB),
+    ]
     by_gpu, _ = claims.of(found, sizes, {}, {0: 80 * GIB})
     assert by_gpu[0][1].room == 21 * GIB + USUAL_BYTES["diffusion"]
 

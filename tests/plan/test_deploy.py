@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from swapd.plan import deploy
-from swapd.plan.deploy import BadDeploy, Stage
+from swapd.plan.deploy import BadDeploy, DeployStage
 from tests.plan import omni
 
 AR = "swapd_client.vllm.omni.ARWorker"
@@ -29,11 +29,11 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
-def stages(folder: Path, text: str) -> tuple[Stage, ...]:
+def stages(folder: Path, text: str) -> tuple[DeployStage, ...]:
     return deploy.read(write(folder, text)).stages
 
 
-def one(folder: Path, **keys: object) -> Stage:
+def one(folder: Path, **keys: object) -> DeployStage:
     text = yaml.safe_dump({"stages": [{"stage_id": 0, "worker_cls": AR, **keys}]})
     (stage,) = stages(folder, text)
     return stage

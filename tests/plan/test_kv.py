@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swapd.plan import kv
-from swapd.plan.kv import Cache, Layout, UncountedCache
+from swapd.plan.kv import KvCache, KvLayout, UncountedCache
 from tests.plan.omni import QWEN2_5, QWEN3
 
 GIB, KIB = 1 << 30, 1 << 10
@@ -20,13 +20,13 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def cache(layout: Layout, *, tokens: int = 512, shards: int = 1, block: int = 16) -> Cache:
+def cache(layout: KvLayout, *, tokens: int = 512, shards: int = 1, block: int = 16) -> KvCache:
     return kv.cache_of(
         layout, max_model_len=tokens, block_tokens=block, item_bytes=2, shards=shards
     )
 
 
-def of(**more: Any) -> Layout:
+def of(**more: Any) -> KvLayout:
     return kv.layout_of({**PLAIN, **more}, "model")
 
 

@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 
 from swapd.plan import paste
-from swapd.plan.advise import Advice, Component, Memory, advise
+from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, advise
 from swapd_client.offload.settings import from_yaml
 
 GIB = 1 << 30
 
 
-def advised(room: float, *components: Component) -> Advice:
-    return advise(components, Memory(round(room * GIB)), 25e9)
+def advised(room: float, *components: ModelComponent) -> Advice:
+    return advise(components, MemoryBudget(round(room * GIB)), 25e9)
 
 
-def part(name: str, gib: float, count: int = 0, passes: int = 1) -> Component:
+def part(name: str, gib: float, count: int = 0, passes: int = 1) -> ModelComponent:
     nbytes = round(gib * GIB)
-    return Component(name, nbytes, count, nbytes // max(count, 1), 0, passes)
+    return ModelComponent(name, nbytes, count, nbytes // max(count, 1), 0, passes)
 
 
 def written(folder: Path, advice: Advice) -> Path:

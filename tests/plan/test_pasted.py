@@ -9,7 +9,7 @@ import yaml
 import swapd_client
 from swapd import spawn
 from swapd.plan import paste
-from swapd.plan.advise import SLOTS, Advice, Component, Memory, advise
+from swapd.plan.advise import SLOTS, Advice, MemoryBudget, ModelComponent, advise
 
 torch.set_num_threads(1)
 
@@ -57,14 +57,14 @@ class Model(torch.nn.Module):
 
 def planned(model: Model, room: int) -> Advice:
     components = [
-        Component(name, BLOCK * count, count if count > 1 else 0, BLOCK, 0, passes)
+        ModelComponent(name, BLOCK * count, count if count > 1 else 0, BLOCK, 0, passes)
         for name, count, passes in (
             ("text_encoder", len(model.text_encoder.blocks), 1),
             ("transformer", len(model.transformer.blocks), 3),
             ("vae", 1, 1),
         )
     ]
-    return advise(components, Memory(room), 10e9, chunk_bytes=2 * MIB)
+    return advise(components, MemoryBudget(room), 10e9, chunk_bytes=2 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_a_model_runs_as_it_was_planned(
 @pytest.mark.parametrize("name", ['a"]); boom("', "a, b]", "no", "a: b", "größe", "\\", "dit"])
 def test_a_name_is_pasted_as_a_name_whoever_gave_it(name: str) -> None:
     """The folder of a downloaded model may have any name."""
-    components = [Component(one, 64 * MIB, 8, 8 * MIB) for one in (name, "other")]
-    advice = advise(components, Memory(64 * MIB), 10e9, chunk_bytes=2 * MIB)
+    components = [ModelComponent(one, 64 * MIB, 8, 8 * MIB) for one in (name, "other")]
+    advice = advise(components, MemoryBudget(64 * MIB), 10e9, chunk_bytes=2 * MIB)
     attached: list[str] = []
 
     class Client:

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.kv import Cache
+from swapd.plan.kv import KvCache
 from swapd.plan.omni import Kind
 from swapd.plan.shares import (
     TURNS_CACHE,
-    Claim,
+    Demand,
     GpuPlan,
-    Part,
+    WeightGroup,
     divide,
     divide_all,
     utilization,
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 def claim(
     name: str,
-    *parts: float | Part,
+    *parts: float | WeightGroup,
     room: float = 4,
     cache: float = 0,
     tokens: int = 0,
@@ -33,38 +33,40 @@ def claim(
     ours: bool = True,
     graphs: bool = False,
     at_once: bool = True,
-) -> Claim:
-    return Claim(
+) -> Demand:
+    return Demand(
         name=name,
         stage_id=0,
         kind=kind,
         ours=ours,
-        parts=tuple(p if isinstance(p, Part) else part(name, p) for p in parts),
+        parts=tuple(p if isinstance(p, WeightGroup) else part(name, p) for p in parts),
         at_once=at_once,
         room=round(room * GIB),
         least_cache=round(cache * GIB),
-        cache=Cache(max_model_len=tokens, block_tokens=16, block_bytes=MIB) if tokens else None,
+        cache=KvCache(max_model_len=tokens, block_tokens=16, block_bytes=MIB) if tokens else None,
         said=said,
         graphs=graphs,
     )
 
 
-def part(name: str, gib: float, *, stays: bool = False, least: float | None = None) -> Part:
-    return Part(name, round(gib * GIB), round((gib if least is None else least) * GIB), stays)
+def part(name: str, gib: float, *, stays: bool = False, least: float | None = None) -> WeightGroup:
+    return WeightGroup(
+        name, round(gib * GIB), round((gib if least is None else least) * GIB), stays
+    )
 
 
-def layers(name: str, count: int, gib: float, rest: float = 0) -> Part:
+def layers(name: str, count: int, gib: float, rest: float = 0) -> WeightGroup:
     """So many layers of `gib` each, and `rest` GiB of other weights."""
     nbytes = round((count * gib + rest) * GIB)
-    return Part(name, nbytes, nbytes, layers=count, layer_bytes=round(gib * GIB))
+    return WeightGroup(name, nbytes, nbytes, layers=count, layer_bytes=round(gib * GIB))
 
 
-def divided(total: float, *claims: Claim, overhead: float | None = None) -> GpuPlan:
+def divided(total: float, *claims: Demand, overhead: float | None = None) -> GpuPlan:
     spare = None if overhead is None else round(overhead * GIB)
     return divide(0, claims, round(total * GIB), 25e9, spare)
 
 
-def refused(total: float, *claims: Claim) -> str:
+def refused(total: float, *claims: Demand) -> str:
     with pytest.raises(DoesNotFit) as caught:
         divided(total, *claims)
     return str(caught.value)
@@ -235,7 +237,7 @@ def test_by_layers_no_more_moves_than_does_not_fit_twice() -> None:
 
 
 def test_each_layer_has_chunks_of_its_own() -> None:
-    odd = Part("a", 65 * 40 * MIB, 65 * 40 * MIB, layers=40, layer_bytes=65 * MIB)
+    odd = WeightGroup("a", 65 * 40 * MIB, 65 * 40 * MIB, layers=40, layer_bytes=65 * MIB)
     assert odd.taken == odd.at_least == 128 * 40 * MIB
 
 
@@ -254,7 +256,7 @@ def test_of_a_pipeline_the_largest_component_must_fit() -> None:
 
 
 def test_what_is_streamed_needs_less_at_once() -> None:
-    dit = Part("t", 20 * GIB, 2 * GIB, by_block=20 * GIB)
+    dit = WeightGroup("t", 20 * GIB, 2 * GIB, by_block=20 * GIB)
     pipeline = claim("dit", dit, kind="diffusion", at_once=False)
     plan = divided(12, pipeline)
     assert plan.budget_bytes == 5 * GIB

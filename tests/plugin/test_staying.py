@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.shares import Claim, Part, divide
+from swapd.plan.shares import Demand, WeightGroup, divide
 from swapd_client import TooLarge
 from swapd_client.vllm.pipeline import Components
 from swapd_client.vllm.stage.cache import Layer, Terms
@@ -150,14 +150,14 @@ def test_the_plan_and_the_stages_count_alike_what_stays_and_what_takes_turns(sce
     status = scene.daemon.status()
     scale = CHUNK_BYTES // status.chunk_bytes  # the plan's chunks are larger
 
-    def claim(name: str, weights: int, cache: int, *, stays: bool) -> Claim:
+    def claim(name: str, weights: int, cache: int, *, stays: bool) -> Demand:
         nbytes = weights * MIB * scale
-        return Claim(
+        return Demand(
             name=name,
             stage_id=0,
             kind="ar",
             ours=True,
-            parts=(Part(name, nbytes, nbytes, stays),),
+            parts=(WeightGroup(name, nbytes, nbytes, stays),),
             room=0,
             least_cache=cache * MIB * scale,
             said=True,

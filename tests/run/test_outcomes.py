@@ -8,9 +8,9 @@ import pytest
 from swapd.core import Rules, actions, events
 from swapd.log.records import Record, Start
 from swapd.run.commands import command_of
-from swapd.run.file import Stage
+from swapd.run.file import StageSpec
 from swapd.run.outcome import of_device, of_stages, stage_of
-from swapd.run.stages import State
+from swapd.run.stages import StageState
 from swapd.shared.text import TEXT_MAX_CHARS
 from swapd_client.session.endpoint import label_of
 
@@ -51,7 +51,7 @@ def test_copies_are_of_the_stage_that_has_the_component_and_waits_of_the_one_tha
         begin=100.0,
     )
     ended = {"a": (2, 0), "b": (1, 7), "c": (0, None)}
-    states = {name: State(Stage(name, command_of(["x"]), {}, Path())) for name in ended}
+    states = {name: StageState(StageSpec(name, command_of(["x"]), {}, Path())) for name in ended}
     for name, (starts, status) in ended.items():
         states[name].starts, states[name].status = starts, status
     a, b, c = of_stages(states, [before + since, before], 100.0)

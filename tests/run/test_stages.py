@@ -7,31 +7,31 @@ from typing import Any
 import pytest
 
 from swapd.run.commands import command_of
-from swapd.run.file import Stage
+from swapd.run.file import StageSpec
 from swapd.run.stages import (
     NEVER,
     PAUSE_MAX_S,
     WELL_AFTER_S,
     Action,
-    Say,
-    Signal,
+    Message,
+    SignalStage,
     Stages,
-    Start,
+    StartStage,
 )
 
 TERM = int(signal.SIGTERM)
 
 
-def stage(name: str, **settings: Any) -> Stage:
-    made = Stage(name, command_of(["x"]), {}, Path())
+def stage(name: str, **settings: Any) -> StageSpec:
+    made = StageSpec(name, command_of(["x"]), {}, Path())
     return made._replace(**settings)
 
 
-def stages(*all_of_them: Stage) -> Stages:
+def stages(*all_of_them: StageSpec) -> Stages:
     return Stages({one.name: one for one in all_of_them})
 
 
-def running(*all_of_them: Stage) -> Stages:
+def running(*all_of_them: StageSpec) -> Stages:
     """These stages, all started at 0 s."""
     made = stages(*all_of_them)
     made.begin()
@@ -42,11 +42,11 @@ def running(*all_of_them: Stage) -> Stages:
 
 def done(actions: list[Action]) -> list[Action]:
     """The actions without messages."""
-    return [one for one in actions if not isinstance(one, Say)]
+    return [one for one in actions if not isinstance(one, Message)]
 
 
 def said(actions: list[Action]) -> str:
-    return "\n".join(one.text for one in actions if isinstance(one, Say))
+    return "\n".join(one.text for one in actions if isinstance(one, Message))
 
 
 # --- order of starts ---------------------------------------------------------------------
@@ -54,9 +54,9 @@ def said(actions: list[Action]) -> str:
 
 def test_a_stage_starts_when_all_that_it_is_after_were_started() -> None:
     made = stages(stage("c", after=("a", "b")), stage("a"), stage("b"))
-    assert made.begin() == [Start("a"), Start("b")]
+    assert made.begin() == [StartStage("a"), StartStage("b")]
     assert made.started("a", 0.0) == []
-    assert made.started("b", 0.0) == [Start("c")]
+    assert made.started("b", 0.0) == [StartStage("c")]
     assert made.is_up("a", 1.0) == []
 
 
@@ -66,7 +66,7 @@ def test_one_that_has_to_register_is_waited_for_until_it_has() -> None:
     assert made.awaited == []
     assert made.started("a", 0.0) == []
     assert made.awaited == ["a"]
-    assert made.is_up("a", 1.0) == [Start("b")]
+    assert made.is_up("a", 1.0) == [StartStage("b")]
     assert made.awaited == []
 
 
@@ -77,7 +77,7 @@ def test_one_that_ends_without_a_component_has_the_run_fail_if_another_waits_for
     made.started("c", 0.0)
     actions = made.ended("a", 0, 1.0)
     assert "a has registered no component, and b would wait for ever" in said(actions)
-    assert done(actions) == [Signal("c", TERM)]
+    assert done(actions) == [SignalStage("c", TERM)]
     made.ended("c", 0, 1.0)
     assert (made.over, made.status) == (True, NEVER)
 
@@ -88,9 +88,9 @@ def test_one_that_has_to_end_is_waited_for_until_it_ended_well() -> None:
     made.begin()
     assert made.started("a", 0.0) == []
     assert done(made.ended("a", 1, 1.0)) == []
-    assert made.tick(2.0) == [Start("a")]
+    assert made.tick(2.0) == [StartStage("a")]
     made.started("a", 2.0)
-    assert done(made.ended("a", 0, 3.0)) == [Start("b")]
+    assert done(made.ended("a", 0, 3.0)) == [StartStage("b")]
 
 
 # --- restarts ----------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_the_pause_grows_to_a_bound_and_the_others_go_on() -> None:
         pauses.append(made.due - now)
         now = made.due
         assert made.tick(now - 0.01) == []
-        assert made.tick(now) == [Start("a")]
+        assert made.tick(now) == [StartStage("a")]
         made.started("a", now)
     assert pauses[:7] == [1, 2, 4, 8, 16, 32, PAUSE_MAX_S]
     assert max(pauses) == PAUSE_MAX_S
@@ -116,7 +116,7 @@ def test_the_pause_grows_to_a_bound_and_the_others_go_on() -> None:
 def test_it_is_said_why_and_when_it_starts_again() -> None:
     made = running(stage("a", restart="on-failure", retries=3, backoff_s=0.5))
     text = "a ended with status 137 (SIGKILL): it starts again in 500 ms (retry 1 of 3)"
-    assert made.ended("a", 137, 1.0) == [Say(text)]
+    assert made.ended("a", 137, 1.0) == [Message(text)]
 
 
 def test_after_so_many_retries_it_has_failed() -> None:
@@ -124,7 +124,7 @@ def test_after_so_many_retries_it_has_failed() -> None:
     made.ended("a", 1, 1.0)
     made.tick(2.0)
     made.started("a", 2.0)
-    assert done(made.ended("a", 4, 3.0)) == [Signal("b", TERM)]
+    assert done(made.ended("a", 4, 3.0)) == [SignalStage("b", TERM)]
     assert made.status == 4
 
 
@@ -133,7 +133,7 @@ def test_what_ran_for_long_has_all_its_retries_again() -> None:
     for round_ in range(1, 4):
         now = round_ * 2 * WELL_AFTER_S
         assert "retry 1 of 1" in said(made.ended("a", 1, now))
-        assert made.tick(now + 1) == [Start("a")]
+        assert made.tick(now + 1) == [StartStage("a")]
         made.started("a", now + 1)
     assert "retry" not in said(made.ended("a", 1, now + 2))
 
@@ -179,21 +179,21 @@ def test_the_first_that_fails_ends_the_others_and_its_status_is_the_run_s() -> N
     made.ended("c", 1, 1.0)
     actions = made.ended("a", 3, 1.5)
     assert said(actions) == "a ended with status 3: the others are told to end"
-    assert done(actions) == [Signal("b", TERM)]
+    assert done(actions) == [SignalStage("b", TERM)]
     assert done(made.ended("b", 143, 2.0)) == []
     assert (made.over, made.status) == (True, 3)
 
 
 def test_one_whose_end_is_that_of_the_run_ends_the_others_and_its_status_counts() -> None:
     made = running(stage("servers", restart="always"), stage("a", ends_all=True))
-    assert done(made.ended("a", 0, 1.0)) == [Signal("servers", TERM)]
+    assert done(made.ended("a", 0, 1.0)) == [SignalStage("servers", TERM)]
     assert done(made.ended("servers", 143, 2.0)) == []
     assert (made.over, made.status) == (True, 0)
 
 
 def test_a_failure_before_another_was_started_leaves_that_unstarted() -> None:
     made = stages(stage("a"), stage("b"))
-    assert made.begin() == [Start("a"), Start("b")]
+    assert made.begin() == [StartStage("a"), StartStage("b")]
     made.ended("a", 127, 0.0)
     assert not made.is_starting("b")
     assert (made.over, made.status) == (True, 127)
@@ -202,7 +202,7 @@ def test_a_failure_before_another_was_started_leaves_that_unstarted() -> None:
 def test_a_signal_ends_all_and_nothing_starts_again() -> None:
     made = running(stage("a", restart="always"), stage("b", restart="always"))
     made.ended("b", 1, 0.5)
-    assert done(made.stop(2, 1.0)) == [Signal("a", 2)]
+    assert done(made.stop(2, 1.0)) == [SignalStage("a", 2)]
     assert done(made.ended("a", 130, 2.0)) == []
     assert (made.over, made.status) == (True, 130)
 
@@ -218,7 +218,7 @@ def test_the_second_signal_kills() -> None:
     made = running(stage("a"), stage("b"))
     made.stop(TERM, 1.0)
     made.ended("b", 0, 1.5)
-    assert done(made.stop(TERM, 2.0)) == [Signal("a", signal.SIGKILL)]
+    assert done(made.stop(TERM, 2.0)) == [SignalStage("a", signal.SIGKILL)]
 
 
 def test_one_that_does_not_end_in_its_time_is_killed_and_that_is_said() -> None:
@@ -227,6 +227,6 @@ def test_one_that_does_not_end_in_its_time_is_killed_and_that_is_said() -> None:
     assert made.due == 15.0
     assert made.tick(14.9) == []
     actions = made.tick(15.0)
-    assert done(actions) == [Signal("a", signal.SIGKILL)]
+    assert done(actions) == [SignalStage("a", signal.SIGKILL)]
     assert "a has not ended in 5 s (stop_timeout)" in said(actions)
     assert made.due == 70.0

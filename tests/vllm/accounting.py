@@ -15,7 +15,7 @@ from vllm.utils.mem_utils import MemorySnapshot
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 from vllm_omni.worker.base import OmniGPUWorkerBase
 
-from swapd.plan.shares import CONTEXT_BYTES, GpuPlan, Share, utilization
+from swapd.plan.shares import CONTEXT_BYTES, GpuPlan, GpuShare, utilization
 from swapd_client.vllm.omni import ARWorker, GenerationWorker
 from swapd_client.vllm.worker import Worker
 
@@ -121,7 +121,7 @@ class Runner:
         return None
 
 
-def start(gpu: Gpu, share: Share) -> int:
+def start(gpu: Gpu, share: GpuShare) -> int:
     """Start a stage; returns the bytes of its KV cache, which is in the arena."""
     gpu.begin()
     used = utilization(share.room_bytes, gpu.total)

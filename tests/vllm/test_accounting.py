@@ -3,7 +3,7 @@
 import msgspec
 
 from swapd.plan.omni import Kind
-from swapd.plan.shares import Claim, GpuPlan, Part, divide, utilization
+from swapd.plan.shares import Demand, GpuPlan, WeightGroup, divide, utilization
 from tests.vllm.engines import Nursery
 
 GIB = 1 << 30
@@ -19,12 +19,12 @@ STAGES: tuple[tuple[str, float, Kind], ...] = (
 
 def planned(total: int) -> GpuPlan:
     claims = [
-        Claim(
+        Demand(
             name=name,
             stage_id=number,
             kind=kind,
             ours=True,
-            parts=(Part(name, round(gib * GIB), round(gib * GIB)),),
+            parts=(WeightGroup(name, round(gib * GIB), round(gib * GIB)),),
             room=2 * GIB,
             least_cache=2 * GIB if kind == "ar" else 0,
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from swapd.plan import kv
-from swapd.plan.kv import Cache, Layout
+from swapd.plan.kv import KvCache, KvLayout
 from tests.plan import omni
 from tests.vllm import models, zoo
 from tests.vllm.engines import Nursery
@@ -42,10 +42,10 @@ class Case(NamedTuple):
     arguments: Mapping[str, Any] = {}
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> KvLayout:
         return kv.layout_of(self.config, self.stage)
 
-    def cache(self, shards: int = 1) -> Cache:
+    def cache(self, shards: int = 1) -> KvCache:
         """The cache as a plan counts it."""
         length = self.max_model_len or self.layout.longest
         assert length is not None
