@@ -144,7 +144,7 @@ def plan(
             raise PlanError(f"{', '.join(mixed)} has no effect with --vllm; leave it out")
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy.read(vllm), given, room or [], config)
-        return plan_vllm(file, settings, overlay=overlay, json=json)
+        return plan_vllm(file, settings, overlay_alone=overlay, json=json)
     if room or overlay or config:
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     needed = not given or endpoint is not None

@@ -6,40 +6,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from swapd.cli.common import console, print_json
 from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
-from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
+from swapd.cli.plan_page import VllmPlanReport, page
+from swapd.plan import chunks, claims, deploy, kv, overlay, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
+from swapd.plan.demands import Demand
 from swapd.plan.deploy import Deploy
-from swapd.plan.shares import Demand, GpuPlan, Larger
-from swapd.shared.text import plain
-from swapd.shared.units import parse_size, rate, seconds, size
+from swapd.plan.shares import GpuPlan
+from swapd.shared.units import parse_size, size
 from swapd_client.vllm import checkpoint
 from swapd_client.vllm.options import KEY
-
-
-class VllmPlanReport(msgspec.Struct, frozen=True):
-    """The output of `swapd plan --vllm --json`."""
-
-    gpus: tuple[GpuPlan, ...]
-    bytes_per_s: float
-    bandwidth_from: str
-    #: Host memory for all copies: weights, and at most the whole KV caches.
-    host_bytes: int
-    #: The daemons' chunk size, and the reason for it.
-    chunk_bytes: int
-    chunk_from: str
-    #: The settings of each stage, by its `stage_id`.
-    settings: dict[int, dict[str, float]]
-    overlay: str
-    serve: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 class JointPlan(NamedTuple):
@@ -70,13 +50,13 @@ class PlanOptions(NamedTuple):
     isolation: Isolation = "relaxed"
 
 
-def plan_vllm(file: StageFile, options: PlanOptions, *, overlay: bool, json: bool) -> None:
+def plan_vllm(file: StageFile, options: PlanOptions, *, overlay_alone: bool, json: bool) -> None:
     """Print the settings with which the stages of a deploy file share their GPUs. Raises:
     PlanError, with the sum if they cannot."""
     (report,) = reports_of([file], options).reports
     if json:
         print_json(report)
-    elif overlay:
+    elif overlay_alone:
         typer.echo(report.overlay, nl=False)
     else:
         console.print(page(report))
@@ -267,7 +247,7 @@ def _report(
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
         settings=settings,
-        overlay=deploy.overlay(found, _with_lent_caches(found, settings), found.async_chunk),
+        overlay=overlay.overlay(found, _with_lent_caches(found, settings), found.async_chunk),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),
@@ -366,93 +346,3 @@ def _caches_said(found: Deploy, plan: GpuPlan) -> list[str]:
         for share in plan.shares
         if share.ours and (before := said[share.stage_id]) and before != share.cache_bytes
     ]
-
-
-def page(report: VllmPlanReport) -> RenderableType:
-    """The whole report for people."""
-    parts: list[RenderableType] = []
-    for plan in report.gpus:
-        parts += [Text(_sum(plan)), "", _table(plan), ""]
-        parts += [Text(_budget(plan))] if plan.largest else []
-        parts += [Text(_turns(plan))]
-        parts += [Text(plain(_trade(plan, plan.larger)))] if plan.larger else []
-        parts.append("")
-    parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
-    parts.append(Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"))
-    copies = size(report.host_bytes)
-    parts.append(Text(f"host memory for copies of weights and KV caches: {copies}"))
-    parts += [Text(plain(note), "yellow") for note in report.notes]
-    for title, text in (
-        ("the daemon, first", "\n".join(report.serve)),
-        ("the deploy file; --overlay prints it alone", report.overlay),
-    ):
-        parts += ["", Text(f"# {title}", "dim"), Text(text.rstrip())]
-    return Group(*parts)
-
-
-def _sum(plan: GpuPlan) -> str:
-    if not any(s.ours for s in plan.shares):
-        names = ", ".join(s.name for s in plan.shares)
-        return f"GPU {plan.gpu}: {size(plan.total_bytes)}, for {names} as the file says"
-    less = "".join(f" - {taken}" for taken in plan.beside)
-    room = sum(s.room_bytes for s in plan.shares if s.ours)
-    spare = f", {size(plan.left_bytes)} spare" if plan.left_bytes > 0 else ""
-    return (
-        f"GPU {plan.gpu}: {size(plan.total_bytes)}{less} - {size(room)} workspace leaves "
-        f"{size(plan.budget_bytes)} for weights and KV caches, counted once{spare}"
-    )
-
-
-def _turns(plan: GpuPlan) -> str:
-    weights = sum(s.weights_bytes for s in plan.shares if s.ours)
-    caches = sum(s.cache_bytes for s in plan.shares)
-    both = size(weights) + " of weights" + (f" and {size(caches)} of KV caches" if caches else "")
-    if not plan.budget_bytes:
-        return "no stage here uses swapd"
-    if not plan.takes_turns:
-        return f"{both} fit: no copies, and no waits"
-    turning = plan.takes_turns
-    who = f"the components of {turning[0]}" if len(turning) == 1 else ", ".join(turning)
-    return (
-        f"{who} take turns: {both}. A round that uses each once moves {size(plan.moved_bytes)} and "
-        f"waits {seconds(plan.request_s)} for it; if stages left as wholes, "
-        f"{size(plan.moved_whole_bytes)} and {seconds(plan.whole_s)}"
-    )
-
-
-def _trade(plan: GpuPlan, larger: Larger) -> str:
-    """The alternative with larger KV caches, its cost, and its options."""
-    caches = " and ".join(f"{size(nbytes)} for {name}" for name, nbytes in larger.caches.items())
-    rooms = {s.name: s.room_bytes for s in plan.shares}
-    options = [claims.given_room(n, nbytes + rooms[n]) for n, nbytes in larger.caches.items()]
-    return (
-        f"larger KV caches hold more requests, and cost copies: with {caches} a round moves "
-        f"{size(larger.moved_bytes)} and waits {seconds(larger.request_s)} ({' '.join(options)})"
-    )
-
-
-def _budget(plan: GpuPlan) -> str:
-    """The permanent memory, inside the budget and outside, and the largest turn."""
-    weights, cache = plan.turn_bytes - plan.turn_cache_bytes, plan.turn_cache_bytes
-    of = f" ({size(weights)} of weights and {size(cache)} of KV cache)" if cache else ""
-    return (
-        f"stays: {size(plan.stays_bytes)}. The largest turn is that of {plan.largest}: "
-        f"{size(plan.turn_bytes)}{of}"
-    )
-
-
-def _table(plan: GpuPlan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("stage", no_wrap=True)
-    for heading in ("weights", "KV cache", "tokens", "workspace", "all of it in"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for share in plan.shares:
-        table.add_row(
-            Text(plain(share.name)),
-            size(share.weights_bytes) if share.weights_bytes else "",
-            size(share.cache_bytes) if share.cache_bytes else "",
-            str(share.cache_tokens) if share.cache_tokens else "",
-            size(share.room_bytes) if share.ours else f"{size(share.room_bytes)}, with weights",
-            seconds(share.swap_in_s) if share.swap_in_s else "",
-        )
-    return table

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from swapd.plan import kv, workspace
 from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped, in_chunks
+from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.deploy import Deploy, DeployStage
-from swapd.plan.shares import USUAL_CACHE, Demand, WeightGroup
+from swapd.plan.shares import USUAL_CACHE
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 from swapd.shared.units import size
 from swapd_client.vllm.options import PART_CHUNKS

@@ -37,7 +37,7 @@ _TOKENS_MAX = 1 << 30
 DEFAULT_UTILIZATION = 0.92
 
 #: Dictionaries of a stage that override its own keys.
-_INNER = ("engine_extras", "engine_args", "runtime")
+INNER = ("engine_extras", "engine_args", "runtime")
 #: Dictionaries of a stage that an overlay extends; it replaces all others.
 _MERGED = ("default_sampling_params", "default_pooling_params", "engine_extras", "engine_args")
 
@@ -136,48 +136,7 @@ def read(
     return Deploy(path, stages, together, own, whole)
 
 
-def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:
-    """The text of the file with `changes` to its stages, and its base file by full path.
-
-    A change is also made in a stage's own dictionaries and for CUDA, if these set the key: they
-    override the rest.
-    """
-    import yaml
-
-    whole, own = deploy.whole, {**deploy.own, "async_chunk": async_chunk}
-    own["stages"] = _changed(own.get("stages"), whole.get("stages"), changes, everywhere=True)
-    cuda = _cuda_stages(whole)
-    if changed := _changed(_cuda_stages(own), cuda, changes, everywhere=False):
-        platforms = {**(own.get("platforms") or {})}
-        platforms["cuda"] = {**(platforms.get("cuda") or {}), "stages": changed}
-        own["platforms"] = platforms
-    text = yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
-    return str(text)
-
-
-def _changed(
-    mine: list[dict[str, Any]] | None,
-    whole: list[dict[str, Any]] | None,
-    changes: Mapping[int, Mapping[str, Any]],
-    *,
-    everywhere: bool,
-) -> list[dict[str, Any]]:
-    """A file's own stages with `changes`: `everywhere`, or only where `whole` says the same."""
-    by_id = {s["stage_id"]: dict(s) for s in mine or ()}
-    said = {s["stage_id"]: s for s in whole or ()}
-    for number, values in changes.items():
-        before = said.get(number, {})
-        again = {k: v for k, v in values.items() if everywhere or k in before}
-        for inner in _INNER:
-            of = before.get(inner)
-            if isinstance(of, dict) and not of.keys().isdisjoint(values):
-                again[inner] = {k: values.get(k, v) for k, v in of.items()}
-        if again:
-            by_id[number] = {"stage_id": number, **by_id.get(number, {}), **again}
-    return [by_id[number] for number in sorted(by_id)]
-
-
-def _cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
+def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The settings of stages for CUDA alone."""
     return list(((of.get("platforms") or {}).get("cuda") or {}).get("stages") or ())
 
@@ -267,7 +226,7 @@ def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     merged = {**base, **{k: v for k, v in own.items() if k != "base_config"}}
     merged["stages"] = _merged(base.get("stages"), own.get("stages"))
     merged["platforms"] = {**(base.get("platforms") or {}), **(own.get("platforms") or {})}
-    merged["platforms"]["cuda"] = {"stages": _merged(_cuda_stages(base), _cuda_stages(own))}
+    merged["platforms"]["cuda"] = {"stages": _merged(cuda_stages(base), cuda_stages(own))}
     return merged
 
 
@@ -286,7 +245,7 @@ def _merged(base: list[Any] | None, over: list[Any] | None) -> list[dict[str, An
 
 def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
     ids = {s["stage_id"] for s in merged.get("stages") or ()}
-    known = [s for s in _cuda_stages(merged) if s["stage_id"] in ids]
+    known = [s for s in cuda_stages(merged) if s["stage_id"] in ids]
     return {**merged, "stages": _merged(merged.get("stages"), known)} if known else merged
 
 
@@ -310,7 +269,7 @@ def _stage(
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
     flat = {**deploy, **entry}
-    for inner in _INNER:
+    for inner in INNER:
         flat |= _dictionary(where, inner, entry.get(inner))
     additional = _dictionary(where, "additional_config", flat.get("additional_config"))
     try:

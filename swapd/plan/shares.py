@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from swapd.plan import kv, rounds
-from swapd.plan.advise import CHUNK_BYTES, DoesNotFit, in_chunks
-from swapd.plan.omni import Kind
+from swapd.plan import kv, refusals, rounds
+from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
+from swapd.plan.demands import Demand, Term, WeightGroup
 from swapd.plan.rounds import Turn
 from swapd.shared.units import size
 
@@ -35,75 +35,6 @@ GRAPHS_BYTES = 2 * _GIB
 RESERVE_BYTES = 2 * _GIB
 #: Utilisations are rounded down to such fractions.
 _STEPS = 1000
-
-
-class WeightGroup(msgspec.Struct, frozen=True):
-    """Weights that load and leave as one, or block by block. Bytes."""
-
-    name: str
-    nbytes: int
-    #: The bytes that must be on the device during use.
-    least: int
-    stays: bool = False
-    #: Their size in an arena if they load by block: each block has its own chunks. Else 0.
-    by_block: int = 0
-    #: Groups of decoder layers that leave one by one, each with its own chunks; bytes of one.
-    layers: int = 0
-    layer_bytes: int = 0
-    #: The daemon's chunk size.
-    chunk: int = CHUNK_BYTES
-
-    @property
-    def taken(self) -> int:
-        rest = in_chunks(self.nbytes - self.layers * self.layer_bytes, self.chunk)
-        return self.by_block or self.layers * self.layer_taken + rest
-
-    @property
-    def layer_taken(self) -> int:
-        return in_chunks(self.layer_bytes, self.chunk)
-
-    @property
-    def at_least(self) -> int:
-        """Their size in an arena during use."""
-        return self.taken if self.layers else in_chunks(self.least, self.chunk)
-
-
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """The need of one process of a stage on its GPU. Bytes."""
-
-    name: str
-    stage_id: int
-    kind: Kind
-    ours: bool
-    parts: tuple[WeightGroup, ...]
-    #: Whether a step needs all parts; else it needs one after the other.
-    at_once: bool = True
-    #: Memory outside the arena; without swapd, all its memory.
-    room: int
-    #: The least size of its KV cache, 0 without one; the largest of use, and its layout, if known.
-    least_cache: int = 0
-    most_cache: int | None = None
-    cache: kv.KvCache | None = None
-    #: Whether a setting fixes the cache's size, so that it gets no more.
-    said: bool = False
-    graphs: bool = False
-
-    @property
-    def weights(self) -> int:
-        return sum(p.nbytes for p in self.parts)
-
-    @property
-    def chunk(self) -> int:
-        """The daemon's chunk size."""
-        return self.parts[0].chunk if self.parts else CHUNK_BYTES
-
-    def cache_bytes(self, most: int = 0) -> int:
-        """Its KV cache in whole chunks: `most` bytes if that is of use, and at least its least."""
-        least = in_chunks(self.least_cache, self.chunk)
-        if self.said or not least:
-            return least
-        useful = most if self.most_cache is None else in_chunks(self.most_cache, self.chunk)
-        return max(least, min(most, useful))
 
 
 class GpuShare(msgspec.Struct, frozen=True):
@@ -124,16 +55,6 @@ class GpuShare(msgspec.Struct, frozen=True):
     takes_turns: bool
     turning_bytes: int
     swap_in_s: float
-
-
-class Term(msgspec.Struct, frozen=True):
-    """One term of the sum."""
-
-    nbytes: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"{size(self.nbytes)} {self.what}"
 
 
 class Larger(msgspec.Struct, frozen=True):
@@ -214,7 +135,11 @@ def divide(
         free -= beside[-1].nbytes
     arena = _Arena(ours, free)
     if ours and free < arena.needed(_least_caches(ours)):
-        raise DoesNotFit(_too_much(gpu, claims, total, beside, arena))
+        raise DoesNotFit(
+            refusals.too_much(
+                gpu, claims, total, beside, arena.nbytes, arena.needed(_least_caches(ours))
+            )
+        )
     return _plan(gpu, claims, total, bytes_per_s, beside, arena)
 
 
@@ -230,7 +155,7 @@ def _outside(
     """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
     free = _free(ours, total, beside)
     if (given := budget // _chunk(ours) * _chunk(ours)) > free:
-        raise DoesNotFit(_too_large(gpu, budget, ours, total, beside, free))
+        raise DoesNotFit(refusals.too_large(gpu, budget, ours, total, beside, free))
     return Term(free - given, f"outside of the budget of {size(budget)}")
 
 
@@ -246,11 +171,11 @@ class _Arena(NamedTuple):
 
     @property
     def stays(self) -> int:
-        return sum(_staying(c) for c in self.ours)
+        return sum(c.staying for c in self.ours)
 
     def needed(self, caches: Mapping[str, int]) -> int:
         """The permanent components, and the largest turn."""
-        return self.stays + max((_turning(c, caches[c.name]) for c in self.ours), default=0)
+        return self.stays + max((c.turning(caches[c.name]) for c in self.ours), default=0)
 
     def whole(self, caches: Mapping[str, int]) -> int:
         """All of them at once."""
@@ -281,7 +206,7 @@ def _plan(
     ours, caches = arena.ours, _caches(arena)
     budget = max(0, min(arena.whole(caches), arena.nbytes))
     moved, moved_whole = arena.moved(caches)
-    turning = {c.name: _turning(c, caches[c.name]) for c in ours}
+    turning = {c.name: c.turning(caches[c.name]) for c in ours}
     largest = max(ours, key=lambda c: turning[c.name], default=None)
     outside = sum(t.nbytes for t in beside) + sum(c.room for c in ours)
     return GpuPlan(
@@ -357,18 +282,6 @@ def _beside(claims: Sequence[Demand], overhead: int | None) -> list[Term]:
     return [*taken, Term(RESERVE_BYTES, "in reserve")]
 
 
-def _staying(claim: Demand) -> int:
-    """Bytes of it that never leave the arena."""
-    return sum(p.taken for p in claim.parts if p.stays)
-
-
-def _turning(claim: Demand, cache: int) -> int:
-    """Bytes of a step without the permanent components."""
-    needs = [p.at_least for p in claim.parts if not p.stays]
-    weights = sum(needs) if claim.at_once else max(needs, default=0)
-    return weights + cache
-
-
 # --- KV caches -----------------------------------------------------------------------------
 
 
@@ -408,7 +321,7 @@ def _grown(
 
 def _larger(arena: _Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
     """The cost of KV caches as large as their turns have room for; None if it is no higher."""
-    turns = {c.name: arena.nbytes - arena.stays - _turning(c, 0) for c in arena.ours}
+    turns = {c.name: arena.nbytes - arena.stays - c.turning(0) for c in arena.ours}
     most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}
     more = {name: nbytes for name, nbytes in most.items() if nbytes > caches[name]}
     moved, _ = arena.moved({**caches, **more})
@@ -453,7 +366,7 @@ def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
 
 
 def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:
-    room = budget - sum(_staying(c) for c in ours)
+    room = budget - sum(c.staying for c in ours)
     parts = [p for c in ours for p in c.parts if p.by_block and not p.stays]
     return tuple(p.name for p in parts if p.taken > room)
 
@@ -475,81 +388,3 @@ def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShar
         turning_bytes=taken if takes_turns else 0,
         swap_in_s=sum(p.nbytes for p in turning) / bytes_per_s if takes_turns else 0.0,
     )
-
-
-# --- what does not fit ---------------------------------------------------------------------
-
-
-def _too_large(
-    gpu: int,
-    budget: int,
-    ours: Sequence[Demand],
-    total: int,
-    beside: Sequence[Term],
-    free: int,
-) -> str:
-    left = size(free) if free > 0 else "nothing"
-    return (
-        f"GPU {gpu} cannot hold a budget of {size(budget)}: {size(total)}{_less(ours, beside)} "
-        f"leaves {left} for it. Say a budget of at most that, or none: then it is planned"
-    )
-
-
-def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
-    """The memory on a GPU beside the arena, as terms of a sum."""
-    rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
-    terms = "".join(f" - {t}" for t in beside)
-    return f"{terms} - {size(sum(c.room for c in ours))} workspace ({rooms})"
-
-
-def _too_much(
-    gpu: int, claims: Sequence[Demand], total: int, beside: Sequence[Term], arena: _Arena
-) -> str:
-    ours, caches = arena.ours, _least_caches(arena.ours)
-    needed = arena.needed(caches)
-    left = size(arena.nbytes) if arena.nbytes > 0 else "nothing"
-    stay = [(c, _staying(c)) for c in ours]
-    terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]
-    largest = max(ours, key=lambda c: _turning(c, caches[c.name]))
-    if _turning(largest, caches[largest.name]):
-        terms.append(f"{largest.name}, the largest that takes turns ({_turn_in_words(largest)})")
-    return (
-        f"GPU {gpu} cannot hold these: {size(total)}{_less(ours, beside)} leaves {left} for "
-        f"weights and KV caches, and {' + '.join(terms)} = {size(needed)} must fit there at once. "
-        f"{_remedies(claims, largest, arena.nbytes - needed)}"
-    )
-
-
-def _turn_in_words(claim: Demand) -> str:
-    cache, weights = in_chunks(claim.least_cache, claim.chunk), _turning(claim, 0)
-    if not cache:
-        return size(weights)
-    of = ""
-    if claim.cache and not claim.said:
-        of = f" for one request of {claim.cache.max_model_len} tokens, its max_model_len"
-    beside = f"{size(weights)} of weights + " if weights else ""
-    return f"{beside}{size(cache)} KV cache{of}"
-
-
-def _remedies(claims: Sequence[Demand], largest: Demand, short: int) -> str:
-    """Possible remedies; `short` is the free memory less the need, a negative number."""
-    ways = []
-    if largest.cache and not largest.said:
-        least = in_chunks(largest.least_cache, largest.chunk)
-        longest = kv.tokens_in(largest.cache, least + short)
-        if longest > 0:
-            ways.append(f"max_model_len: {longest} or less for {largest.name}")
-    elif largest.said and largest.least_cache:
-        ways.append(f"a smaller KV cache (--room {largest.name}=SIZE)")
-    if largest.least_cache and not largest.cache:
-        ways.append("the model's config.json (--config FILE), from which caches are counted")
-    ways.append(f"less workspace (a smaller max_num_batched_tokens for {largest.name})")
-    if graphs := [c.name for c in claims if c.graphs]:
-        ways.append(f"no graphs (enforce_eager: true for {graphs[-1]})")
-    ways += [
-        f"swapd's worker for {c.name}, or less gpu_memory_utilization" for c in claims if not c.ours
-    ]
-    if any(_staying(c) for c in claims if c.ours):
-        ways.append("turns for permanent stages (cpu_offload_enabled, no cpu_offload_components)")
-    ways += ["quantised weights", f"{largest.name} over several GPUs (tensor_parallel_size)"]
-    return f"It takes {', '.join(ways)}, or a larger GPU"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.cli.plan_vllm import PlanOptions, StageFile, VllmPlanReport, reports_of
+from swapd.cli.plan_page import VllmPlanReport
+from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.plan import deploy
 from swapd.plan.advise import DoesNotFit
 from swapd.shared.units import seconds, size

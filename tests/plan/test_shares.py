@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
+from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.kv import KvCache
 from swapd.plan.omni import Kind
 from swapd.plan.shares import (
     TURNS_CACHE,
-    Demand,
     GpuPlan,
-    WeightGroup,
     divide,
     divide_all,
     utilization,

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.shares import Demand, WeightGroup, divide
+from swapd.plan.demands import Demand, WeightGroup
+from swapd.plan.shares import divide
 from swapd_client import TooLarge
 from swapd_client.vllm.pipeline import Components
 from swapd_client.vllm.stage.cache import Layer, Terms

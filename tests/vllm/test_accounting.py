@@ -2,8 +2,9 @@
 
 import msgspec
 
+from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.omni import Kind
-from swapd.plan.shares import Demand, GpuPlan, WeightGroup, divide, utilization
+from swapd.plan.shares import GpuPlan, divide, utilization
 from tests.vllm.engines import Nursery
 
 GIB = 1 << 30
