@@ -1,14 +1,11 @@
 """FILE.toml is read correctly, or refused with the file, the key and a remedy."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from swapd.run.file import read
-from swapd.run.runner import environment_of
-from swapd.shared.config import ConfigError
+from tests.cli.conftest import swapd
 
 
 def written(folder: Path, text: str) -> Path:
@@ -17,15 +14,13 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def refused(folder: Path, text: str) -> str:
+def refused(path: Path) -> str:
     """The reason for the refusal of a file, without its name."""
-    path = written(folder, text)
-    with pytest.raises(ConfigError) as caught:
-        read(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}: "), said
-    assert "\n" not in said
-    return said.removeprefix(f"{path}: ")
+    said = swapd("run", "-n", path, status=1).stderr
+    begin = f"swapd: {path}: "
+    assert said.startswith(begin), said
+    assert said.count("\n") == 1
+    return said.removeprefix(begin)
 
 
 def stage(**settings: str) -> str:
@@ -35,69 +30,59 @@ def stage(**settings: str) -> str:
 
 def test_all_of_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    found = read(
-        written(
-            tmp_path,
-            f"""
-            [daemon]
-            device = "host"
-            budget = "1.5GiB"
-            runtime_dir = "run"
-            patience = 2.5
-            stop_timeout = "10s"
+    path = written(
+        tmp_path,
+        """
+        [daemon]
+        device = "host"
+        budget = "1.5GiB"
+        runtime_dir = "run"
+        patience = 2.5
+        stop_timeout = "10s"
 
-            [stages.thinker]
-            command = "{sys.executable} serve.py --name 'a b'"
-            directory = "work"
-            env = {{ CUDA_VISIBLE_DEVICES = 0, MODE = "fast" }}
-            restart = "on-failure"
-            retries = 3
-            backoff = "500ms"
-            ready = "registered"
-            stop_timeout = 5
+        [stages.thinker]
+        command = "cat serve.py --name 'a b'"
+        directory = "work"
+        env = { CUDA_VISIBLE_DEVICES = 0, MODE = "fast" }
+        restart = "on-failure"
+        retries = 3
+        backoff = "500ms"
+        ready = "registered"
+        stop_timeout = 5
 
-            [stages.talker]
-            command = ["sh", "-c", "echo $HOME"]
-            after = ["thinker"]
-            """,
-        )
+        [stages.talker]
+        command = ["sh", "-c", "echo $HOME"]
+        after = ["thinker"]
+        """,
     )
-    (daemon,) = found.daemons
-    assert (daemon.device, daemon.budget) == ("host", 3 << 29)
-    assert daemon.flags == {
-        "runtime_dir": str(tmp_path / "run"),
-        "patience": "2.500000",
-        "stop_timeout": "10s",
-    }
-    thinker, talker = found.stages.values()
-    assert thinker.command.words == (sys.executable, "serve.py", "--name", "a b")
-    assert thinker.directory == tmp_path / "work"
-    assert (thinker.restart, thinker.retries, thinker.backoff_s) == ("on-failure", 3, 0.5)
-    assert (thinker.ready, thinker.stop_timeout_s) == ("registered", 5.0)
-    assert talker.command.words == ("sh", "-c", "echo $HOME")
-    assert (talker.after, talker.directory, talker.restart) == (("thinker",), tmp_path, "no")
-    given = environment_of(thinker, {"MODE": "slow", "PYTHONUNBUFFERED": ""})
-    assert given == {
-        "MODE": "fast",
-        "PYTHONUNBUFFERED": "",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "SWAPD_STAGE": "thinker",
-    }
+    daemon, thinker, talker = swapd("run", "-n", path).stdout.splitlines()
+    settings = f"--runtime-dir {tmp_path}/run --patience 2.500000 --stop-timeout 10s"
+    assert f"swapd serve --device host --budget {3 << 29} {settings} " in daemon
+    assert thinker == (
+        f"cd {tmp_path}/work && CUDA_VISIBLE_DEVICES=0 MODE=fast cat serve.py --name 'a b'"
+        "    # thinker, restart on-failure 3 times, ready when registered"
+    )
+    assert talker == f"cd {tmp_path} && sh -c 'echo $HOME'    # talker, after thinker"
+
+
+def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODE", "slow")
+    shows = stage(
+        command='["sh", "-c", "echo $MODE $PYTHONUNBUFFERED $SWAPD_STAGE"]',
+        env='{MODE = "fast"}',
+    )
+    daemon = '[daemon]\ndevice = "host"\nbudget = "8MiB"\nruntime_dir = "run"\n'
+    path = written(tmp_path, daemon + shows)
+    assert swapd("run", path).stdout == "a | fast 1 a\n"
+    monkeypatch.setenv("PYTHONUNBUFFERED", "0")
+    assert swapd("run", path).stdout == "a | fast 0 a\n"
 
 
 def test_a_file_needs_no_more_than_a_command(tmp_path: Path) -> None:
-    found = read(written(tmp_path, stage()))
-    assert [one.device for one in found.daemons] == [None]
-    assert list(found.stages) == ["a"]
-
-
-def test_there_may_be_a_daemon_for_each_gpu(tmp_path: Path) -> None:
-    tables = [f'[[daemon]]\ndevice = "cuda:{n}"\nbudget = "{n + 1}GiB"' for n in range(2)]
-    found = read(written(tmp_path, "\n".join([*tables, stage()])))
-    assert [(one.device, one.budget) for one in found.daemons] == [
-        ("cuda:0", 1 << 30),
-        ("cuda:1", 2 << 30),
-    ]
+    *_, shown = swapd("run", "-n", written(tmp_path, stage())).stdout.splitlines()
+    assert shown == f"cd {tmp_path} && true    # a"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +160,7 @@ def test_there_may_be_a_daemon_for_each_gpu(tmp_path: Path) -> None:
 def test_what_cannot_be_meant_is_refused_with_its_key_and_what_to_do(
     text: str, why: str, tmp_path: Path
 ) -> None:
-    assert why in refused(tmp_path, text)
+    assert why in refused(written(tmp_path, text))
 
 
 def test_a_circle_is_named_all_around(tmp_path: Path) -> None:
@@ -183,7 +168,7 @@ def test_a_circle_is_named_all_around(tmp_path: Path) -> None:
         f'[stages.{name}]\ncommand = "true"\nafter = ["{other}"]'
         for name, other in (("a", "b"), ("b", "c"), ("c", "a"))
     )
-    said = refused(tmp_path, text)
+    said = refused(written(tmp_path, text))
     assert "none of these would ever start: " in said
     assert said.count(" after ") == 3
     assert any(
@@ -200,20 +185,17 @@ def test_a_program_is_looked_for_where_the_stage_looks(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("#!/bin/sh\n")
     (tmp_path / "mine").chmod(0o700)
     for more in ({"env": f'{{PATH = "{tmp_path}"}}'}, {"command": '"./mine"'}):
-        read(written(tmp_path, stage(**{"command": '"mine"', **more})))
+        swapd("run", "-n", written(tmp_path, stage(**{"command": '"mine"', **more})))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for path, why in (
-        (tmp_path / "no.toml", "No such file or directory"),
-        (tmp_path, "it is no regular file"),
+    (tmp_path / "folder.toml").mkdir()
+    os.mkfifo(tmp_path / "fifo.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name, why in (
+        ("no", "No such file or directory"),
+        ("folder", "it is no regular file"),
+        ("fifo", "it is no regular file"),
+        ("binary", "'utf-8' codec"),
     ):
-        with pytest.raises(ConfigError) as caught:
-            read(path)
-        assert str(caught.value) == f"{path}: {why}"
-    os.mkfifo(fifo := tmp_path / "fifo.toml")
-    with pytest.raises(ConfigError, match="it is no regular file"):
-        read(fifo)
-    (binary := tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"binary\.toml: "):
-        read(binary)
+        assert refused(tmp_path / f"{name}.toml").startswith(why)
