@@ -14,7 +14,7 @@ import pytest
 from swapd.run.comparison import Comparison, Round, Side, better, rows
 from swapd.run.outcome import Outcome
 
-from .conftest import serve, start, swapd
+from .conftest import environment, serve, start, swapd
 from .test_run import PROGRAM, home
 
 MIB = 1 << 20
@@ -155,6 +155,38 @@ def test_a_load_that_fails_fails_its_side_and_a_server_that_ends_early_does(
     words = ("run", "--compare", "--for", "1h", "--ready", folder / "x", "--", "true")
     done = swapd(*words, status=1)
     assert "it ended by itself, before it was told to" in done.stderr
+
+
+#: A server that SIGTERM does not end.
+DEAF = """
+import os, signal, socket, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(sys.argv[1])
+    listening.listen()
+    print("pid", os.getpid(), flush=True)
+    signal.pause()
+"""
+#: `swapd`, which gives a server less time to end.
+HURRIED = """
+from swapd.cli import main, run_compare
+run_compare._ENDS_IN_S = 0.05
+main()
+"""
+
+
+def test_a_server_that_does_not_end_is_killed_and_its_side_has_failed(folder: Path) -> None:
+    words = ("--until", "true", "--ready", folder / "s", "--budget", "8MiB", "--")
+    deaf = (sys.executable, "-c", DEAF, folder / "s")
+    run = (sys.executable, "-c", HURRIED, "run", "--compare", *words, *deaf)
+    done = subprocess.run(
+        [str(word) for word in run], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 137, done.stderr
+    said = "without swapd: failed with status 137: it did not end within 0 s of SIGTERM, and was"
+    assert said in done.stderr
+    (first, _) = [line.split()[-1] for line in done.stdout.splitlines() if "pid" in line]
+    assert not Path(f"/proc/{first}").exists()
 
 
 def test_a_server_can_be_ended_after_so_many_seconds(vllm: list[object]) -> None:
