@@ -104,10 +104,7 @@ def _memory(pid: int) -> tuple[int, int]:
     said = dict(
         line.split(b":", 1) for line in (_PROC / str(pid) / "status").read_bytes().splitlines()
     )
-    own, swapped, shared = (
-        int(said.get(name, b"0 kB").split()[0]) << 10
-        for name in (b"RssAnon", b"VmSwap", b"RssShmem")
-    )
+    own, swapped, shared = (int(said.get(name, b"0 kB").split()[0]) << 10 for name in _COUNTED)
     return own + swapped, shared
 
 
