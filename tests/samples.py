@@ -29,6 +29,10 @@ def sample(kind: Any) -> Any:
     if origin is tuple:
         arguments = arguments[:1] * 2 if arguments[-1] is Ellipsis else arguments
         return tuple(sample(argument) for argument in arguments)
+    if origin is list:
+        return [sample(arguments[0])]
+    if origin is dict:
+        return {sample(arguments[0]): sample(arguments[1])}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{f.name: sample(f.type) for f in msgspec.structs.fields(kind)})
     raise TypeError(f"no sample of {kind!r}")

@@ -50,7 +50,7 @@ def compare(core: Residency, picture: Picture) -> None:
     waits = {key for key, wait in picture.waits.items() if wait.names != (protocol.THE_START,)}
     assert waits == {w.key for w in core.admission.queue}
     counts = picture.counts
-    assert (counts.bytes_in, counts.bytes_out) == (ledger.bytes_in, ledger.bytes_out)
+    assert (counts.bytes_in, counts.bytes_out) == (ledger.lane_in.nbytes, ledger.lane_out.nbytes)
     assert sum(tally.loads for tally in counts.of.values()) == ledger.loads
     assert sum(tally.evictions for tally in counts.of.values()) == ledger.evictions
 

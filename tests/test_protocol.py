@@ -54,11 +54,16 @@ def test_every_message_is_carried_by_some_channel() -> None:
         protocol.Move,
         protocol.Placement,
         protocol.ComponentStatus,
+        protocol.CopyStatus,
+        protocol.Counts,
+        protocol.Histogram,
         protocol.InTheWay,
         protocol.ProcessStatus,
         protocol.SessionStatus,
+        protocol.Tally,
         protocol.Used,
         protocol.Victim,
+        protocol.WaitStatus,
     }
     bases = {protocol.Request, protocol.Reply}
     declared = {

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from swapd.core import explain, leases, requests, transfers, verdict, workspaces
 from swapd.core.actions import Grant, Waiting
+from swapd.core.counts import observe
 from swapd.core.hold_and_wait import HoldAndWait
 from swapd.core.ledger import Ledger
 from swapd.core.orders import Ranked
@@ -164,8 +165,7 @@ class Admission:
                 if not (w.early and c.session == w.session):  # it may watch the load
                     w.pending.add(name)
             else:
-                c.hits += 1
-                ledger.hits += 1
+                ledger.count_hits(c, 1)
         if not w.pending:
             self._grant(w)
 
@@ -184,15 +184,16 @@ class Admission:
         ledger.sessions[w.session].waiters.discard(w.request)
         placements = leases.lend(ledger, w)
         names = () if w.asked == w.names else w.names
-        ledger.out.append(Grant(*w.key, placements, ledger.now - w.arrived, w.loaded, names))
+        waited_s = ledger.now - w.arrived
+        observe(ledger.counts.wait_s, waited_s)
+        ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names))
 
     def tell_waiting(self, w: Waiter, why: str = "") -> None:
         """Record that `w` waits, once."""
         self.untold.pop(w.key, None)
-        if not w.told:
-            w.told = True
-            why = why or explain.blocked(self._ledger, w, most=3)
-            self._ledger.out.append(Waiting(w.session, w.request, w.asked, why))
+        if not w.why:
+            w.why = why or explain.blocked(self._ledger, w, most=3)
+            self._ledger.out.append(Waiting(w.session, w.request, w.asked, w.why))
 
     # --- out -----------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Admission:
         """Refuse a waiter, if it (still) waits."""
         if w := self.queue.get(key):
             self.forget(w)
-            self._ledger.refuse(key, code, message, tried=tried)
+            self._ledger.refuse(key, code, message, tried=tried, names=w.asked)
 
     def refuse_as(self, w: Waiter, found: Refused) -> None:
         """Refuse a waiter that can never be granted."""

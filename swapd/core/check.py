@@ -7,6 +7,7 @@ from math import inf
 from swapd.core import policy
 from swapd.core.admission import Admission
 from swapd.core.chunks import count
+from swapd.core.counts import HITS_MAX, OTHERS
 from swapd.core.holdings import Beside, Holdings, is_plain
 from swapd.core.ledger import Ledger
 from swapd.core.records import Agent, Component, Key, Lease
@@ -29,6 +30,7 @@ def check(core: Residency) -> None:
     _check_told(core)
     _check_groups(core.ledger)
     _check_families(core.ledger)
+    _check_counts(core.ledger)
     recount(core.ledger, core.admission)
 
 
@@ -157,6 +159,19 @@ def _check_families(ledger: Ledger) -> None:
     for c in ledger.components.values():
         streamed = c.part_of and c.policy == "sequential"
         assert c.policy == c.own_policy or c.workspace or streamed, f"{c}: policy is wrong"
+
+
+def _check_counts(ledger: Ledger) -> None:
+    """The counts by name and the totals agree, and every name with counts is registered."""
+    tallies, tallied = ledger.counts.of, ledger.counts.of.values()
+    assert sum(tally.loads for tally in tallied) == ledger.loads
+    assert sum(tally.evictions for tally in tallied) == ledger.evictions
+    assert min(sum(tally.hits for tally in tallied), HITS_MAX) == ledger.hits
+    names = {c.part_of or c.name for c in ledger.components.values() if not c.workspace}
+    assert tallies.keys() - {OTHERS} <= names, "counts of a component that is gone"
+    for c in ledger.components.values():
+        own = tallies.get(OTHERS if c.workspace else c.part_of or c.name, tallies[OTHERS])
+        assert c.tally in (own, tallies[OTHERS]), f"{c} is counted elsewhere"
 
 
 def recount(ledger: Ledger, admission: Admission) -> None:

@@ -2,7 +2,8 @@
 
 from swapd.core import transfers
 from swapd.core.actions import Broken
-from swapd.core.ledger import HITS_MAX, Ledger
+from swapd.core.counts import observe
+from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Lease, Waiter
 from swapd.shared.protocol import Placement
 
@@ -12,7 +13,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     ledger.sessions[w.session].leases.add(w.request)
     if w.session not in ledger.hurried:
         ledger.unhurried[w.session] = None
-    ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names))
+    ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names), ledger.now)
     ledger.holders.open(w.key, ledger.leases[w.key])
     _note_turn(ledger, w)
     placements = []
@@ -45,13 +46,13 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
     lease = ledger.leases.pop(key, None)
     if lease is None:
         return False
+    observe(ledger.counts.hold_s, ledger.now - lease.since)
     session = ledger.sessions.get(lease.session)
     for name in lease.names:
         c = ledger.components[name]
         ledger.holders.lay_down(c, key, lease.owner)
         if again:
-            c.hits = min(c.hits + again, HITS_MAX)
-            ledger.hits = min(ledger.hits + again, HITS_MAX)
+            ledger.count_hits(c, again)
         if not c.leases:
             c.last_used = ledger.now
             if session is not None:

@@ -28,17 +28,16 @@ from swapd.core.actions import (
 )
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
+from swapd.core.counts import HITS_MAX, OTHERS, new_counts
 from swapd.core.fences import Debts
 from swapd.core.holdings import Holders
 from swapd.core.orders import EvictionOrder
 from swapd.core.policy import Rules
-from swapd.core.records import Component, Key, Lease, Move, Session
+from swapd.core.records import Component, Key, Lane, Lease, Move, Session
+from swapd.core.requests import names_in
 from swapd.core.starts import Starts
 from swapd.core.states import State
-from swapd.shared.protocol import Code, Runs
-
-#: Upper bound of counted uses, which clients report: as many again still fit into 64 bits.
-HITS_MAX = (1 << 63) - 1
+from swapd.shared.protocol import AnyOrder, Code, Runs, Tally
 
 
 class Ledger:
@@ -121,15 +120,18 @@ class Ledger:
         #: Why the device is down; "" if it works. While it is down, nothing is loaded, nor evicted
         #: to make room, since it could not come back.
         self.down = ""
-        #: When the last load ended: loads run one after the other.
-        self.copied_at = 0.0
-        #: Totals since the start, for status.
-        self.loads = self.evictions = self.hits = self.bytes_in = self.bytes_out = 0
+        #: Copies to the device, and from it.
+        self.lane_in = Lane()
+        self.lane_out = Lane()
+        #: Totals since the start, and the same by component, with durations: for status.
+        self.loads = self.evictions = self.hits = 0
+        self.counts = new_counts()
         self.peak_chunks = 0
 
-        #: The time of the current event, its actions so far, and whether there is anything to
-        #: decide anew.
+        #: The time of the current event, and its request if it has one; its actions so far, and
+        #: whether there is anything to decide anew.
         self.now = 0.0
+        self.request: AnyOrder | None = None
         self.out: list[AnyAction] = []
         self.replan = False
         #: Waiters may no longer fit beside the components that never leave.
@@ -142,8 +144,38 @@ class Ledger:
     def accept(self, key: Key) -> None:
         self.out.append(Accept(*key))
 
-    def refuse(self, key: Key, code: Code, message: str, *, tried: bool = False) -> None:
+    def refuse(
+        self,
+        key: Key,
+        code: Code,
+        message: str,
+        *,
+        tried: bool = False,
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        """`names`: those of the refused request; None: it is the current event's."""
+        if names is None:
+            names = names_in(self.request)
+        for name in names or (OTHERS,):
+            tally = self.tally(name)
+            if tried and code == "timeout":
+                tally.skips += 1
+            else:
+                tally.refusals[code] = tally.refusals.get(code, 0) + 1
         self.out.append(Refuse(*key, code, message, tried))
+
+    def tally(self, name: str) -> Tally:
+        """The counts to which those of a component or family belong, whether it is there or not."""
+        c = self.components.get(name)
+        if c is not None:
+            return c.tally
+        return self.counts.of.get(name) or self.counts.of[OTHERS]
+
+    def count_hits(self, c: Component, uses: int) -> None:
+        """`c` was found on the device so many times."""
+        c.hits = min(c.hits + uses, HITS_MAX)
+        c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
+        self.hits = min(self.hits + uses, HITS_MAX)
 
     # --- what is there -------------------------------------------------------------------
 

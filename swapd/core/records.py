@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from swapd.core.actions import Reason
 from swapd.core.states import COMPONENT_CHANGES, WORKSPACE_CHANGES, State
-from swapd.shared.protocol import Policy, Ranges, Runs, Scratch
+from swapd.shared.protocol import Policy, Ranges, Runs, Scratch, Tally
 
 #: (session, request): names a waiter, and after its grant the lease.
 Key = tuple[int, int]
@@ -135,6 +135,8 @@ class Component:
     loads: int = 0
     evictions: int = 0
     hits: int = 0
+    #: The counts of its name since the start, which outlive it.
+    tally: Tally = field(default_factory=Tally)
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.state} gen={self.generation} leases={len(self.leases)}>"
@@ -200,6 +202,17 @@ class Component:
 
 
 @dataclass(slots=True, eq=False)
+class Lane:
+    """The copies of one direction, which run one after the other."""
+
+    #: Bytes copied so far, and the end of the last copy, on the events' clock.
+    nbytes: int = 0
+    ended_at: float = 0.0
+    #: Speed of the last copy; None before the first.
+    bytes_per_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Move:
     """A copy in flight, a loan or a reclaim.
 
@@ -211,6 +224,9 @@ class Move:
     uid: int
     #: Chunks that are free when it ends, if the component is no longer needed.
     runs: Runs
+    #: The time of its order, and for a copy its direction.
+    began: float
+    lane: Lane | None = None
     #: The session that is gone while its process may still write to the chunks.
     writer: int | None = None
 
@@ -242,7 +258,8 @@ class Waiter:
     #: Chunks of all its names, while it is queued; and whether one of them is in a group.
     chunks: int = 0
     grouped: bool = False
-    told: bool = False  # a Waiting record was made
+    #: What it waits for, as its Waiting record says; "" before that record.
+    why: str = ""
     loaded: bool = False
 
     @property
@@ -265,6 +282,8 @@ class Lease:
     agent: int
     #: Names that it holds, in the order of the request.
     names: dict[str, None]
+    #: The time of its grant.
+    since: float = 0.0
 
     @property
     def owner(self) -> Agent:

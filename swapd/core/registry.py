@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 
 import msgspec
 
-from swapd.core import policy, requests, telling
+from swapd.core import counts, policy, requests, telling
 from swapd.core.actions import DropHostCopy, MakeHostCopy, SealHostCopy
 from swapd.core.contents import Due
 from swapd.core.ledger import Ledger, drop_member
@@ -28,6 +28,7 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         scratch=asked.scratch,
         kept=() if asked.scratch and not asked.filled else None,
         to_save=() if asked.scratch == "dropped" else None,
+        tally=counts.know(ledger.counts, asked.part_of or asked.name),
     )
     ledger.components[c.name] = c
     ledger.staying += c.chunks if c.policy == "permanent" else 0
@@ -131,9 +132,12 @@ def remove(ledger: Ledger, c: Component) -> None:
     drop_member(ledger.groups, c.group, c)
     if not c.workspace:
         _forget_name(ledger, c.name)
+        if not c.part_of:
+            counts.forget(ledger.counts, c.name)
     drop_member(ledger.families, c.part_of, c)
     if c.part_of and c.part_of not in ledger.families:
         _forget_name(ledger, c.part_of)
+        counts.forget(ledger.counts, c.part_of)
         ledger.automatic.pop(c.part_of, None)
     ledger.room_differs |= c.policy == "permanent"
 

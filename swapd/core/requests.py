@@ -47,6 +47,24 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return None
 
 
+def names_in(request: protocol.AnyOrder | None) -> tuple[str, ...]:
+    """The components and families that a request names; none for a workspace and for the turn to
+    start."""
+    match request:
+        case protocol.Acquire() | protocol.Prefetch():
+            return request.names
+        case (
+            None
+            | protocol.AcquireWorkspace()
+            | protocol.AcquireStart()
+            | protocol.Release()
+            | protocol.Cancel()
+        ):
+            return ()
+        case _:
+            return (request.name,)
+
+
 def _names(names: tuple[str, ...]) -> str | None:
     if not names:
         return "names no component; name at least one"

@@ -103,7 +103,7 @@ class Residency:
         ledger = self.ledger
         ledger.now = event.now
         if type(event) is events.Asked:
-            asked = event.request
+            asked = ledger.request = event.request
             _ASKED[type(asked)](ledger, self.admission, event.session, asked)
         else:
             _HANDLERS[type(event)](ledger, self.admission, event)

@@ -14,13 +14,17 @@ from swapd.core.records import Component, Waiter
 from swapd.core.residency import Residency
 from swapd.core.states import State
 from swapd.shared.protocol import (
+    NAMES_SHOWN,
+    WAITS_SHOWN,
     ComponentStatus,
+    CopyStatus,
     Forecast,
     ForecastReply,
     InTheWay,
     Refused,
     SessionStatus,
     Victim,
+    WaitStatus,
 )
 from swapd.shared.units import seconds
 
@@ -72,6 +76,37 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
         stays_bytes=stays * ledger.chunk_bytes,
         turn_bytes=turn * ledger.chunk_bytes,
     )
+
+
+def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:
+    """The acquires that have waited longest."""
+    first = islice(core.admission.queue, WAITS_SHOWN)
+    return tuple(
+        WaitStatus(w.session, w.asked[:NAMES_SHOWN], len(w.asked), now - w.arrived, w.why)
+        for w in first
+    )
+
+
+def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
+    """The copies under way, and those that wait for them, in their order."""
+    found: list[CopyStatus] = []
+    busy = set()
+    for move in islice(ledger.moves.values(), WAITS_SHOWN):
+        if move.lane is None:
+            continue
+        c, coming = move.component, move.lane is ledger.lane_in
+        since = now - max(move.began, move.lane.ended_at)
+        found.append(
+            CopyStatus(
+                c.name,
+                "in" if coming else "out",
+                c.bytes_in if coming else c.bytes_back,
+                None if coming in busy else since,
+                move.lane.bytes_per_s,
+            )
+        )
+        busy.add(coming)
+    return tuple(found)
 
 
 #: No thread or task has this number, so this agent holds nothing.
@@ -224,7 +259,7 @@ def _seconds(
     under_way_s = 0.0
     if ahead:
         first = ahead[0]
-        so_far_s = now - max(first.load_started, ledger.copied_at)
+        so_far_s = now - max(first.load_started, ledger.lane_in.ended_at)
         under_way_s = min(so_far_s, _copy_s(first, rate) or 0.0)
     back_s = back / rate if rate else 0.0
     return max(sum(t or 0.0 for t in times) - under_way_s, back_s)

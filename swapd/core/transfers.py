@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from swapd.core import policy, registry, telling, workspaces
 from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Revoke, Unpinned
 from swapd.core.chunks import count
+from swapd.core.counts import observe
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move
 from swapd.core.states import State
+from swapd.shared.protocol import Histogram
 
 
 def load(ledger: Ledger, c: Component) -> None:
@@ -19,7 +21,8 @@ def load(ledger: Ledger, c: Component) -> None:
     c.load_started = ledger.now
     c.used = c.kept_no_more = False
     c.runs = ledger.pool.take(c.chunks, prefer=c.runs)
-    ledger.moves[c.generation] = Move(c, c.uid, c.runs)
+    lane = None if c.workspace else ledger.lane_in
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now, lane)
     ledger.recount(c)
     in_use = ledger.pool.total - ledger.pool.free
     ledger.peak_chunks = max(ledger.peak_chunks, in_use)
@@ -35,15 +38,29 @@ def load(ledger: Ledger, c: Component) -> None:
         ledger.out.append(order)
 
 
-def loaded(ledger: Ledger, c: Component) -> None:
+def copied(ledger: Ledger, move: Move, nbytes: int, times: Histogram) -> float:
+    """Count a copy that has ended; return its seconds without the wait for earlier ones."""
+    lane, now = move.lane, ledger.now
+    assert lane is not None
+    observe(times, now - move.began)
+    alone_s = now - max(move.began, lane.ended_at)
+    if nbytes and alone_s > 0:
+        lane.bytes_per_s = nbytes / alone_s
+    lane.nbytes += nbytes
+    lane.ended_at = now
+    return alone_s
+
+
+def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
+    """It is on the device: its copy took `copy_s`, or it is a workspace."""
     c.enter(State.RESIDENT)
     c.resident_since = ledger.now
     c.swap_in_s = ledger.now - c.load_started
     ledger.holders.rank(c)
     if not c.workspace:
-        c.copy_s = ledger.now - max(c.load_started, ledger.copied_at)
-        ledger.copied_at = ledger.now
+        c.copy_s = copy_s
         c.loads += 1
+        c.tally.loads += 1
         ledger.loads += 1
 
 
@@ -159,7 +176,7 @@ def take_out(ledger: Ledger, c: Component) -> None:
 
 def _save(ledger: Ledger, c: Component) -> None:
     c.enter(State.WRITING_BACK)
-    ledger.moves[c.generation] = Move(c, c.uid, c.runs)
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now, ledger.lane_out)
     ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
 
 
@@ -184,6 +201,7 @@ def vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
     ledger.recount(c)
     leave_room(ledger, c)
     c.evictions += 1
+    c.tally.evictions += 1
     ledger.evictions += 1
     ledger.out.append(Evicted(c.name, c.generation, c.nbytes, bytes_back))
     if c.unregistering:

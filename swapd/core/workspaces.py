@@ -3,6 +3,7 @@
 from swapd.core import registry, telling
 from swapd.core.actions import Reclaim
 from swapd.core.chunks import count, without
+from swapd.core.counts import OTHERS
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Move, workspace_name
 from swapd.core.states import State
@@ -13,6 +14,7 @@ def open_one(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
     """Add a workspace for a waiter; return its name."""
     session, name = key[0], workspace_name(*key)
     c = Component(0, name, session, nbytes, chunks, "sequential", None, False, workspace=True)
+    c.tally = ledger.counts.of[OTHERS]
     c.state = State.ABSENT
     ledger.components[name] = c
     ledger.sessions[session].owns[name] = None
@@ -36,7 +38,7 @@ def close(ledger: Ledger, c: Component) -> None:
 
 def reclaim(ledger: Ledger, c: Component) -> None:
     """Take its memory back. Not while it is being lent."""
-    ledger.moves[c.generation] = Move(c, c.uid, c.runs)
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
 
 

@@ -217,6 +217,7 @@ class Daemon:
             self._clock,
             pids=lambda: {worker.lifeline.pid for worker in self._workers.values()},
             notes=self._lender.notes,
+            records=self._swap_log.counted,
             reply=self._reply,
             post=self._post,
             crashed=self._crashed,

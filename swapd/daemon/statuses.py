@@ -42,11 +42,13 @@ class Statuses:
         *,
         pids: Callable[[], Collection[int]],
         notes: Callable[[], tuple[str, ...]],
+        records: Callable[[], tuple[int, int]],
         reply: Callable[[int, int, protocol.AnyReply], None],
         post: Callable[[AnyEvent], None],
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`pids()`: processes that have a session; `notes()`: further notes. `reply(session,
+        """`pids()`: processes that have a session; `notes()`: further notes.
+        `records()`: number of records of the swap log, and of those its file lost. `reply(session,
         request, reply)` sends an answer."""
         self._core = core
         self._device = device
@@ -58,6 +60,7 @@ class Statuses:
         self._clock = clock
         self._pids = pids
         self._notes = notes
+        self._records = records
         self._reply = reply
         self._post = post
         self._crashed = crashed
@@ -121,6 +124,7 @@ class Statuses:
         components: list[protocol.ComponentStatus],
     ) -> protocol.StatusReply:
         ledger, now = self._core.ledger, self._clock()
+        records, lost = self._records()
         chunk = self._device.chunk_bytes
         quarantined = sum(
             n for held in ledger.quarantined.values() for runs in held for _, n in runs
@@ -151,10 +155,15 @@ class Statuses:
             loads=ledger.loads,
             evictions=ledger.evictions,
             hits=ledger.hits,
-            bytes_in=ledger.bytes_in,
-            bytes_out=ledger.bytes_out,
+            bytes_in=ledger.lane_in.nbytes,
+            bytes_out=ledger.lane_out.nbytes,
             components=tuple(components),
             sessions=tuple(status.session_status(ledger, s) for s in ledger.sessions),
+            waits=status.waits(self._core, now),
+            copies=status.copies(ledger, now),
+            counts=ledger.counts,
+            records=records,
+            records_lost=lost,
         )
 
     async def finish(self) -> None:

@@ -92,6 +92,10 @@ class SwapLog:
             self._timer = self._loop.call_later(BATCH_S, self._due)
         return seq
 
+    def counted(self) -> tuple[int, int]:
+        """The number of records so far, and of those that the file lost."""
+        return self._seq, self._file.lost
+
     def limit(self, max_bytes: int, max_age_s: float) -> None:
         """Rotate the file at this size and age from now on."""
         self._file.max_bytes = max_bytes
@@ -173,8 +177,9 @@ class SwapLogFile:
         self._behind = False
         self._closed = False
         self._change = threading.Condition()
-        #: Lines that the disk did not take.
+        #: Lines that the disk did not take since the last one that it took, and at all.
         self._dropped = 0
+        self.lost = 0
         self._thread = threading.Thread(target=self._run, name="swapd-swap-log", daemon=True)
         limits.start(self._thread)
 
@@ -218,6 +223,7 @@ class SwapLogFile:
                         why,
                     )
                 self._dropped += len(lines)
+                self.lost += len(lines)
 
     def _next(self) -> list[bytes] | None:
         """The next batch to write, waiting for one if need be; None at the end."""
@@ -228,6 +234,7 @@ class SwapLogFile:
             lines = self._queue.popleft()
             self._queued_bytes -= _size(lines)
             self._dropped += self._skipped
+            self.lost += self._skipped
             self._skipped = 0
             self._behind = self._behind and bool(self._queue)
             return lines

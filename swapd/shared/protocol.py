@@ -451,6 +451,63 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     nbytes: int
 
 
+class WaitStatus(msgspec.Struct, frozen=True):
+    """An acquire that has no answer yet. `names`: the first NAMES_SHOWN of `count`."""
+
+    session: int
+    names: tuple[str, ...]
+    count: int
+    waited_s: float
+    why: str  # what it waits for, for people; "" if only for copies
+
+
+class CopyStatus(msgspec.Struct, frozen=True):
+    """A copy between host and device that was ordered and has not ended."""
+
+    name: str
+    direction: Literal["in", "out"]
+    nbytes: int
+    #: Since it is under way, as far as known; None: it waits for the others of its direction.
+    since_s: float | None
+    #: Speed of the last copy of that direction; None before the first.
+    bytes_per_s: float | None
+
+
+class Tally(msgspec.Struct, omit_defaults=True):
+    """Counts of one component, or of a family. `skips`: acquires with a timeout of 0 that did not
+    get it; `refusals` by code, once for each request that named it."""
+
+    loads: int = 0
+    evictions: int = 0
+    hits: int = 0
+    skips: int = 0
+    refusals: dict[str, int] = {}
+
+
+class Histogram(msgspec.Struct):
+    """Durations in seconds. `counts` has one number more than `bounds`: the last class is open."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    sum: float = 0.0
+
+
+class Counts(msgspec.Struct):
+    """Counts since the daemon's start. `of` has them by component or family; under "" those of all
+    others, and of all that are gone."""
+
+    of: dict[str, Tally]
+    wait_s: Histogram  # from an acquire to its grant
+    copy_in_s: Histogram  # from the order of a copy to its end
+    copy_out_s: Histogram
+    hold_s: Histogram  # from a grant to its release
+
+
+#: Most waiting acquires, and copies, that a status lists; and most names of one acquire.
+WAITS_SHOWN = 50
+NAMES_SHOWN = 8
+
+
 class StatusReply(Reply, frozen=True, tag="status"):
     """Everything `swapd status` shows. Bytes are bytes; `_s` is seconds."""
 
@@ -485,6 +542,14 @@ class StatusReply(Reply, frozen=True, tag="status"):
     #: Host copies that are page-locked for the device, and those whose page-locking failed.
     pinned_bytes: int = 0
     unpinned_bytes: int = 0
+    #: The longest waits and the next copies, WAITS_SHOWN at most of each.
+    waits: tuple[WaitStatus, ...] = ()
+    copies: tuple[CopyStatus, ...] = ()
+    counts: Counts | None = None
+    #: Records of the swap log so far, and those that its file lost because the disk did not take
+    #: them.
+    records: int = 0
+    records_lost: int = 0
 
 
 AnyReply = Done | Granted | Refused | ForecastReply | StatusReply

@@ -935,7 +935,10 @@ class World:
 
     def _check(self) -> None:
         check(self.core)
-        assert (self.ledger.bytes_in, self.ledger.bytes_out) == (self.bytes_in, self.bytes_out)
+        assert (self.ledger.lane_in.nbytes, self.ledger.lane_out.nbytes) == (
+            self.bytes_in,
+            self.bytes_out,
+        )
         occupied = [i for p in self.placed.values() for i in p.held]
         assert len(set(occupied)) == len(occupied), "a chunk has two owners"
         assert len(occupied) == self.ledger.pool.total - self.ledger.pool.free, "chunks unaccounted"

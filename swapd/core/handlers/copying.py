@@ -20,11 +20,11 @@ def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
 def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
     move = ledger.moves.pop(event.generation)
     c = move.component
-    ledger.bytes_in += c.bytes_in
+    copy_s = transfers.copied(ledger, move, c.bytes_in, ledger.counts.copy_in_s)
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
     updates.end_copy_of(ledger, move)
-    transfers.loaded(ledger, c)
+    transfers.loaded(ledger, c, copy_s)
     admission.let_in(c)
     transfers.settle(ledger, c)
     admission.share(c)
@@ -35,7 +35,7 @@ def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> Non
     move = ledger.moves.pop(event.generation)
     c = move.component
     nbytes = c.bytes_back
-    ledger.bytes_out += nbytes
+    transfers.copied(ledger, move, nbytes, ledger.counts.copy_out_s)
     if ledger.is_current(c):
         transfers.saved(c)
         transfers.vacate(ledger, c, bytes_back=nbytes)
@@ -51,8 +51,9 @@ def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> N
     """
     move = ledger.moves.pop(event.generation)
     c = move.component
-    if c.workspace:
+    if move.lane is None:
         return _lend_failed(ledger, admission, c, event.why)
+    move.lane.ended_at = event.now
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
     updates.end_copy_of(ledger, move)
@@ -82,7 +83,7 @@ def _write_back_failed(ledger: Ledger, admission: Admission, c: Component, why: 
         admission.refuse(waiter.key, "device_failed", why)
     if c.unregistering:
         assert c.answer is not None
-        ledger.refuse((c.session, c.answer), "device_failed", why)
+        ledger.refuse((c.session, c.answer), "device_failed", why, names=(c.name,))
         c.answer = None
         registry.set_unregistering(ledger, c, False)
     transfers.make_idle(ledger, c)

@@ -103,10 +103,10 @@ def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFai
     why = explain.no_host_copy(ledger, c, event.why) if no_memory else event.why
     if c.renewal is not None:
         assert c.renewal.request is not None
-        ledger.refuse((c.session, c.renewal.request), event.code, why)
+        ledger.refuse((c.session, c.renewal.request), event.code, why, names=(c.name,))
         return updates.give_up(ledger, c, c.renewal)
     assert c.answer is not None
-    ledger.refuse((c.session, c.answer), event.code, why)
+    ledger.refuse((c.session, c.answer), event.code, why, names=(c.name,))
     registry.remove(ledger, c)
     registry.drop_master(ledger, c.uid)
 

@@ -62,10 +62,10 @@ def refuse_waiting(ledger: Ledger) -> None:
     started."""
     for key in list(ledger.starts)[1:]:
         end(ledger, key)
-        ledger.refuse(key, "stopping", explain.STOPPING)
+        ledger.refuse(key, "stopping", explain.STOPPING, names=())
 
 
 def _refuse_late(ledger: Ledger, key: Key, *, tried: bool = False) -> None:
     why = f"the turn to start was not granted in time: {explain.starting(ledger)}"
     end(ledger, key)
-    ledger.refuse(key, "timeout", why, tried=tried)
+    ledger.refuse(key, "timeout", why, tried=tried, names=())

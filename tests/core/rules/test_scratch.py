@@ -114,7 +114,7 @@ def test_it_comes_in_as_zeros_and_nothing_is_copied(make: Make) -> None:
         w, s, _ = pair(make, scratch)
         w.use(s, "kv")
         assert last_in(w).only == ()
-        assert w.ledger.bytes_in == 0
+        assert w.ledger.lane_in.nbytes == 0
 
 
 def test_what_is_dropped_leaves_without_a_copy_and_begins_anew(make: Make) -> None:
@@ -128,7 +128,7 @@ def test_what_is_dropped_leaves_without_a_copy_and_begins_anew(make: Make) -> No
     w.settle()
     w.release(next(iter(w.leases)))
     assert use(w, s) == last_in(w).generation != first
-    assert (w.ledger.bytes_in, w.ledger.bytes_out) == (6, 0), "those of b"
+    assert (w.ledger.lane_in.nbytes, w.ledger.lane_out.nbytes) == (6, 0), "those of b"
 
 
 def test_nothing_of_it_is_reused_before_its_worker_has_let_go_of_it(make: Make) -> None:
@@ -146,7 +146,7 @@ def test_what_is_saved_comes_back_as_it_was(make: Make) -> None:
     assert last_out(w).only is None
     assert use(w, s) == first, "its worker may go on with what it has there"
     assert last_in(w).only is None
-    assert w.ledger.bytes_out == 6
+    assert w.ledger.lane_out.nbytes == 6
 
 
 def test_only_what_its_owner_says_is_used_is_saved_and_the_rest_is_zeros(make: Make) -> None:
@@ -157,7 +157,7 @@ def test_only_what_its_owner_says_is_used_is_saved_and_the_rest_is_zeros(make: M
     assert Evicted("kv", 1, 6, 3) in w.log
     assert use(w, s) == first
     assert last_in(w).only == ((0, 1), (3, 2))
-    assert (w.ledger.bytes_in, w.ledger.bytes_out) == (6 + 3, 3)
+    assert (w.ledger.lane_in.nbytes, w.ledger.lane_out.nbytes) == (6 + 3, 3)
 
 
 def test_what_was_said_counts_until_something_else_is_said(make: Make) -> None:
@@ -306,7 +306,7 @@ def test_what_is_said_when_it_is_being_saved_already_changes_nothing(make: Make)
     w.release(other, used=(Used("kv", 1, ((0, 1),)),))
     w.move("kv")
     assert Evicted("kv", 2, 6, 6) in w.log
-    assert w.ledger.bytes_out == 6
+    assert w.ledger.lane_out.nbytes == 6
 
 
 # --- saves and loads that fail -------------------------------------------------------------

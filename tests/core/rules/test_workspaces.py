@@ -24,7 +24,7 @@ def test_a_workspace_is_lent_granted_and_reclaimed(make: Make) -> None:
     assert w.out == []
     assert w.ledger.pool.free == 10
     assert w.ledger.components == {}
-    assert (w.ledger.loads, w.ledger.evictions, w.ledger.bytes_in) == (0, 0, 0)
+    assert (w.ledger.loads, w.ledger.evictions, w.ledger.lane_in.nbytes) == (0, 0, 0)
 
 
 def test_a_workspace_evicts_what_is_idle_and_waits_until_it_has_left(make: Make) -> None:
