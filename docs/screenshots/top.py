@@ -14,7 +14,7 @@ from pathlib import Path
 import swapd_client
 from swapd import spawn
 from swapd.cli.live.app import Top
-from swapd.cli.live.feed import Feed
+from swapd.cli.live.poller import Poller
 
 SIZE = (80, 24)
 OUT = Path(__file__).with_suffix(".svg")
@@ -25,10 +25,10 @@ STAGES = {"thinker": ("thinker", 352), "talker": ("talker", 192), "painter": ("d
 class Shot(Top):
     """Takes the picture at the first drawing whose text satisfies `wants`."""
 
-    def __init__(self, feed: Feed, wants: Callable[[str], bool]) -> None:
+    def __init__(self, poller: Poller, wants: Callable[[str], bool]) -> None:
         self.taken = asyncio.Event()
         self._wants = wants
-        super().__init__(feed, 30.0)
+        super().__init__(poller, 30.0)
 
     def draw(self) -> None:
         super().draw()
@@ -62,10 +62,10 @@ async def main() -> None:
         clients["talker"].acquire("talker").release()
         clients["talker"].pin("talker")
 
-        feed = Feed(daemon.folder, 30.0)
-        feed.start()
-        opened.callback(feed.close)
-        app = Shot(feed, lambda text: "\nwaiting\n" in text)
+        poller = Poller(daemon.folder, 30.0)
+        poller.start()
+        opened.callback(poller.close)
+        app = Shot(poller, lambda text: "\nwaiting\n" in text)
         async with app.run_test(size=SIZE), asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(clients["painter"].acquire, "dit"))
             async with asyncio.timeout(60):

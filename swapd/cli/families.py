@@ -11,7 +11,7 @@ from swapd.shared.protocol import ComponentStatus, part_name
 from swapd.shared.units import size
 
 #: Parts in these states take no memory of the device.
-_OUT = ("absent", "filling")
+OUT = ("absent", "filling", "waiting")
 
 
 class Family(NamedTuple):
@@ -22,7 +22,7 @@ class Family(NamedTuple):
 
     @property
     def inside(self) -> list[ComponentStatus]:
-        return [c for c in self.parts if c.state not in _OUT]
+        return [c for c in self.parts if c.state not in OUT]
 
     @property
     def kept(self) -> list[ComponentStatus]:

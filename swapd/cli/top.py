@@ -6,10 +6,10 @@ import typer
 
 from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout
-from swapd.cli.live.feed import Feed
+from swapd.cli.live.poller import Poller
 from swapd.shared.extras import needed
 
-#: Longest wait for the feed at the end: a stopped daemon must not block the exit.
+#: Longest wait for the poller at the end: a stopped daemon must not block the exit.
 _LEAVE_S = 1.0
 
 
@@ -26,11 +26,11 @@ def top(
     with needed("swapd top"):
         from swapd.cli.live.app import Top
 
-    feed = Feed(where(endpoint, device, timeout), timeout)
-    feed.start()
+    poller = Poller(where(endpoint, device, timeout), timeout)
+    poller.start()
     try:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise typer.BadParameter("needs a terminal; `swapd status` needs none")
-        Top(feed, timeout).run()
+        Top(poller, timeout).run()
     finally:
-        feed.close(_LEAVE_S)
+        poller.close(_LEAVE_S)

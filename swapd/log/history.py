@@ -52,7 +52,7 @@ def read(path: Path) -> list[Line]:
     an unfinished last line, and earlier runs in another schema. Raises: OSError; OtherSchema if the
     last run is in another.
     """
-    reader = _Reader()
+    reader = Reader()
     lines = list(reader.read(_whole_lines(path)))
     if reader.other is not None:
         raise reader.other
@@ -61,16 +61,16 @@ def read(path: Path) -> list[Line]:
 
 def read_runs(path: Path) -> Runs:
     """The same, even if the last run is in another schema. Raises: OSError."""
-    reader = _Reader()
+    reader = Reader()
     return Runs(list(reader.read(_whole_lines(path))), reader.left_out)
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
     """The lines that parse, of runs in this schema."""
-    return _Reader().read(lines)
+    return Reader().read(lines)
 
 
-class _Reader:
+class Reader:
     """Reads lines in order."""
 
     def __init__(self) -> None:

@@ -4,18 +4,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from swapd.cli import following
-from swapd.cli.following import _show_fresh
-from swapd.core import Rules, events
-from swapd.log.between import between
-from swapd.log.history import Line
-from swapd.log.records import Record, Start, render
 
 from .conftest import Running, json_lines, on_terminal, serve, start, swapd
 
@@ -159,65 +152,6 @@ def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""
-
-
-class _Kept:
-    """A view that notes the number of each record, and how many records are missing."""
-
-    keeps_back = False
-
-    def __init__(self) -> None:
-        self.seqs: list[int | str] = []
-
-    def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
-        for _, record in lines:
-            self.seqs.append(f"missed {record.dropped}" if record.dropped else record.seq)
-
-
-def _numbered(*seqs: int) -> list[Line]:
-    records = [Record(seq, 0, 1.0, event=events.Tick(1.0)) for seq in seqs]
-    return [Line(render(record), record) for record in records]
-
-
-def _written(path: Path, lines: Iterable[Line]) -> Path:
-    path.write_bytes(b"".join(line.raw + b"\n" for line in lines))
-    return path
-
-
-def test_gaps_in_the_stream_are_filled_from_the_file(tmp_path: Path) -> None:
-    lines = _numbered(*range(1, 13))
-    path = _written(tmp_path / "log", lines)
-    view = _Kept()
-    assert _show_fresh(view, lines[:3], 2, path) == 3
-    assert _show_fresh(view, [*lines[6:8], *lines[10:11]], 3, path) == 11
-    assert _show_fresh(view, [], 11, path) == 11
-    assert view.seqs == [3, 4, 5, 6, 7, 8, 9, 10, 11]
-
-
-def test_what_neither_the_stream_nor_the_file_has_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "_LAG_S", 0.0)
-    lines = _numbered(*range(1, 13))
-    path = _written(tmp_path / "log", [*lines[:4], *lines[9:]])
-    said = Record(12, 0, 1.0, dropped=9)
-    view = _Kept()
-    assert _show_fresh(view, [Line(b"", said), lines[11]], 2, path) == 12
-    assert view.seqs == [3, 4, 10, 11, "missed 5", 12]
-
-
-@pytest.mark.parametrize("rotated", [0, 30, 100])
-def test_records_are_found_by_their_numbers_wherever_the_file_was_rotated(
-    tmp_path: Path, rotated: int
-) -> None:
-    before = _numbered(*range(1, 60))
-    start = Record(1, 0, 1.0, start=Start("9", "host", 1, 1, Rules()))
-    lines = [*before, Line(render(start), start), *_numbered(*range(2, 200))]
-    path = _written(tmp_path / "log", lines[len(before) + rotated :])
-    _written(tmp_path / "log.1", lines[: len(before) + rotated])
-    for after, first in ((0, 4), (1, 2), (20, 140), (99, 102), (190, 400)):
-        found = [line.record.seq for line in between(path, after, first)]
-        assert found == list(range(after + 1, min(first, 200)))
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])

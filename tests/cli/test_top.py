@@ -13,9 +13,8 @@ import pytest
 from textual.pilot import Pilot
 
 import swapd_client
-from swapd.cli.live import feed as feeds
 from swapd.cli.live.app import Page, Top
-from swapd.cli.live.feed import Feed
+from swapd.cli.live.poller import Poller
 
 from .conftest import MIB, Running, environment, serve, swapd
 
@@ -26,9 +25,9 @@ SIZES = [(80, 24), (200, 50)]
 class Watched(Top):
     """Sets an event whenever it has drawn."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, poller: Poller) -> None:
         self.drawn = asyncio.Event()
-        super().__init__(feed, 30.0)
+        super().__init__(poller, 30.0)
 
     def draw(self) -> None:
         super().draw()
@@ -53,14 +52,14 @@ class Watched(Top):
 async def on_screen(
     folder: Path, size: tuple[int, int]
 ) -> AsyncIterator[tuple[Watched, Pilot[None]]]:
-    feed = Feed(folder, 30.0)
-    await asyncio.to_thread(feed.start)
-    app = Watched(feed)
+    poller = Poller(folder, 30.0)
+    await asyncio.to_thread(poller.start)
+    app = Watched(poller)
     try:
         async with app.run_test(size=size) as pilot:
             yield app, pilot
     finally:
-        await asyncio.to_thread(feed.close)
+        await asyncio.to_thread(poller.close)
 
 
 def row(app: Watched, name: str) -> str:
@@ -142,25 +141,6 @@ async def test_it_waits_for_a_daemon_that_is_restarted(folder: Path) -> None:
                 assert "waiting for it" not in app.text
         finally:
             await asyncio.to_thread(second.stop)
-
-
-async def test_what_it_cannot_keep_up_with_it_leaves_out(
-    daemon: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feeds, "TAKEN_MAX", 20)
-    monkeypatch.setattr(feeds, "KEPT_MAX", 5)
-    monkeypatch.setattr(feeds, "_ASK_S", 0.1)
-    client = daemon.client("painter", dit=10, vae=10)
-    async with on_screen(daemon.folder, (80, 24)) as (app, _):
-        with app.feed.lock:  # the feed reads nothing meanwhile
-            for name in ("dit", "vae") * 20:
-                client.acquire(name).release()
-        await app.until(lambda: "idle" in row(app, "vae") and "absent" in row(app, "dit"))
-        await app.until(lambda: app.feed.watch.picture.seq > 300)
-        loads = {c.name: c.loads for c in client.status().components}
-        items = app.feed.watch.picture.items
-        await app.until(lambda: {name: item.loads for name, item in items.items()} == loads)
-        assert app.feed.watch.picture.counts.missed > 0
 
 
 @pytest.fixture

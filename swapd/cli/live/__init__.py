@@ -1,4 +1,3 @@
-"""The live view of `swapd top`: records in (`watch`), lines out (`screen`), a terminal (`app`).
-
-`watch` and `screen` are pure. `feed` reads a daemon in its own thread.
+"""The live view of `swapd top`: a daemon's status (`poller`), as lines (`screen`), on a terminal
+(`app`). `screen` is pure.
 """

@@ -1,6 +1,6 @@
 """The live view in a terminal: draws the lines of `screen`, and acts on keys.
 
-Thin: `screen` decides the lines, and `watch` has the state.
+Thin: `screen` decides the lines, and `poller` has the state.
 """
 
 import time
@@ -19,7 +19,7 @@ from textual.widgets import Input, Static
 
 from swapd.cli.component_log import story
 from swapd.cli.live import screen
-from swapd.cli.live.feed import Feed
+from swapd.cli.live.poller import Poller
 from swapd.log.history import last_run, read
 from swapd.log.records import OtherSchema
 from swapd.shared.text import plain, reason
@@ -70,7 +70,7 @@ class Page(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """The caller starts and closes `feed`."""
+    """The caller starts and closes `poller`."""
 
     CSS = """
     Input { dock: bottom; display: none; height: 1; border: none; }
@@ -96,15 +96,15 @@ class Top(App[None]):
         Binding("end", "move(1000000)", "Last"),
     ]
 
-    def __init__(self, feed: Feed, timeout: float) -> None:
+    def __init__(self, poller: Poller, timeout: float) -> None:
         super().__init__()
-        self.feed = feed
+        self.poller = poller
         self.choice = screen.Choice()
         self._timeout = timeout
         self._live = Live(self.draw)
         self._filter = Input(placeholder="only names with", compact=True)
         self._filter.can_focus = False  # until it is opened: keys are commands
-        self._drawn_version = -1
+        self._drawn: screen.View | None = None
         self._drawn_at = self._draw_from = 0.0
 
     def compose(self) -> ComposeResult:
@@ -119,7 +119,7 @@ class Top(App[None]):
 
     def _draw_if_due(self) -> None:
         now = time.monotonic()
-        fresh = self.feed.version != self._drawn_version or now - self._drawn_at >= _AGES_S
+        fresh = self.poller.view is not self._drawn or now - self._drawn_at >= _AGES_S
         if fresh and now >= self._draw_from:
             self.draw()
 
@@ -127,10 +127,8 @@ class Top(App[None]):
         """Draw the current state."""
         began = time.monotonic()
         width, height = self._live.size
-        with self.feed.lock:
-            self._drawn_version = self.feed.version
-            amiss, now = plain(self.feed.amiss), self.feed.now
-            lines = screen.lines(self.feed.watch, self.choice, width, height, now, amiss)
+        self._drawn = self.poller.view
+        lines = screen.lines(self._drawn, self.choice, width, height, began)
         self._live.shown = Text("\n", no_wrap=True, overflow="crop").join(lines)
         self._live.refresh()
         self._drawn_at = time.monotonic()
@@ -143,8 +141,7 @@ class Top(App[None]):
         self.draw()
 
     def action_move(self, by: int) -> None:
-        with self.feed.lock:
-            every = list(screen.all_rows(self.feed.watch, self.feed.now))
+        every = screen.all_rows(self.poller.view, time.monotonic())
         self.choice.move(screen.listed(every, self.choice), by)
         self.draw()
 
@@ -196,7 +193,7 @@ class Top(App[None]):
 
     @work(thread=True)
     def _ask_in_thread(self, name: str, said: str, ask: Callable[[Client, str], None]) -> None:
-        client = self.feed.client
+        client = self.poller.client
         if client is None:
             self._tell("no daemon is there to be asked", error=True)
             return
@@ -212,9 +209,9 @@ class Top(App[None]):
         self.call_from_thread(self.notify, text, severity=severity, markup=False)
 
     def action_story(self) -> None:
-        status = self.feed.watch.status
-        if self.choice.selected and status is not None:
-            self._story_in_thread(self.choice.selected, Path(status.swap_log))
+        if self.choice.selected:
+            path = Path(self.poller.view.status.swap_log)
+            self._story_in_thread(self.choice.selected, path)
 
     @work(thread=True, exclusive=True)
     def _story_in_thread(self, name: str, log: Path) -> None:

@@ -1,9 +1,9 @@
-"""The lines of the live view, from a `Watch` and a `Choice`.
+"""The lines of the live view, from a `View` and a `Choice`.
 
 Pure and independent of terminals: any width and height will do.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from textwrap import wrap
@@ -13,9 +13,9 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from swapd.cli.live.watch import Transfer, Watch
-from swapd.log.picture import Item, Wait
-from swapd.shared.protocol import part_name
+from swapd.cli.families import OUT, Family, fold
+from swapd.cli.last_lines import Spoken
+from swapd.shared.protocol import ComponentStatus, CopyStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -56,6 +56,17 @@ _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
 _PROGRESS = 12
 
 
+class View(NamedTuple):
+    """A daemon at one moment."""
+
+    status: StatusReply
+    lines: Sequence[Spoken]
+    #: The time of the status, monotonic.
+    at: float
+    #: The current problem, for people; "" if there is none.
+    amiss: str = ""
+
+
 class Row(NamedTuple):
     """A component, or the parts of a family as one."""
 
@@ -70,7 +81,6 @@ class Row(NamedTuple):
     idle_s: float | None
     loads: int
     evictions: int
-    workspace: bool
 
 
 @dataclass
@@ -122,56 +132,38 @@ _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
 }
 
 
-def all_rows(watch: Watch, now: float) -> Iterator[Row]:
-    """All rows, in the order of registration; a streamed component is one row."""
-    families: dict[str, list[Item]] = {}
-    for item in watch.picture.items.values():
-        is_part = item.part_of and item.name.startswith(part_name(item.part_of, ""))
-        families.setdefault(item.part_of if is_part else item.name, []).append(item)
-    told = {} if watch.status is None else {c.name: c.idle_s for c in watch.status.components}
-    chunk = chunk_bytes(watch)
-    for name, parts in families.items():
-        yield _row(name, parts, told, now, watch.told_at, chunk)
+def all_rows(view: View, now: float) -> list[Row]:
+    """All rows, in the order of registration; a streamed component is one row. `now`: monotonic
+    time."""
+    since_s = now - view.at
+    chunk = view.status.chunk_bytes
+    return [_row(c, since_s, chunk) for c in fold(view.status.components)]
 
 
-def chunk_bytes(watch: Watch) -> int:
-    if watch.status is not None:
-        return watch.status.chunk_bytes
-    return watch.picture.start.chunk_bytes if watch.picture.start else 1
-
-
-def _row(
-    name: str,
-    parts: list[Item],
-    told: dict[str, float | None],
-    now: float,
-    told_at: float,
-    chunk: int,
-) -> Row:
-    inside = [part for part in parts if part.inside]
-    holders = tuple(dict.fromkeys(who for part in parts for who in part.holders))
-    ago = [now - part.used_at for part in parts if part.used_at is not None]
-    ago += [idle + now - told_at for part in parts if (idle := told.get(part.name)) is not None]
+def _row(c: ComponentStatus | Family, since_s: float, chunk: int) -> Row:
+    parts = c.parts if isinstance(c, Family) else (c,)
     first = parts[0]
-    if any(part.name != name for part in parts):
-        state = f"{len(inside)} of {len(parts)} in"
-    elif first.state == "resident":
-        state = "leased" if first.leases else "idle"
-    else:
-        state = first.state
+    inside = [part for part in parts if part.state not in OUT]
+    holders = tuple(dict.fromkeys(_label(who) for part in parts for who in part.holders))
+    idle = [part.idle_s + since_s for part in parts if part.idle_s is not None]
     policy = first.policy if first.group is None else f"{first.policy} in {first.group}"
+    state = "idle" if first.state == "resident" else first.state
     return Row(
-        name=name,
+        name=c.name,
         nbytes=sum(part.nbytes for part in parts),
         inside=sum(-(-part.nbytes // chunk) * chunk for part in inside),
-        state=state,
+        state=f"{len(inside)} of {len(parts)} in" if isinstance(c, Family) else state,
         policy="pinned" if any(part.pinned for part in parts) else policy,
         holders=holders,
-        idle_s=0.0 if holders else max(min(ago), 0.0) if ago else None,
+        idle_s=0.0 if holders else min(idle, default=None),
         loads=sum(part.loads for part in parts),
         evictions=sum(part.evictions for part in parts),
-        workspace=first.kind == "workspace",
     )
+
+
+def _label(holder: str) -> str:
+    """The label of a holder, without its session."""
+    return holder.rpartition(" (session ")[0] or holder
 
 
 class _Column(NamedTuple):
@@ -257,95 +249,78 @@ def bar(rows: Iterable[Row], budget: int, width: int) -> Text:
     return text
 
 
-def _head(watch: Watch, every: list[Row], width: int) -> Text:
-    status, start = watch.status, watch.picture.start
-    used, budget = sum(row.inside for row in every), budget_bytes(watch)
-    device = status.device if status else start.device if start else "?"
-    share = f" ({used / budget:.0%})" if budget else ""
+def _head(view: View, every: list[Row], width: int) -> Text:
+    status = view.status
+    used, budget = sum(row.inside for row in every), status.budget_bytes
     words = [
-        f"swapd on {plain(device)}",
-        f"{size(used)} of {size(budget)}{share}",
-        f"{len(watch.picture.waits)} waiting",
-        f"{size(_bytes_in(watch))} copied in",
+        f"swapd on {plain(status.device)}",
+        f"{size(used)} of {size(budget)} ({used / budget:.0%})",
+        f"{size(status.quarantined_bytes)} quarantined" if status.quarantined_bytes else "",
+        f"{status.waiting} waiting",
+        f"{size(status.bytes_in)} copied in",
     ]
-    if status is not None and status.quarantined_bytes:
-        words.insert(2, f"{size(status.quarantined_bytes)} quarantined")
     return Text(set_cell_size("  ".join(filter(None, words)), width), "bold")
-
-
-def _bytes_in(watch: Watch) -> int:
-    if watch.picture.uncertain and watch.status is not None:
-        return watch.status.bytes_in
-    return watch.picture.counts.bytes_in
-
-
-def budget_bytes(watch: Watch) -> int:
-    if watch.status is not None:
-        return watch.status.budget_bytes
-    start = watch.picture.start
-    return start.chunks * start.chunk_bytes if start else 0
 
 
 # --- waits, copies, records --------------------------------------------------------------
 
 
-def _waits(watch: Watch, now: float) -> list[str]:
-    waits = sorted(watch.picture.waits.values(), key=lambda wait: wait.since)
-    lines = [_wait(wait, watch, now) for wait in waits]
-    if watch.picture.uncertain and watch.status is not None:
-        more = watch.status.waiting - len(waits)
-        lines += [f"{more} that began to wait before this view did"] if more > 0 else []
+def _waits(view: View, now: float) -> list[str]:
+    status = view.status
+    labels = {session.session: session.label for session in status.sessions}
+    lines = [
+        f"{seconds(wait.waited_s + now - view.at):>7}  "
+        f"{plain(labels.get(wait.session, f'session {wait.session}'))}: "
+        f"{' + '.join(map(plain, wait.names))}{' + ...' * (wait.count > len(wait.names))}; "
+        f"{plain(wait.why) or 'to be copied in'}"
+        for wait in status.waits
+    ]
+    first, *others = status.starting or ("",)
+    lines += [f"{plain(label)}: the turn to start; {plain(first)} starts" for label in others]
     return lines
 
 
-def _wait(wait: Wait, watch: Watch, now: float) -> str:
-    who = watch.picture.seen.labels.get(wait.session) or f"session {wait.session}"
-    names = " + ".join(map(plain, wait.names))
-    why = plain(wait.why) or "to be copied in"
-    return f"{seconds(max(now - wait.since, 0.0)):>7}  {plain(who)}: {names}; {why}"
-
-
-def _transfer(moved: Transfer, now: float) -> str:
+def _copy(moved: CopyStatus, since_s: float) -> str:
     arrow = "in " if moved.direction == "in" else "out"
-    done = moved.done(now)
-    if moved.since is None:
+    if moved.since_s is None:
         how = "next"
-    elif done is None or moved.bytes_per_s is None:
+    elif moved.bytes_per_s is None or not moved.nbytes:
         how = "under way"
     else:
+        done = min((moved.since_s + since_s) * moved.bytes_per_s / moved.nbytes, 0.99)
         full = round(done * _PROGRESS)
         how = f"{'#' * full}{'-' * (_PROGRESS - full)} ~{done:.0%}  {rate(moved.bytes_per_s)}"
     return f"{arrow} {plain(moved.name)}  {size(moved.nbytes)}  {how}"
 
 
-def _block(title: str, lines: list[str], most: int) -> list[tuple[str, str]]:
-    """A title and some lines; if there are more, the last one says how many."""
-    shown = lines if len(lines) <= most else [*lines[: most - 1], f"{len(lines) - most + 1} more"]
+def _block(title: str, lines: list[str], count: int, most: int) -> list[tuple[str, str]]:
+    """A title and some lines; if there are more, `count` or so, the last one says how many."""
+    count = max(len(lines), count)
+    shown = lines if count <= most else [*lines[: most - 1], f"{count - most + 1} more"]
     return [(title, "bold"), *((line, "") for line in shown)] if lines else []
 
 
 # --- the whole view ----------------------------------------------------------------------
 
 
-def lines(
-    watch: Watch, choice: Choice, width: int, height: int, now: float, note: str = ""
-) -> list[Text]:
-    """Exactly `height` lines of at most `width` cells. `now`: Unix time; `note`: a problem."""
-    every = list(all_rows(watch, now))
+def lines(view: View, choice: Choice, width: int, height: int, now: float) -> list[Text]:
+    """Exactly `height` lines of at most `width` cells. `now`: monotonic time."""
+    every = all_rows(view, now)
     chosen = listed(every, choice)
-    shown: list[Text] = [_head(watch, every, width)]
+    shown: list[Text] = [_head(view, every, width)]
     if height >= _FLAT:
-        shown.append(bar(every, budget_bytes(watch), width))
-    foot = [Text(line, "bold red") for line in wrap(note, max(width, 1))[:_NOTE_LINES_MAX]]
+        shown.append(bar(every, view.status.budget_bytes, width))
+    amiss = wrap(plain(view.amiss), max(width, 1))[:_NOTE_LINES_MAX]
+    foot = [Text(line, "bold red") for line in amiss]
     if choice.only:
         foot.append(Text(f"only names with {plain(choice.only)!r}; escape shows all", "yellow"))
     foot.append(Text(KEYS, "dim"))
     room = height - len(shown) - len(foot)
     below: list[tuple[str, str]] = []
     if height >= _LOW:
-        below = _block("waiting", _waits(watch, now), _WAITS_MAX)
-        moved = [_transfer(each, now) for each in watch.transfers()]
-        below += _block("copies", moved, _TRANSFERS_MAX)
+        below = _block("waiting", _waits(view, now), view.status.waiting, _WAITS_MAX)
+        moved = [_copy(each, now - view.at) for each in view.status.copies]
+        below += _block("copies", moved, 0, _TRANSFERS_MAX)
     table_height = max(min(len(chosen) + 1, room - len(below) - _LINES_MIN * (height >= _LOW)), 2)
     shown += _table(chosen, choice, width, table_height)
     if not every:
@@ -354,7 +329,7 @@ def lines(
     log_height = height - len(shown) - len(foot) - 1
     if height >= _LOW and log_height > 0:
         shown.append(Text("log", "bold"))
-        shown += _log(watch, log_height)
+        shown += _log(view.lines, log_height)
     shown = shown[: max(height - len(foot), 0)]
     shown += [Text()] * (height - len(foot) - len(shown)) + foot
     for line in shown:
@@ -362,8 +337,8 @@ def lines(
     return shown[-height:] if height < len(foot) + 1 else shown[:height]
 
 
-def _log(watch: Watch, height: int) -> Iterator[Text]:
-    for time, said in list(watch.said)[-height:]:
+def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:
+    for _, time, said in spoken[-height:]:
         subject, detail = plain(said.subject), " ".join(plain(said.detail).split())
         text = Text.assemble((clock(time), "dim"), "  ", (said.verb.ljust(10), said.style))
         yield text.append(f" {subject}  {detail}".rstrip())

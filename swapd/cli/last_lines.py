@@ -1,0 +1,66 @@
+"""The last lines of a swap log as it grows, for `swapd top` and the page."""
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from swapd.cli.render import Said, say
+from swapd.core import actions, events
+from swapd.log.history import Seen
+from swapd.log.records import OtherSchema, Record
+from swapd.log.tail import Tail
+from swapd.shared import protocol
+from swapd.shared.protocol import SessionStatus
+
+#: Bytes of the past that it reads.
+PAST_BYTES = 1 << 20
+
+
+class Spoken(NamedTuple):
+    """A record in words, with its number and its Unix time."""
+
+    seq: int
+    time: float
+    said: Said
+
+
+class LastLines:
+    """The last records that people follow: loads, evictions, waits, refusals. For one thread."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.lines: deque[Spoken] = deque(maxlen=most)
+        self._tail = Tail(path, PAST_BYTES)
+        self._seen = Seen()
+
+    def read(self, sessions: Iterable[SessionStatus] = ()) -> None:
+        """Add the new records; none if the file cannot be read. `sessions`: those of the daemon,
+        whose labels may be older than the part of the log that is read. Blocks for the disk."""
+        with suppress(OSError, OtherSchema):
+            fresh = self._tail.read()
+            for session in sessions:
+                self._seen.labels.setdefault(session.session, session.label)
+            for _, record in fresh:
+                if record.start is not None:
+                    self._seen = Seen()
+                    self.lines.clear()
+                if not _is_everyday(record) and (said := say(record, self._seen)).swap:
+                    self.lines.append(Spoken(record.seq, record.time, said))
+                self._seen.note(record)
+
+    def close(self) -> None:
+        self._tail.close()
+
+
+def _is_everyday(record: Record) -> bool:
+    """Whether people skip it: thousands of such records may come in a second."""
+    match record.event or record.action:
+        case events.Asked(request=protocol.Acquire() | protocol.Release() | protocol.Cancel()):
+            return True
+        case actions.Grant(waited_s=waited_s):
+            return not waited_s
+        case events.Tick() | actions.Accept() | actions.Want() | actions.Hurry():
+            return True
+        case _:
+            return False
