@@ -3,9 +3,8 @@
 Acquires and releases two resident components in turn, so that each use is a request, at three
 daemons in turn in one run. One records nothing at all, one has its swap log, and one has swap log,
 page and metrics, with an open page and one read of `/metrics` a second. Then it measures a scrape
-of 200 components, in time and in CPU time, which a busy machine changes less. It also measures the
-longest time for which the daemon's loop works on a status, and the delay from a swap to the update
-of a page.
+of 200 components, in time and in CPU time, which a busy machine changes less; and the longest time
+for which the daemon's loop works on a status.
 """
 
 import argparse
@@ -45,14 +44,16 @@ from swapd.cli import main
 main()
 """
 
-#: Reads the page's events, and `/metrics` once a second.
+#: Asks as an open page does, and for `/metrics` once a second.
 WATCHER = """\
 import sys, threading, time, urllib.request
 url = sys.argv[1]
-def events():
-    for line in urllib.request.urlopen(url + "events"):
-        pass
-threading.Thread(target=events, daemon=True).start()
+def page():
+    while True:
+        urllib.request.urlopen(url + "status").read()
+        urllib.request.urlopen(url + "records").read()
+        time.sleep(0.5)
+threading.Thread(target=page, daemon=True).start()
 print("ready", flush=True)
 while True:
     urllib.request.urlopen(url + "metrics").read()
@@ -70,17 +71,16 @@ def main() -> int:
     for side, median in medians.items():
         ratio = median / medians["nothing"]
         sys.stdout.write(f"{side:22} {median * 1e6:7.1f} us   {ratio:.3f}\n")
-    (scraped, computed), steps, told = scrapes(), loop_steps(), updates()
+    (scraped, computed), steps = scrapes(), loop_steps()
     for what, times in (
         ("scrape of 200 components", scraped),
         ("CPU time of it, both sides", computed),
         ("one step of the loop for it", steps),
-        ("from a swap to the page", told),
     ):
         middle, most = statistics.median(times) * 1e3, max(times) * 1e3
         sys.stdout.write(f"{what:28} {middle:7.2f} ms   at most {most:.2f}\n")
     if given.out:
-        everything = {**taken, "scrape": scraped, "loop step": steps, "page": told}
+        everything = {**taken, "scrape": scraped, "loop step": steps}
         given.out.write_text(json.dumps(everything, indent=2), encoding="utf-8")
     return 0
 
@@ -150,31 +150,6 @@ def loop_steps(rounds: int = 200) -> list[float]:
         msgspec.msgpack.encode(listed)
         taken.append(time.perf_counter() - started)
     return taken
-
-
-def updates(rounds: int = 50) -> list[float]:
-    """Seconds from the grant after a load to the update of a page that shows it."""
-    address, taken = _address(), []
-    with (
-        spawn.daemon(budget="16MiB", http=address) as daemon,
-        swapd_client.connect(daemon.folder) as client,
-        urllib.request.urlopen(f"http://{address}/events") as page,
-    ):
-        for name in NAMES:
-            client.register(name, {"weights": bytearray(10 << 20)})
-        for at in range(rounds):
-            client.acquire(NAMES[at % 2]).release()
-            started = time.perf_counter()
-            while _loads(page.readline()) <= at:
-                continue
-            taken.append(time.perf_counter() - started)
-    return taken
-
-
-def _loads(line: bytes) -> int:
-    """The number of loads in an update; 0 if the line is no update."""
-    head, _, data = line.partition(b": ")
-    return int(json.loads(data)["loads"]) if head == b"data" else 0
 
 
 def _get(url: str) -> None:

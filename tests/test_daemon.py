@@ -18,7 +18,7 @@ from swapd.log.history import read
 from swapd.log.replay import replay
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.config import watchdog_s
-from swapd.web.feed import LABEL
+from swapd.web.serving import LABEL
 from tests import forked
 from tests.guarantees.harness import RawSession
 from tests.processes import PYTHONPATH

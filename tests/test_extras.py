@@ -113,7 +113,7 @@ def test_a_client_without_torch_does_all_that_needs_none() -> None:
         (["plan", "--vllm", "deploy.yaml", "a=1GiB"], "yaml", "swapd[torch]"),
         (["plan", "config.json"], "transformers,torch", "swapd[demo]"),
         (["serve", "--device=cuda:0", "--runtime-dir=swapd"], "cuda", "swapd[cuda]"),
-        (["serve", "--http=127.0.0.1:0", "--runtime-dir=swapd"], "uvicorn", "swapd[web]"),
+        (["serve", "--http=127.0.0.1:0", "--runtime-dir=swapd"], "h11", "swapd[web]"),
     ],
 )
 def test_a_command_says_which_extra_it_lacks(

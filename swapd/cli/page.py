@@ -8,8 +8,10 @@ import errno
 import importlib.util
 import ipaddress
 import logging
+import os
 import re
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ import msgspec
 from swapd.shared import limits
 from swapd.shared.config import Config, ConfigError, http_token_from_environment
 from swapd.shared.extras import EXTRA_OF, needed
+from swapd.shared.fds import OwnedFd
 
 log = logging.getLogger("swapd.page")
 
@@ -59,12 +62,12 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Told(msgspec.Struct, frozen=True):
+class PageSettings(msgspec.Struct, frozen=True):
     """The settings of its process, sent by standard input, which no other process can read."""
 
     folder: str
     fd: int
-    loopback: bool
+    host: str
     token: str
     path: list[str]
 
@@ -97,8 +100,9 @@ class Page:
 
         Raises: LimitError."""
         paths = [str(Path(entry).absolute()) for entry in sys.path]
-        told = Told(str(folder), self._socket.fileno(), self.address.loopback, self._token, paths)
-        self._settings = msgspec.json.encode(told) + b"\n"
+        fd, host = self._socket.fileno(), self.address.host
+        settings = PageSettings(str(folder), fd, host, self._token, paths)
+        self._settings = msgspec.json.encode(settings) + b"\n"
         limits.start(self._thread)
 
     def close(self) -> None:
@@ -191,8 +195,7 @@ def _token(config: Config) -> str:
     if config.http_token_file is not None:
         where = f"--http-token-file: {config.http_token_file}"
         try:
-            with Path(config.http_token_file).open("rb") as file:
-                token = file.read(TOKEN_MAX + 2).decode("ascii", "strict").strip()
+            token = _read_secret(config.http_token_file).decode("ascii", "strict").strip()
         except OSError as exc:
             raise ConfigError(f"{where}: {exc.strerror}") from exc
         except UnicodeDecodeError as exc:
@@ -207,6 +210,22 @@ def _token(config: Config) -> str:
             "one: openssl rand -hex 24"
         )
     return token
+
+
+def _read_secret(path: str) -> bytes:
+    """The beginning of a file that only its owner, this user or root, can write, and no others can
+    read. Raises: ConfigError, OSError."""
+    with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"--http-token-file: {path} is no file")
+        if found.st_uid not in (0, os.geteuid()):
+            raise ConfigError(f"--http-token-file: {path} belongs to another user (see chown)")
+        if found.st_mode & 0o027:
+            raise ConfigError(
+                f"--http-token-file: other users can read or change {path}: chmod 600 {path}"
+            )
+        return os.read(file.fileno(), TOKEN_MAX + 2)
 
 
 def _listening(address: Address) -> socket.socket:

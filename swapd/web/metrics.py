@@ -1,11 +1,10 @@
-"""The metrics of `/metrics`: the counts of the swap log, and the memory in the daemon's status.
+"""The metrics of `/metrics`, from a daemon's status.
 
 Pure. Names follow Prometheus: they have units, bytes and seconds; counters end in `_total`.
 `deploy/grafana` and `deploy/prometheus` use these names.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -16,147 +15,102 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from swapd import __version__
-from swapd.log import picture
-from swapd.log.counts import OTHERS, Counts, Histogram, Tally
-from swapd.log.picture import Picture
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Counts, Histogram, StatusReply
 
-
-class Told(NamedTuple):
-    """The daemon's last status, and its age in seconds."""
-
-    status: StatusReply
-    age_s: float
-
-
-def render(now: Picture, told: Told, time: float, accept: str) -> tuple[bytes, str]:
-    """The text and its content type, in a form that `accept` allows. `time`: Unix time."""
-    encode, kind = choose_encoder(accept)
-    return encode(_Families(_families(now, told, time))), kind
+_OUT = ("filling", "absent", "waiting")
 
 
 class _Families(list[Metric]):
     """A registry for the encoder, which collects from it."""
 
-    def __init__(self, families: Iterable[Metric]) -> None:
-        super().__init__(families)
-
     def collect(self) -> Iterable[Metric]:
         return self
 
 
-def _families(now: Picture, told: Told, time: float) -> Iterator[Metric]:
-    yield _info(told.status)
-    yield from _memory(told)
-    yield from _of_components(now)
-    yield from _times(now.counts)
-    yield from _queue(now, time)
-    yield _counter("swapd_records", "Records of the swap log that were read", now.counts.records)
-    missed = "Records of the swap log that were missed: counts are too low by them"
-    yield _counter("swapd_records_missed", missed, now.counts.missed)
+def render(status: StatusReply, age_s: float, accept: str) -> tuple[bytes, str]:
+    """The text and its content type, in a form that `accept` allows, of a status of that age."""
+    encode, kind = choose_encoder(accept)
+    return encode(_Families(_families(status, age_s))), kind
 
 
-def _info(status: StatusReply) -> Metric:
+def _families(status: StatusReply, age_s: float) -> Iterator[Metric]:
     about = InfoMetricFamily("swapd_build", "The daemon, and the device that it serves")
     about.add_metric(
-        [], {"version": __version__, "device": status.device, "isolation": status.isolation}
+        [],
+        {"version": status.version, "device": status.device, "isolation": status.isolation},
     )
-    return about
+    yield about
+    for name, text, value in _gauges(status, age_s):
+        yield GaugeMetricFamily(name, text, value)
+    assert status.counts is not None
+    yield from _of_components(status, status.counts)
+    yield from _times(status, status.counts)
+    records = "Records of the swap log that were written"
+    yield CounterMetricFamily("swapd_records", records, status.records)
+    missed = "Records of the swap log that its file lacks: the disk did not take them"
+    yield CounterMetricFamily("swapd_records_missed", missed, status.records_lost)
 
 
-def _memory(told: Told) -> Iterator[Metric]:
-    status = told.status
+def _gauges(status: StatusReply, age_s: float) -> Iterator[tuple[str, str, float]]:
     resident = status.used_bytes - status.quarantined_bytes
     free = status.budget_bytes - status.used_bytes
-    for name, about, value in (
-        ("swapd_arena_bytes", "Device memory that the daemon owns", status.budget_bytes),
-        ("swapd_resident_bytes", "Arena that components and workspaces have", resident),
-        ("swapd_free_bytes", "Arena that nothing uses", free),
-        (
-            "swapd_quarantined_bytes",
-            "Arena to which a process that left may still write",
-            status.quarantined_bytes,
-        ),
-        ("swapd_peak_resident_bytes", "Most of the arena that was in use", status.peak_bytes),
-        ("swapd_host_copy_bytes", "Host memory of host copies", status.host_copy_bytes),
-        (
-            "swapd_pinned_bytes",
-            "Host copies that are pinned: the device copies them by itself",
-            status.pinned_bytes,
-        ),
-        (
-            "swapd_unpinned_bytes",
-            "Host copies whose pinning failed: their copies are slower",
-            status.unpinned_bytes,
-        ),
-        ("swapd_device_bytes", "Memory of the device", status.device_bytes),
-        (
-            "swapd_device_free_bytes",
-            "Memory of the device that no process has",
-            status.device_free_bytes,
-        ),
-        ("swapd_uptime_seconds", "Since the daemon started", status.uptime_s + told.age_s),
-        ("swapd_status_age_seconds", "Since the daemon's last status", told.age_s),
-    ):
-        yield GaugeMetricFamily(name, about, value)
+    yield "swapd_arena_bytes", "Device memory that the daemon owns", status.budget_bytes
+    yield "swapd_resident_bytes", "Arena that components and workspaces have", resident
+    yield "swapd_free_bytes", "Arena that nothing uses", free
+    about = "Arena to which a process that left may still write"
+    yield "swapd_quarantined_bytes", about, status.quarantined_bytes
+    yield "swapd_peak_resident_bytes", "Most of the arena that was in use", status.peak_bytes
+    yield "swapd_host_copy_bytes", "Host memory of host copies", status.host_copy_bytes
+    about = "Host copies that are pinned: the device copies them by itself"
+    yield "swapd_pinned_bytes", about, status.pinned_bytes
+    about = "Host copies whose pinning failed: their copies are slower"
+    yield "swapd_unpinned_bytes", about, status.unpinned_bytes
+    yield "swapd_device_bytes", "Memory of the device", status.device_bytes
+    about = "Memory of the device that no process has"
+    yield "swapd_device_free_bytes", about, status.device_free_bytes
+    yield "swapd_uptime_seconds", "Since the daemon started", status.uptime_s + age_s
+    yield "swapd_status_age_seconds", "Since the daemon's last status", age_s
+    yield "swapd_queue_length", "Acquires without an answer", status.waiting
+    longest = max((wait.waited_s + age_s for wait in status.waits), default=0.0)
+    about = "How long the longest waiting acquire has waited"
+    yield "swapd_longest_wait_seconds", about, longest
 
 
-def _of_components(now: Picture) -> Iterator[Metric]:
-    inside: dict[str, int] = dict.fromkeys(now.counts.of, 0)
+def _of_components(status: StatusReply, counts: Counts) -> Iterator[Metric]:
+    inside: dict[str, int] = dict.fromkeys(counts.of, 0)
     sizes = dict(inside)
-    for item in now.items.values():
-        label = item.label if item.label in inside else OTHERS
-        sizes[label] += item.nbytes
-        inside[label] += item.nbytes if item.inside else 0
+    for c in status.components:
+        label = c.part_of or c.name
+        label = label if label in sizes else ""
+        sizes[label] += c.nbytes
+        inside[label] += 0 if c.state in _OUT else c.nbytes
     yield _gauge("swapd_component_bytes", "Size of the component", sizes)
     yield _gauge("swapd_component_resident_bytes", "How much of it is on the device", inside)
-    for name, about, count in _COUNTERS:
-        family = CounterMetricFamily(name, about, labels=("component",))
-        for label, tally in now.counts.of.items():
-            family.add_metric((label,), count(tally))
-        yield family
+    of = counts.of.items()
+    about = "Copies of the component to the device"
+    yield _counter("swapd_loads", about, {label: tally.loads for label, tally in of})
+    about = "Times it left the device"
+    yield _counter("swapd_evictions", about, {label: tally.evictions for label, tally in of})
+    about = "Uses that found it on the device"
+    yield _counter("swapd_hits", about, {label: tally.hits for label, tally in of})
+    about = "Optional acquires that did not get it"
+    yield _counter("swapd_skips", about, {label: tally.skips for label, tally in of})
     about = "Requests refused that named the component, by reason"
     refusals = CounterMetricFamily("swapd_refusals", about, labels=("component", "code"))
-    for label, tally in now.counts.of.items():
+    for label, tally in of:
         for code, number in tally.refusals.items():
             refusals.add_metric((label, code), number)
     yield refusals
 
 
-_COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
-    ("swapd_loads", "Copies of the component to the device", lambda tally: tally.loads),
-    ("swapd_evictions", "Times it left the device", lambda tally: tally.evictions),
-    ("swapd_hits", "Uses that found it on the device", lambda tally: tally.hits),
-    ("swapd_skips", "Optional acquires that did not get it", lambda tally: tally.skips),
-)
-
-
-def _times(counts: Counts) -> Iterator[Metric]:
-    moved = CounterMetricFamily("swapd_moved_bytes", "Bytes copied", labels=("direction",))
-    moved.add_metric(("in",), counts.bytes_in)
-    moved.add_metric(("out",), counts.bytes_out)
-    yield moved
-    yield _histogram("swapd_wait_seconds", "From an acquire to its grant", {(): counts.wait}, ())
-    yield _histogram(
-        "swapd_copy_seconds",
-        "From the order of a copy to its end",
-        {("in",): counts.copy_in, ("out",): counts.copy_out},
-        ("direction",),
-    )
-    yield _histogram("swapd_hold_seconds", "From a grant to the release", {(): counts.hold}, ())
-
-
-def _queue(now: Picture, time: float) -> Iterator[Metric]:
-    waits = now.waits.values()
-    yield GaugeMetricFamily("swapd_queue_length", "Acquires without an answer", len(waits))
-    longest = "How long the longest waiting acquire has waited"
-    value = picture.waiting(waits, time)
-    yield GaugeMetricFamily("swapd_longest_wait_seconds", longest, max(value, 0.0))
-
-
-def _counter(name: str, about: str, value: int) -> Metric:
-    return CounterMetricFamily(name, about, value)
+def _times(status: StatusReply, counts: Counts) -> Iterator[Metric]:
+    moved = {"in": status.bytes_in, "out": status.bytes_out}
+    yield _counter("swapd_moved_bytes", "Bytes copied", moved, "direction")
+    yield _histogram("swapd_wait_seconds", "From an acquire to its grant", {"": counts.wait_s})
+    copies = {"in": counts.copy_in_s, "out": counts.copy_out_s}
+    about = "From the order of a copy to its end"
+    yield _histogram("swapd_copy_seconds", about, copies, "direction")
+    yield _histogram("swapd_hold_seconds", "From a grant to the release", {"": counts.hold_s})
 
 
 def _gauge(name: str, about: str, values: dict[str, int]) -> Metric:
@@ -166,18 +120,20 @@ def _gauge(name: str, about: str, values: dict[str, int]) -> Metric:
     return family
 
 
-def _histogram(
-    name: str,
-    about: str,
-    of: dict[tuple[str, ...], Histogram],
-    labels: tuple[str, ...],
-) -> Metric:
-    family = HistogramMetricFamily(name, about, labels=labels)
-    for values, histogram in of.items():
+def _counter(name: str, about: str, values: dict[str, int], label: str = "component") -> Metric:
+    family = CounterMetricFamily(name, about, labels=(label,))
+    for each, value in values.items():
+        family.add_metric((each,), value)
+    return family
+
+
+def _histogram(name: str, about: str, of: dict[str, Histogram], label: str = "") -> Metric:
+    family = HistogramMetricFamily(name, about, labels=(label,) if label else ())
+    for value, histogram in of.items():
         total, buckets = 0, []
         bounds = [*map(str, histogram.bounds), "+Inf"]
         for bound, count in zip(bounds, histogram.counts, strict=True):
             total += count
             buckets.append((bound, total))
-        family.add_metric(values, buckets, histogram.sum)
+        family.add_metric((value,) if label else (), buckets, histogram.sum)
     return family

@@ -1,11 +1,10 @@
-"""The page's process: its HTTP routes, and its lifetime.
+"""The page's process: what it answers, and its lifetime.
 
-Lives here: joining feed, picture and HTTP. May not live here: their decisions.
+It asks the daemon for a status every second, for the marks of the past, and again for a request
+if that is older than FRESH_S.
 """
 
 import asyncio
-import base64
-import hashlib
 import logging
 import os
 import re
@@ -13,55 +12,71 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from swapd.cli.common import encoded_json
-from swapd.cli.page import Told
+from swapd.cli.last_lines import LastLines, Spoken
+from swapd.cli.page import PageSettings
 from swapd.shared import fds
 from swapd.shared.protocol import StatusReply
-from swapd.web import guard, metrics
-from swapd.web.door import Door
-from swapd.web.feed import Feed
-from swapd.web.live import Live
-from swapd_client import SwapdError
+from swapd.shared.text import plain
+from swapd.web import metrics
+from swapd.web.access import Access, headers_for
+from swapd.web.http import Answer, Request, Server
+from swapd.web.past import Past
+from swapd_client import Client, SwapdError, connect
 
 log = logging.getLogger("swapd.web")
 
-#: Most pages open at the same time.
-VIEWERS_MAX = 32
-#: A newer status is used again; while pages are open, it is refreshed every LOOK_S.
-FRESH_S = 0.5
-LOOK_S = 5.0
-#: Seconds that the daemon may take for a status.
+#: Like a command's label: its sessions are not workers.
+LABEL = "swapd http"
+#: Seconds that the daemon may take for a connection, and for a status.
+CONNECT_S = 10.0
 ANSWER_S = 5.0
+#: A newer status is used again. Longest wait of a scrape for one: then it uses the last one, with
+#: its age.
+FRESH_S = 0.4
+SCRAPE_S = 1.0
+#: Seconds between two statuses while nobody asks; of a daemon that answers slowly, so many times
+#: as long as it takes.
+SAMPLE_S = 1.0
+SAMPLE_PAUSES = 20
+#: Most records that the page shows.
+LINES = 60
 #: Seconds that a daemon may take to stop after it has ended all sessions.
 END_S = 10.0
 #: This process's niceness, in favour of the daemon.
 NICE = 5
-#: Longest wait of a scrape for a status: then it uses the last one, with its age.
-SCRAPE_S = 1.0
+#: Prometheus and probes get an answer however many pages are open.
+KEPT = ("/healthz", "/metrics")
 
 
-class Memory:
-    """The daemon's status: one request at a time, however many tasks want it."""
+class Watched:
+    """The daemon's last status and what goes with it: one request to the daemon at a time, however
+    many tasks want it."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._client = feed.client
-        self.last = feed.status
-        self._at = time.monotonic()
+    def __init__(self, client: Client) -> None:
+        """Ask for the first status. Blocks. Raises: SwapdError."""
+        self._client = client
+        self.past = Past()
+        self.status: StatusReply
+        self.lines: tuple[Spoken, ...] = ()
         self._asking: asyncio.Task[SwapdError | None] | None = None
+        self._take(client.status(timeout=CONNECT_S))
+        self._log = LastLines(Path(self.status.swap_log), LINES)
 
     @property
     def age_s(self) -> float:
         return time.monotonic() - self._at
+
+    def _take(self, status: StatusReply) -> None:
+        self.status, self._at = status, time.monotonic()
+        self.past.note(status.components, _clock())
 
     async def ask(self, within_s: float = ANSWER_S) -> StatusReply:
         """The current status, at most FRESH_S old. Raises: SwapdError; TimeoutError."""
@@ -71,115 +86,156 @@ class Memory:
             async with asyncio.timeout(within_s):
                 if (error := await asyncio.shield(self._asking)) is not None:
                     raise error
-        return self.last
+        return self.status
 
     async def _ask(self) -> SwapdError | None:
         """Ask; return an error instead of raising it, because no task may wait any more."""
         try:
-            self.last = await asyncio.to_thread(self._client.status, timeout=ANSWER_S)
+            status = await asyncio.to_thread(self._client.status, timeout=ANSWER_S)
         except SwapdError as exc:
             return exc
-        self._at = time.monotonic()
+        await asyncio.to_thread(self._log.read, status.sessions)
+        self._take(status)
+        self.lines = tuple(self._log.lines)
         return None
+
+    async def sample(self) -> None:
+        """Ask again and again."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.ask()
+            except (SwapdError, TimeoutError) as exc:
+                log.debug("no status: %s", exc)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(SAMPLE_S, SAMPLE_PAUSES * took))
+
+    def close(self) -> None:
+        self._log.close()
 
 
 class Site:
-    """The routes of the page."""
+    """The paths of the page."""
 
-    def __init__(self, live: Live, memory: Memory) -> None:
-        self._live = live
-        self._memory = memory
-        self._page = files("swapd.web").joinpath("page.html").read_text("utf-8")
+    def __init__(self, watched: Watched, access: Access) -> None:
+        self.page = files("swapd.web").joinpath("page.html").read_text("utf-8")
+        self._watched = watched
+        self._access = access
+        self._paths: dict[str, Callable[[Request], Awaitable[Answer]]] = {
+            "/": self._show,
+            "/healthz": self._healthz,
+            "/status": self._status,
+            "/records": self._records,
+            "/metrics": self._metrics,
+        }
 
-    def app(self, token: str, *, loopback: bool) -> Door:
-        routes = [
-            Route("/", self._show),
-            Route("/events", self._events),
-            Route("/healthz", self._healthz),
-            Route("/status", self._status),
-            Route("/metrics", self._metrics),
-        ]
-        return Door(Starlette(routes=routes), token, loopback=loopback, policy=_policy(self._page))
+    async def answer(self, request: Request) -> Answer:
+        if (refusal := self._access.refusal(request)) is not None:
+            return refusal
+        if (path := self._paths.get(request.path)) is None:
+            return Answer(404, b"nothing is here\n")
+        return await path(request)
 
-    async def _show(self, request: Request) -> Response:
-        return HTMLResponse(self._page)
+    async def _show(self, request: Request) -> Answer:
+        return Answer(200, self.page.encode(), "text/html; charset=utf-8")
 
-    async def _events(self, request: Request) -> Response:
-        if self._live.viewers >= VIEWERS_MAX:
-            return PlainTextResponse(f"{VIEWERS_MAX} pages are open already\n", 503)
-        return StreamingResponse(self._live.updates(), media_type="text/event-stream")
-
-    async def _healthz(self, request: Request) -> Response:
+    async def _healthz(self, request: Request) -> Answer:
         try:
-            await self._memory.ask()
+            await self._watched.ask()
         except (SwapdError, TimeoutError):
-            return PlainTextResponse("the daemon does not answer\n", 503)
-        return PlainTextResponse("ok\n")
+            return Answer(503, b"the daemon does not answer\n")
+        return Answer(200, b"ok\n")
 
-    async def _status(self, request: Request) -> Response:
+    async def _status(self, request: Request) -> Answer:
         try:
-            status = await self._memory.ask()
+            status = await self._watched.ask()
         except (SwapdError, TimeoutError) as exc:
-            return PlainTextResponse(f"the daemon does not answer: {exc}\n", 503)
-        return Response(encoded_json(status), media_type="application/json")
+            return Answer(503, f"the daemon does not answer: {exc}\n".encode())
+        return Answer(200, encoded_json(status), "application/json")
 
-    async def _metrics(self, request: Request) -> Response:
-        memory = self._memory
+    async def _records(self, request: Request) -> Answer:
+        """The lines after a record's number, and the marks after a Unix time."""
+        after, since = _number(request.query, "after"), _number(request.query, "since")
+        lines = [
+            {
+                "seq": seq,
+                "t": at,
+                "verb": said.verb,
+                "subject": plain(said.subject),
+                "detail": plain(" ".join(said.detail.split())),
+                "style": said.style,
+            }
+            for seq, at, said in self._watched.lines
+            if seq > after
+        ]
+        marks = self._watched.past.since(since)
+        told = {"now": _clock(), "run": os.getpid(), "lines": lines, "marks": marks}
+        return Answer(200, msgspec.json.encode(told), "application/json")
+
+    async def _metrics(self, request: Request) -> Answer:
+        watched = self._watched
         try:
-            await memory.ask(SCRAPE_S)
+            await watched.ask(SCRAPE_S)
         except (SwapdError, TimeoutError):
             log.debug("the daemon did not answer a scrape in time")
-        told = metrics.Told(memory.last, memory.age_s)
         accept = request.headers.get("accept", "")
-        text, kind = metrics.render(self._live.picture, told, _clock(), accept)
-        return Response(text, headers={"content-type": kind})
+        return Answer(200, *metrics.render(watched.status, watched.age_s, accept))
+
+
+def _number(query: str, name: str) -> float:
+    """The number of this name in a query; 0 if it has none."""
+    found = re.search(rf"(?:^|&){name}=([0-9.]{{1,20}})(?:&|$)", query)
+    with suppress(ValueError):
+        return float(found[1]) if found else 0.0
+    return 0.0
 
 
 def main(settings: bytes) -> None:
     """Serve until the daemon ends, or the process that started this one: then standard input ends.
 
-    `settings`: a `Told`, as JSON.
+    `settings`: a `PageSettings`, as JSON.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the daemon gets them, and ends this process
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of invalid requests
     fds.raise_limit()
     try:
-        asyncio.run(_serve(msgspec.json.decode(settings, type=Told)))
-    except* SwapdError as errors:
-        sys.exit(f"swapd: the page: {errors.exceptions[0]}")
+        asyncio.run(_serve(msgspec.json.decode(settings, type=PageSettings)))
+    except SwapdError as exc:
+        sys.exit(f"swapd: the page: {exc}")
 
 
-async def _serve(told: Told) -> None:
-    feed = await asyncio.to_thread(Feed, Path(told.folder))
+async def _serve(settings: PageSettings) -> None:
+    folder = Path(settings.folder)
+    client = await asyncio.to_thread(connect, folder, label=LABEL, timeout=CONNECT_S)
     try:
-        await _watch(feed, told)
+        watched = await asyncio.to_thread(Watched, client)
+        try:
+            await _serve_until_the_end(watched, client, settings)
+        finally:
+            watched.close()
     finally:
-        await asyncio.to_thread(feed.close)
+        await asyncio.to_thread(client.close)
 
 
-async def _watch(feed: Feed, told: Told) -> None:
-    told_to_end = _readable(sys.stdin.fileno())
-    ended = _readable(feed.client.session.life.ended.fileno())
-    live, memory = Live(feed.status, _clock), Memory(feed)
-    server = guard.server(Site(live, memory).app(told.token, loopback=told.loopback))
-    async with asyncio.TaskGroup() as tasks:
-        others = [
-            tasks.create_task(feed.run(live.take, live.missed), name="records"),
-            tasks.create_task(_look(memory, live), name="memory"),
-            tasks.create_task(server.watch(), name="guard"),
-        ]
-        await _first(feed.begun, told_to_end)
-        with socket.socket(fileno=told.fd) as listening:
-            serving = tasks.create_task(server.serve([listening]), name="http")
-            await _end(told_to_end, ended)
-            live.close()
-            server.should_exit = True
-            await serving
-        for task in others:
-            task.cancel()
+async def _serve_until_the_end(watched: Watched, client: Client, settings: PageSettings) -> None:
+    site = Site(watched, Access(settings.token, settings.host))
+    server = Server(site.answer, headers_for(site.page), KEPT)
+    told_to_end, ended = (
+        _readable(sys.stdin.fileno()),
+        _readable(client.session.life.ended.fileno()),
+    )
+    with socket.socket(fileno=settings.fd) as listening:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(server.serve(listening), name="http")
+            sampling = tasks.create_task(watched.sample(), name="status")
+            await _first(told_to_end, ended)
+            with suppress(TimeoutError):  # a daemon ends this process when it has stopped
+                async with asyncio.timeout(END_S):
+                    await told_to_end.wait()
+            serving.cancel()
+            sampling.cancel()
 
 
 def _readable(fd: int) -> asyncio.Event:
@@ -194,14 +250,6 @@ def _readable(fd: int) -> asyncio.Event:
     return event
 
 
-async def _end(told_to_end: asyncio.Event, ended: asyncio.Event) -> None:
-    """Wait until this process is told to end, or its session has ended for long enough."""
-    await _first(told_to_end, ended)
-    with suppress(TimeoutError):  # a daemon ends this process when it has stopped
-        async with asyncio.timeout(END_S):
-            await told_to_end.wait()
-
-
 async def _first(*events: asyncio.Event) -> None:
     """Wait for any of the events."""
     loop = asyncio.get_running_loop()
@@ -211,39 +259,5 @@ async def _first(*events: asyncio.Event) -> None:
         wait.cancel()
 
 
-async def _look(memory: Memory, live: Live) -> None:
-    """Refresh the status while pages are open."""
-    while True:
-        if live.viewers or live.picture.uncertain:
-            try:
-                live.told(await memory.ask())
-            except (SwapdError, TimeoutError) as exc:
-                log.debug("no status: %s", exc)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await live.looked_at.wait()
-        live.looked_at.clear()
-
-
 def _clock() -> float:
     return time.time()  # noqa: TID251 - records have wall time
-
-
-def _policy(page: str) -> str:
-    """The content security policy: a browser may load and run only the page's own parts."""
-    allowed = {
-        kind: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(pattern, page, re.DOTALL))
-        for kind, pattern in (
-            ("script", r"<script>(.*?)</script>"),
-            ("style", r"<style>(.*?)</style>"),
-        )
-    }
-    return (
-        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
-        "img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-        "frame-ancestors 'none'"
-    )
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -70,6 +70,20 @@ class Served:
         samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
+    def component(self, name: str) -> Any:
+        """The component in `/status`; None if it is not there."""
+        found = self.ask("/status").json["components"]
+        return next((c for c in found if c["name"] == name), None)
+
+    def until(self, name: str, **is_so: object) -> Any:
+        """Ask until the component has these values; return it."""
+        while (c := self.component(name)) is None or any(c[k] != v for k, v in is_so.items()):
+            continue
+        return c
+
+    def records(self, after: int = 0, since: float = 0.0) -> Any:
+        return self.ask(f"/records?after={after}&since={since}").json
+
     def plug(self) -> socket.socket:
         """A connection without any request yet."""
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
@@ -79,36 +93,6 @@ class Served:
             self.daemon.close()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Updates:
-    """The updates that a page gets."""
-
-    def __init__(self, served: Served) -> None:
-        self._line = http.client.HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)
-        self._line.request("GET", "/events")
-        self._got = self._line.getresponse()
-        assert self._got.headers["content-type"].startswith("text/event-stream")
-        self.rows: dict[str, Any] = {}
-        self.last: Any = None
-
-    def __enter__(self) -> "Updates":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.close()
-
-    def next(self) -> Any:
-        while not (line := self._got.readline()).startswith(b"data: "):
-            assert line, "the page's process has closed the connection"
-        told = self.last = json.loads(line.removeprefix(b"data: "))
-        self.rows.update({row["name"]: row for row in told.get("rows", ())})
-        return told
-
-    def until(self, name: str, **is_so: object) -> None:
-        """Take updates until this row has these values."""
-        while any(self.rows.get(name, {}).get(key) != value for key, value in is_so.items()):
-            self.next()
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,37 @@ def test_the_page_shows_a_swap_while_it_happens_and_survives_a_restart(browser: 
         assert "thinker" not in page.inner_text("#rows")
         assert [each for each in said if not any(away in each for away in WHILE_AWAY)] == []
         assert all(url.startswith((one.url, "data:")) for url in asked)
+    finally:
+        page.close()
+        one.close()
+
+
+def test_a_token_comes_from_the_address_and_what_was_shown_stays_when_the_daemon_dies(
+    browser: Any, tmp_path: Path
+) -> None:
+    token = "0123456789abcdef"
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(0o600)
+    one = Served(http_token_file=file)
+    page = browser.new_page()
+    page.set_default_timeout(1000 * PATIENCE_S)
+    try:
+        page.goto(one.url)
+        page.wait_for_selector("#link:has-text('needs its token')")
+        assert page.inner_text("#rows") == ""
+        page.goto(f"{one.url}#{token}")
+        page.wait_for_selector("#link.live")
+        assert page.context.cookies() == []
+        client = one.connect()
+        for at in range(121):
+            client.register(f"c{at}", {"w": bytearray(100)})
+        client.acquire("c0").release()
+        page.wait_for_selector("#more-past:has-text('1 more component is not drawn')")
+        page.wait_for_selector("#bar div[title^='c0: 100 B in 1 chunks'] .rounding")
+        one.daemon.kill()
+        page.wait_for_selector("body.gone #rows tr:has-text('c0')")
+        client.close()
     finally:
         page.close()
         one.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swapd.shared.protocol import StatusReply
-from tests.web.conftest import MIB, Served, Updates
+from tests.web.conftest import MIB, Served
 
 PAGE = (Path(__file__).parents[2] / "swapd" / "web" / "page.html").read_text()
 
@@ -40,7 +40,7 @@ def test_status_is_the_document_that_the_command_prints(served: Served) -> None:
 
 
 def test_the_counts_are_the_daemons(served: Served) -> None:
-    with served.connect() as client, Updates(served) as page:
+    with served.connect() as client:
         for name in ("counted-a", "counted-b"):
             client.register(name, {"w": bytearray(10 * MIB)})
         for name in ("counted-a", "counted-b", "counted-b", "counted-a", "counted-a"):
@@ -48,7 +48,7 @@ def test_the_counts_are_the_daemons(served: Served) -> None:
         wanted = {c.name: c for c in served.daemon.status().components}
         for name in ("counted-a", "counted-b"):
             c = wanted[name]
-            page.until(name, loads=c.loads, evictions=c.evictions, hits=c.hits, holders=[])
+            served.until(name, loads=c.loads, evictions=c.evictions, hits=c.hits, leases=0)
             found = served.metrics()
             assert found[f'swapd_loads_total{{component="{name}"}}'] == c.loads
             assert found[f'swapd_evictions_total{{component="{name}"}}'] == c.evictions
@@ -56,41 +56,62 @@ def test_the_counts_are_the_daemons(served: Served) -> None:
             resident = found[f'swapd_component_resident_bytes{{component="{name}"}}']
             assert (resident > 0) == (c.state == "idle")
     assert found["swapd_records_missed_total"] == 0
+    assert found['swapd_copy_seconds_count{direction="in"}'] == _sum(served, "swapd_loads_total")
+    assert found['swapd_moved_bytes_total{direction="in"}'] >= 30 * MIB
+    assert found["swapd_wait_seconds_count"] >= 3
 
 
 def test_a_component_that_is_gone_is_gone_from_page_and_metrics(served: Served) -> None:
-    with served.connect() as client, Updates(served) as page:
+    with served.connect() as client:
         client.register("short", {"w": bytearray(MIB)})
         client.acquire("short").release()
-        page.until("short", state="idle")
+        served.until("short", state="idle")
         loads = _sum(served, "swapd_loads_total")
         client.unregister("short")
-        while "short" not in page.next()["gone"]:
+        while served.component("short") is not None or "short" in served.records()["marks"]:
             continue
         assert not any("short" in name for name in served.metrics())
         assert _sum(served, "swapd_loads_total") == loads
 
 
-def test_who_waits_is_told_with_what_it_waits_for(served: Served) -> None:
+def test_a_waiting_session_is_listed_with_the_holders_it_waits_for(served: Served) -> None:
     with served.connect("holds") as first, served.connect("waits") as second:
         for client, name in ((first, "held"), (second, "wanted")):
             client.register(name, {"w": bytearray(10 * MIB)})
         lease = first.acquire("held")
         waiting = threading.Thread(target=lambda: second.acquire("wanted").release())
         waiting.start()
-        with Updates(served) as page:
-            while not (page.last and page.last["waits"] and page.last["waits"][0]["why"]):
-                page.next()
-            (wait,) = page.last["waits"]
-            assert wait["names"] == ["wanted"]
-            assert wait["who"].startswith("waits (session ")
-            assert "held (10 MiB) by holds" in wait["why"]
-            assert served.metrics()["swapd_queue_length"] == 1
-            assert served.metrics()["swapd_longest_wait_seconds"] > 0
-            lease.release()
-            waiting.join()
-            while page.last["waits"]:
-                page.next()
+        while not (told := served.ask("/status").json)["waits"]:
+            continue
+        (wait,) = told["waits"]
+        labels = {session["session"]: session["label"] for session in told["sessions"]}
+        assert (wait["names"], labels[wait["session"]]) == (["wanted"], "waits")
+        assert "held (10 MiB) by holds" in wait["why"]
+        assert served.metrics()["swapd_queue_length"] == 1
+        assert served.metrics()["swapd_longest_wait_seconds"] > 0
+        lease.release()
+        waiting.join()
+        while served.ask("/status").json["waits"]:
+            continue
+
+
+def test_records_are_given_once_and_marks_since_a_time(served: Served) -> None:
+    with served.connect() as client:
+        client.register("told", {"w": bytearray(MIB)})
+        client.acquire("told").release()
+        served.until("told", state="idle")
+        while not any(line["subject"] == "told" for line in served.records()["lines"]):
+            served.ask("/healthz")
+        last = served.records()["lines"][-1]["seq"]
+        assert all(line["seq"] > last for line in served.records(after=last)["lines"])
+        marks = served.records()["marks"]["told"]
+        assert marks[-1][1:] == ["r", 1.0]
+        assert "told" not in served.records(since=marks[-1][0])["marks"]
+
+
+@pytest.mark.parametrize("query", ["after=x", "after=" + "9" * 400, "a=b&" * 500, "after=1.2.3"])
+def test_a_query_of_any_kind_is_answered(served: Served, query: str) -> None:
+    assert served.ask(f"/records?{query}").status == 200
 
 
 def _sum(served: Served, name: str) -> float:
@@ -98,7 +119,7 @@ def _sum(served: Served, name: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/events/x"]
+    "path", ["/nothing", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/status/x"]
 )
 def test_paths_outside_are_refused(served: Served, path: str) -> None:
     assert served.ask(path).status == 404

@@ -1,0 +1,194 @@
+"""Answers HTTP requests that only read: one for each connection, within bounds of time and number.
+
+A connection has ASK_S from its beginning until its whole request, body included, is here, and
+READ_S to take the answer. One that has not asked yet gives way to newer ones beyond ASKING_MAX, so
+connections that say nothing lock nobody out. Requests under way are bounded too, with places kept
+for some paths.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+import h11
+
+log = logging.getLogger("swapd.web")
+
+#: Seconds that a connection may take to send a request, and to read an answer.
+ASK_S = 10.0
+READ_S = 10.0
+#: Most connections whose request is not complete: one more ends the oldest of them.
+ASKING_MAX = 200
+#: Most requests under way; and most of those whose places are kept.
+ANSWERING_MAX = 64
+KEPT_MAX = 16
+HEADERS_MAX_BYTES = 16 << 10
+BODY_MAX_BYTES = 4 << 10
+#: After a refusal, seconds and bytes for the rest of a request: unread, it would cost the client
+#: the answer.
+REST_S = 1.0
+REST_MAX_BYTES = 256 << 10
+
+Headers = Iterable[tuple[str, str]]
+
+
+class Request(NamedTuple):
+    """`query` is not decoded. Names of headers are in lower case."""
+
+    path: str
+    query: str
+    headers: dict[str, str]
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class _Refused(Exception):
+    """The connection's request cannot be answered."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class Server:
+    """Serves one listening socket."""
+
+    def __init__(
+        self,
+        answer: Callable[[Request], Awaitable[Answer]],
+        headers: Headers = (),
+        kept: Iterable[str] = (),
+    ) -> None:
+        """`headers` go with every answer. `kept`: paths with places of their own."""
+        self._answer = answer
+        self._headers = [("connection", "close"), *headers]
+        self._kept = frozenset(kept)
+        #: Connections whose request is not complete, the oldest first.
+        self._asking: dict[asyncio.StreamWriter, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Requests under way: others, and those with places of their own.
+        self._answering = {False: 0, True: 0}
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Serve until it is cancelled; then end all connections."""
+        server = await asyncio.start_server(
+            self._connected, sock=listening, limit=HEADERS_MAX_BYTES
+        )
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._talk(reader, writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the client is gone or too slow, or the server ends: so does this task
+        except Exception:
+            log.exception("a request failed")
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADERS_MAX_BYTES)
+        self._asking[writer] = None
+        if len(self._asking) > ASKING_MAX:
+            next(iter(self._asking)).transport.abort()
+        try:
+            async with asyncio.timeout(ASK_S):
+                request = await _request(connection, reader)
+        except _Refused as refused:
+            async with asyncio.timeout(REST_S):
+                await self._send(connection, writer, refused.answer)
+                await _read_rest(reader, writer)
+            return
+        finally:
+            self._asking.pop(writer, None)
+        if request is not None:
+            await self._respond(connection, writer, request)
+
+    async def _respond(
+        self, connection: h11.Connection, writer: asyncio.StreamWriter, request: Request
+    ) -> None:
+        kept = request.path in self._kept
+        is_full = self._answering[kept] >= (KEPT_MAX if kept else ANSWERING_MAX)
+        self._answering[kept] += 1
+        try:
+            full = Answer(503, b"too many requests at once\n")
+            answer = full if is_full else await self._answer(request)
+            async with asyncio.timeout(READ_S):
+                await self._send(connection, writer, answer)
+                writer.close()
+                await writer.wait_closed()
+        finally:
+            self._answering[kept] -= 1
+
+    async def _send(
+        self, connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer
+    ) -> None:
+        headers = [
+            ("content-type", answer.kind),
+            ("content-length", str(len(answer.body))),
+            *answer.headers,
+            *self._headers,
+        ]
+        response = h11.Response(status_code=answer.status, headers=headers)
+        for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
+            writer.write(connection.send(event) or b"")
+        await writer.drain()
+
+
+async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> Request | None:
+    """The next request, when its whole body is here; None if the client leaves before.
+
+    Raises: _Refused.
+    """
+    request, nbytes = None, 0
+    while True:
+        try:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await reader.read(HEADERS_MAX_BYTES))
+                continue
+        except h11.RemoteProtocolError as exc:
+            status = 431 if exc.error_status_hint == 431 else 400
+            raise _Refused(Answer(status, b"this is no HTTP request\n")) from None
+        match event:
+            case h11.Request():
+                request = event
+                if event.method not in (b"GET", b"HEAD"):
+                    allow = (("allow", "GET, HEAD"),)
+                    raise _Refused(Answer(405, b"only to be read\n", headers=allow))
+            case h11.Data():
+                nbytes += len(event.data)
+                if nbytes > BODY_MAX_BYTES:
+                    raise _Refused(Answer(413, b"too long\n"))
+            case h11.EndOfMessage() if request is not None:
+                path, _, query = request.target.decode("ascii", "replace").partition("?")
+                headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers}
+                return Request(path, query, headers)
+            case _:
+                return None
+
+
+async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read on until the client has the answer and leaves, within bounds."""
+    with suppress(OSError):
+        writer.write_eof()
+    nbytes = 0
+    while nbytes < REST_MAX_BYTES and (some := await reader.read(HEADERS_MAX_BYTES)):
+        nbytes += len(some)
