@@ -6,10 +6,10 @@ from swapd.core import Rules, actions, events
 from swapd.log.history import (
     LABELS_MAX,
     NAMES_GONE_MAX,
+    Reader,
     Seen,
     last_run,
     names_in,
-    parsed,
     read,
 )
 from swapd.log.records import Record, Start, render
@@ -61,18 +61,18 @@ def test_an_empty_log(tmp_path: Path) -> None:
 
 
 def test_the_last_run_begins_with_the_last_start() -> None:
-    lines = list(parsed(map(render, [START, _tick(2), START, _tick(2), _tick(3)])))
+    lines = list(Reader().read(map(render, [START, _tick(2), START, _tick(2), _tick(3)])))
     assert last_run(lines) == lines[2:]
 
 
 def test_a_run_whose_start_was_lost_is_known_by_its_numbers() -> None:
-    lines = list(parsed(map(render, [START, _tick(2), _tick(9), _tick(4), _tick(5)])))
+    lines = list(Reader().read(map(render, [START, _tick(2), _tick(9), _tick(4), _tick(5)])))
     assert last_run(lines) == lines[3:]
 
 
 def test_a_note_of_dropped_records_shares_a_number_and_starts_no_run() -> None:
     note = Record(5, 0, 1.0, dropped=3)
-    lines = list(parsed(map(render, [START, note, _tick(5), _tick(6)])))
+    lines = list(Reader().read(map(render, [START, note, _tick(5), _tick(6)])))
     assert last_run(lines) == lines
 
 
@@ -161,4 +161,4 @@ def test_a_workspace_is_known_by_its_request() -> None:
 
 def test_names_in_a_log() -> None:
     asked = Record(2, 0, 1.0, event=events.Asked(1.0, 1, Acquire(1, ("a", "b"))))
-    assert names_in(parsed([render(START), render(asked)])) == {"a", "b"}
+    assert names_in(Reader().read([render(START), render(asked)])) == {"a", "b"}

@@ -10,9 +10,6 @@ from typing import NamedTuple
 from swapd.shared.protocol import ComponentStatus, part_name
 from swapd.shared.units import size
 
-#: Parts in these states take no memory of the device.
-OUT = ("absent", "filling", "waiting")
-
 
 class Family(NamedTuple):
     """The parts of one component, in the order of their registration."""
@@ -22,7 +19,7 @@ class Family(NamedTuple):
 
     @property
     def inside(self) -> list[ComponentStatus]:
-        return [c for c in self.parts if c.state not in OUT]
+        return [c for c in self.parts if c.inside]
 
     @property
     def kept(self) -> list[ComponentStatus]:

@@ -165,7 +165,9 @@ class Admission:
                 if not (w.early and c.session == w.session):  # it may watch the load
                     w.pending.add(name)
             else:
-                ledger.count_hits(c, 1)
+                c.hits += 1
+                c.tally.hits += 1
+                ledger.hits += 1
         if not w.pending:
             self._grant(w)
 

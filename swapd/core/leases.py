@@ -2,7 +2,7 @@
 
 from swapd.core import transfers
 from swapd.core.actions import Broken
-from swapd.core.counts import observe
+from swapd.core.counts import HITS_MAX, observe
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, Lease, Waiter
 from swapd.shared.protocol import Placement
@@ -52,7 +52,7 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
         c = ledger.components[name]
         ledger.holders.lay_down(c, key, lease.owner)
         if again:
-            ledger.count_hits(c, again)
+            _count_hits(ledger, c, again)
         if not c.leases:
             c.last_used = ledger.now
             if session is not None:
@@ -66,6 +66,13 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
         if not session.leases:
             ledger.unhurried.pop(lease.session, None)
     return True
+
+
+def _count_hits(ledger: Ledger, c: Component, uses: int) -> None:
+    """Its worker says that it used `c` so many times more."""
+    c.hits = min(c.hits + uses, HITS_MAX)
+    c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
+    ledger.hits = min(ledger.hits + uses, HITS_MAX)
 
 
 def break_all(ledger: Ledger, c: Component, why: str) -> None:

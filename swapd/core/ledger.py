@@ -28,13 +28,13 @@ from swapd.core.actions import (
 )
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
-from swapd.core.counts import HITS_MAX, OTHERS, new_counts
+from swapd.core.counts import OTHERS, new_counts
 from swapd.core.fences import Debts
 from swapd.core.holdings import Holders
 from swapd.core.orders import EvictionOrder
 from swapd.core.policy import Rules
 from swapd.core.records import Component, Key, Lane, Lease, Move, Session
-from swapd.core.requests import names_in
+from swapd.core.requests import names_of
 from swapd.core.starts import Starts
 from swapd.core.states import State
 from swapd.shared.protocol import AnyOrder, Code, Runs, Tally
@@ -155,7 +155,7 @@ class Ledger:
     ) -> None:
         """`names`: those of the refused request; None: it is the current event's."""
         if names is None:
-            names = names_in(self.request)
+            names = names_of(self.request)
         for name in names or (OTHERS,):
             tally = self.tally(name)
             if tried and code == "timeout":
@@ -170,12 +170,6 @@ class Ledger:
         if c is not None:
             return c.tally
         return self.counts.of.get(name) or self.counts.of[OTHERS]
-
-    def count_hits(self, c: Component, uses: int) -> None:
-        """`c` was found on the device so many times."""
-        c.hits = min(c.hits + uses, HITS_MAX)
-        c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
-        self.hits = min(self.hits + uses, HITS_MAX)
 
     # --- what is there -------------------------------------------------------------------
 

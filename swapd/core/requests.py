@@ -47,7 +47,7 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
             return None
 
 
-def names_in(request: protocol.AnyOrder | None) -> tuple[str, ...]:
+def names_of(request: protocol.AnyOrder | None) -> tuple[str, ...]:
     """The components and families that a request names; none for a workspace and for the turn to
     start."""
     match request:

@@ -13,6 +13,7 @@ import msgspec
 
 from swapd.core import actions, events
 from swapd.core.records import workspace_name
+from swapd.core.requests import names_of
 from swapd.log.records import OtherSchema, Record, parse
 from swapd.shared import protocol
 
@@ -63,11 +64,6 @@ def read_runs(path: Path) -> Runs:
     """The same, even if the last run is in another schema. Raises: OSError."""
     reader = Reader()
     return Runs(list(reader.read(_whole_lines(path))), reader.left_out)
-
-
-def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
-    """The lines that parse, of runs in this schema."""
-    return Reader().read(lines)
 
 
 class Reader:
@@ -205,14 +201,12 @@ class Seen:
         match request:
             case protocol.Release(lease=lease) | protocol.Cancel(acquire=lease):
                 return self.asked.get((session, lease), ())
-            case protocol.Acquire() | protocol.Prefetch():
-                return request.names
             case protocol.AcquireWorkspace():
                 return (workspace_name(session, request.id),)
             case protocol.AcquireStart():
                 return (protocol.THE_START,)
             case _:
-                return (request.name,)
+                return names_of(request)
 
     def order(self, generation: int) -> Slow | None:
         """The slow action of this generation, while it runs."""

@@ -429,6 +429,11 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     kind: ComponentKind = "component"
     pinned: bool = False  # a session pinned it; its policy is "permanent" meanwhile
 
+    @property
+    def inside(self) -> bool:
+        """Whether it occupies device memory."""
+        return self.state not in ("filling", "absent", "waiting")
+
 
 class SessionStatus(msgspec.Struct, frozen=True):
     session: int

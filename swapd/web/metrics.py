@@ -17,8 +17,6 @@ from prometheus_client.exposition import choose_encoder
 
 from swapd.shared.protocol import Counts, Histogram, StatusReply
 
-_OUT = ("filling", "absent", "waiting")
-
 
 class _Families(list[Metric]):
     """A registry for the encoder, which collects from it."""
@@ -83,7 +81,7 @@ def _of_components(status: StatusReply, counts: Counts) -> Iterator[Metric]:
         label = c.part_of or c.name
         label = label if label in sizes else ""
         sizes[label] += c.nbytes
-        inside[label] += 0 if c.state in _OUT else c.nbytes
+        inside[label] += c.nbytes if c.inside else 0
     yield _gauge("swapd_component_bytes", "Size of the component", sizes)
     yield _gauge("swapd_component_resident_bytes", "How much of it is on the device", inside)
     of = counts.of.items()

@@ -14,7 +14,6 @@ ROWS_MAX = 500
 #: Codes of states: loading, held, leaving; those that are in and have none are `r`.
 _CODES = {"loading": "l", "lending": "l", "lent": "h", "leased": "h"}
 _CODES |= dict.fromkeys(("revoking", "writing back", "reclaiming"), "v")
-_OUT = ("filling", "absent", "waiting")
 
 #: Unix time, code (`o`: out), and the share that is on the device.
 Mark = tuple[float, str, float]
@@ -51,7 +50,7 @@ class Past:
 
 def _state(parts: list[ComponentStatus]) -> tuple[str, float]:
     """The code of a component or family, and the share of it that is on the device."""
-    inside = [part for part in parts if part.state not in _OUT]
+    inside = [part for part in parts if part.inside]
     codes = {_CODES.get(part.state, "r") for part in inside}
     nbytes = sum(part.nbytes for part in parts)
     share = sum(part.nbytes for part in inside) / nbytes if nbytes else float(bool(inside))

@@ -26,9 +26,8 @@ from swapd.shared.text import plain, reason
 from swapd_client import Client
 from swapd_client.errors import SwapdError
 
-#: Least seconds between two drawings; slow drawings are made less often.
+#: Seconds between two looks for a newer view.
 DRAW_S = 0.1
-_IDLE_SHARE = 4
 #: Seconds after which it draws again without a change, as ages grow.
 _AGES_S = 1.0
 #: Most lines of a component's log: the last ones.
@@ -105,7 +104,7 @@ class Top(App[None]):
         self._filter = Input(placeholder="only names with", compact=True)
         self._filter.can_focus = False  # until it is opened: keys are commands
         self._drawn: screen.View | None = None
-        self._drawn_at = self._draw_from = 0.0
+        self._drawn_at = 0.0
 
     def compose(self) -> ComposeResult:
         yield self._live
@@ -120,19 +119,17 @@ class Top(App[None]):
     def _draw_if_due(self) -> None:
         now = time.monotonic()
         fresh = self.poller.view is not self._drawn or now - self._drawn_at >= _AGES_S
-        if fresh and now >= self._draw_from:
+        if fresh:
             self.draw()
 
     def draw(self) -> None:
         """Draw the current state."""
-        began = time.monotonic()
+        self._drawn_at = time.monotonic()
         width, height = self._live.size
         self._drawn = self.poller.view
-        lines = screen.lines(self._drawn, self.choice, width, height, began)
+        lines = screen.lines(self._drawn, self.choice, width, height, self._drawn_at)
         self._live.shown = Text("\n", no_wrap=True, overflow="crop").join(lines)
         self._live.refresh()
-        self._drawn_at = time.monotonic()
-        self._draw_from = self._drawn_at + _IDLE_SHARE * (self._drawn_at - began)
 
     # --- the choice ----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from swapd.cli.families import OUT, Family, fold
+from swapd.cli.families import Family, fold
 from swapd.cli.last_lines import Spoken
 from swapd.shared.protocol import ComponentStatus, CopyStatus, StatusReply
 from swapd.shared.text import plain
@@ -143,7 +143,7 @@ def all_rows(view: View, now: float) -> list[Row]:
 def _row(c: ComponentStatus | Family, since_s: float, chunk: int) -> Row:
     parts = c.parts if isinstance(c, Family) else (c,)
     first = parts[0]
-    inside = [part for part in parts if part.state not in OUT]
+    inside = [part for part in parts if part.inside]
     holders = tuple(dict.fromkeys(_label(who) for part in parts for who in part.holders))
     idle = [part.idle_s + since_s for part in parts if part.idle_s is not None]
     policy = first.policy if first.group is None else f"{first.policy} in {first.group}"
