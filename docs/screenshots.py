@@ -98,7 +98,7 @@ def _picture(browser: Browser, url: str, file: Path, width: int, height: int, co
     )
     page.goto(url)
     page.wait_for_selector("#waits li .why:not(:empty)")
-    page.wait_for_function("last.host_copies > 0")
+    page.wait_for_function("status.host_copy_bytes > 0")
     shot = Image.open(io.BytesIO(page.screenshot()))
     shot.quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
     page.close()

@@ -248,6 +248,7 @@ def test_a_file_that_cannot_be_written_drops_lines_counts_them_and_says_so(tmp_p
         (6, 0),
     ]
     assert records[0] == Record(4, 0, 1.5, dropped=3)
+    assert file.lost == 3
 
 
 def test_a_full_disk_is_survived(tmp_path: Path) -> None:
@@ -410,7 +411,7 @@ def test_what_a_hung_disk_does_not_take_is_bounded_and_counted(
     finally:
         os.close(end)
     dropped = sum(record.dropped for record in records)
-    assert dropped
+    assert dropped == file.lost > 0
     kept = [record.seq for record in records if not record.dropped]
     assert dropped + len(kept) == total
     assert kept == sorted(kept)
