@@ -89,12 +89,14 @@ def test_records_that_no_file_has_are_counted(path: Path) -> None:
     tail.close()
 
 
-def test_only_as_much_of_the_past_as_was_wanted(path: Path) -> None:
+def test_no_more_is_read_at_once_than_was_wanted(path: Path) -> None:
     append(path, ticks(*range(1, 100)))
-    tail = Tail(path, past_bytes=len(b"".join(ticks(98, 99))) + 10)
+    tail = Tail(path, most_bytes=len(b"".join(ticks(98, 99))) + 10)
     assert numbers(tail.read()) == [98, 99]
     append(path, ticks(100))
     assert numbers(tail.read()) == [100]
+    append(path, ticks(*range(101, 201)))
+    assert numbers(tail.read()) == [199, 200], "no more at a time"
     tail.close()
 
 

@@ -14,8 +14,9 @@ from swapd.log.tail import Tail
 from swapd.shared import protocol
 from swapd.shared.protocol import SessionStatus
 
-#: Bytes of the past that it reads.
-PAST_BYTES = 1 << 20
+#: Most bytes that it reads at once, of the past as of later records: it skips older ones, so that a
+#: daemon with thousands of records a second costs its readers no more.
+READ_BYTES = 256 << 10
 
 
 class Spoken(NamedTuple):
@@ -31,7 +32,7 @@ class LastLines:
 
     def __init__(self, path: Path, most: int) -> None:
         self.lines: deque[Spoken] = deque(maxlen=most)
-        self._tail = Tail(path, PAST_BYTES)
+        self._tail = Tail(path, READ_BYTES)
         self._seen = Seen()
 
     def read(self, sessions: Iterable[SessionStatus] = ()) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,12 +13,12 @@ from swapd.log.records import Record, render
 class Tail:
     """The records of a log in order. For one thread."""
 
-    def __init__(self, path: Path, past_bytes: int | None = None) -> None:
-        """`past_bytes`: how much of the past the first `read` has, of the current file; None: all
-        of it, and the rotated file. Blocks for the disk."""
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        """`most_bytes`: how much of the current file one `read` has, the first one too; it skips
+        what is before that. None: all, and first the rotated file."""
         self._path = path
         self._old = path.with_name(path.name + ".1")
-        self._past_bytes = past_bytes
+        self._most_bytes = most_bytes
         self._file: BinaryIO | None = None
         #: The beginning of a line that is not complete yet.
         self._begun = b""
@@ -45,17 +46,10 @@ class Tail:
         return found
 
     def _open_first(self) -> bool:
-        for path in (self._old, self._path) if self._past_bytes is None else (self._path,):
-            try:
+        for path in (self._old, self._path) if self._most_bytes is None else (self._path,):
+            with suppress(FileNotFoundError):
                 self._file = path.open("rb")
-            except FileNotFoundError:
-                continue
-            if self._past_bytes is not None:
-                start = os.fstat(self._file.fileno()).st_size - self._past_bytes
-                if start > 0:
-                    self._file.seek(start - 1)
-                    self._file.readline()
-            return True
+                return True
         return False
 
     def _go_on(self) -> bool:
@@ -79,8 +73,13 @@ class Tail:
 
     def _grown(self) -> Iterator[Line]:
         assert self._file is not None
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+        size, at = os.fstat(self._file.fileno()).st_size, self._file.tell()
+        if size < at:
             self._file.seek(0)  # somebody has emptied it
+        elif self._most_bytes is not None and size - at > self._most_bytes:
+            self._file.seek(size - self._most_bytes - 1)
+            self._file.readline()
+            self._begun, self._last = b"", 0
         whole, end, self._begun = (self._begun + self._file.read()).rpartition(b"\n")
         return self._reader.read((whole + end).split(b"\n"))
 

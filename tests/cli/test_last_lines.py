@@ -58,10 +58,11 @@ def test_loads_and_evictions_are_among_them_and_hits_are_not(tmp_path: Path) -> 
 def test_the_labels_of_older_sessions_are_the_status_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_lines, "PAST_BYTES", 10)
+    monkeypatch.setattr(last_lines, "READ_BYTES", 8000)
     w = logged(tmp_path / "log")
     s = w.open()
-    w.register(s, "a", 3)
+    for name in ("a", *map(str, range(60))):
+        w.register(s, name, 3)
     lines = LastLines(tmp_path / "log", 100)
     lines.read([SessionStatus(s, "painter", 0, 0)])
     w.touch(s, "a")
