@@ -1,6 +1,6 @@
 """All possible events of a `World`, as moves to choose from; and its required end.
 
-`test_machine.py` lets Hypothesis choose, `test_mutations.py` a seeded random generator.
+`test_machine.py` lets Hypothesis choose, `drive` a seeded random generator.
 """
 
 from abc import ABC, abstractmethod

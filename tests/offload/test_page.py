@@ -33,11 +33,6 @@ class Omni(nn.Module):
         self.thinker, self.talker, self.code2wav = Encoder(), Encoder(), Decoder()
 
 
-def test_there_is_one_for_each_strategy_and_none_is_long() -> None:
-    assert len(PROGRAMS) >= 6
-    assert max(program.count("\n") for program in PROGRAMS) <= 5
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_runs_as_printed(client: Client, program: str) -> None:
     dit = seeded(Layered)

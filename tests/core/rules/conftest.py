@@ -1,7 +1,4 @@
-"""`make` builds a World, which checks the guarantees after every event.
-
-`test_mutations.py` runs the same functions over a core that has a bug.
-"""
+"""`make` builds a World, which checks the guarantees after every event."""
 
 import pytest
 
