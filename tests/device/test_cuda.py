@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,17 @@ MIB = 1 << 20
 PROGRAM = Path(__file__).parent / "programs" / "cuda_device.py"
 
 
+@cache
+def start_forking(libraries: str) -> None:
+    """Start the processes that fork the programs of these tests; their sockets stay open."""
+    output_of("pass")
+    output_of("pass", env={"LD_LIBRARY_PATH": libraries, "FAKECUDA_DIR": ""})
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(fake: fakecuda.Fake) -> Iterator[None]:
     CudaDevice(0, CHUNK, CHUNK).close()  # files that a driver opens only once
+    start_forking(fake.environment()["LD_LIBRARY_PATH"])
     before = sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
     yield
     fake.faults()

@@ -64,14 +64,12 @@ def test_told_twice_it_waits_for_no_copy_and_no_weight_is_lost(world: World) -> 
     daemon = world.daemon(bandwidth="0.5MB/s", stop_timeout=600)
     owner = world.worker(daemon, "owner")
     a = owner.register("a", 16 * MIB, seed=1)
-    owner.start("acquire", "a")
-    daemon.await_record("CopyIn", name="a")
+    owner.acquire("a", early=True)  # told once, the daemon waits for the end of this lease
     daemon.terminate()
     daemon.await_record("Stopping")
     daemon.terminate()
     assert ended_after(daemon) < 16
     assert "told twice" in daemon.log
-    owner.await_end()
     owner.disconnect()
     assert owner.look("a")[1] == a
 
