@@ -17,7 +17,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: deep harm mutants zoo demo test test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
+.PHONY: deep harm measure mutants zoo demo test test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -104,6 +104,9 @@ harm: .venv/ready
 MUTANTS ?=
 mutants: .venv/ready
 	$(BIN)/python -m tests.mutants --seed $(SEED) $(MUTANTS)
+
+measure: .venv/ready
+	PYTHONPATH=.:client $(BIN)/python -m tests.measure
 
 # Everything that only a GPU can show, with the Python that is named: no .venv, no network.
 # make gpu-check PYTHON=python3 CHECK='--only probe --out /tmp/results'
