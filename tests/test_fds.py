@@ -132,7 +132,7 @@ def test_too_many_descriptors_are_refused_and_none_is_kept(pair: Pair) -> None:
     with memory() as sent:
         send_packet(ours, b"x", [sent.fileno()] * (FDS_MAX + 10))
         before = open_fds()
-        with pytest.raises(ValueError, match="more descriptors in a packet than 64"):
+        with pytest.raises(ValueError, match="than 64"):
             recv_packet(theirs, 100)
         assert open_fds() == before
 

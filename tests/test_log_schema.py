@@ -141,9 +141,9 @@ def test_a_log_in_another_schema_is_refused_in_words(
     tmp_path: Path, other: tuple[bytes, ...]
 ) -> None:
     log = write(tmp_path / "log", *NEXT, *other)
-    with pytest.raises(OtherSchema, match=f"this swapd reads schema {SCHEMA}"):
+    with pytest.raises(OtherSchema, match=f"schema {SCHEMA}"):
         read(log)
-    with pytest.raises(ReplayError, match=f"this swapd reads schema {SCHEMA}"):
+    with pytest.raises(ReplayError, match=f"schema {SCHEMA}"):
         list(replay(other))
 
 

@@ -33,7 +33,7 @@ def test_sizes_are_read_in_both_kinds_of_units(text: str, nbytes: int) -> None:
     "text", ["", " ", "GiB", "-1GiB", "1.GiB", ".5GiB", "1e9", "1 G i B", "1PiB", "1GiB/s", "nan"]
 )
 def test_what_is_no_size_is_refused_and_quoted(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a size; write it like 40GiB") as refused:
+    with pytest.raises(ValueError, match="40GiB") as refused:
         parse_size(text)
     assert repr(text) in str(refused.value)
 

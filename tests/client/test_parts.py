@@ -130,7 +130,7 @@ def test_parts_that_share_memory_are_refused_before_anything_is_moved() -> None:
     ):
         shared = torch.ones(8)
         parts = {"rest": {"head": shared}, "0": {"embedding": shared[:4]}}
-        with pytest.raises(InvalidSource, match="'dit/rest' and 'dit/0' share tensors"):
+        with pytest.raises(InvalidSource, match="'dit/rest' and 'dit/0'"):
             client.register_family("dit", parts)
         with pytest.raises(BadRequest, match="has no parts"):
             client.register_family("dit", {})

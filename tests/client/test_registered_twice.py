@@ -117,9 +117,9 @@ def test_two_clients_of_one_process_do_not_take_each_others(
     module = model()
     client.register("a", module)
     with swapd_client.connect(daemon.folder) as other:
-        with pytest.raises(InvalidSource, match="component 'a' already, of another client"):
+        with pytest.raises(InvalidSource, match=r"component 'a' .* another client"):
             other.register("b", module)
-        with pytest.raises(InvalidSource, match="component 'a' already, of another client"):
+        with pytest.raises(InvalidSource, match=r"component 'a' .* another client"):
             other.attach(module, ".")
         assert names(client) == ["a"]
 
@@ -200,7 +200,7 @@ def test_an_update_from_what_no_lease_holds_is_refused_by_its_name(client: Clien
     client.register("old", old)
     client.register("new", new)
     values = dict(new.state_dict(keep_vars=True))
-    with pytest.raises(InvalidSource, match=r"'0\.weight' is in component 'new', .* no lease"):
+    with pytest.raises(InvalidSource, match=r"'0\.weight' is in component 'new'"):
         client.update("old", values)
     with client.acquire("new"):
         client.update("old", values)
@@ -225,7 +225,7 @@ def test_files_are_not_loaded_into_buffers_that_are_in_a_component(
     save_file(dict(module.state_dict()), tmp_path / "model.safetensors")
     assert module.running_mean is not None
     client.register("stats", {"mean": module.running_mean})
-    with pytest.raises(InvalidSource, match="'running_mean' is in component 'stats' already"):
+    with pytest.raises(InvalidSource, match=r"'running_mean' .*'stats'"):
         client.load("norm", tmp_path, module)
     client.unregister("stats")
     client.load("norm", tmp_path, module)

@@ -103,7 +103,7 @@ def test_who_started_it_may_die_while_others_use_it(folder: Path) -> None:
 
 
 def test_why_it_does_not_start_is_said_to_who_starts_it(folder: Path) -> None:
-    with pytest.raises(StartFailed, match=r"budget of 900 TiB, but only .* lower --budget") as said:
+    with pytest.raises(StartFailed, match=r"900 TiB.* --budget") as said:
         connect(folder, start=True, budget="900TiB")
     assert "\n" not in str(said.value)
     (folder / "strange").touch()
@@ -116,7 +116,7 @@ def test_why_it_does_not_start_is_said_to_who_starts_it(folder: Path) -> None:
 def test_a_folder_of_others_is_left_alone(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "mine").touch()
-    with pytest.raises(StartFailed, match="is not empty and not swapd's: 'mine' is in it"):
+    with pytest.raises(StartFailed, match="'mine'"):
         connect(folder, start=True)
     assert os.listdir(folder) == ["mine"]
 

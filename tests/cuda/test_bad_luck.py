@@ -235,7 +235,7 @@ def test_memory_that_others_have_eaten_is_asked_for_until_it_is_back(world: Worl
         while not (notes := daemon.status().notes):
             pass  # the daemon asks the driver in the background
         assert worker.use("a")[1] == expected
-        with pytest.raises(WorkerError, match="12 MiB lent, and not back from the driver yet"):
+        with pytest.raises(WorkerError, match="12 MiB lent"):
             worker.acquire("b", timeout=0.01)
     assert waiting.result()[1] == theirs
     (note,) = notes

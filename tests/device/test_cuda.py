@@ -72,12 +72,12 @@ def test_a_gpu_is_opened_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cuda:-1", "cudax", "gpu", ""])
 def test_a_name_that_is_none_is_answered_with_those_that_are(name: str) -> None:
-    with pytest.raises(DeviceError, match="use --device host, cuda or cuda:0"):
+    with pytest.raises(DeviceError, match="host, cuda or cuda:0"):
         open_device(name, CHUNK, CHUNK, None)
 
 
 def test_a_gpu_cannot_be_slowed_down() -> None:
-    with pytest.raises(DeviceError, match="--bandwidth slows the host device down; leave it out"):
+    with pytest.raises(DeviceError, match="--bandwidth"):
         open_device("cuda", CHUNK, CHUNK, 1e9)
 
 
@@ -90,7 +90,7 @@ def test_a_chunk_that_the_gpu_does_not_allocate_is_refused_with_one_that_it_does
 
 
 def test_a_budget_larger_than_the_card_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DeviceError, match=r"budget of 1 TiB is more than cuda:0 .* is 256 MiB;"):
+    with pytest.raises(DeviceError, match=r"1 TiB .* cuda:0 .* 256 MiB"):
         CudaDevice(0, 1 << 40, CHUNK)
 
 
@@ -105,8 +105,7 @@ def test_a_budget_larger_than_what_is_free_is_refused_with_who_has_the_rest(
         other.stdout.readline()  # a process that is just starting has no name for a moment
         with pytest.raises(
             DeviceError,
-            match=r"budget of 200 MiB, but only 106 MiB of the 256 MiB of cuda:0 \(.*\) are free: "
-            rf"python.* \(process {other.pid}\) has 150 MiB; lower --budget to 106MiB, or end",
+            match=rf"200 MiB.* 106 MiB of the 256 MiB of cuda:0.*{other.pid}.* 150 MiB.*106MiB",
         ):
             CudaDevice(0, 200 * MIB, CHUNK)
 
@@ -119,7 +118,7 @@ def test_who_has_the_rest_is_not_always_known(fake: fakecuda.Fake) -> None:
 
 def test_memory_that_is_gone_when_it_is_taken_is_told_the_same_way(fake: fakecuda.Fake) -> None:
     fake.faults("cuMemCreate 2 after=3")
-    with pytest.raises(DeviceError, match=r"budget of 16 MiB, but only .*\(CUDA_ERROR_OUT_OF_MEM"):
+    with pytest.raises(DeviceError, match=r"16 MiB.*CUDA_ERROR_OUT_OF_MEM"):
         CudaDevice(0, 8 * CHUNK, CHUNK)
 
 
@@ -131,7 +130,7 @@ def test_a_gpu_whose_memory_cannot_be_shared_is_refused(
     monkeypatch: pytest.MonkeyPatch, ability: str
 ) -> None:
     monkeypatch.setattr(Driver, "attribute", lambda self, name: name != ability)
-    with pytest.raises(DeviceError, match=f"cannot share memory.*{ability} is 0.*--device host"):
+    with pytest.raises(DeviceError, match=f"{ability} is 0.*--device host"):
         CudaDevice(0, CHUNK, CHUNK)
 
 
@@ -174,7 +173,7 @@ def test_a_start_that_fails_at_any_step_leaves_nothing(
 
 def test_no_pinned_memory_at_all_is_refused_with_what_to_raise(fake: fakecuda.Fake) -> None:
     fake.faults("cuMemHostAlloc 2")
-    with pytest.raises(DeviceError, match=r"could not pin a staging .*`ulimit -l`"):
+    with pytest.raises(DeviceError, match=r"staging .*`ulimit -l`"):
         CudaDevice(0, CHUNK, CHUNK)
 
 
@@ -333,9 +332,7 @@ def test_what_there_is_memory_for_is_taken_back(fake: fakecuda.Fake) -> None:
         device.lend(((0, 2), (3, 1)))
         with (
             fake.occupied(fake.free_bytes() - 2 * CHUNK),
-            pytest.raises(
-                NotAllBack, match=r"cuda:0 .* is out of memory for chunks .*; 0 B are free"
-            ) as out,
+            pytest.raises(NotAllBack, match=r"cuda:0 .* out of memory .* 0 B ") as out,
         ):
             device.reclaim(((0, 2), (3, 1)))
         assert (out.value.back, out.value.still) == (((0, 2),), ((3, 1),))

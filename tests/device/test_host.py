@@ -25,12 +25,12 @@ def arenas() -> int:
 
 
 def test_a_chunk_that_is_no_multiple_of_2_mib_is_refused_with_the_remedy() -> None:
-    with pytest.raises(DeviceError, match="chunk of 1048576 bytes: use a multiple of 2 MiB"):
+    with pytest.raises(DeviceError, match=r"1048576 bytes: .* 2 MiB"):
         HostDevice(CHUNK, 1 << 20)
 
 
 def test_a_budget_below_one_chunk_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DeviceError, match="budget of 4096 bytes is less than one chunk of 2097152"):
+    with pytest.raises(DeviceError, match=r"4096 bytes .* 2097152"):
         HostDevice(4096, CHUNK)
 
 
@@ -48,7 +48,7 @@ def test_the_budget_may_be_all_that_is_available(
     assert 0 < host.available_bytes() < 1 << 50
     monkeypatch.setattr(host, "available_bytes", lambda: 3 * CHUNK)
     HostDevice(3 * CHUNK, CHUNK).close()
-    with pytest.raises(DeviceError, match="budget of 8 MiB, but only 6 MiB"):
+    with pytest.raises(DeviceError, match=r"8 MiB.* 6 MiB"):
         HostDevice(4 * CHUNK, CHUNK)
 
 
@@ -75,7 +75,7 @@ def test_an_arena_that_cannot_be_allocated_leaves_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(vm, "populate", full)
     before = sorted(os.listdir("/proc/self/fd")), arenas()
-    with pytest.raises(DeviceError, match="arena of 4 MiB: Cannot allocate memory"):
+    with pytest.raises(DeviceError, match="4 MiB: Cannot allocate memory"):
         HostDevice(2 * CHUNK, CHUNK)
     assert (sorted(os.listdir("/proc/self/fd")), arenas()) == before
 
@@ -148,7 +148,7 @@ def test_lent_memory_that_is_not_there_any_more_is_not_taken_back(
     with closing(HostDevice(4 * CHUNK, CHUNK)) as device:
         device.lend(((0, 4),))
         monkeypatch.setattr(host, "available_bytes", lambda: 3 * CHUNK)
-        with pytest.raises(DeviceError, match="cannot take 8 MiB back: only 6 MiB"):
+        with pytest.raises(DeviceError, match=r"8 MiB .* 6 MiB"):
             device.reclaim(((0, 4),))
         with device.export(0, writable=False) as fd:
             assert os.fstat(fd.fileno()).st_blocks == 0

@@ -71,7 +71,7 @@ def test_host_memory_that_is_too_small_for_a_master_refuses_the_registration(
     daemon = world.daemon(host_memory="12MiB")
     worker, other = world.workers(daemon, "worker", "other")
     a = worker.register("a", 8 * MIB, seed=1)
-    with pytest.raises(WorkerError, match="no host memory for a host copy of 8 MiB") as refused:
+    with pytest.raises(WorkerError, match=r"host memory .* 8 MiB") as refused:
         other.register("b", 8 * MIB, seed=2)
     assert refused.value.kind == "HostMemoryExhausted"
     assert daemon.status().host_copy_bytes == 8 * MIB

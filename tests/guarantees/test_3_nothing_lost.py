@@ -110,7 +110,7 @@ def test_a_registration_that_is_refused_leaves_its_source_and_the_name_alone(
     daemon = world.daemon()
     first, second = world.workers(daemon, "first", "second")
     a = first.register("a", 8 * MIB, seed=1)
-    with pytest.raises(WorkerError, match=r"registered already by first \(session") as refused:
+    with pytest.raises(WorkerError, match=r"by first \(session") as refused:
         second.register("a", 4 * MIB, seed=2)
     assert refused.value.kind == "DuplicateName"
     with pytest.raises(WorkerError, match="registered by this process") as refused:

@@ -139,7 +139,7 @@ def test_a_stranger_cannot_stand_between_a_client_and_its_daemon(
     daemon = world.daemon()
     for name in (LIFELINE, RPC, EVENTS):
         as_stranger("link", shared, f"theirs/{name}", daemon.folder / name)
-    with pytest.raises(NotRunning, match=f"theirs belongs to user {NOBODY}, so another user"):
+    with pytest.raises(NotRunning, match=f"theirs .* user {NOBODY}"):
         connect(shared / "theirs")
     assert [one.label for one in daemon.status().sessions] == ["observer"]
 
@@ -148,7 +148,7 @@ def test_a_stranger_who_listens_where_anybody_may_is_not_asked(shared: Path) -> 
     with start_python(STRANGER, "listen", shared, LIFELINE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "ready\n"
-        with pytest.raises(NotRunning, match="can be written by other users"):
+        with pytest.raises(NotRunning, match="other users"):
             connect(shared)
         stranger.kill()
         assert stranger.stdout.read() == ""

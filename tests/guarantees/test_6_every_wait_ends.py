@@ -70,9 +70,7 @@ def test_one_that_holds_what_it_waits_for_itself(world: World) -> None:
     worker.register("a", 8 * MIB)
     worker.register("b", 12 * MIB)
     worker.acquire("a")
-    with pytest.raises(
-        WorkerError, match="its own thread holds components that it needs"
-    ) as refused:
+    with pytest.raises(WorkerError, match="own thread") as refused:
         worker.acquire("b")
     assert refused.value.kind == "WouldDeadlock"
     worker.release("a")
@@ -192,7 +190,7 @@ def test_who_waits_for_what_its_owner_takes_back_is_told_so(world: World) -> Non
     waiting = waiter.start("acquire", "a")
     daemon.await_record("Waiting", names=("a",))
     owner.unregister("a")
-    with pytest.raises(WorkerError, match="is being unregistered by owner") as refused:
+    with pytest.raises(WorkerError, match="unregistered by owner") as refused:
         waiting.result()
     assert refused.value.kind == "ComponentGone"
 

@@ -89,13 +89,13 @@ def test_a_usual_name_is_found_wherever_it_is(client: Client) -> None:
     ):
         with client.attach(model, [given]):
             assert names(client) == found
-    with pytest.raises(InvalidSource, match="no module is called, or matches, 'layers'"):
+    with pytest.raises(InvalidSource, match="'layers'"):
         client.attach(model, ["layers"])
     assert names(client) == set()
 
 
 def test_a_name_that_matches_nothing_is_an_error_that_lists_what_there_is(client: Client) -> None:
-    with pytest.raises(InvalidSource, match=r"'thinker'.*there are: text_encoder, transformer"):
+    with pytest.raises(InvalidSource, match=r"'thinker'.*text_encoder, transformer"):
         client.attach(seeded(Model), ["thinker"])
     with pytest.raises(InvalidSource, match="cannot attach to a str"):
         client.attach("model")
@@ -116,7 +116,7 @@ def test_a_second_model_of_the_same_names_is_told_of_prefix(client: Client) -> N
 def test_what_is_attached_is_not_attached_again(client: Client) -> None:
     model = seeded(Model)
     with client.attach(model, ["vae"]):
-        with pytest.raises(InvalidSource, match=r"'vae' is attached already.*refresh\(\)"):
+        with pytest.raises(InvalidSource, match=r"'vae' .*refresh\(\)"):
             client.attach(model, prefix="again")
         with client.attach(model, ["transformer"]):
             assert names(client) == {"vae", "transformer"}

@@ -232,7 +232,7 @@ def test_a_method_that_is_named_holds_the_component_too(client: Client) -> None:
     with client.attach({"vae": model}, wrap_methods=["_decode"]):
         evict(client, "vae")
         model._decode(X)
-    with pytest.raises(ValueError, match="'vae' has no method 'missing'"):
+    with pytest.raises(ValueError, match=r"'vae' .*'missing'"):
         client.attach({"vae": model}, wrap_methods={"vae": ["missing"]})
     with pytest.raises(ValueError, match="no component 'dit'"):
         client.attach({"vae": model}, wrap_methods={"dit": ["decode"]})
@@ -253,9 +253,9 @@ def test_a_parents_direct_reads_are_for_use(client: Client) -> None:
         evict(client, "text")
         with attachment.use(model):
             assert torch.equal(model.forward(TOKENS), model(TOKENS))
-        with pytest.raises(ValueError, match="no component is called 'dit'; there are: text"):
+        with pytest.raises(ValueError, match=r"'dit'.* text"):
             attachment.use("dit")
-        with pytest.raises(ValueError, match="this Linear is neither in a component nor around"):
+        with pytest.raises(ValueError, match="this Linear"):
             attachment.use(nn.Linear(1, 1))
 
 

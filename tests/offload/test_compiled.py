@@ -104,7 +104,7 @@ def test_blocks_of_what_is_compiled_as_one_are_not_streamed(client: Client, in_p
     else:
         model = torch.compile(model, backend=Counting())
     expected = model(TOKENS)
-    with pytest.raises(InvalidSource, match=r"'text' cannot be streamed: the Encoder around"):
+    with pytest.raises(InvalidSource, match=r"'text' cannot be streamed: .* Encoder"):
         client.attach({"text": model}, resident=0)
     assert client.status().components == ()
     assert torch.equal(model(TOKENS), expected)
@@ -128,7 +128,7 @@ def test_components_of_what_is_compiled_as_one_are_refused(client: Client, in_pl
     else:
         model = torch.compile(model, backend=Counting())
     expected = model(TOKENS)
-    with pytest.raises(InvalidSource, match="is in a Model that is compiled as one"):
+    with pytest.raises(InvalidSource, match=r"in a Model .*compiled"):
         client.attach(model)
     with client.attach(model, "."):
         for output in swaps(client, model, TOKENS):

@@ -72,7 +72,7 @@ def test_what_cannot_be_in_even_by_layers_is_told_the_budget_that_it_needs(
     said = "no modules that could come one by one. It needs a budget of 34 MiB$"
     with pytest.raises(TooLarge, match=said):
         attached(client, {"text_encoder": layer(1), "dit": layer(34)}, **options)
-    with pytest.raises(TooLarge, match=r"'layers\.0' does not: .* It needs a budget of 20 MiB$"):
+    with pytest.raises(TooLarge, match=r"'layers\.0' .* 20 MiB$"):
         attached(client, {"dit": Layered(2, 17, 1)}, **options)
 
 
@@ -95,19 +95,19 @@ def test_what_does_not_fit_is_streamed(
 
 def test_what_does_not_fit_and_stays_is_refused(client: Client) -> None:
     for options in ({"stay": ["dit"]}, {"policy": "permanent"}):
-        with pytest.raises(TooLarge, match="dit needs 34 MiB; the budget is 16 MiB"):
+        with pytest.raises(TooLarge, match=r"dit .* 34 MiB.* 16 MiB"):
             attached(client, {"dit": Layered(8, 4, 1)}, **options)
 
 
 def test_what_shares_too_much_to_be_in_at_once_is_refused(client: Client) -> None:
     shared = layer(12)
     model = {"a": Both(layer(6), shared), "b": Both(layer(6), shared)}
-    with pytest.raises(TooLarge, match=r"'a' is made of .*a\+b.*, which it needs at once"):
+    with pytest.raises(TooLarge, match=r"'a' .*a\+b"):
         attached(client, model)
 
 
 def test_blocks_that_do_not_fit_beside_what_is_in_none_are_refused(client: Client) -> None:
-    with pytest.raises(TooLarge, match=r"'dit' is streamed, and needs one block and all tensors"):
+    with pytest.raises(TooLarge, match=r"'dit' is streamed"):
         attached(client, {"dit": Layered(4, 4, 13)}, blocks=["layers"], resident=0)
 
 
@@ -131,9 +131,7 @@ def test_a_call_in_a_call_for_which_there_is_no_room_says_so(
     with client.attach({"t": outer}, ["t", "t.second"]), torch.inference_mode():
         assert "'t.second' is in 't', and a call that comes from there will be" in warnings(caplog)
         outer.second(X)
-        with pytest.raises(
-            WouldDeadlock, match=r"'t.second' was called from another .*one component"
-        ):
+        with pytest.raises(WouldDeadlock, match=r"'t.second' .*one component"):
             outer(X)
 
 

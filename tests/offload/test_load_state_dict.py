@@ -224,7 +224,7 @@ def test_what_raises_on_the_way_has_loaded_nothing(client: Client, mutable: bool
 def test_a_replacement_that_does_not_fit_is_refused(client: Client) -> None:
     lent = Lent(client, lambda: nn.Sequential(nn.Linear(2, 2), Replaces(2, 2)))
     weight = lent.module.get_parameter("1.weight")
-    with pytest.raises(NotWhileAttached, match=r"loading replaced '1\.weight'"):
+    with pytest.raises(NotWhileAttached, match=r"'1\.weight'"):
         lent.module.load_state_dict(others(lent.twin))
     assert lent.module.get_parameter("1.weight") is weight
     assert same(lent.module.state_dict(), lent.twin.state_dict())

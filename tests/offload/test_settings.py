@@ -229,7 +229,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(name: str, value: object
 
 
 def test_of_a_choice_all_are_named() -> None:
-    with pytest.raises(InvalidSettings, match="give one of alternating, sequential; it is 'mru'"):
+    with pytest.raises(InvalidSettings, match=r"alternating, sequential.*'mru'"):
         from_keywords(cpu_offload_strategy="mru")
 
 
@@ -269,9 +269,7 @@ def test_settings_may_stand_in_the_stage_itself(tmp_path: Path) -> None:
 
 def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:
     path = write(tmp_path, RFC_MULTI_STAGE)
-    with pytest.raises(
-        InvalidSettings, match=r"no stage 'vocoder'; there are: 0 .thinker., 1 .tal"
-    ):
+    with pytest.raises(InvalidSettings, match=r"'vocoder'.* 0 .thinker., 1 .tal"):
         from_yaml(path, "vocoder")
     with pytest.raises(InvalidSettings, match="several stages; say which"):
         from_yaml(path)
@@ -314,9 +312,7 @@ def test_a_contradiction_in_a_file_names_the_stage(tmp_path: Path) -> None:
         "_layerwise_offload: true", "_cpu_offload: true\n    cpu_offload_enabled: 1"
     )
     path = write(tmp_path, text.replace("enabled: 1", "enabled: true"))
-    with pytest.raises(
-        InvalidSettings, match=r"stage 1 \(dit\): cpu_offload_enabled and enable_cpu"
-    ):
+    with pytest.raises(InvalidSettings, match=r"stage 1 \(dit\): cpu_offload_enabled"):
         from_yaml(path, "dit")
 
 

@@ -215,12 +215,12 @@ def test_a_component_on_two_devices_is_refused(client: Client) -> None:
 def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: Client) -> None:
     model = seeded(Tied)
     model.second = nn.Linear(2, 2, device="meta")
-    with pytest.raises(InvalidSource, match=r"'second.weight' is on the meta device.*client.load"):
+    with pytest.raises(InvalidSource, match=r"'second.weight' .* meta .*client.load"):
         client.attach(model, ".")
-    with pytest.raises(InvalidSource, match=r"'dit.second.weight' is on the meta device"):
+    with pytest.raises(InvalidSource, match=r"'dit.second.weight' .* meta"):
         client.attach({"dit": model})
     model.second = nn.LazyLinear(2)
-    with pytest.raises(InvalidSource, match=r"'second.weight' is not initialised.*client.load"):
+    with pytest.raises(InvalidSource, match=r"'second.weight' .*client.load"):
         client.attach(model, ".")
     assert parts(client) == {}
 
@@ -322,9 +322,7 @@ def test_plain_tensors_are_named_with_their_bytes_and_can_be_taken_in(
             assert model.dit.table.tolist() == [0, 1, 2, 3]
             assert model.dit.cache["rope"][0].tolist() == [1, 1]
             assert (model.dit.statistics + 1).tolist() == [1] * 4
-    with pytest.raises(
-        InvalidSource, match=r"nothing is called 'dit.missing'; there are: dit.tabl"
-    ):
+    with pytest.raises(InvalidSource, match=r"'dit.missing'.* dit.tabl"):
         client.attach(model, extra_tensors=["dit.missing"])
 
 

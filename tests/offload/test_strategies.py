@@ -78,7 +78,7 @@ def test_resident_and_blocks_stream_what_they_name() -> None:
     assert of_arguments(SIZES, plain, 5, ["blocks"])["transformer"] == How(
         "lru", False, "", True, 5
     )
-    with pytest.raises(InvalidSource, match="resident: no component is called 'dit'; there are"):
+    with pytest.raises(InvalidSource, match=r"resident: .*'dit'"):
         of_arguments(SIZES, plain, {"dit": 1}, None)
 
 
@@ -208,7 +208,7 @@ def test_what_a_component_is_may_be_said_where_its_name_does_not(client: Client)
         there = {c.name: c for c in client.status().components}
         assert there["core"].group == there["mllm"].group is not None
         assert {c.policy for c in there.values()} == {"alternating"}
-    with pytest.raises(InvalidSource, match="kinds: no component is called 'vae'; there are: core"):
+    with pytest.raises(InvalidSource, match=r"kinds: .*'vae'.* core"):
         client.attach(model, ["core"], settings=settings, kinds={"vae": "vae"})
 
 
@@ -222,7 +222,7 @@ def test_those_that_are_to_stay_are_not_evicted_whatever_is_said_of_the_others(
             "transformer": "sequential",
             "vae": "permanent",
         }
-    with pytest.raises(InvalidSource, match="stay: no component is called 'unet'"):
+    with pytest.raises(InvalidSource, match=r"stay: .*'unet'"):
         client.attach(model, ["vae"], stay=["unet"])
 
 

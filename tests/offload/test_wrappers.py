@@ -228,13 +228,13 @@ class Unknown(torch.Tensor):
 
 def test_an_unknown_subclass_is_refused_by_name(client: Client) -> None:
     odd = torch.ones(3).as_subclass(Unknown)
-    with pytest.raises(InvalidSource, match="'a' is a Unknown, which does not say"):
+    with pytest.raises(InvalidSource, match=r"'a' .* Unknown"):
         client.register("m", {"a": odd})
     client.register("m", {"a": odd.as_subclass(torch.Tensor)})
 
 
 def test_one_on_another_device_than_the_daemon_s_is_refused() -> None:
-    with pytest.raises(InvalidSource, match=r"'w' is a Scaled on cpu.*\.to\('cuda:0'\) first"):
+    with pytest.raises(InvalidSource, match=r"'w' .* Scaled on cpu.*\.to\('cuda:0'\) first"):
         TensorLayout({"w": scaled(2, 2)}, gpu=0)
 
 

@@ -395,6 +395,6 @@ def test_memory_of_attached_modules_is_not_shared(client: Client) -> None:
     module = seeded(Encoder)
     with (
         client.attach({"text_encoder": module}),
-        pytest.raises(NotWhileAttached, match=r"'embed\.weight' cannot be moved to shared memory"),
+        pytest.raises(NotWhileAttached, match=r"'embed\.weight'"),
     ):
         module.share_memory()

@@ -99,9 +99,9 @@ def test_turns_are_slices_or_finish_requests() -> None:
     assert of(slice_s=2).slice_s == 2.0
     assert of(kv="auto", slice_s=0.5) == Options(kv="auto", slice_s=0.5)
     assert of(slice_s=None, finish_within_s=3).slice_s is None
-    with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*: set one of the two"):
+    with pytest.raises(InvalidSettings, match=r"slice_s .* one of the two"):
         of(slice_s=2, finish_within_s=3)
-    with pytest.raises(InvalidSettings, match=r"slice_s ends a turn .*set kv: auto, or leave out"):
+    with pytest.raises(InvalidSettings, match=r"slice_s .* kv: auto"):
         of(slice_s=2, kv="drop")
 
 
@@ -111,6 +111,6 @@ def test_options_are_keys() -> None:
 
 
 def test_components_without_a_switch_are_refused() -> None:
-    with pytest.raises(InvalidSettings, match="does nothing without cpu_offload_enabled: true"):
+    with pytest.raises(InvalidSettings, match="cpu_offload_enabled: true"):
         of(cpu_offload_components=["visual"])
     of(cpu_offload_components=["transformer"], enable_cpu_offload=True)

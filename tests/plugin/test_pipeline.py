@@ -130,13 +130,13 @@ def test_what_cannot_be_leaves_the_pipeline_as_it_was(stage: Stage) -> None:
     model = seeded(Model)
     wanted = model(TOKENS)
     model.add_module("unet", LARGE)
-    with pytest.raises(TooLarge, match="streamed if a list of blocks has most"):
+    with pytest.raises(TooLarge, match="list of blocks"):
         Components(stage, options(), model, {**KINDS, "unet": "dit"})
     stage.client.register("dit.vae", {"x": b"taken"})
     with pytest.raises(DuplicateName, match=r"swapd: {component: \.\.\.}"):
         Components(stage, options(), model, KINDS)
     named = options(cpu_offload_enabled=True, cpu_offload_components=["mllm"])
-    with pytest.raises(InvalidSettings, match="names 'mllm'; this pipeline has text_encoder, tr"):
+    with pytest.raises(InvalidSettings, match=r"'mllm'.* text_encoder, tr"):
         Components(stage, named, model, KINDS)
     assert list(status(stage)) == ["dit.vae"]
     assert torch.equal(model(TOKENS), wanted)
@@ -155,7 +155,7 @@ def test_a_stage_is_one_component_if_it_says_so_or_has_several_ranks() -> None:
         as_whole(options(enable_layerwise_offload=True), "dit", 2)
     with pytest.raises(InvalidSettings, match="runs on 2 GPUs"):
         as_whole(options(cpu_offload_enabled=True, cpu_offload_components=["vae"]), "dit", 2)
-    with pytest.raises(InvalidSettings, match="does nothing without cpu_offload_enabled: true"):
+    with pytest.raises(InvalidSettings, match="cpu_offload_enabled: true"):
         options(cpu_offload_components=["."])
-    with pytest.raises(InvalidSettings, match="goes with cpu_offload_enabled: true"):
+    with pytest.raises(InvalidSettings, match="cpu_offload_enabled: true"):
         as_whole(options(enable_cpu_offload=True, cpu_offload_components=["."]), "dit", 1)

@@ -197,9 +197,7 @@ def test_who_gets_no_memory_says_so_to_all_that_come_later(folders: list[Path]) 
         with pytest.raises(ValueError, match="the copy failed"):
             steps[0].result(PATIENCE_S)
         for step in steps[1:]:
-            with pytest.raises(
-                RankGone, match="rank 0 of thinker could not get its memory: the copy failed"
-            ):
+            with pytest.raises(RankGone, match=r"rank 0 of thinker .*the copy failed"):
                 step.result(PATIENCE_S)
         for step in [made.step(rank) for rank in range(3)]:
             step.result(PATIENCE_S)  # the next call works

@@ -124,7 +124,7 @@ def test_layers_that_read_their_parameters_are_the_same(layer: type[nn.Module]) 
 def test_a_kept_pointer_is_named_with_its_layer() -> None:
     model = nn.Sequential(Plain(), Pointing(), Plain())
     calls, _ = moved(model)
-    with pytest.raises(PointerKept, match=r"stage 'thinker': 1 \(Pointing\) computes other res"):
+    with pytest.raises(PointerKept, match=r"'thinker': 1 \(Pointing\)"):
         calls.compare("thinker")
 
 

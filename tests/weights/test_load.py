@@ -176,7 +176,7 @@ def test_what_the_module_has_no_place_for_is_said(
 def test_buffers_that_no_file_has_must_be_there(client: Client, saved: Path) -> None:
     with torch.device("meta"):
         module = Net()
-    with pytest.raises(InvalidSource, match=r"meta device: table\. Build the module"):
+    with pytest.raises(InvalidSource, match=r"meta device: table"):
         client.load("net", saved, module)
 
 
