@@ -99,11 +99,12 @@ harm: .venv/ready
 	$(BIN)/python -m benchmarks.chaos --seconds 60 --seed $(SEED)
 	$(BIN)/python -m benchmarks.fuzz --frames 150000 --seed $(SEED)
 
-# make mutants MUTANTS='--area core --area device --count 20': changes the product, and counts the
-# changes that the tests notice. Hours for all areas, so every day another twenty of each.
-MUTANTS ?=
+# make mutants N=50 SEED=7 GROUP=client: changes the product in N places, and counts the changes that
+# tests notice.
+N := 20
+GROUP :=
 mutants: .venv/ready
-	$(BIN)/python -m tests.mutants --seed $(SEED) $(MUTANTS)
+	$(BIN)/python -m tests.mutants --count $(N) --seed $(SEED) $(GROUP:%=--group %)
 
 measure: .venv/ready
 	PYTHONPATH=.:client $(BIN)/python -m tests.measure
