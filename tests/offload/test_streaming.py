@@ -1,9 +1,11 @@
 """`attach` streams a component block by block: around the blocks' own calls, and between them."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from swapd_client import Client, InvalidSource, NotWhileAttached, TooLarge
+from swapd_client import Client, InvalidSource, Lease, NotWhileAttached, TooLarge, connect
 from swapd_client.offload.scope import here
-from tests.guarantees.harness import Daemon
+from tests.guarantees.harness import Daemon, World
 from tests.offload.modules import Decoder, Encoder, await_none_leased, evict, leases, seeded
 
 #: A block of 4 MiB, that is 2 chunks.
@@ -429,3 +431,48 @@ def test_a_family_whose_parts_are_no_modules_is_held_as_one(client: Client) -> N
         evict(client, "dit/w", "dit/b")
         model(torch.ones(1, 8))
     client.unregister("dit")
+
+
+class Patient(Dit):
+    """Calls a block again if an alarm interrupts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alarms = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.proj_in(x)
+        for block in self.blocks:
+            try:
+                x = block(x)
+            except TimeoutError:
+                self.alarms += 1
+                x = block(x)
+        return self.proj_out(x)  # type: ignore[no-any-return]
+
+
+def test_a_block_whose_arrival_was_interrupted_is_waited_for_again(world: World) -> None:
+    daemon = world.daemon(budget="16MiB", bandwidth="8MB/s")  # half a second for a block
+    model = seeded(Patient)
+    expected = model(X)
+
+    def arm(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def raise_in_a_wait(_: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code is not Lease.wait.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            raise TimeoutError
+        arm()
+
+    former = signal.signal(signal.SIGALRM, raise_in_a_wait)
+    try:
+        with connect(daemon.folder) as client, client.attach({"dit": model}, resident=0):
+            model.blocks[2].register_forward_hook(arm)
+            assert torch.equal(model(X), expected)
+            assert model.alarms == 1
+            assert held_now(client) == {}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
