@@ -63,7 +63,12 @@ class Range:
         #: Whether the range still has the memory that it took over.
         self._has_before = self.taken_over
         #: Keeps the page tables of an evicted component, so that showing it again is cheap.
-        self._shelf = vm.reserve(self._span)
+        try:
+            self._shelf = vm.reserve(self._span)
+        except BaseException:
+            if before is None:
+                vm.free(self.address, span)
+            raise
         self._can_shelve = True
         #: The chunks whose pages are at the range or on the shelf.
         self._runs: Runs = ()
@@ -150,27 +155,37 @@ class Range:
         The bytes come from `master` (the host copy), copied page by page on write; without it,
         zeros. With `keep_shown`, the bytes of the chunks are used if they are later; then the
         daemon must not have lent the chunks. Afterwards nothing is shared, and a late revocation
-        has no effect. The range is freed if no tensor or view of it is left.
+        has no effect. The range is freed if no tensor or view of it is left. Raises: OSError if the
+        system refuses the memory; then any access faults.
         """
         with self._lock:
             if self._private:
                 return
-            nbytes = vm.round_up(self.nbytes)
-            if nbytes and self._uses and not self._has_before:
-                if keep_shown and self._latest is not None:
-                    self._put(self._latest)
-                    self._copy_in_place()
-                elif master is None:
-                    vm.map_anonymous(nbytes, at=self.address)
-                else:
-                    vm.map_private(master.fileno(), nbytes, at=self.address)
-            if nbytes < self._span:  # the rest of the last chunk would keep the arena alive
-                vm.revoke(self.address + nbytes, self._span - nbytes)
-            vm.free(self._shelf, self._span)
-            self._runs = ()
-            self._has_before = False
-            self._be_private()
+            try:
+                self._move_home(master, keep_shown=keep_shown)
+            except BaseException:
+                vm.revoke(self.address, self._span)  # its tensors fault, until they are garbage
+                raise
+            finally:
+                vm.free(self._shelf, self._span)
+                self._runs = ()
+                self._has_before = False
+                self._be_private()
         free_unused()
+
+    def _move_home(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
+        """Replace the daemon's memory at the range by this process's, with the same bytes."""
+        nbytes = vm.round_up(self.nbytes)
+        if nbytes and self._uses and not self._has_before:
+            if keep_shown and self._latest is not None:
+                self._put(self._latest)
+                self._copy_in_place()
+            elif master is None:
+                vm.map_anonymous(nbytes, at=self.address)
+            else:
+                vm.map_private(master.fileno(), nbytes, at=self.address)
+        if nbytes < self._span:  # the rest of the last chunk would keep the arena alive
+            vm.revoke(self.address + nbytes, self._span - nbytes)
 
     def give_up_private(self) -> None:
         """The component is registered: drop all memory that was taken over."""
