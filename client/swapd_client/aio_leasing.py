@@ -11,7 +11,7 @@ from swapd.shared import protocol
 from swapd_client.errors import SwapdError
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
-from swapd_client.leasing import Asked, granted
+from swapd_client.leasing import Asked, record_of
 from swapd_client.moving import in_thread
 from swapd_client.session.channel import AsyncChannel, ChannelFactory
 from swapd_client.session.session import Session
@@ -59,17 +59,16 @@ class AsyncLeasing:
     async def _acquire_now(self, asked: Asked, trace: Trace | None) -> AsyncLease:
         session, task = self.session, id(asyncio.current_task())
         leases = session.leases
-        if leases.must_wait(task):
-            agent = await in_thread(leases.enter, task, asked.timeout_s)
-        else:
-            agent = leases.enter(task)
-        request = asked.request(session.next_id(), agent.number)
+        record = record_of(session, session.next_id(), asked, task)
+        request = asked.request(record.id, task, leases.held_by(task), ())
         if trace is not None:
             request = trace.marked(request)
         reply = await self.channel.call(request, asked.timeout_s)
         if trace is not None:
             trace.answered(reply)
-        record = granted(session, reply, asked, agent)
+        grant = session.unwrap(reply)
+        assert isinstance(grant, protocol.Granted)
+        record.granted = grant
         try:
             leases.add(record)
             bring_in = partial(leases.bring_in, record, asked.timeout_s)
@@ -90,11 +89,11 @@ class AsyncLeasing:
         if session.leases.ends_later(record, self._give_back_later):
             return
         if session.leases.give_back(record):
-            self.channel.send(session.leases.release_of(record, session.next_id()))
+            self.channel.send(session.leases.release_of(record))
 
     def _give_back_later(self, record: Record) -> None:
         """Called in a thread of the session; requests that the loop sends arrive in order."""
         if self.session.leases.give_back(record):
-            release = self.session.leases.release_of(record, self.session.next_id())
+            release = self.session.leases.release_of(record)
             with suppress(RuntimeError):  # the loop is closed, and the session soon will be
                 self._loop.call_soon_threadsafe(self.channel.send, release)

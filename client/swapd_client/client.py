@@ -1,10 +1,10 @@
 """The synchronous client, called by stages."""
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -387,17 +387,23 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
         DeviceFailed, SessionEnded; then nothing is held.
         """
-        session, leasing, key = self.session, self._leasing, (threading.get_ident(), names)
-        if not session.life.usable:  # first: after a fork the keeper's lock may be held for good
+        session, leasing = self.session, self._leasing
+        if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
         # taken here, not in `leasing`: one more Python call would cost each step of a loop
-        kept = leasing.keeper.take(key)
-        if kept is not None:
-            if not kept.outdated:
-                return Lease(leasing.release, session, kept, key)
-            leasing.end(kept, ack=False)  # an update has replaced its bytes
-        asked = of_components(session, names, timeout, priority, await_registration, early)
-        return leasing.acquire(asked, again=True)
+        lease, cache = Lease(leasing, (get_ident(), names)), leasing.cache
+        try:
+            if cache.holders.setdefault(lease._key, lease._ref) is lease._ref:
+                record = cache.records.get(lease._key)
+                if record is not None and record.is_usable:
+                    lease._has_again(record)
+                    lease._held = True
+                    return lease
+            asked = of_components(session, names, timeout, priority, await_registration, early)
+            return leasing.acquire(asked, lease)
+        except BaseException:
+            leasing.give_up(lease)
+            raise
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
@@ -576,7 +582,7 @@ class Client:
         from swapd_client.weights import update
 
         update.together(self.session, self._leasing.call, values)
-        self._leasing.keeper.flush_all()
+        self._leasing.flush_kept()
 
     def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """Report the resident components, their holders, and the bytes moved.
@@ -601,7 +607,7 @@ class Client:
             session.leases.drain()
             if keep:
                 with suppress(SessionEnded):  # then the last bytes are already private
-                    self._take(moving.take_back_mutable(session, self._leasing.end))
+                    self._take(moving.take_back_mutable(session, self._leasing.end_now))
         session.close(keep=keep)
         self._let_go()
         if not session.forked:
@@ -610,7 +616,7 @@ class Client:
     def _keep_no_more(self) -> None:
         """Before closing: end the leases that threads keep for their next step."""
         self._dropped.detach()
-        self._leasing.keeper.close()
+        self._leasing.keep_no_more()
 
     def _let_go(self) -> None:
         """After closing: restore the attached models."""

@@ -4,16 +4,33 @@ import asyncio
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
+from threading import get_ident
+from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
+from weakref import ref
+
+from msgspec.structs import replace
 
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.leases.book import Record
-from swapd_client.leases.keeping import Key
+from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Cache, Key
+from swapd_client.leases.covered import covered
 from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.session import Session
+from swapd_client.session.told import Told
+
+
+class Leasing(Protocol):
+    """The leases of one client's threads, as each of them needs it."""
+
+    session: Session
+    told: Told
+    cache: Cache
+
+    def end(self, key: Key, record: Record, ack: bool = False) -> None:
+        """Tell the daemon that a lease ends, once its GPU work is done."""
 
 
 class BaseLease:
@@ -25,10 +42,6 @@ class BaseLease:
 
     #: Whether a stream was told to wait: then no host thread has checked the outcome.
     _streams_wait = False
-    #: Whether another object releases it if it becomes garbage, without a warning.
-    _is_answered_for = False
-    #: Its end, if nothing releases it, is the end of this.
-    _lasts = "this session"
     #: Answers of `fresh`, by name.
     _fresh: Mapping[str, bool] = {}
 
@@ -43,21 +56,6 @@ class BaseLease:
     def __repr__(self) -> str:
         state = "held" if self._held else "released"
         return f"<{type(self).__name__} {' + '.join(self.names)} {state}>"
-
-    def __del__(self) -> None:
-        if not self._held or self._is_answered_for:
-            return
-        if self._session.error is None and not self._session.forked:
-            warnings.warn(
-                f"{self!r} was never released, so its memory cannot be reused while {self._lasts} "
-                "lasts: use it in a `with` block, or call release()",
-                ResourceWarning,
-                stacklevel=2,
-            )
-            self._is_dropped()
-
-    def _is_dropped(self) -> None:
-        """No object will release it."""
 
     @property
     def waited_s(self) -> float:
@@ -141,9 +139,12 @@ class BaseLease:
         self._record.streams[handle] = None
         self._streams_wait = True
 
-    def _end(self) -> SwapdError | None:
-        """Mark the lease released; return the error to raise once the daemon knows."""
-        self._held = False
+    def answered_for(self) -> None:
+        """Another object releases it, also if that object is collected: no warning then."""
+        self._record.is_answered_for = True
+
+    def _rest(self) -> SwapdError | None:
+        """All work under it is queued; return the error to raise once the daemon knows."""
         record, leases = self._record, self._session.leases
         if record.is_workspace:
             empty_cache()
@@ -159,42 +160,70 @@ class Lease(BaseLease):
 
     Ends with `release` or with the `with` block, also after an exception. A second release is a
     no-op. A lease belongs to the thread that took it: while that thread waits for another acquire,
-    deadlock detection assumes that it releases nothing. A lease whose object was dropped ends with
-    its thread.
+    deadlock detection assumes that it releases nothing.
+
+    A lease whose object is collected ends then, with a ResourceWarning. A signal handler may raise
+    anywhere, also in here: then the lease ends.
     """
 
-    _lasts = "its thread"
-
     # a decode loop makes one at every step, so this sets all attributes itself
-    def __init__(
-        self,
-        give_back: Callable[[Record, Key], None],
-        session: Session,
-        record: Record,
-        key: Key,
-    ) -> None:
-        """`give_back(record, key)` ends the lease after the work under it, or keeps it."""
-        self._give_back = give_back
-        self._session = session
-        self._record = record
-        self._granted = record.granted
+    def __init__(self, leasing: Leasing, key: Key) -> None:
+        """It has no record yet."""
+        self._leasing = leasing
+        self._session = leasing.session
         self._key = key
         self.names = key[1]
-        self._held = True
+        self._held = False
+        #: Itself, in `Cache.holders`.
+        self._ref = ref(self)
 
-    def _is_dropped(self) -> None:
-        self._session.leases.dropped(
-            self._key[0], partial(self._give_back, self._record, self._key)
-        )
+    def _has(self, record: Record) -> None:
+        """It was granted."""
+        self._record = record
+        self._granted = record.granted
 
+    def _has_again(self, record: Record) -> None:
+        """It is a kept one."""
+        record.again += 1
+        record.gap_s = monotonic() - record.since
+        granted = record.granted
+        if granted.waited_s or granted.loaded:  # these are of the first grant
+            granted = record.granted = replace(granted, waited_s=0.0, loaded=False)
+        self._record, self._granted = record, granted
+
+    @covered
     def __enter__(self) -> "Lease":
-        return self
+        try:
+            return self
+        except BaseException:
+            self._leave()
+            raise
 
+    @covered
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
-            self.release()
+        try:
+            with suppress(SessionEnded, DeviceFailed) if exc is not None else nullcontext():
+                self.release()
+        except BaseException:
+            self._leave()
+            raise
+
+    @covered
+    def _leave(self) -> None:
+        """After an error or an interrupt in its release: nobody uses it any more."""
+        try:
+            if self._held:
+                record, holders = self._record, self._leasing.cache.holders
+                record.unmarked = not record.ends_at_once  # perhaps not all its work is marked
+                if self._key in holders and holders[self._key] is self._ref:
+                    del holders[self._key]
+                self._held = False
+                self._leasing.cache.ring()
+        except BaseException:  # one more interrupt
+            self._leave()
+            raise
 
     def wait(
         self, segment: int | None = None, *, name: str | None = None, stream: Any = None
@@ -216,6 +245,7 @@ class Lease(BaseLease):
         else:
             self._wait_on_stream(stream, name or self.names[0], segment)
 
+    @covered
     def release(self) -> None:
         """Give the components back.
 
@@ -231,14 +261,34 @@ class Lease(BaseLease):
         other processes may have used the memory for a moment. If streams were told to wait, also
         raises as `check`.
         """
-        if not self._held:
-            return
-        if self._record.ends_at_once:  # as for most leases of a loop
-            self._held = False
-            self._give_back(self._record, self._key)
-            return
-        problem = self._end()
-        self._give_back(self._record, self._key)
+        try:
+            if not self._held:
+                return
+            record, leasing = self._record, self._leasing
+            problem = None if record.ends_at_once else self._rest()
+            told, cache, key = leasing.told, leasing.cache, self._key
+            record.since = now = monotonic()
+            if (
+                record.may_be_kept
+                and record.gap_s < (LINGER_S if told.hurried else KEEP_S)
+                and now - record.told_at < UNTOLD_S
+                and not (told.wanted and record.has_any(told.wanted))
+                and not record.outdated
+                and leasing.session.life.usable
+                and not cache.closed
+            ):
+                del cache.holders[key]  # from here on it is kept
+                self._held = False
+                # perhaps others wait since the question above
+                if (told.hurried or told.wanted) and cache.naps_s > LINGER_S:
+                    cache.ring()
+            else:
+                leasing.end(key, record, ack=key[0] != get_ident())
+                del cache.holders[key]
+                self._held = False
+        except BaseException:
+            self._leave()
+            raise
         if problem is not None:
             raise problem
 
@@ -272,10 +322,20 @@ class AsyncLease(BaseLease):
             name = name or self.names[0]
             await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
 
+    def __del__(self) -> None:
+        if self._held and self._session.error is None and not self._session.forked:
+            warnings.warn(
+                f"{self!r} was never released, so its memory cannot be reused while this session "
+                "lasts: use it in a `with` block, or call release()",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
     def release(self) -> None:
         """Give the components back. Raises as `Lease.release`."""
         if self._held:
-            problem = self._end()
+            self._held = False
+            problem = self._rest()
             self._give_back(self._record)
             if problem is not None:
                 raise problem

@@ -1,37 +1,43 @@
 """How the threads of a client ask for leases, keep them and give them back.
 
-Each thread sends its requests on a channel of its own, in order. Before each, it gives back the
-leases that it keeps: the daemon counts them as held by the thread that asks.
+Each thread sends its requests on a channel of its own, in order. An acquire names the leases that
+the thread has in use: the daemon does not count those that it keeps (`leases/cache.py`) as its own.
 
 Lives here: messages to the daemon, and when a thread sends them. May not live here: the state of a
 lease, and the changes that its grant and its end make in this process (`leases/`). The functions
 are for the async client, too.
 """
 
+import itertools
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from math import inf
 
 import msgspec
 
 from swapd.shared import protocol
 from swapd_client.errors import AcquireTimeout, ComponentInUse, SessionEnded, SwapdError
 from swapd_client.lease import Lease
-from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Record
-from swapd_client.leases.keeper import Keeper
-from swapd_client.leases.keeping import Key
-from swapd_client.leases.leases import Leases
+from swapd_client.leases.cache import UNTOLD_S, Cache, Key
+from swapd_client.leases.covered import covered
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
+
+#: Leases in use, and leases to end if the request needs a load.
+Held = tuple[int, ...] | None
+Spare = tuple[protocol.Release, ...]
 
 
 class Asked(msgspec.Struct, frozen=True):
     """An acquire, before a thread or task asks the daemon."""
 
-    #: Makes the request, from its id and the number of its agent.
-    request: Callable[[int, int], protocol.AnyAcquire]
+    #: Makes the request: from its id, the number of its agent, and leases of that agent.
+    request: Callable[[int, int, Held, Spare], protocol.AnyAcquire]
     names: tuple[str, ...]
     timeout_s: float | None
     #: Whether its holder waits for the copies by itself.
@@ -51,9 +57,17 @@ def of_components(
     # on a GPU the daemon does not wait for the copies: `bring_in` does
     at_once = early or session.processor.works_late
 
-    def request(number: int, agent: int) -> protocol.Acquire:
+    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.Acquire:
         return protocol.Acquire(
-            number, names, agent, timeout_s, priority, await_registration, at_once
+            number,
+            names,
+            agent,
+            timeout_s,
+            priority,
+            await_registration,
+            at_once,
+            holds=holds,
+            spare=spare,
         )
 
     return Asked(request, names, timeout_s, early)
@@ -62,8 +76,10 @@ def of_components(
 def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
     """An acquire of device memory for the process's own allocator; `said`: its size in messages."""
 
-    def request(number: int, agent: int) -> protocol.AcquireWorkspace:
-        return protocol.AcquireWorkspace(number, nbytes, agent, timeout_s, priority)
+    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireWorkspace:
+        return protocol.AcquireWorkspace(
+            number, nbytes, agent, timeout_s, priority, holds=holds, spare=spare
+        )
 
     return Asked(request, (f"workspace of {said}",), timeout_s, is_workspace=True)
 
@@ -71,38 +87,24 @@ def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: i
 def of_start(timeout_s: float | None) -> Asked:
     """An acquire of the right to start alone."""
 
-    def request(number: int, agent: int) -> protocol.AcquireStart:
+    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireStart:
         return protocol.AcquireStart(number, timeout_s)
 
     return Asked(request, (protocol.THE_START,), timeout_s)
 
 
-def granted(session: Session, reply: protocol.AnyReply, asked: Asked, agent: Agent) -> Record:
-    """The record of the lease that was granted to `agent`. Raises the error of a refusal."""
-    grant = session.unwrap(reply)
-    assert isinstance(grant, protocol.Granted)
-    return session.leases.record(grant, asked.names, agent, is_workspace=asked.is_workspace)
-
-
-class _Thread:
-    """The thread that has it as a variable; its end is the end of that thread."""
-
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
-        self._ident = threading.get_ident()
-        leases.thread_began(self._ident)
-
-    def __del__(self) -> None:
-        self._leases.thread_ended(self._ident)
+def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record:
+    """The record of a lease that `agent` is about to request."""
+    late = asked.is_workspace or session.processor.works_late
+    return Record(
+        number, asked.names, agent, is_workspace=asked.is_workspace, ends_at_once=not late
+    )
 
 
 class _Own(threading.local):
     """The variables of each thread, for one client."""
 
     channel: Channel | None = None
-
-    def __init__(self, leases: Leases) -> None:
-        self.thread = _Thread(leases)
 
 
 class Leasing:
@@ -114,11 +116,14 @@ class Leasing:
     def __init__(self, session: Session, factory: ChannelFactory, tracing: Tracing) -> None:
         self.session = session
         self.tracing = tracing
-        self.keeper = Keeper(session.told, self.end, session.processor.after)
-        session.told.when_wanted(self.keeper.hurry)
-        session.life.when_ended(self.keeper.forget)
+        self.told = session.told
+        self.cache = Cache(session.ring)
+        self._numbers = itertools.count()
+        #: Leases that the lifeline's thread gave back a moment ago, and when.
+        self._recent: deque[tuple[float, int]] = deque()
         self._factory = factory
-        self._own = _Own(session.leases)
+        self._own = _Own()
+        session.sweeps(self.sweep)
 
     # --- requests ------------------------------------------------------------------------
 
@@ -153,21 +158,50 @@ class Leasing:
 
     def _before_a_request(self) -> None:
         self.session.check()
-        self._end_kept()
-        self.keeper.hand_over()
+        me = threading.get_ident()
+        self.cache.each(self.end, lambda key, _: key[0] == me)
 
     # --- acquires ------------------------------------------------------------------------
 
-    def acquire(self, asked: Asked, *, again: bool = False) -> Lease:
+    def acquire(
+        self, asked: Asked, lease: Lease | None = None, *, in_place_of: int | None = None
+    ) -> Lease:
         """Wait for the grant, and for the copies unless `asked.early`.
 
-        `again`: this thread may soon ask for the same, so its lease may be kept. Blocks and raises
-        as `Client.acquire`; then nothing is held.
+        `lease`: without a record; this thread may soon ask for the same, so it may be kept. Blocks
+        and raises as `Client.acquire`; then nothing is held.
         """
-        record = self._acquire(asked)
-        if again:
-            record.may_be_kept = record.lingers = self.session.leases.may_be_kept(record)
-        return self._lease(record)
+        again = lease is not None
+        if lease is None:
+            lease = Lease(self, self._another(asked.names))
+        try:
+            self._acquire(lease, asked, in_place_of, again=again)
+            lease._held = True
+            return lease
+        except BaseException:
+            self.give_up(lease)
+            raise
+
+    def _another(self, names: tuple[str, ...]) -> Key:
+        """A key that no other lease of this thread has."""
+        return (threading.get_ident(), names, next(self._numbers))
+
+    @covered
+    def give_up(self, lease: Lease, tries: int = 3) -> None:
+        """After an error or an interrupt in an acquire: it holds nothing."""
+        try:
+            cache, key = self.cache, lease._key
+            if cache.holders.get(key) is not lease._ref:
+                return
+            record = cache.records.get(key)
+            if record is not None and not record.may_be_kept:
+                with suppress(SwapdError):
+                    self.end(key, record)
+            del cache.holders[key]
+        except BaseException:
+            if tries:  # one more interrupt
+                self.give_up(lease, tries - 1)
+            raise
 
     def ask(self, *names: str) -> int:
         """Ask for components ahead without waiting; collect or abandon the request in this thread.
@@ -189,9 +223,18 @@ class Leasing:
         reply = self.channel().collect(request, within_s)
         if reply is None:
             return None
-        number = _agent_ahead(request)
         asked = of_components(self.session, names, early=True)
-        return self._lease(self._held(reply, asked, Agent(number, number)))
+        lease = Lease(self, self._another(names))
+        try:
+            self.cache.holders[lease._key] = lease._ref
+            record = record_of(self.session, request, asked, _agent_ahead(request))
+            self.cache.records[lease._key] = record
+            self._hold(lease, record, reply, asked)
+            lease._held = True
+            return lease
+        except BaseException:
+            self.give_up(lease)
+            raise
 
     def acquire_in_place_of(self, request: int, *names: str) -> Lease:
         """As an early `acquire`, of components that were asked for ahead and not collected.
@@ -199,76 +242,195 @@ class Leasing:
         The daemon first receives this acquire, and then the end of the request ahead. So components
         loaded for that request stay on the device; without a request they would leave.
         """
-        record = self._acquire(of_components(self.session, names, early=True), request)
-        record.may_be_kept = self.session.leases.may_be_kept(record)
-        return self._lease(record)
+        asked = of_components(self.session, names, early=True)
+        return self.acquire(asked, in_place_of=request)
 
     def hint(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `prefetch`, without an answer. Blocks as `Channel.send`."""
         self.channel().send(prefetch_of(self.session.next_id(), names, over))
 
-    def _lease(self, record: Record) -> Lease:
-        return Lease(self.release, self.session, record, (threading.get_ident(), record.names))
-
-    def _acquire(self, asked: Asked, in_place_of: int | None = None) -> Record:
+    def _acquire(self, lease: Lease, asked: Asked, in_place_of: int | None, *, again: bool) -> None:
         self.session.check()
-        if self.session.processor.works_late:
-            for end in self.keeper.returned():
-                end(self._give_back_here)
-        self._end_kept()  # first: a lease still held belongs to the same agent
+        cache, holds = self.cache, self.cache.used(threading.get_ident())
+        if cache.holders.setdefault(lease._key, lease._ref) is not lease._ref:
+            again = False  # this thread has such a lease in use
+            lease._key = self._another(asked.names)
+            cache.holders[lease._key] = lease._ref
+        record = cache.records.get(lease._key)
+        if record is not None and record.is_usable:
+            lease._has_again(record)
+            return
+        if record is not None:
+            self.end(lease._key, record)
         trace = self.tracing.begin(asked.names)
-        if trace is None:
-            return self._acquire_now(asked, in_place_of, None)
-        with trace:
-            return self._acquire_now(asked, in_place_of, trace)
+        with trace or nullcontext():
+            self._acquire_now(lease, asked, holds, in_place_of, trace, again=again)
 
-    def _acquire_now(self, asked: Asked, in_place_of: int | None, trace: Trace | None) -> Record:
-        session = self.session
-        agent = session.leases.enter(threading.get_ident(), asked.timeout_s)
-        request = asked.request(session.next_id(), agent.number)
+    def _acquire_now(
+        self,
+        lease: Lease,
+        asked: Asked,
+        holds: Held,
+        in_place_of: int | None,
+        trace: Trace | None,
+        *,
+        again: bool,
+    ) -> None:
+        session, cache, me = self.session, self.cache, threading.get_ident()
+        record = record_of(session, session.next_id(), asked, me)
+        since = cache.left.pop(lease._key, None)
+        if since is not None:
+            record.gap_s = time.monotonic() - since
+        cache.records[lease._key] = record  # before its request leaves
+        if cache.naps_s == inf:
+            cache.ring()
+        offered = self._offer(me)
+        spare = tuple(release for _, release in offered.values())
+        request = asked.request(record.id, me, _few(holds), spare)
         if trace is not None:
             request = trace.marked(request)
         reply = self.channel().call(request, asked.timeout_s, in_place_of=in_place_of)
         if trace is not None:
             trace.answered(reply)
-        return self._held(reply, asked, agent)
+        if offered and isinstance(reply, protocol.Granted):
+            self._settle(offered, spent=reply.spent)
+        self._hold(lease, record, reply, asked)
+        record.may_be_kept = again and session.leases.may_be_kept(record)
 
-    def _held(self, reply: protocol.AnyReply, asked: Asked, agent: Agent) -> Record:
+    def _offer(self, thread: int) -> dict[Key, tuple[Record, protocol.Release]]:
+        """The kept leases of a thread that the daemon may end if the next request needs a load.
+
+        Nobody uses them from here on until they are settled.
+        """
+        offered: dict[Key, tuple[Record, protocol.Release]] = {}
+
+        def offer(key: Key, record: Record) -> None:
+            release = self.session.leases.offer_of(record)
+            if release is not None and len(offered) < protocol.LEASES_MAX:
+                record.offered = True
+                offered[key] = record, release
+
+        self.cache.each(offer, lambda key, record: key[0] == thread and not record.is_asked)
+        return offered
+
+    def _settle(self, offered: dict[Key, tuple[Record, protocol.Release]], *, spent: bool) -> None:
+        """The daemon has ended these, or it has not."""
+
+        def settle(key: Key, record: Record) -> None:
+            if spent:
+                record.told = True
+                self.end(key, record)
+            else:
+                record.offered = False
+
+        self.cache.each(settle, lambda key, record: key in offered and offered[key][0] is record)
+
+    def _hold(self, lease: Lease, record: Record, reply: protocol.AnyReply, asked: Asked) -> None:
         """Hold a granted lease: have it mapped, and wait for its copies unless `asked.early`."""
         leases = self.session.leases
-        record = granted(self.session, reply, asked, agent)
-        try:
-            leases.add(record)
-            if asked.early:
-                leases.show(record)
-            else:
-                leases.bring_in(record, asked.timeout_s)
-        except BaseException:
-            with suppress(SwapdError):
-                self.end(record, ack=False)
-            raise
-        return record
+        if isinstance(reply, protocol.Refused):
+            self.cache.records.pop(lease._key, None)
+        grant = self.session.unwrap(reply)
+        assert isinstance(grant, protocol.Granted)
+        record.granted = grant
+        leases.add(record)
+        if asked.early:
+            leases.show(record)
+        else:
+            leases.bring_in(record, asked.timeout_s)
+        record.told_at = record.since = time.monotonic()
+        lease._has(record)
 
     # --- giving back ---------------------------------------------------------------------
 
-    def release(self, record: Record, key: Key) -> None:
-        """End a lease, or keep it for the next step. Raises as `Lease.release`."""
-        same = key[0] == threading.get_ident()
-        keeps = same and record.may_be_kept and self.session.life.usable
-        if keeps and self.keeper.keep(key, record):
-            return
-        self.end(record, ack=not same)  # on another channel it may arrive late, so wait for it
+    def end(self, key: Key, record: Record, ack: bool = False) -> None:
+        """Tell the daemon that a lease ends, from any thread, once its GPU work is done.
 
-    def end(self, record: Record, ack: bool = True) -> None:
-        """Tell the daemon that a lease ends, from any thread, once its GPU work is done."""
-        linger = None if ack else self.keeper.linger
-        if not self.session.leases.ends_later(record, self._give_back, linger):
+        After an error, or an interrupt, all of it may be done again.
+        """
+        if record.is_asked:
+            self.channel().send(protocol.Cancel(self.session.next_id(), record.id))
+        elif not self.session.leases.ends_later(record, self._give_back):
             self._give_back(record, ack)
+        self._forget(key, record)
+
+    def _forget(self, key: Key, record: Record) -> None:
+        if record.since < inf:
+            self.cache.left[key] = record.since
+        self.cache.records.pop(key, None)
+
+    def _give_back(self, record: Record, ack: bool = True) -> None:
+        session = self.session
+        if not session.leases.give_back(record):
+            return
+        release = session.leases.release_of(record)
+        # callers may wait for this under a lock, so a stopped daemon must not block it for ever
+        with suppress(SessionEnded, AcquireTimeout):
+            if ack:
+                asks = msgspec.structs.replace(release, id=session.next_id(), ack=True)
+                self.channel().call(asks, 0.0)
+            else:
+                self.channel().send(release)
+        record.told = True
+
+    def sweep(self) -> float:
+        """In the lifeline's thread: give back the leases that were kept long enough.
+
+        Returns the seconds after which it wants to be called again.
+        """
+        cache, told = self.cache, self.told
+        if not cache.records and not cache.holders:
+            cache.left.clear()
+            cache.naps_s = inf
+            if not cache.records:
+                return inf
+        self._give_back_due()
+        cache.forget_old()
+        while True:
+            naps_s = cache.nap_s(busy=told.hurried or bool(told.wanted))
+            cache.naps_s = naps_s
+            # a release that came before looks at what this has just set, or is seen here
+            if cache.nap_s(busy=told.hurried or bool(told.wanted)) >= naps_s:
+                return naps_s
+
+    def _give_back_due(self) -> None:
+        due = set(self.cache.due(self.told.wanted.copy(), hurried=self.told.hurried))
+        leases = self.session.leases
+
+        def give_back(key: Key, record: Record) -> None:
+            if record.is_asked:  # given up, by interrupts in a row
+                self.end(key, record)
+            elif leases.is_working(record) and not (
+                self.told.wanted and record.has_any(self.told.wanted)
+            ):
+                record.since = time.monotonic()
+            elif leases.ends_later(record, self._give_back):
+                self._forget(key, record)
+            elif leases.give_back(record) and not self._tell_by_lifeline(record):
+                return  # the daemon reads nothing now: at the next sweep
+            else:
+                self._forget(key, record)
+
+        if due:
+            with suppress(SwapdError):  # the session has ended, and its leases with it
+                self.cache.each(give_back, lambda key, _: key in due)
+
+    def _tell_by_lifeline(self, record: Record) -> bool:
+        now = time.monotonic()
+        self._recent.append((now, record.id))
+        while self._recent and now - self._recent[0][0] > UNTOLD_S:
+            self._recent.popleft()
+        if not self.session.give_back((self.session.leases.release_of(record),)):
+            return False
+        record.told = True
+        return True
 
     def flush_kept(self) -> None:
-        """End the leases that all threads keep."""
-        self.session.check()  # first: after a fork the keeper's lock may be held for good
-        self.keeper.flush_all()
+        """End the leases that all threads keep, before this thread's next request."""
+        self.session.check()  # first: after a fork the cache's lock may be held for good
+        self.cache.each(self.end)
+        for _, lease in list(self._recent):  # its message may come after that request
+            self.channel().send(protocol.Release(lease, lease))
 
     def refuse_in_use(self, names: Collection[str]) -> None:
         """Raise ComponentInUse if one of these is leased: `unregister` would fail."""
@@ -285,26 +447,20 @@ class Leasing:
                     "then detach"
                 )
 
-    def _end_kept(self) -> None:
-        """End the leases that this thread keeps, before it sends its next request."""
-        for record in self.keeper.pop(threading.get_ident()):
-            self.end(record, ack=False)
+    def keep_no_more(self) -> None:
+        """Before closing: end the leases that threads keep, and keep none from now on."""
 
-    def _give_back_here(self, record: Record) -> None:
-        """End a lease in its own thread, before that thread sends its next request."""
-        self._give_back(record, ack=False)
+        def end(key: Key, record: Record) -> None:
+            with suppress(SwapdError):  # the session has ended, and its leases with it
+                self.end(key, record)
 
-    def _give_back(self, record: Record, ack: bool = True) -> None:
-        session = self.session
-        if not session.leases.give_back(record):
-            return
-        release = session.leases.release_of(record, session.next_id(), ack=ack)
-        # callers may wait for this under a lock, so a stopped daemon must not block it for ever
-        with suppress(SessionEnded, AcquireTimeout):
-            if ack:
-                self.channel().call(release, 0.0)
-            else:
-                self.channel().send(release)
+        self.cache.closed = True
+        self.cache.each(end)
+
+    def end_now(self, record: Record) -> None:
+        """End a lease that a thread has in use."""
+        if not self.session.leases.ends_later(record, self._give_back):
+            self._give_back(record)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -315,7 +471,7 @@ class Leasing:
 
     def close_late(self) -> None:
         """As `close`, for a client that was garbage collected; after its session has ended."""
-        self.keeper.close()
+        self.cache.closed = True
         self.session.close()
         self.close()
 
@@ -325,6 +481,11 @@ def prefetch_of(
 ) -> protocol.Prefetch:
     """The request of `Client.prefetch`."""
     return protocol.Prefetch(number, names, None if over is None else tuple(over))
+
+
+def _few(holds: Held) -> Held:
+    """None, which means all, if they are too many for a message."""
+    return holds if holds is None or len(holds) <= protocol.LEASES_MAX else None
 
 
 def _agent_ahead(request: int) -> int:

@@ -129,6 +129,7 @@ class Grant(Action, frozen=True, tag="grant"):
     waited_s: float
     loaded: bool
     names: tuple[str, ...] = ()  # all granted names, if a requested name has parts
+    spent: bool = False  # the leases that the acquire named as `spare` have ended
 
 
 class Refuse(Action, frozen=True, tag="refuse"):

@@ -62,6 +62,7 @@ class Admission:
             arrived=now,
             seq=self._seq,
             early=asked.early,
+            spare=asked.spare,
         )
 
     def ask(self, w: Waiter, missing: list[str]) -> None:
@@ -105,6 +106,7 @@ class Admission:
         if verdict.is_late(ledger, w):
             return self._refuse_late(w)
         self._join_queue(w, asked)
+        self._spend(w)
         if w.owner in ledger.holders.by_agent:
             self._hold_on(w)
             self._refuse_deadlocked()
@@ -122,6 +124,12 @@ class Admission:
         going = verdict.to_let_go(self._ledger, asked)
         transfers.unpin_for(self._ledger, w.key, going)
         return bool(going)
+
+    def _spend(self, w: Waiter) -> None:
+        """It needs memory: end the leases that it named for this."""
+        ended = [leases.release(self._ledger, w.session, spare) for spare in w.spare]
+        w.spent = bool(ended)
+        self._ledger.replan |= any(ended)
 
     def _join_queue(self, w: Waiter, asked: list[Component]) -> None:
         self.queue.push(w)
@@ -188,7 +196,7 @@ class Admission:
         names = () if w.asked == w.names else w.names
         waited_s = ledger.now - w.arrived
         observe(ledger.counts.wait_s, waited_s)
-        ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names))
+        ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names, w.spent))
 
     def tell_waiting(self, w: Waiter, why: str = "") -> None:
         """Record that `w` waits, once."""

@@ -167,6 +167,19 @@ class Holders:
         if not leases:
             del self.by_agent[lease.owner]
 
+    def hand(self, key: Key, lease: Lease, agent: int, components: Iterable[Component]) -> None:
+        """The lease is that of another agent of its session from now on."""
+        old, new = lease.owner, (lease.session, agent)
+        self.by_agent.setdefault(new, Holdings()).leases[key] = lease
+        for c in components:
+            with self.reclassified(c):
+                c.agents[new] = c.agents.get(new, 0) + 1
+                c.agents[old] -= 1
+                if not c.agents[old]:
+                    del c.agents[old]
+        self.close(key, lease)
+        lease.agent = agent
+
     def take_up(self, c: Component, key: Key, agent: Agent) -> None:
         """This lease of `agent` holds it from now on."""
         if not c.leases:

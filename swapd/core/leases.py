@@ -4,8 +4,8 @@ from swapd.core import transfers
 from swapd.core.actions import Broken
 from swapd.core.counts import HITS_MAX, observe
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, Lease, Waiter
-from swapd.shared.protocol import Placement
+from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
+from swapd.shared.protocol import Placement, Release, Used
 
 
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
@@ -41,8 +41,36 @@ def _note_turn(ledger: Ledger, w: Waiter) -> None:
         session.turn, session.turn_chunks = {c.name: None for c in own}, chunks
 
 
-def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
-    """End a lease that was used `again` times more; return whether there was one."""
+def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> bool:
+    """Of the leases of `owner`, only those with the numbers `holds` are in use; None: all of them.
+    Return whether that is news.
+
+    All its others count as those of an agent that never waits: they come back when they are
+    recalled, whatever `owner` waits for, so they are no part of a deadlock. Nor may `owner` share
+    components for their sake.
+    """
+    if holds is None:
+        return False
+    session, agent = owner
+    in_use = {(session, number) for number in holds}
+    held = ledger.holders.by_agent.get(owner)
+    moves = [(key, NOBODY) for key in held.leases if key not in in_use] if held else []
+    for key in in_use:
+        lease = ledger.leases.get(key)
+        if lease is not None and lease.agent == NOBODY:
+            moves.append((key, agent))
+    for key, other in moves:
+        lease = ledger.leases[key]
+        ledger.holders.hand(key, lease, other, ledger.named(lease.names))
+    return bool(moves)
+
+
+def take_back(
+    ledger: Ledger, key: Key, again: int = 0, idle_s: float = 0.0, gap_s: float | None = None
+) -> bool:
+    """End a lease that was used `again` times more, at last until `idle_s` ago, `gap_s` after the
+    use before; return whether there was one.
+    """
     lease = ledger.leases.pop(key, None)
     if lease is None:
         return False
@@ -53,10 +81,12 @@ def take_back(ledger: Ledger, key: Key, again: int = 0) -> bool:
         ledger.holders.lay_down(c, key, lease.owner)
         if again:
             _count_hits(ledger, c, again)
+        if gap_s is not None:
+            c.gap_s = gap_s
         if not c.leases:
-            c.last_used = ledger.now
+            c.last_used = max(ledger.now - idle_s, c.resident_since)
             if session is not None:
-                c.released_at = ledger.now  # a session that lives may acquire it again
+                c.released_at = c.last_used  # a session that lives may acquire it again
             if c.name in ledger.wanted:
                 ledger.replan = True  # perhaps no holder can give it back now: it may be promised
             transfers.settle(ledger, c)
@@ -73,6 +103,22 @@ def _count_hits(ledger: Ledger, c: Component, uses: int) -> None:
     c.hits = min(c.hits + uses, HITS_MAX)
     c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
     ledger.hits = min(ledger.hits + uses, HITS_MAX)
+
+
+def release(ledger: Ledger, session: int, asked: Release) -> bool:
+    """End a lease as its session says; return whether there was one."""
+    for used in asked.used:
+        _note_used(ledger, session, used)
+    return take_back(ledger, (session, asked.lease), asked.again, asked.idle_s, asked.gap_s)
+
+
+def _note_used(ledger: Ledger, session: int, used: Used) -> None:
+    """Set the ranges to save. Too late for a save in flight, which it does not change."""
+    c = ledger.components.get(used.name)
+    if c is None or c.session != session or c.scratch != "saved" or not c.leases:
+        return
+    if used.number > c.used_number and (not used.ranges or sum(used.ranges[-1]) <= c.nbytes):
+        c.used_number, c.to_save = used.number, used.ranges
 
 
 def break_all(ledger: Ledger, c: Component, why: str) -> None:

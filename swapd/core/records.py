@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 
 from swapd.core.actions import Reason
 from swapd.core.states import COMPONENT_CHANGES, WORKSPACE_CHANGES, State
-from swapd.shared.protocol import Policy, Ranges, Runs, Scratch, Tally
+from swapd.shared.protocol import NUMBER_MAX, Policy, Ranges, Release, Runs, Scratch, Tally
 
 #: (session, request): names a waiter, and after its grant the lease.
 Key = tuple[int, int]
 
 #: (session, agent): a thread or task of a session.
 Agent = tuple[int, int]
+
+#: The agent of leases that no thread uses. It never waits, and gives back all that is wanted.
+NOBODY = -NUMBER_MAX - 1
 
 #: Workspaces are named by their request; no component may be named like one.
 WORKSPACE = "workspace "
@@ -261,6 +264,9 @@ class Waiter:
     #: What it waits for, as its Waiting record says; "" before that record.
     why: str = ""
     loaded: bool = False
+    #: Leases that end if it needs memory, and whether they did.
+    spare: tuple[Release, ...] = ()
+    spent: bool = False
 
     @property
     def key(self) -> Key:

@@ -22,9 +22,11 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
     """The problem with a request that decodes, for its sender; None if there is none."""
     match request:
         case protocol.Acquire():
-            return _names(request.names) or _timeout(request.timeout_s)
+            asked = _names(request.names) or _timeout(request.timeout_s)
+            return asked or _spare(request.spare)
         case protocol.AcquireWorkspace():
-            return _workspace(request.nbytes) or _timeout(request.timeout_s)
+            asked = _workspace(request.nbytes) or _timeout(request.timeout_s)
+            return asked or _spare(request.spare)
         case protocol.AcquireStart():
             return _timeout(request.timeout_s)
         case protocol.Prefetch():
@@ -124,6 +126,10 @@ def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
     if segments and not (rising and segments[-1] == nbytes):
         return f"segments must end at rising offsets, the last at nbytes={nbytes}"
     return None
+
+
+def _spare(releases: tuple[protocol.Release, ...]) -> str | None:
+    return next(filter(None, (_all_used(release.used) for release in releases)), None)
 
 
 def _all_used(told: tuple[protocol.Used, ...]) -> str | None:

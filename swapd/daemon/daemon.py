@@ -440,6 +440,11 @@ class Daemon:
             self._post(events.Revoked(now, lifeline.session, message.name, message.generation))
         elif isinstance(message, protocol.Dropped):
             self._lender.dropped(lifeline.session, message.ticket)
+        elif isinstance(message, protocol.GivenBack):
+            self._mover.settle()
+            for release in message.releases:
+                if not self._core.problem_with(release):
+                    self._post(events.Asked(self._clock(), lifeline.session, release))
         elif isinstance(message, protocol.LetGo):
             self._on_let_go(lifeline.pid, message.token)
 
@@ -505,7 +510,9 @@ class Daemon:
                 mutable = self._core.ledger.components[place.name].mutable
                 worker.send_files(place.runs, writable=mutable)
         account = self._accounts.answer(a.session, a.request, a.names, seq)
-        granted = protocol.Granted(a.request, a.placements, a.waited_s, a.loaded, a.names, account)
+        granted = protocol.Granted(
+            a.request, a.placements, a.waited_s, a.loaded, a.names, account, a.spent
+        )
         self._reply(a.session, a.request, granted)
 
     def _do_refuse(self, a: actions.Refuse, seq: int) -> None:

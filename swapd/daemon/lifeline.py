@@ -33,6 +33,7 @@ from swapd.shared.protocol import (
     Dropped,
     FromClient,
     FromDaemon,
+    GivenBack,
     Goodbye,
     Hello,
     Hurry,
@@ -355,7 +356,7 @@ def _problem_with(message: FromClient) -> str | None:
             return problem_with_text("the label", message.label)
         case Revoked():
             return problem_with_text("the name", message.name)
-        case Dropped() | LetGo():
+        case Dropped() | GivenBack() | LetGo():
             return None
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 9
+VERSION = 10
 
 #: Bytes of the session token. An rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -48,6 +48,11 @@ Size = Number
 #: Most uses of one lease that a client has not reported yet: it reports about once a second.
 USES_MAX = 1 << 32
 Uses = Annotated[int, msgspec.Meta(ge=0, le=USES_MAX)]
+#: Seconds between two events in the past.
+PAST_MAX_S = 1e6
+Past = Annotated[float, msgspec.Meta(ge=0.0, le=PAST_MAX_S)]
+#: Most leases that one request names.
+LEASES_MAX = 1024
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
 
@@ -175,44 +180,6 @@ class Unregister(Request, frozen=True, tag="unregister"):
     name: str
 
 
-class Acquire(Request, frozen=True, tag="acquire"):
-    """Acquire all of `names`, or none. The request's id becomes the lease's id.
-
-    A family's name stands for all its parts.
-    """
-
-    names: tuple[str, ...]
-    agent: Number = 0  # the waiting thread or task: it releases none of its leases meanwhile
-    timeout_s: float | None = None
-    priority: Number = 0
-    await_registration: bool = False  # wait for names that are not registered yet
-    early: bool = False  # granted when the copies are ordered; the board shows the progress
-    traced: bool = False  # the reply has an Account
-
-
-class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
-    """Reserve device memory for the worker's own allocator: the budget shrinks by it meanwhile.
-
-    The reply and the release are those of an acquire. The daemon rounds up to whole chunks.
-    """
-
-    nbytes: Size
-    agent: Number = 0
-    timeout_s: float | None = None
-    priority: Number = 0
-    traced: bool = False
-
-
-class AcquireStart(Request, frozen=True, tag="acquire_start"):
-    """Be the only process that starts on this device, to measure free memory undisturbed.
-
-    The reply and the release are those of an acquire. The daemon refuses it to a lease holder.
-    """
-
-    timeout_s: float | None = None
-    traced: bool = False
-
-
 class Used(msgspec.Struct, frozen=True):
     """The ranges of "saved" scratch that are worth saving from now on, as its owner reports."""
 
@@ -228,6 +195,58 @@ class Release(Request, frozen=True, tag="release"):
     ack: bool = False
     again: Uses = 0  # uses that its worker began without a message
     used: tuple[Used, ...] = ()
+    idle_s: Past = 0.0  # since the end of its last use
+    gap_s: Past | None = None  # before its last use, since the end of the use before
+
+
+#: Leases of one agent: those in use, and those to release if the request needs a load.
+Held = Annotated[tuple[Id, ...], msgspec.Meta(max_length=LEASES_MAX)]
+Spare = Annotated[tuple[Release, ...], msgspec.Meta(max_length=LEASES_MAX)]
+
+
+class Acquire(Request, frozen=True, tag="acquire"):
+    """Acquire all of `names`, or none. The request's id becomes the lease's id.
+
+    A family's name stands for all its parts.
+    """
+
+    names: tuple[str, ...]
+    agent: Number = 0  # the waiting thread or task: it releases none of its leases meanwhile
+    timeout_s: float | None = None
+    priority: Number = 0
+    await_registration: bool = False  # wait for names that are not registered yet
+    early: bool = False  # granted when the copies are ordered; the board shows the progress
+    traced: bool = False  # the reply has an Account
+    #: The leases that the agent has in use. All its others come back when they are recalled,
+    #: whatever the agent waits for. None: it has all of them in use.
+    holds: Held | None = None
+    #: Leases that end if the request needs a load; the reply says whether they did.
+    spare: Spare = ()
+
+
+class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
+    """Reserve device memory for the worker's own allocator: the budget shrinks by it meanwhile.
+
+    The reply and the release are those of an acquire. The daemon rounds up to whole chunks.
+    """
+
+    nbytes: Size
+    agent: Number = 0
+    timeout_s: float | None = None
+    priority: Number = 0
+    traced: bool = False
+    holds: Held | None = None
+    spare: Spare = ()
+
+
+class AcquireStart(Request, frozen=True, tag="acquire_start"):
+    """Be the only process that starts on this device, to measure free memory undisturbed.
+
+    The reply and the release are those of an acquire. The daemon refuses it to a lease holder.
+    """
+
+    timeout_s: float | None = None
+    traced: bool = False
 
 
 class Cancel(Request, frozen=True, tag="cancel"):
@@ -361,6 +380,7 @@ class Granted(Reply, frozen=True, tag="granted", omit_defaults=True):
     loaded: bool = False  # it waited for a copy
     names: tuple[str, ...] = ()  # all granted components, if a name asked for has parts
     account: Account | None = None  # if the acquire was traced
+    spent: bool = False  # the leases that the acquire named as `spare` have ended
 
 
 class Refused(Reply, frozen=True, tag="refused", omit_defaults=True):
@@ -581,6 +601,12 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     ticket: Id
 
 
+class GivenBack(msgspec.Struct, frozen=True, tag="given_back"):
+    """Releases of leases that nobody uses. They cost no answer, and may come twice."""
+
+    releases: tuple[Release, ...]
+
+
 class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
     """Sent instead of Hello: this process has unmapped everything of the ended session with this
     token. The daemon closes the connection when it has noted that. It believes only the process
@@ -589,7 +615,7 @@ class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
     token: bytes
 
 
-FromClient = Hello | Revoked | Dropped | LetGo
+FromClient = Hello | Revoked | Dropped | GivenBack | LetGo
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -8,15 +8,13 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.shared.protocol import AnyReply, AnyRequest
-from swapd_client import Client, ClientClosed, ForkedClient, Lease
-from swapd_client.leases.collected import await_given_back
+from swapd.shared.protocol import Release
+from swapd_client import Client, ClientClosed, ForkedClient
 from swapd_client.memory.component import Component
 from swapd_client.session.channel import Channel
 from swapd_client.session.gpu import streams
@@ -59,37 +57,30 @@ def test_a_thread_that_is_just_importing_torch_disturbs_no_other(
 
 
 def leases(client: Client) -> int:
-    """The leases on "a", once those of garbage are released."""
-    gc.collect()
-    await_given_back()
+    """The leases on "a"."""
     return client.status().components[0].leases
 
 
-def test_a_lease_that_was_dropped_ends_with_its_thread() -> None:
-    """Its thread may rely on it until then; another object may hold it for longer."""
-    kept: list[Lease] = []
-    own = threading.local()
-
-    def take(client: Client, left: Callable[[Lease], object]) -> None:
-        left(client.acquire("a"))
-        assert leases(client) == 1
-
-    lefts: list[Callable[[Lease], object]] = [
-        lambda _: None,
-        lambda lease: setattr(own, "lease", lease),
-        kept.append,
-    ]
+def test_a_lease_ends_when_its_object_is_collected() -> None:
+    """In its own thread or in another one, whatever its thread does then, and with a warning."""
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"})
-        for left in lefts:
-            thread = threading.Thread(target=take, args=(client, left))
-            with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-                thread.start()
-                thread.join()
-            assert leases(client) == len(kept)
-        with pytest.warns(ResourceWarning, match="while its thread lasts"):
+        kept = [client.acquire("a")]
+        assert leases(client) == 1
+        kept.clear()
+        with pytest.warns(ResourceWarning, match="a lease of a was never released"):
+            left = leases(client)  # before this request, at the latest
+        assert left == 0
+        taking = threading.Thread(target=lambda: kept.append(client.acquire("a")))
+        taking.start()
+        taking.join()
+        gc.collect()
+        assert leases(client) == 1, "its object outlives its thread"
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             kept.clear()
-        assert leases(client) == 0
+            with swapd_client.connect(daemon.folder) as other:
+                while leases(other):  # though nobody asks anything of `client`
+                    pass
 
 
 def forked(client: Client) -> int:
@@ -117,22 +108,19 @@ def forked(client: Client) -> int:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_waits_for_nothing_that_the_parent_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here: for the lock under which a lingering lease is released."""
+    """Here: for the lock under which a kept lease is given back."""
     with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         client.register("a", {"x": b"a"}, mutable=True)
         giving, go_on = threading.Event(), threading.Event()
-        call = Channel.call
+        give_back = client.session.give_back
 
-        def held_up(self: Channel, request: AnyRequest, *rest: Any, **named: Any) -> AnyReply:
-            if threading.current_thread().name == "swapd-keeper":
-                giving.set()
-                go_on.wait()
-            return call(self, request, *rest, **named)
+        def held_up(releases: tuple[Release, ...]) -> bool:
+            giving.set()
+            go_on.wait()
+            return give_back(releases)
 
-        monkeypatch.setattr(Channel, "call", held_up)
-        while (
-            not client._leasing.keeper
-        ):  # a thread that comes back at once is trusted to do so again
+        monkeypatch.setattr(client.session, "give_back", held_up)
+        for _ in range(3):  # from the second on it is kept
             client.acquire("a").release()
         giving.wait()
         try:

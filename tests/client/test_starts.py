@@ -112,7 +112,7 @@ def test_one_that_starts_may_acquire_and_one_that_holds_may_not_start(client: Cl
     client.register_scratch("cache", 1 << 20)
     with client.acquire_start(), client.acquire("cache"):
         pass
-    for _ in range(2):  # the keeper holds the second for a while; the daemon does not see it
+    for _ in range(2):  # the second is kept for a while; the daemon does not see its release
         client.acquire("cache").release()
     client.acquire_start().release()
     with client.acquire("cache"), pytest.raises(Conflict, match="release its leases"):

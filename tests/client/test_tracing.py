@@ -190,9 +190,8 @@ def test_what_was_prefetched_and_is_coming_is_shown_as_it_began(
 
 
 def test_a_lease_that_a_loop_keeps_has_no_span_each_time(
-    folder: str, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    folder: str, exporter: InMemorySpanExporter
 ) -> None:
-    monkeypatch.setattr("swapd_client.leases.keeping.LINGER_S", 60.0)
     client = connect(folder, tracing=True)
     client.register("talker", {"x": HALF})
     for _ in range(5):

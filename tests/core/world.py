@@ -148,6 +148,8 @@ class World:
         self.core = core(chunks, 1, Rules(**rules))
         self.ledger = self.core.ledger
         self.now = 0.0
+        #: Whether agents have only some of their leases in use.
+        self.keeps = False
         #: Actions of the last event, and of all events.
         self.out: list[AnyAction] = []
         self.log: list[AnyAction] = []
@@ -334,9 +336,21 @@ class World:
         timeout: float | None = None,
         await_registration: bool = False,
         early: bool = False,
+        holds: tuple[int, ...] | None = None,
+        spare: tuple[Release, ...] = (),
     ) -> Key:
         key = self._key(session)
-        asked = Acquire(key[1], names, agent, timeout, priority, await_registration, early)
+        asked = Acquire(
+            key[1],
+            names,
+            agent,
+            timeout,
+            priority,
+            await_registration,
+            early,
+            holds=self._some_of(session, agent) if self.keeps else holds,
+            spare=spare,
+        )
         self.asked[key] = self.waiting[key] = asked
         held = {n for (s, _), held in self.leases.items() if s == session for n in held}
         self.to_see[key] = {n: u for n, u in self.current.items() if n not in held}
@@ -364,9 +378,16 @@ class World:
         self.ask(session, AcquireStart(key[1], timeout))
         return key
 
-    def use(self, session: int, *names: str, agent: int = 0) -> Key:
+    def _some_of(self, session: int, agent: int) -> tuple[int, ...]:
+        """Every second lease of an agent."""
+        own = [k for k in sorted(self.leases) if k[0] == session]
+        return tuple(n for _, n in own if self.asked[session, n].agent == agent)[::2]
+
+    def use(
+        self, session: int, *names: str, agent: int = 0, holds: tuple[int, ...] | None = None
+    ) -> Key:
         """Acquire, with all copies done: return the lease."""
-        key = self.acquire(session, *names, agent=agent)
+        key = self.acquire(session, *names, agent=agent, holds=holds)
         self.settle()
         assert key in self.leases, self.answers.get(key, "still waiting")
         return key
@@ -646,6 +667,10 @@ class World:
     def send(self, event: AnyEvent) -> list[AnyAction]:
         """Hand one event to the core, and check all of its promises."""
         self.out = self.core.handle(event)
+        if isinstance(event, Asked) and isinstance(event.request, Acquire):
+            for spare in event.request.spare:
+                if (event.session, spare.lease) not in self.ledger.leases:
+                    self.leases.pop((event.session, spare.lease), None)
         self.log += self.out
         for action in self.out:
             self._note(action)

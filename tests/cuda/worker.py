@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from swapd.device.driver import Driver
-from swapd_client.leases import keeping
+from swapd_client import lease
+from swapd_client.leases import cache
 from tests.guarantees import worker
 from tests.guarantees.worker import digest, pattern
 from tests.sleeping import more_sleeps, sleeps
@@ -173,8 +174,9 @@ class GpuWorker(worker.Worker):
             driver.call(driver.api.cuMemFree, target)
 
     def linger_on(self) -> None:
-        """Extend the short waits of the keeper to an hour, so that they never end in a test."""
-        keeping.LINGER_S = keeping.BACK_S = keeping.SWEEP_S = 3600.0
+        """Keep leases for an hour, and hear of no hurry: nothing ends by itself in a test."""
+        for module in (cache, lease):
+            module.KEEP_S = module.LINGER_S = 3600.0  # type: ignore[attr-defined]
 
     def sleeps_of_steps(self, names: list[str], steps: int) -> dict[str, int]:
         """Use these in turn, and release each before its work is done; return how often other

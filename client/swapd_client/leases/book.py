@@ -1,23 +1,25 @@
 """State of each lease, and its changes.
 
-A lease is held. After its release it may be kept, and held again (`keeping.py`); or it ends,
+A lease is held. After its release it may be kept, and held again (`cache.py`); or it ends,
 perhaps after the GPU work under it. Then it is over. Pure: no clock, thread, socket or memory. Not
 thread-safe.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from math import inf
 from typing import Literal
 
-from swapd.shared.protocol import Granted
-from swapd_client.leases.agents import Agent, Agents
+from swapd.shared.protocol import Granted, Release
 from swapd_client.session.processor import Work
 
 #: A slot of the board, and the value that its word reaches on arrival.
 Word = tuple[int, int]
 
+NOT_GRANTED = Granted(0, ())
+
 
 class Record:
-    """One lease, from its grant on. Each of its parts occurs once."""
+    """One lease, from its request on. Each of its parts occurs once."""
 
     __slots__ = (
         "again",
@@ -25,48 +27,58 @@ class Record:
         "awaited",
         "cut",
         "ends_at_once",
+        "gap_s",
         "given_up",
         "granted",
+        "id",
+        "is_answered_for",
         "is_workspace",
-        "lingers",
         "may_be_kept",
         "names",
+        "offered",
         "outdated",
+        "release",
+        "since",
         "state",
         "streams",
-        "transient",
-        "untold_since",
+        "told",
+        "told_at",
+        "unmarked",
         "work",
     )
 
     def __init__(
         self,
-        granted: Granted,
+        number: int,
         names: tuple[str, ...],
-        agent: Agent,
+        agent: int,
         *,
         is_workspace: bool = False,
         ends_at_once: bool = False,
     ) -> None:
-        """`ends_at_once`: a release waits for nothing, and has nothing else to do."""
-        self.granted = granted
+        """`number`: of the request, and then of the lease. `ends_at_once`: a release waits for
+        nothing, and has nothing else to do.
+        """
+        self.id = number
+        self.granted = NOT_GRANTED
         #: The names requested.
         self.names = names
+        #: The number of its thread or task, for the daemon.
         self.agent = agent
         #: Whether it is memory for the process's own allocator.
         self.is_workspace = is_workspace
         self.ends_at_once = ends_at_once
-        #: Whether it may stay held for a moment after its release, unknown to the daemon.
+        #: Whether another object releases it if it becomes garbage, without a warning.
+        self.is_answered_for = False
+        #: Whether it may be kept after its release, unknown to the daemon.
         self.may_be_kept = False
-        #: Whether its own thread may tell the daemon when the GPU work is done.
-        self.lingers = False
-        #: Whether a part of it leaves the device at the release.
-        self.transient = any(place.transient for place in granted.placements)
         #: "ending": released, and waiting for the GPU work under it. "released": waiting for
         #: nothing.
         self.state: Literal["granted", "held", "ending", "released", "over"] = "granted"
         #: Whether it holds the bytes from before an update.
         self.outdated = False
+        #: Whether its thread has named it in a request, so the daemon may have ended it.
+        self.offered = False
         #: Whether the acquire was cancelled while its components were loading.
         self.given_up = False
         #: The words that streams were told to wait for.
@@ -77,15 +89,31 @@ class Record:
         self.streams: dict[int, None] = {}
         #: Marked GPU work that was not done at the mark, of the latest step and of those before.
         self.work: Work | None = None
-        #: How often it was handed out again without a message; and since when the daemon was not
-        #: told.
+        #: Whether GPU work under it may be without a mark, because something was interrupted.
+        self.unmarked = False
+        #: How often it was used again without a message; the end of its last use; the time from
+        #: there to the next one; the time when the daemon heard of it.
         self.again = 0
-        self.untold_since: float | None = None
+        self.since = inf
+        self.gap_s = inf
+        self.told_at = 0.0
+        #: The message that ends it, once made; and whether the daemon has it.
+        self.release: Release | None = None
+        self.told = False
 
     @property
-    def id(self) -> int:
-        """The daemon's id of the lease, unique in the session."""
-        return self.granted.id
+    def is_asked(self) -> bool:
+        """Whether it was requested and not granted yet."""
+        return self.granted is NOT_GRANTED
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its holder may use it again without asking the daemon."""
+        return not (self.outdated or self.offered or self.told or self.is_asked)
+
+    def has_any(self, names: Collection[str]) -> bool:
+        """Whether it has one of these."""
+        return not set(self.granted.names or self.names).isdisjoint(names)
 
     def holds(self, name: str) -> bool:
         """Whether a component of this process is part of it."""
@@ -97,7 +125,6 @@ class Book:
 
     def __init__(self) -> None:
         self._records: dict[int, Record] = {}
-        self.agents = Agents()
         #: Leases that were released, and wait for GPU work, or that the daemon still counts as
         #: held.
         self._ending: set[int] = set()
@@ -116,7 +143,6 @@ class Book:
         """
         self._records[record.id] = record
         record.state = "held"
-        self.agents.took(record.agent)
         # the daemon sent the grant before it committed the update
         record.outdated = any(record.id <= last for last in renewed)
 
@@ -127,14 +153,12 @@ class Book:
 
     def released(self, record: Record, *, late: bool) -> None:
         """The holder released it; it ends now, or after the GPU work under it."""
-        self.agents.released(record.agent, late=late)
         record.state = "ending" if late else "released"
         if late:
             self._ending.add(record.id)
 
     def ended(self, record: Record) -> None:
         """The GPU work after its release is done."""
-        self.agents.ended(record.agent)
         self._ending.discard(record.id)
         self.over(record)
 

@@ -14,7 +14,7 @@ from math import inf
 import msgspec
 
 from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
-from swapd.shared.protocol import Granted, Placement, Release
+from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
 from swapd.shared.units import size
 from swapd_client.errors import (
     AcquireTimeout,
@@ -23,10 +23,7 @@ from swapd_client.errors import (
     SessionFenced,
     SwapdError,
 )
-from swapd_client.leases.agents import Agent
 from swapd_client.leases.book import Book, Record, Word
-from swapd_client.leases.collected import GiveBack, give_back_later
-from swapd_client.leases.keeping import End
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
@@ -63,8 +60,6 @@ class Leases:
         self._ended = threading.Condition(self._lock)
         #: Reason for which a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
-        #: Threads that may hold leases, and the releases of those whose objects are gone.
-        self._threads: dict[int, list[GiveBack]] = {}
 
     def __len__(self) -> int:
         return len(self._book)
@@ -76,28 +71,10 @@ class Leases:
 
     # --- from the grant on ---------------------------------------------------------------
 
-    def enter(self, who: int, timeout_s: float | None = None) -> Agent:
-        """The agent of the thread or task `who` in its next acquire.
-
-        A holder of a lease keeps its agent. That agent would seem to hold its released leases as
-        well, so this blocks until they have ended. Raises: AcquireTimeout.
-        """
-        with self._ended:
-            agent = self._book.agents.of(who)
-            if agent.ending and not self._ended.wait_for(lambda: not agent.ending, timeout_s):
-                late = [r for r in self._book if r.agent is agent and r.state == "ending"]
-                ending = {name for record in late for name in record.names}
-                raise AcquireTimeout(
-                    f"GPU work under a released lease (of {_listed(ending)}) did not end "
-                    f"within {timeout_s:g} s; until it has, a holder of others cannot acquire "
-                    "more. Give a longer timeout=, or find out why the work does not end"
-                )
-            return agent
-
-    def must_wait(self, who: int) -> bool:
-        """Whether `enter` would block."""
+    def held_by(self, agent: int) -> tuple[int, ...]:
+        """The leases that a thread or task holds, and has not released."""
         with self._lock:
-            return self._book.agents.of(who).ending > 0
+            return tuple(r.id for r in self._book if r.agent == agent and r.state == "held")
 
     def must_show(self, record: Record) -> bool:
         """Whether `show` would call a GPU's driver, or `bring_in` would block."""
@@ -105,13 +82,6 @@ class Leases:
             self._parts[place.name].where.is_shown(place.generation) and self.is_complete(place)
             for place in record.granted.placements
         )
-
-    def record(
-        self, granted: Granted, names: tuple[str, ...], agent: Agent, *, is_workspace: bool = False
-    ) -> Record:
-        """The record of a granted lease; `names`: the names requested."""
-        at_once = not (is_workspace or self._processor.works_late)
-        return Record(granted, names, agent, is_workspace=is_workspace, ends_at_once=at_once)
 
     def add(self, record: Record) -> None:
         """The lease is held. Raises the error that ended the session."""
@@ -124,7 +94,7 @@ class Leases:
             for place in places:
                 part = self._parts[place.name]
                 part.placed = place
-                part.holders += 1
+                part.holders.add(record.id)
 
     def show(self, record: Record) -> None:
         """Map the chunks of a granted lease into its ranges.
@@ -165,12 +135,14 @@ class Leases:
     def may_be_kept(self, record: Record) -> bool:
         """Whether a lease may stay held for a moment after its release, unknown to the daemon.
 
-        Asked at its grant. False under strict isolation, which unmaps components at the release;
-        while a component granted early is loading; and for components of other sessions, which may
-        be gone or replaced by the next acquire.
+        Asked at its grant. False under strict isolation, which unmaps components at the release; if
+        one of them leaves the device then; while a component granted early is loading; and for
+        components of other sessions, which may be gone or replaced by the next acquire.
         """
         places = record.granted.placements
         if len(places) != len(set(record.granted.names or record.names)):
+            return False
+        if any(place.transient for place in places):
             return False
         if self._life.error is not None or self._strict:
             return False
@@ -270,35 +242,33 @@ class Leases:
         """
         streams = dict.fromkeys((*record.streams, *self.current_streams()))
         record.streams.clear()
-        record.work = (
-            None if self._life.left_to_parent else self._processor.mark(streams, record.work)
-        )
+        if record.unmarked or self._life.left_to_parent:
+            return
+        record.unmarked = True  # an interrupt may come before the next assignment
+        record.work = self._processor.mark(streams, record.work)
+        record.unmarked = False
 
-    def ends_later(
-        self,
-        record: Record,
-        give_back: Callable[[Record], None],
-        linger: Callable[[Work, End], None] | None = None,
-    ) -> bool:
+    def is_working(self, record: Record) -> bool:
+        """Whether the GPU is still at the work under a kept lease, as far as known."""
+        return record.work is not None and record.work.is_pending()
+
+    def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
         """Have a lease given back after the work under it; False if that is now, or it is over.
 
         `give_back(record)` is called in a thread of the session. When it returns, the daemon will
-        handle the release before any later request of this process. `linger(work, end)` is another
-        way to have `end` called then, for a lease that lingers and whose agent holds nothing else;
-        otherwise that agent would wait for it before it asks for more. Does not block.
+        handle the release before any later request of this process. Does not block.
         """
         if self._life.left_to_parent:
             return False
         with self._lock:
             if record.state != "held":
                 return record.state == "ending"
-            work = record.work if self._life.error is None else None
+            work = self._work_under(record) if self._life.error is None else None
             self._book.released(record, late=work is not None)
-            lingers = record.lingers and not record.agent.held
         if work is None:
             return False
 
-        def end(here: Callable[[Record], None] | None = None) -> None:
+        def end() -> None:
             try:
                 if problem := self.problem_with(record):
                     log.warning(
@@ -306,7 +276,7 @@ class Leases:
                         _listed(record.names),
                         problem,
                     )
-                (here or give_back)(record)
+                give_back(record)
             except SwapdError as exc:
                 log.warning("cannot end a lease of %s: %s", _listed(record.names), exc)
             except Exception:  # the thread must live on: other leases end there too
@@ -320,11 +290,15 @@ class Leases:
                     self._book.ended(record)
                     self._ended.notify_all()
 
-        if linger is not None and lingers:
-            linger(work, end)
-        else:
-            self._processor.after(work, end)
+        self._processor.after(work, end)
         return True
+
+    def _work_under(self, record: Record) -> Work | None:
+        if record.unmarked:
+            return self._processor.everything()
+        if record.work is not None and record.work.is_over():
+            record.work = None
+        return record.work
 
     def give_back(self, record: Record) -> bool:
         """End a lease; return whether there is a daemon to tell.
@@ -337,44 +311,37 @@ class Leases:
         if self._life.error is not None:
             return False
         self._life.check()
-        with self._lock:
-            if record.state == "over":
-                return False
-            places = record.granted.placements if self._book.over(record) else ()
-            for place in places:
-                if (part := self._parts.get(place.name)) is not None:
-                    part.holders -= 1
-                    if self._strict and not part.holders and self._life.error is None:
-                        self._processor.attempt(part.where.hide, place.generation)
-        return True
+        with self._lock:  # an interrupt may end this anywhere: all of it may run again
+            for place in record.granted.placements:
+                if (part := self._parts.get(place.name)) is None:
+                    continue
+                if self._strict and part.holders == {record.id} and self._life.error is None:
+                    self._processor.attempt(part.where.hide, place.generation)
+                part.holders.discard(record.id)
+            self._book.over(record)
+        return not record.told
 
-    def thread_began(self, thread: int) -> None:
-        """A thread may acquire from now on, until `thread_ended`."""
-        self._threads.setdefault(thread, [])  # the session may have two clients
-
-    def dropped(self, thread: int, give_back: GiveBack) -> None:
-        """A thread's lease has no object any more: release it with the thread. For finalizers."""
-        there = self._threads.get(thread)
-        if there is not None:
-            there.append(give_back)
-        if self._threads.get(thread) is not there or there is None:  # it has ended
-            give_back_later(give_back)
-
-    def thread_ended(self, thread: int) -> None:
-        """Release its leases whose objects are gone. For finalizers."""
-        for give_back in self._threads.pop(thread, ()):
-            if self._life.error is None and not self._life.forked:
-                give_back_later(give_back)
-
-    def release_of(self, record: Record, number: int, *, ack: bool = False) -> Release:
+    def release_of(self, record: Record) -> Release:
         """The message that ends a lease, with the part of its scratch to save."""
-        used = []
-        for place in record.granted.placements:
-            part = self._parts.get(place.name)
-            if part is not None and part.used is not None:
-                used.append(part.used_in(len(record.granted.placements)))
+        if record.release is None:
+            parts = [self._parts.get(place.name) for place in record.granted.placements]
+            to_tell = [part for part in parts if part is not None and part.used is not None]
+            record.release = _release(record, tuple(p.used_in(len(parts)) for p in to_tell))
+            for part in to_tell:
                 part.used = None
-        return Release(number, record.id, ack, record.again, tuple(used))
+        return record.release
+
+    def offer_of(self, record: Record) -> Release | None:
+        """The message that ends a kept lease if another request needs a load; None: not so.
+
+        Its GPU work may not be done, or it may have scratch whose part to save the daemon must
+        know.
+        """
+        parts = [self._parts.get(place.name) for place in record.granted.placements]
+        if any(part is None or part.used is not None for part in parts):
+            return None
+        with self._lock:
+            return None if self._work_under(record) is not None else _release(record)
 
     def is_ending(self, lease: int) -> bool:
         """Whether a released lease waits for its GPU work."""
@@ -406,6 +373,12 @@ class Leases:
     def cut(self) -> None:
         """The session ends. Under the lock."""
         self._book.cut(self._is_there)
+
+
+def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:
+    idle_s = min(max(time.monotonic() - record.since, 0.0), PAST_MAX_S)
+    gap_s = max(record.gap_s, 0.0) if record.again and record.gap_s < PAST_MAX_S else None
+    return Release(record.id, record.id, again=record.again, used=used, idle_s=idle_s, gap_s=gap_s)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -61,7 +61,7 @@ class Part:
         self.used: Used | None = None
         self.used_number = 0
         #: The number of leases of this process on it.
-        self.holders = 0
+        self.holders: set[int] = set()
         #: Requests up to this one may have been granted the bytes before the last update.
         self.renewed = 0
         #: Its place at the last grant.

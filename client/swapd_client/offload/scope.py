@@ -95,7 +95,7 @@ class Leased:
         except UnknownComponent:
             self._drop_private()
             return self.take()
-        lease._is_answered_for = True
+        lease.answered_for()
         return lease.release
 
     def has_any(self, client: Lender, names: Collection[str]) -> bool:
@@ -113,7 +113,7 @@ class Leased:
         except UnknownComponent:
             self._drop_private()
             return self.lease()
-        lease._is_answered_for = True
+        lease.answered_for()
         return lease
 
     def _drop_private(self) -> None:

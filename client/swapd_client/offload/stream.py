@@ -133,7 +133,7 @@ class Stream:
 
         The pass releases the lease, also if the pass is collected.
         """
-        lease._is_answered_for = True
+        lease.answered_for()
         places = lease._placements
         if places is not self._noted:  # a lease kept between passes has the same object
             self._transient.update((place.name, place.transient) for place in places)
@@ -284,7 +284,7 @@ class _Pass:
         """
         name = self._stream.parts[part]
         for other, in_use in self._used.items():
-            if in_use.lease._record.agent.who != threading.get_ident():
+            if in_use.lease._record.agent != threading.get_ident():
                 # asked for ahead: for deadlock detection, this thread does not hold it
                 ahead, in_use.lease = in_use.lease, self._client.acquire(self._stream.parts[other])
                 ahead.release()

@@ -39,7 +39,7 @@ def _stays(part: Part, *, spares: bool) -> bool:
 
     A component that was still loading when the session ended is complete in the host copy only.
     """
-    return not part.incomplete and (part.mutable or (spares and part.holders > 0))
+    return not part.incomplete and (part.mutable or (spares and bool(part.holders)))
 
 
 def let_go_of_all(registry: Registry, processor: Processor) -> None:

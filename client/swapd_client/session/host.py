@@ -44,6 +44,9 @@ class Host:
     def mark(self, streams: Iterable[int], before: Work | None) -> None:
         return None
 
+    def everything(self) -> None:
+        return None
+
     def after(self, work: Work, then: Callable[[], None]) -> None:
         raise AssertionError("there is no such work")
 

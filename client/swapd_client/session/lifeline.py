@@ -3,11 +3,15 @@
 Distinguishes kinds of messages only; the session handles their contents.
 """
 
+import errno
+import logging
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -26,12 +30,21 @@ from swapd_client.errors import (
 )
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
+log = logging.getLogger("swapd_client")
+
 #: Default of the seconds that a daemon may take to answer the hello.
 ANSWER_S = 30.0
 #: Seconds that a closing client waits until the daemon knows that it has unmapped all memory.
 LET_GO_S = 2.0
+#: Seconds to the next sweep after one that failed.
+RETRY_S = 0.5
 
 _SAME = "install the same version of swapd on both sides"
+
+
+def _never() -> float:
+    """There is nothing to sweep."""
+    return inf
 
 
 class Lifeline:
@@ -43,10 +56,14 @@ class Lifeline:
         self._answer_s = answer_s
         #: The daemon's runtime folder, open until `close`.
         self.folder = find(endpoint)
+        #: Wakes the thread. Its `sweep` returns the seconds until it is to be called again.
+        self._bell = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self.sweep: Callable[[], float] = _never
         try:
             self._sock, self._daemon_pid = open_lifeline(self.folder, answer_s)
         except BaseException:
             self.folder.close()
+            self._bell.close()
             raise
         self._thread: threading.Thread | None = None
 
@@ -108,6 +125,22 @@ class Lifeline:
         with suppress(OSError):
             send_packet(self._sock, protocol.encode(message))
 
+    def try_send(self, message: protocol.FromClient) -> bool:
+        """Send, unless that would block; return whether the daemon has it, or nobody is there."""
+        data = protocol.encode(message)
+        if len(data) > protocol.LIFELINE_MAX_BYTES:
+            return False
+        try:
+            self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as exc:
+            return exc.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
+        return True
+
+    def ring(self) -> None:
+        """Have the thread call `sweep` now. May be called anywhere."""
+        with suppress(ValueError, OSError):  # closed meanwhile
+            os.eventfd_write(self._bell.fileno(), 1)
+
     def not_answering(self, timeout_s: float) -> NotAnswering:
         """The error if the daemon did not answer within that."""
         return not_answering(self.folder, timeout_s, self._daemon_pid)
@@ -135,11 +168,13 @@ class Lifeline:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         self._sock.close()
+        self._bell.close()
         self.folder.close()
 
     def forget(self) -> None:
         """In a forked child: close the descriptor, or the parent's death would go unseen."""
         os.close(self._sock.detach())
+        self._bell.close()
 
     def _read(
         self,
@@ -148,6 +183,8 @@ class Lifeline:
     ) -> None:
         try:
             while True:
+                if not self._await_message():
+                    continue
                 data, fds = self._recv()
                 if not data:
                     break
@@ -158,6 +195,22 @@ class Lifeline:
             on_end(exc)
         else:
             on_end(None)
+
+    def _await_message(self) -> bool:
+        """Sweep, then wait for a message, the bell, or the time of the next sweep; return whether
+        there is a message."""
+        try:
+            after_s = self.sweep()
+        except Exception:  # what a sweep missed, the next one finds
+            log.exception("%s: cannot give back leases that nobody uses", self._endpoint)
+            after_s = RETRY_S
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._bell.fileno(), select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(None if after_s == inf else after_s * 1000)]
+        if self._bell.fileno() in ready:
+            os.eventfd_read(self._bell.fileno())
+        return self._sock.fileno() in ready
 
     def _recv(self) -> tuple[bytes, list[OwnedFd]]:
         try:

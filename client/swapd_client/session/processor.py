@@ -72,6 +72,9 @@ class Processor(Protocol):
         None if all of it is done. Does not block. Streams may be destroyed afterwards.
         """
 
+    def everything(self) -> Work | None:
+        """All work of this process there, as of now; None if there cannot be any."""
+
     def after(self, work: Work, then: Callable[[], None]) -> None:
         """Call `then` in a thread when `work` is done."""
 

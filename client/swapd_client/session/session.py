@@ -165,6 +165,22 @@ class Session:
         """Close a requested host copy that is not needed, now or when it comes."""
         self._masters.forget(request)
 
+    def sweeps(self, sweep: Callable[[], float]) -> None:
+        """The lifeline's thread calls `sweep` after each message, and within the seconds that it
+        returned; or when `ring` is called."""
+        self._lifeline.sweep = sweep
+
+    def ring(self) -> None:
+        """Have the lifeline's thread sweep now. May be called anywhere."""
+        self._lifeline.ring()
+
+    def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
+        """Send releases of leases that nobody uses; return False if that would block.
+
+        Requests on other channels may overtake them.
+        """
+        return self._lifeline.try_send(protocol.GivenBack(releases))
+
     # --- the lifeline --------------------------------------------------------------------
 
     def _on_message(self, message: protocol.FromDaemon, fds: list[OwnedFd]) -> None:

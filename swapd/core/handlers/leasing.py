@@ -5,13 +5,14 @@ from swapd.core.admission import Admission
 from swapd.core.handlers import starting
 from swapd.core.ledger import Ledger
 from swapd.core.records import Key, is_workspace, workspace_name
-from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release, Used
+from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release
 
 
 def on_acquire(ledger: Ledger, admission: Admission, session: int, asked: Acquire) -> None:
     key = (session, asked.id)
     if problem := _unheard(ledger, key):
         return ledger.refuse(key, *problem)
+    _note_use(ledger, admission, session, asked)
     w = admission.waiter(session, asked)
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
     missing.sort(key=lambda n: not is_workspace(n))
@@ -29,8 +30,19 @@ def on_acquire_workspace(
     if workspace_name(*key) in ledger.components:
         return ledger.refuse(key, "bad_request", explain.REPLAYED)  # its memory is on its way back
     name = workspaces.open_one(ledger, key, asked.nbytes, ledger.chunks_for(asked.nbytes))
-    by_name = Acquire(asked.id, (name,), asked.agent, asked.timeout_s, asked.priority)
+    _note_use(ledger, admission, session, asked)
+    by_name = Acquire(
+        asked.id, (name,), asked.agent, asked.timeout_s, asked.priority, spare=asked.spare
+    )
     admission.ask(admission.waiter(session, by_name), [])
+
+
+def _note_use(
+    ledger: Ledger, admission: Admission, session: int, asked: Acquire | AcquireWorkspace
+) -> None:
+    """Before any verdict on `asked`: which leases its agent holds is part of it."""
+    if leases.note_use(ledger, (session, asked.agent), asked.holds):
+        ledger.replan |= admission.somebody_waits
 
 
 def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
@@ -44,33 +56,18 @@ def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
 
 
 def on_release(ledger: Ledger, admission: Admission, session: int, asked: Release) -> None:
-    for used in asked.used:
-        _note_used(ledger, session, used)
-    _take_back(ledger, admission, (session, asked.lease), asked.again)
-
-
-def _note_used(ledger: Ledger, session: int, used: Used) -> None:
-    """Set the ranges to save. Too late for a save in flight, which it does not change."""
-    c = ledger.components.get(used.name)
-    if c is None or c.session != session or c.scratch != "saved" or not c.leases:
+    # The lease was released before, or its session is gone: no-op.
+    if starting.end(ledger, (session, asked.lease)):
         return
-    if used.number > c.used_number and (not used.ranges or sum(used.ranges[-1]) <= c.nbytes):
-        c.used_number, c.to_save = used.number, used.ranges
+    if leases.release(ledger, session, asked):
+        ledger.replan |= admission.somebody_waits
 
 
 def on_cancel(ledger: Ledger, admission: Admission, session: int, asked: Cancel) -> None:
     key = (session, asked.acquire)
     if w := admission.queue.get(key):
         admission.forget(w)
-    else:
-        _take_back(ledger, admission, key)
-
-
-def _take_back(ledger: Ledger, admission: Admission, key: Key, again: int = 0) -> None:
-    # The lease was released before, or its session is gone: no-op.
-    if starting.end(ledger, key):
-        return
-    if leases.take_back(ledger, key, again):
+    elif not starting.end(ledger, key) and leases.take_back(ledger, key):
         ledger.replan |= admission.somebody_waits
 
 

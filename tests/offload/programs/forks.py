@@ -22,7 +22,7 @@ from swapd.shared import vm
 from swapd.shared.board import BOARD_BYTES, Boards
 from swapd.shared.fds import OwnedFd
 from swapd_client import Client, connect
-from swapd_client.leases import collected, keeper
+from swapd_client.leases import cache, collected
 from swapd_client.session import channel
 from tests.offload.modules import TOKENS, Encoder, evict, seeded
 
@@ -197,7 +197,7 @@ def end_children_that_speak() -> None:
 
     for name in ("send", "call", "abandon"):
         watch(channel.Channel, name)
-    watch(keeper.Keeper, "keep")
+    watch(cache.Cache, "each")
 
 
 def forked_in_the_midst() -> None:

@@ -65,6 +65,9 @@ class Gpu:
         assert before is None or isinstance(before, GpuWork)
         return self._releases.mark(streams, before) if self.card.opened else None
 
+    def everything(self) -> GpuWork | None:
+        return self._releases.everything() if self.card.opened else None
+
     def after(self, work: Work, then: Callable[[], None]) -> None:
         assert isinstance(work, GpuWork)
         self._releases.after(work, then)

@@ -104,6 +104,10 @@ class Releases:
             return None
         return GpuWork(self, marks) if marks else None
 
+    def everything(self) -> GpuWork:
+        """All work of this process on the GPU."""
+        return GpuWork(self, [_Mark(ALL)])
+
     def after(self, work: GpuWork, then: Callable[[], None]) -> None:
         """Call `then` in a thread when `work` is done. Blocks until then if there is no thread."""
         ending = _Ending(len(work.marks), then)
