@@ -13,8 +13,9 @@ import asyncio
 import itertools
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -42,6 +43,8 @@ from swapd_client.errors import (
 )
 from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.session import Session
+
+T = TypeVar("T")
 
 #: Descriptors of a socket and its connection, and of a first one's context and threads.
 CHANNEL_DESCRIPTORS = 10
@@ -73,16 +76,16 @@ class Line:
         #: Whether the last user closes it.
         self._closing = False
 
-    def __enter__(self) -> "zmq.Socket[bytes]":
-        self._lock.acquire()
-        self._users += 1
-        return self.socket
-
-    def __exit__(self, *_: object) -> None:
-        self._users -= 1
-        if self._closing and not self._users:
-            self.socket.close(linger=0)
-        self._lock.release()
+    def run(self, use: "Callable[[zmq.Socket[bytes]], T]") -> T:
+        """Return `use(socket)`. An interrupt at any instruction leaves it free for others."""
+        with self._lock:
+            self._users += 1
+            try:
+                return use(self.socket)
+            finally:
+                self._users -= 1
+                if self._closing and not self._users:
+                    self.socket.close(linger=0)
 
     def close(self) -> bool:
         """Close it after its user, which leaves at once when the session ends.
@@ -174,14 +177,16 @@ class Channel:
         self._factory = factory
         self._line = factory.take()
         self._poller = zmq.Poller()
-        with self._line as socket:
-            self._session.check()
-            self._poller.register(socket, zmq.POLLIN)
-            self._poller.register(self._session.life.ended.fileno(), zmq.POLLIN)
+        self._line.run(self._register)
         #: Requests not collected yet, with the reply once it has come.
         self._asked: dict[int, AnyReply | None] = {}
         #: Messages sent since the daemon is known to have received all.
         self._unheard = 0
+
+    def _register(self, socket: "zmq.Socket[bytes]") -> None:
+        self._session.check()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._session.life.ended.fileno(), zmq.POLLIN)
 
     def __del__(self) -> None:
         # the thread's last messages may still be on their way; it does not wait for them
@@ -195,12 +200,15 @@ class Channel:
         the session ends. Raises: BadRequest if it is too long.
         """
         data = _encoded(request)
+
+        def send(socket: "zmq.Socket[bytes]") -> None:
+            socket.send(data, zmq.NOBLOCK)
+            self._unheard += 1
+            if self._unheard >= UNHEARD_MAX:
+                self._be_heard(socket)
+
         try:
-            with self._line as socket:
-                socket.send(data, zmq.NOBLOCK)
-                self._unheard += 1
-                if self._unheard >= UNHEARD_MAX:
-                    self._be_heard(socket)
+            self._line.run(send)
         except zmq.ZMQError:
             self._session.check()
 
@@ -227,13 +235,16 @@ class Channel:
         it is too long.
         """
         data = _encoded(request)
+
+        def call(socket: "zmq.Socket[bytes]") -> AnyReply:
+            socket.send(data, zmq.NOBLOCK)
+            if in_place_of is not None:
+                self._asked.pop(in_place_of, None)
+                socket.send(encode(Cancel(self._session.next_id(), in_place_of)), zmq.NOBLOCK)
+            return self._wait(socket, request, timeout_s)
+
         try:
-            with self._line as socket:
-                socket.send(data, zmq.NOBLOCK)
-                if in_place_of is not None:
-                    self._asked.pop(in_place_of, None)
-                    socket.send(encode(Cancel(self._session.next_id(), in_place_of)), zmq.NOBLOCK)
-                reply = self._wait(socket, request, timeout_s)
+            reply = self._line.run(call)
             self._unheard = 0
             return reply
         except zmq.ZMQError as exc:
@@ -257,16 +268,20 @@ class Channel:
 
         Raises: the error that ended the session.
         """
+
+        def collect(socket: "zmq.Socket[bytes]") -> AnyReply | None:
+            self._session.check()
+            while (reply := self._asked[request]) is None:
+                if not socket.poll(0) and not self._poll(within_s):
+                    return None
+                self._keep(_decode(socket.recv(zmq.NOBLOCK)))
+            del self._asked[request]
+            return reply
+
         try:
-            with self._line as socket:
-                self._session.check()
-                while self._asked[request] is None:
-                    if not socket.poll(0) and not self._poll(within_s):
-                        return None
-                    self._keep(_decode(socket.recv(zmq.NOBLOCK)))
+            return self._line.run(collect)
         except zmq.ZMQError as exc:
             raise _closed(self._session, exc) from exc
-        return self._asked.pop(request)
 
     def _poll(self, within_s: float) -> bool:
         """Wait for a reply; return whether there is one. Raises: the error that ended the
