@@ -30,7 +30,7 @@ def test_swapd_has_the_names_of_its_client_and_loads_it_for_them_alone() -> None
     assert all(getattr(swapd, n) is getattr(swapd_client, n) for n in swapd_client.__all__)
     assert "swapd_client" in loaded_by("import swapd; swapd.connect")
     assert "swapd_client" not in loaded_by("from swapd import spawn, __version__")
-    assert not hasattr(swapd, "conect")
+    assert not hasattr(swapd, "no_such_name")
     assert "connect" in dir(swapd)
 
 
