@@ -71,7 +71,9 @@ class Work(Commands):
         """Acquire, compute, release."""
         with self.client.acquire(name) as lease:
             out = self._run(name)
-        return {"digest": out, "loaded": lease.loaded, **self._where(name)}
+        where = self._where(name)
+        self._give_back_kept()
+        return {"digest": out, "loaded": lease.loaded, **where}
 
     def hold(self, name: str) -> dict[str, Any]:
         """Acquire and keep the lease."""
@@ -131,6 +133,11 @@ class Work(Commands):
             return {"digest": self._replay(name), **self._where(name)}
         finally:
             self._leases.pop(name).release()
+            self._give_back_kept()
+
+    def _give_back_kept(self) -> None:
+        """Then the component may be evicted at once: any other request gives back what is kept."""
+        self.client.status()
 
     def replay_held(self, name: str) -> str:
         """Replay under the lease that is held, or was when the daemon died."""

@@ -4,17 +4,21 @@ import gc
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from random import Random
+from typing import Any
 
 import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd.shared.protocol import PAST_MAX_S
+from swapd.shared.protocol import PAST_MAX_S, Granted
 from swapd.spawn import Spawned
 from swapd_client import Client, Lease, WouldDeadlock
+from swapd_client.leases.book import Record
+from swapd_client.leases.cache import Cache
 from swapd_client.leases.covered import covered
 from tests.sleeping import more_sleeps, sleeps
 
@@ -320,3 +324,28 @@ def test_the_first_instruction_is_covered() -> None:
     with pytest.raises(Left):
         interrupted()
     assert done == ["interrupted"]
+
+
+def test_a_release_beside_a_sweep_is_not_taken_for_a_lease_that_nobody_released() -> None:
+    """Such a lease would end with all work of the GPU, which spoils graphs that are captured."""
+
+    class Holder:
+        pass
+
+    class Released(dict[Any, Any]):
+        """The lease is released, and its object dies, just after the sweep has looked."""
+
+        def copy(self) -> dict[Any, Any]:
+            seen = dict(self)
+            self.clear()
+            holder.clear()
+            return seen
+
+    cache = Cache(lambda: None)
+    record = Record(1, ("a",), 1)
+    record.granted = Granted(1, ())
+    holder = [Holder()]
+    cache.records[1, ("a",)] = record
+    cache.holders = Released({(1, ("a",)): weakref.ref(holder[0])})
+    cache.free()
+    assert not record.unmarked

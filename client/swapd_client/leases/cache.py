@@ -69,7 +69,8 @@ class Cache:
         """Leases whose holders are gone are kept again."""
         with self._lock:
             for key, ref in self.holders.copy().items():
-                if ref() is not None:
+                # a release takes its lease out before it dies
+                if ref() is not None or self.holders.get(key) is not ref:
                     continue
                 record = self.records.get(key)
                 if record is not None and not record.is_asked:
