@@ -19,6 +19,7 @@ def _swap(daemon: Running) -> None:
     for name in ("thinker", "thinker", "talker", "thinker"):
         with client.acquire(name):
             pass
+    client.status()  # after this thread's releases, so the daemon has read them
     client.close()
 
 
@@ -50,7 +51,7 @@ def test_all_shows_hits_and_releases(folder: Path) -> None:
     text = swapd("log", "--text", "--all", "--file", _run(folder).swap_log).stdout
     words = [line.split()[2] for line in text.splitlines()]
     assert words.count("hit") == 1
-    assert words.count("release") >= 3  # the last one can end with its session instead
+    assert words.count("release") >= 3
 
 
 def test_lines_are_those_shown_last(folder: Path) -> None:
