@@ -305,9 +305,13 @@ class Leasing:
         offered: dict[Key, tuple[Record, protocol.Release]] = {}
 
         def offer(key: Key, record: Record) -> None:
+            if len(offered) == protocol.LEASES_MAX:
+                return
+            record.offered = True  # an interrupt may come before the next line
             release = self.session.leases.offer_of(record)
-            if release is not None and len(offered) < protocol.LEASES_MAX:
-                record.offered = True
+            if release is None:
+                record.offered = False
+            else:
                 offered[key] = record, release
 
         self.cache.each(offer, lambda key, record: key[0] == thread and not record.is_asked)
@@ -321,6 +325,7 @@ class Leasing:
                 record.told = True
                 self.end(key, record)
             else:
+                self.session.leases.hold_again(record)
                 record.offered = False
 
         self.cache.each(settle, lambda key, record: key in offered and offered[key][0] is record)

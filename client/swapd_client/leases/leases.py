@@ -335,13 +335,25 @@ class Leases:
         """The message that ends a kept lease if another request needs a load; None: not so.
 
         Its GPU work may not be done, or it may have scratch whose part to save the daemon must
-        know.
+        know. Else it holds its components no more, because the daemon may revoke them before its
+        answer is here: nothing waits for GPU work then.
         """
-        parts = [self._parts.get(place.name) for place in record.granted.placements]
-        if any(part is None or part.used is not None for part in parts):
-            return None
         with self._lock:
-            return None if self._work_under(record) is not None else _release(record)
+            parts = [self._parts.get(place.name) for place in record.granted.placements]
+            if any(part is None or part.used is not None for part in parts):
+                return None
+            if self._work_under(record) is not None:
+                return None
+            for part in filter(None, parts):
+                part.holders.discard(record.id)
+        return _release(record)
+
+    def hold_again(self, record: Record) -> None:
+        """The other request needed no load, so the daemon still counts the lease as held."""
+        with self._lock:
+            for place in record.granted.placements:
+                if (part := self._parts.get(place.name)) is not None:
+                    part.holders.add(record.id)
 
     def is_ending(self, lease: int) -> bool:
         """Whether a released lease waits for its GPU work."""
