@@ -71,9 +71,8 @@ class Work(Commands):
         """Acquire, compute, release."""
         with self.client.acquire(name) as lease:
             out = self._run(name)
-        where = self._where(name)
         self._give_back_kept()
-        return {"digest": out, "loaded": lease.loaded, **where}
+        return {"digest": out, "loaded": lease.loaded, **self._where(name)}
 
     def hold(self, name: str) -> dict[str, Any]:
         """Acquire and keep the lease."""

@@ -1,6 +1,5 @@
 """`swapd log -f`: the file as it grows, until the daemon ends."""
 
-import os
 import select
 import sys
 from contextlib import ExitStack, closing, suppress
@@ -11,6 +10,7 @@ from swapd.cli.log_views import View
 from swapd.log.history import last_run
 from swapd.log.tail import Tail
 from swapd.shared.fds import OwnedFd
+from swapd.shared.system import open_pidfd
 from swapd_client import Client, DaemonStopping
 from swapd_client.session.endpoint import find, resolve
 
@@ -49,7 +49,7 @@ def follow_log(endpoint: str | None, view: View, lines: int | None, timeout: flo
 def _process(pid: int | None) -> OwnedFd | None:
     """A descriptor that tells the end of a process; None if that cannot be had."""
     with suppress(OSError):
-        return None if pid is None else OwnedFd(os.pidfd_open(pid))
+        return None if pid is None else open_pidfd(pid)
     return None
 
 

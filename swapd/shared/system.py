@@ -1,6 +1,5 @@
-"""Services of the operating system: ends of processes, timers, systemd's notifications."""
+"""Services of the operating system: ends of processes, systemd's notifications."""
 
-import ctypes
 import logging
 import os
 import select
@@ -12,51 +11,6 @@ from swapd.shared.config import notify_socket
 from swapd.shared.fds import OwnedFd, is_shortage
 
 log = logging.getLogger("swapd.shared.system")
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class _Itimerspec(ctypes.Structure):
-    _fields_ = (("interval", _Timespec), ("value", _Timespec))
-
-
-_CLOCK_MONOTONIC = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-_set_timer = _libc.timerfd_settime
-
-
-class Alarm:
-    """A timer that wakes the one thread in `wait`; setting it wakes no thread.
-
-    It is a timerfd: a condition would wake that thread for each new time. Setting it is still a
-    system call, which takes several microseconds in a virtual machine that has slept.
-    """
-
-    def __init__(self) -> None:
-        """Raises: OSError."""
-        fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
-        if fd < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._fd = OwnedFd(fd)
-
-    def set(self, after_s: float) -> None:
-        """Go off after `after_s` only, not at the time set before; at once if it is negative."""
-        after = _Timespec(*divmod(max(int(after_s * 1e9), 1), 10**9))
-        _set_timer(self._fd.fileno(), 0, ctypes.byref(_Itimerspec(value=after)), None)
-
-    def ring(self) -> None:
-        """Go off at once."""
-        self.set(0.0)
-
-    def wait(self) -> None:
-        """Block until it goes off; several times before that count as one."""
-        os.read(self._fd.fileno(), 8)
-
-    def close(self) -> None:
-        """Call it only when no thread waits."""
-        self._fd.close()
 
 
 def open_pidfd(pid: int) -> OwnedFd | None:

@@ -162,13 +162,11 @@ class Book:
         self._ending.discard(record.id)
         self.over(record)
 
-    def over(self, record: Record) -> bool:
-        """The lease is over, for the daemon too or without one; return whether it was held until
-        then.
-        """
+    def over(self, record: Record) -> None:
+        """The lease is over, for the daemon too or without one."""
         record.awaited.clear()
         record.state = "over"
-        return self._records.pop(record.id, None) is not None
+        self._records.pop(record.id, None)
 
     def is_ending(self, lease: int) -> bool:
         """Whether a released lease waits for GPU work, or the daemon still counts it as held."""

@@ -12,7 +12,6 @@ plain one, and 162 us if streamed.
 
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,6 @@ from swapd_client.offload.ours import Ours
 from swapd_client.offload.scope import CALL, Count, Entry, Scope, thread
 
 _frame = sys._getframe
-_monotonic = time.monotonic
 _is_grad_enabled = torch.is_grad_enabled
 _is_traced = torch._C._get_tracing_state
 
