@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(help="The component, or one with parts")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Each use, also those without a copy")]
 
 
-class Told(msgspec.Struct):
+class StoryLine(msgspec.Struct):
     """One record of a component's log, as `--json` prints it, a line each."""
 
     depth: int
@@ -158,6 +158,6 @@ def _print_json(chapters: list[list[Step]], said: dict[int, Text]) -> None:
     for chapter in chapters:
         for step in chapter:
             text = said[step.line.record.seq].plain
-            told = Told(step.depth, step.about, text, msgspec.Raw(step.line.raw))
-            sys.stdout.buffer.write(shown_json(msgspec.json.encode(told)) + b"\n")
+            line = StoryLine(step.depth, step.about, text, msgspec.Raw(step.line.raw))
+            sys.stdout.buffer.write(shown_json(msgspec.json.encode(line)) + b"\n")
     sys.stdout.buffer.flush()

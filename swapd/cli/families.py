@@ -1,4 +1,4 @@
-"""Folds the parts of a streamed component into one, for people.
+"""Folds the parts of a streamed component into one row, for people.
 
 It folds only families whose parts have its name as a prefix: the parts of other families have
 names that users know.
@@ -12,10 +12,11 @@ from swapd.shared.units import size
 
 
 class Family(NamedTuple):
-    """The parts of one component, in the order of their registration."""
+    """A component, or the parts of a streamed one in the order of their registration."""
 
     name: str
     parts: tuple[ComponentStatus, ...]
+    streamed: bool
 
     @property
     def inside(self) -> list[ComponentStatus]:
@@ -27,38 +28,58 @@ class Family(NamedTuple):
         return [c for c in self.parts if c.policy != "sequential"]
 
     @property
-    def amount(self) -> str:
-        """Its size on the device."""
-        return f"{size(_nbytes(self.inside))} of {size(_nbytes(self.parts))}"
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self.parts)
 
     @property
-    def state(self) -> str:
-        count = f"{len(self.parts)} parts" if len(self.parts) > 1 else "1 part"
-        return f"{count}, {len(self.inside)} in"
+    def holders(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(who for c in self.parts for who in c.holders))
+
+    @property
+    def leases(self) -> int:
+        return sum(c.leases for c in self.parts)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since the last release of a part; None: never used."""
+        return min((c.idle_s for c in self.parts if c.idle_s is not None), default=None)
+
+    @property
+    def moves(self) -> str:
+        """Loads and evictions."""
+        return f"{sum(c.loads for c in self.parts)}/{sum(c.evictions for c in self.parts)}"
+
+    @property
+    def amount(self) -> str:
+        """The size; of a streamed component, also that on the device."""
+        if not self.streamed:
+            return size(self.nbytes)
+        return f"{size(sum(c.nbytes for c in self.inside))} of {size(self.nbytes)}"
 
     @property
     def keeps(self) -> str:
         """Its permanent size on the device."""
-        kept, size_kept = len(self.kept), size(_nbytes(self.kept))
-        return f"{kept} of {len(self.parts)} parts kept, {size_kept} of {size(_nbytes(self.parts))}"
+        nbytes = size(sum(c.nbytes for c in self.kept))
+        return f"{len(self.kept)} of {len(self.parts)} parts kept, {nbytes} of {size(self.nbytes)}"
 
 
-def fold(components: Iterable[ComponentStatus]) -> Iterator[ComponentStatus | Family]:
-    """`components` with each family in place of its first part."""
-    listed = list(components)
-    seen: set[str] = set()
-    for c in listed:
-        if not _is_part(c):
-            yield c
-        elif c.part_of not in seen:
-            seen.add(c.part_of)
-            parts = tuple(p for p in listed if _is_part(p) and p.part_of == c.part_of)
-            yield Family(c.part_of, parts)
+def single(c: ComponentStatus) -> Family:
+    return Family(c.name, (c,), streamed=False)
 
 
-def _is_part(c: ComponentStatus) -> bool:
-    return bool(c.part_of) and c.name.startswith(part_name(c.part_of, ""))
-
-
-def _nbytes(parts: Iterable[ComponentStatus]) -> int:
-    return sum(c.nbytes for c in parts)
+def fold(components: Iterable[ComponentStatus]) -> Iterator[Family]:
+    """A row for each component, and one for each family in place of its first part."""
+    parts: dict[str, list[ComponentStatus]] = {}
+    rows: list[ComponentStatus | str] = []
+    for c in components:
+        if not (c.part_of and c.name.startswith(part_name(c.part_of, ""))):
+            rows.append(c)
+            continue
+        if c.part_of not in parts:
+            rows.append(c.part_of)
+        parts.setdefault(c.part_of, []).append(c)
+    for row in rows:
+        if isinstance(row, str):
+            yield Family(row, tuple(parts[row]), streamed=True)
+        else:
+            yield single(row)

@@ -17,7 +17,7 @@ from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
 
-class _Moved(NamedTuple):
+class _Move(NamedTuple):
     """A part that was loaded, written back or evicted. `took`: seconds of its copy.
 
     `at`: the end of that. `passed`: it left by itself, when the pass had reached the next part.
@@ -37,11 +37,11 @@ class _Run:
 
     def __init__(self, family: str) -> None:
         self.family = family
-        self._moved: list[_Moved] = []
+        self._moved: list[_Move] = []
         #: The single line of each, for short runs.
         self._alone: list[Text] = []
 
-    def goes_on_with(self, moved: _Moved) -> bool:
+    def goes_on_with(self, moved: _Move) -> bool:
         """Whether `moved` belongs to the same pass: a second load of a part begins the next."""
         came = {one.name for one in self._moved if one.verb == "in"}
         return moved.verb != "in" or moved.name not in came
@@ -51,7 +51,7 @@ class _Run:
         """Its parts leave by themselves: it continues across records of others."""
         return any(one.passed for one in self._moved)
 
-    def add(self, moved: _Moved, alone: Text) -> None:
+    def add(self, moved: _Move, alone: Text) -> None:
         self._moved.append(moved)
         self._alone.append(alone)
 
@@ -130,7 +130,7 @@ class Folding:
             yield from self._runs.pop(family).lines(seen)
 
 
-def _moved(record: Record, seen: Seen) -> _Moved | None:
+def _moved(record: Record, seen: Seen) -> _Move | None:
     """The move of a part in a record; None if there is none."""
     match record.event or record.action:
         case events.CopiedIn() | events.CopiedOut() as e if e.generation in seen.copies:
@@ -138,21 +138,21 @@ def _moved(record: Record, seen: Seen) -> _Moved | None:
             if not isinstance(order, actions.CopyIn | actions.CopyOut) or order.only is not None:
                 return None
             verb, why = ("in", "") if isinstance(e, events.CopiedIn) else ("out", "written back")
-            return _Moved(verb, order.name, order.nbytes, record.time, record.time - began, why)
+            return _Move(verb, order.name, order.nbytes, record.time, record.time - began, why)
         case actions.Evict() as a if a.name not in seen.scratch:
             nbytes = seen.sizes.get(a.name, 0)
             why = why_evicted(a, seen)
             passed = a.reason == "sequential"
-            return _Moved("evict", a.name, nbytes, record.time, why=why, passed=passed)
+            return _Move("evict", a.name, nbytes, record.time, why=why, passed=passed)
         case _:
             return None
 
 
-def _amount(moved: list[_Moved]) -> str:
+def _amount(moved: list[_Move]) -> str:
     return f"{size(sum(one.nbytes for one in moved)):>9}"
 
 
-def _speed(copied: list[_Moved]) -> str:
+def _speed(copied: list[_Move]) -> str:
     """Time from the first copy's beginning to the last one's end, and the rate."""
     took = copied[-1].at - (copied[0].at - copied[0].took)
     speed = rate(sum(one.nbytes for one in copied) / took) if took > 0 else ""

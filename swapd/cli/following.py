@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from swapd.cli.common import ask, say_error
-from swapd.cli.log_views import View
+from swapd.cli.log_views import LogView
 from swapd.log.history import last_run
 from swapd.log.tail import Tail
 from swapd.shared.fds import OwnedFd
@@ -22,7 +22,7 @@ QUIET_LOOKS = 5
 LAST_S = 5.0
 
 
-def follow_log(endpoint: str | None, view: View, lines: int | None, timeout: float) -> None:
+def follow_log(endpoint: str | None, view: LogView, lines: int | None, timeout: float) -> None:
     """Show the last `lines` of the log, then its growth, until the daemon ends.
 
     Blocks. Raises: NotRunning, NotAnswering, OSError; SystemExit(1) if the daemon died.

@@ -13,7 +13,7 @@ from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, say_error
 from swapd.cli.component_log import show
 from swapd.cli.following import follow_log
-from swapd.cli.log_views import Raw, Readable
+from swapd.cli.log_views import JsonView, LogView, TextView
 from swapd.log.filters import Filter, unknown_kinds
 from swapd.log.history import last_run, read, read_runs
 from swapd.log.records import KINDS
@@ -103,7 +103,7 @@ def log(
     _refuse_unknown(only.kinds)
     folder = None if file else str(where(endpoint, device, timeout))
     if name is not None:
-        if follow or all_runs or lines is not None or only != Filter():
+        if any((follow, all_runs, lines is not None, only != Filter())):
             raise typer.BadParameter(
                 "NAME goes with neither --follow, --all-runs, --lines nor options that select "
                 f"records: did you mean --component {name}?"
@@ -111,15 +111,23 @@ def log(
         records = last_run(read(swap_log(folder, file, timeout)))
         show(records, name, everything=everything, json=json)
         return
-    if follow and (file or all_runs):
-        raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
-    readable = text or (not json and sys.stdout.isatty())
-    unfolded = everything or blocks or bool(only.kinds or only.min_s)
-    view = Readable(only, everything, fold=not unfolded) if readable else Raw(only)
-    if follow:
-        follow_log(folder, view, lines, timeout)
+    view = _view(only, everything, blocks=blocks, json=json, text=text)
+    if not follow:
+        _show(view, swap_log(folder, file, timeout), lines, all_runs=all_runs)
         return
-    path = swap_log(folder, file, timeout)
+    if file or all_runs:
+        raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
+    follow_log(folder, view, lines, timeout)
+
+
+def _view(only: Filter, everything: bool, *, blocks: bool, json: bool, text: bool) -> LogView:
+    if not text and (json or not sys.stdout.isatty()):
+        return JsonView(only)
+    unfolded = any((everything, blocks, only.kinds, only.min_s))
+    return TextView(only, everything, fold=not unfolded)
+
+
+def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> None:
     if not all_runs:
         view.show(last_run(read(path)), lines)
         return

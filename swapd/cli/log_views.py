@@ -17,7 +17,7 @@ from swapd.log.records import Record
 T = TypeVar("T")
 
 
-class View(Protocol):
+class LogView(Protocol):
     """Shows the lines of a log, in order."""
 
     @property
@@ -28,7 +28,7 @@ class View(Protocol):
         """Show them, or only the `last` so many. `more`: others follow soon."""
 
 
-class Readable:
+class TextView:
     """Lines for people, coloured on a terminal."""
 
     def __init__(self, only: Filter, everything: bool, *, fold: bool) -> None:
@@ -68,7 +68,7 @@ class Readable:
             yield from self._folding.flush(self._seen)
 
 
-class Raw:
+class JsonView:
     """The records as they are, one a line."""
 
     keeps_back = False

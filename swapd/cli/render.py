@@ -3,15 +3,14 @@
 Pure: a record and a `Seen` in, text out. The log, and that of one component, share it.
 """
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from swapd.cli.common import OWN_LABEL
 from swapd.core import actions, events
-from swapd.core.actions import AnyAction
-from swapd.core.events import AnyEvent
 from swapd.core.requests import deadline
 from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
@@ -31,7 +30,7 @@ class Said(NamedTuple):
 
     verb: str
     subject: str
-    detail: str
+    detail: str = ""
     style: str = QUIET
     swap: bool = False
 
@@ -81,220 +80,215 @@ def stamp(time: float) -> str:
 
 def say(record: Record, seen: Seen) -> Said:
     """A record in words. `seen` holds the records before it."""
-    if record.event is not None:
-        return _event(record.event, record, seen)
-    if record.action is not None:
-        return _action(record.action, record, seen)
-    if record.start is not None:
-        start = record.start
-        what = (
-            f"swapd {start.version} on {start.device}: {start.chunks} chunks of "
-            f"{size(start.chunk_bytes)}"
-        )
-        return Said("start", what, "", "bold", True)
+    item: Any = record.event or record.action
+    if item is None:
+        return _of_log(record)
+    words = _Words(item, record, seen)
+    said = _SAID[type(words.item)]
+    if not isinstance(said, Said):
+        said = said(words.item, words)
+    return Said(*(part.format_map(words) for part in said[:3]), said.style, said.swap)
+
+
+def _of_log(record: Record) -> Said:
+    if (start := record.start) is not None:
+        chunks = f"{start.chunks} chunks of {size(start.chunk_bytes)}"
+        return Said("start", f"swapd {start.version} on {start.device}: {chunks}", "", "bold", True)
     why = "the disk was full, or the disk or this reader was too slow"
     return Said("missing", f"{record.dropped} records: {why}", "", BAD, True)
 
 
-def _event(e: AnyEvent, record: Record, seen: Seen) -> Said:
-    names = _joined(seen.about(record))
-    match e:
-        case events.SessionOpened():
-            own = e.label.startswith(OWN_LABEL)
-            return Said("opened", f"{plain(e.label)} (session {e.session})", "", GOOD, not own)
-        case events.SessionEnds():
-            return Said("ending", _who(seen, e.session), "", WAIT, False)
-        case events.SessionGone():
-            own = seen.labels.get(e.session, "").startswith(OWN_LABEL)
-            took = f"and with it {names}" if names else ""
-            return Said("gone", _who(seen, e.session), took, WAIT, not own)
-        case events.ProcessExited():
-            return Said("exited", _who(seen, e.session), "its process has ended")
-        case events.LetGo():
-            return Said("let go", _who(seen, e.session), "its process has unmapped everything")
-        case events.Asked():
-            return _asked(e.request, names, _who(seen, e.session))
-        case events.HostCopyMade():
-            return Said("host copy", names, "is made; to be filled")
-        case events.HostCopySealed():
-            return Said("ready", names, "may be acquired")
-        case events.HostCopyFailed():
-            return Said("failed", names, f"{e.code}: {plain(e.why)}", BAD, True)
-        case events.HostCopiesPinned():
-            why = f"; the rest is not: {plain(e.refused)}" if e.refused else ""
-            how = f"{size(e.nbytes)} of {size(e.of)}, after {seconds(e.took_s)}{why}"
-            return Said("pinned", "host copies", how, WAIT if e.refused else GOOD, True)
-        case events.Revoked():
-            return Said("unmapped", names, f"in {_who(seen, e.session)}")
-        case events.CopiedIn():
-            return Said("in", names, _copied(e.generation, record, seen), GOOD, True)
-        case events.CopiedOut():
-            copied = f"{_copied(e.generation, record, seen)}  written back"
-            return Said("out", names, copied, MOVE, True)
-        case events.Lent():
-            return Said("lent", names, f"the driver has it{_after(e, record, seen)}", GOOD, True)
-        case events.Reclaimed() if e.runs:
-            how = f"in part: {sum(n for _, n in e.runs)} chunks{_after(e, record, seen)}"
-            return Said("back", names, how, MOVE, True)
-        case events.Reclaimed():
-            return Said("back", names, f"in the arena{_after(e, record, seen)}", MOVE, True)
-        case events.CopyFailed():
-            return Said("failed", names, plain(e.why), BAD, True)
-        case events.Dropping():
-            who = ", ".join(_who(seen, session) for session in e.sessions)
-            return Said("let go", names, f"is asked of {who}")
-        case events.Dropped():
-            return Said("let go", names, f"by {_who(seen, e.session)}")
-        case events.Unread():
-            what = "messages" if e.channel == "lifeline" else "replies"
-            if not e.count:
-                return Said("reads", _who(seen, e.session), f"all its {what}")
-            why = plain(e.error) or "does not read"
-            return Said("unread", _who(seen, e.session), f"{e.count} {what}: {why}", WAIT)
-        case events.DeviceDown():
-            return Said("down", "", f"the device: {plain(e.why)}", BAD, True)
-        case events.RulesChanged():
-            rules = (
-                f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
-                f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s"
-            )
-            return Said("rules", "", f"changed: {rules}", "bold", True)
-        case events.Tick():
-            return Said("tick", "", "time to look again")
-        case events.Stopping():
-            return Said("stopping", "", "", "bold", True)
+class _Words(dict[str, str]):
+    """The values of a template's fields, computed at their use and harmless on a terminal.
+
+    A field is one of `_FIELDS`, else an attribute of the event, action or request.
+    """
+
+    def __init__(self, item: Any, record: Record, seen: Seen) -> None:
+        super().__init__()
+        self.session: int = getattr(item, "session", 0)
+        self.item = item.request if isinstance(item, events.Asked) else item
+        self.record, self.seen = record, seen
+
+    def __missing__(self, field: str) -> str:
+        compute = _FIELDS.get(field)
+        return plain(str(getattr(self.item, field)) if compute is None else compute(self))
 
 
-def _asked(asked: protocol.AnyOrder, names: str, who: str) -> Said:
-    match asked:
-        case protocol.Register():
-            group = "" if asked.group is None else f" in {plain(asked.group)}"
-            words = [size(asked.nbytes), asked.policy + group]
-            if asked.scratch:
-                words.append(f"scratch, {asked.scratch} when it is evicted")
-            elif asked.mutable:
-                words.append("mutable")
-            detail = f"{', '.join(words)}; by {who}"
-            return Said("register", names, detail, "cyan", True)
-        case protocol.Unregister():
-            return Said("unregister", names, f"by {who}", "cyan", True)
-        case protocol.Update():
-            return Said("update", names, f"by {who}", "cyan", True)
-        case protocol.GiveUp():
-            return Said("give up", names, f"its update, by {who}", WAIT, True)
-        case protocol.Commit():
-            return Said("commit", names, f"by {who}")
-        case protocol.Acquire():
-            return Said("ask", names, f"by {who}{_terms(asked)}")
-        case protocol.AcquireWorkspace():
-            what = f"{size(asked.nbytes)} for {who}{_terms(asked)}"
-            return Said("ask", names, what)
-        case protocol.AcquireStart():
-            return Said("ask", names, f"for {who}{_terms(asked)}")
-        case protocol.Release():
-            again = f", used {asked.again} times more" if asked.again else ""
-            return Said("release", names, f"by {who}{again}{_used(asked.used)}")
-        case protocol.Cancel():
-            return Said("cancel", names, f"by {who}")
-        case protocol.Prefetch():
-            over = f", over {_joined(asked.over)}" if asked.over else ""
-            return Said("prefetch", names, f"asked by {who}{over}")
-        case protocol.Resize():
-            kept = "as much as fits" if asked.resident_bytes is None else size(asked.resident_bytes)
-            return Said("resize", names, f"keep {kept}; by {who}", "cyan", True)
-        case protocol.Pin():
-            return Said("unpin" if asked.unpin else "pin", names, f"by {who}", "cyan", True)
-        case protocol.EvictNow():
-            return Said("ask", names, f"to leave, by {who}", "cyan", True)
+_FIELDS: dict[str, Callable[[_Words], str]] = {
+    "names": lambda w: _joined(w.seen.about(w.record)),
+    "who": lambda w: _who(w.seen, w.session),
+    "label": lambda w: w.item.label,
+    "size": lambda w: size(w.item.nbytes),
+    "copied": lambda w: _copied(w.item.generation, w.record, w.seen),
+    "ordered": lambda w: f"{_amount(w.item)}{_of_all(w.item)}",
+    "after": lambda w: _after(w.item.generation, w.record, w.seen),
+    "where": lambda w: (
+        f"in part: {sum(n for _, n in w.item.runs)} chunks" if w.item.runs else "in the arena"
+    ),
+    "terms": lambda w: _terms(w.item),
+    "registration": lambda w: _registration(w.item),
+    "again": lambda w: f", used {w.item.again} times more" if w.item.again else "",
+    "over": lambda w: f", over {_joined(w.item.over)}" if w.item.over else "",
+    "kept": lambda w: (
+        "as much as fits" if w.item.resident_bytes is None else size(w.item.resident_bytes)
+    ),
+    "pin": lambda w: "unpin" if w.item.unpin else "pin",
+    "memory": lambda w: ", which takes no memory" if w.item.empty else "",
+    "want": lambda w: "learns that it is wanted" if w.item.wanted else "may keep it",
+    "hurry": lambda w: (
+        "learns that an acquire waits" if w.item.waits else "may keep its last leases again"
+    ),
+    "used": lambda w: _used(w.item.used),
+    "leavers": lambda w: ", ".join(_who(w.seen, session) for session in w.item.sessions),
+    "known_size": lambda w: size(w.seen.sizes[w.item.name]) if w.item.name in w.seen.sizes else "",
+    "why_evicted": lambda w: why_evicted(w.item, w.seen),
+    "brought": lambda w: _brought(w.item, w.record, w.seen),
+}
 
 
-def _action(a: AnyAction, record: Record, seen: Seen) -> Said:
-    names = _joined(seen.about(record))
-    match a:
-        case actions.MakeHostCopy():
-            nothing = ", which takes no memory" if a.empty else ""
-            return Said("make", names, f"a host copy of {size(a.nbytes)}{nothing}")
-        case actions.SealHostCopy():
-            return Said("seal", names, "the host copy")
-        case actions.DropHostCopy():
-            return Said("drop", names, "the host copy")
-        case actions.CopyIn():
-            return Said("load", names, f"{_amount(a)}{_of_all(a)}")
-        case actions.CopyOut():
-            return Said("write", names, f"{_amount(a)}{_of_all(a)}  back to its host copy")
-        case actions.Lend():
-            return Said("lend", names, f"to {_who(seen, a.session)}")
-        case actions.Reclaim():
-            return Said("reclaim", names, "from the driver")
-        case actions.Revoke():
-            return Said("revoke", names, f"from {_who(seen, a.session)}")
-        case actions.Want():
-            asked = "learns that it is wanted" if a.wanted else "may keep it"
-            return Said("want", names, f"{_who(seen, a.session)} {asked}")
-        case actions.Hurry():
-            who = _who(seen, a.session)
-            what = "learns that an acquire waits" if a.waits else "may keep its last leases again"
-            return Said("hurry", who, what)
-        case actions.Accept():
-            return Said("done", names, f"for {_who(seen, a.session)}")
-        case actions.Grant():
-            who = f"to {_who(seen, a.session)}"
-            if not a.waited_s:
-                return Said("hit", names, who)
-            detail = f"{who} after {seconds(a.waited_s)}{_brought(a, record, seen)}"
-            return Said("granted", names, detail, GOOD, True)
-        case actions.Refuse():
-            why = f"{_who(seen, a.session)}, {a.code}: {plain(a.message)}"
-            if a.tried:
-                return Said("skipped", names, why)
-            return Said("refused", names, why, BAD, True)
-        case actions.Broken():
-            why = f"{_who(seen, a.session)} holds it no longer: {plain(a.why)}"
-            return Said("broken", names, why, BAD, True)
-        case actions.Fence():
-            return Said("fence", _who(seen, a.session), plain(a.why), BAD, True)
-        case actions.Waiting():
-            return Said("waiting", names, f"{_who(seen, a.session)} {plain(a.why)}", WAIT, True)
-        case actions.Evict():
-            return _evict(a, seen)
-        case actions.Evicted():
-            return _evicted(a, record, seen)
-        case actions.Unpinned():
-            why = f"for {_who(seen, a.session)}, whose request would not fit beside it"
-            return Said("unpinned", names, why, WAIT, True)
-        case actions.Lost():
-            return Said("lost", names, plain(a.why), f"bold {BAD}", True)
+# --- kinds with several forms ---------------------------------------------------------------
 
 
-def _evict(a: actions.Evict, seen: Seen) -> Said:
-    nbytes = seen.sizes.get(a.name)
-    amount = "" if nbytes is None else size(nbytes)
-    return Said("evict", plain(a.name), f"{amount:>9}  {why_evicted(a, seen)}", MOVE, True)
+def _opened(e: events.SessionOpened, w: _Words) -> Said:
+    swap = not e.label.startswith(OWN_LABEL)
+    return Said("opened", "{label} (session {session})", "", GOOD, swap)
+
+
+def _gone(e: events.SessionGone, w: _Words) -> Said:
+    swap = not w.seen.labels.get(e.session, "").startswith(OWN_LABEL)
+    return Said("gone", "{who}", "and with it {names}" if w["names"] else "", WAIT, swap)
+
+
+def _pinned(e: events.HostCopiesPinned, w: _Words) -> Said:
+    how = f"{{size}} of {size(e.of)}, after {seconds(e.took_s)}"
+    if e.refused:
+        return Said("pinned", "host copies", f"{how}; the rest is not: {{refused}}", WAIT, True)
+    return Said("pinned", "host copies", how, GOOD, True)
+
+
+def _unread(e: events.Unread, w: _Words) -> Said:
+    what = "messages" if e.channel == "lifeline" else "replies"
+    if not e.count:
+        return Said("reads", "{who}", f"all its {what}")
+    why = "{error}" if w["error"] else "does not read"
+    return Said("unread", "{who}", f"{{count}} {what}: {why}", WAIT)
+
+
+def _rules(e: events.RulesChanged, w: _Words) -> Said:
+    rules = (
+        f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
+        f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s"
+    )
+    return Said("rules", "", f"changed: {rules}", "bold", True)
+
+
+def _grant(a: actions.Grant, w: _Words) -> Said:
+    if not a.waited_s:
+        return Said("hit", "{names}", "to {who}")
+    detail = f"to {{who}} after {seconds(a.waited_s)}{{brought}}"
+    return Said("granted", "{names}", detail, GOOD, True)
+
+
+def _refuse(a: actions.Refuse, w: _Words) -> Said:
+    why = "{who}, {code}: {message}"
+    return (
+        Said("skipped", "{names}", why) if a.tried else Said("refused", "{names}", why, BAD, True)
+    )
+
+
+def _evicted(a: actions.Evicted, w: _Words) -> Said:
+    """It gets its own line only if leaving took time that no other line shows."""
+    record = w.record
+    cause, decided = w.seen.evictions.get(a.generation, (record.cause, record.time))
+    took = record.time - decided
+    detail = "{size:>9}  left" + (f" after {seconds(took)}" if took else "")
+    return Said("evicted", "{name}", detail, MOVE, cause != record.cause and not a.bytes_back)
+
+
+#: The words for each kind of event, request and action: a template, or what makes one.
+_SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
+    events.SessionOpened: _opened,
+    events.SessionEnds: Said("ending", "{who}", "", WAIT),
+    events.SessionGone: _gone,
+    events.ProcessExited: Said("exited", "{who}", "its process has ended"),
+    events.LetGo: Said("let go", "{who}", "its process has unmapped everything"),
+    events.HostCopyMade: Said("host copy", "{names}", "is made; to be filled"),
+    events.HostCopySealed: Said("ready", "{names}", "may be acquired"),
+    events.HostCopyFailed: Said("failed", "{names}", "{code}: {why}", BAD, True),
+    events.HostCopiesPinned: _pinned,
+    events.Revoked: Said("unmapped", "{names}", "in {who}"),
+    events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),
+    events.CopiedOut: Said("out", "{names}", "{copied}  written back", MOVE, True),
+    events.Lent: Said("lent", "{names}", "the driver has it{after}", GOOD, True),
+    events.Reclaimed: Said("back", "{names}", "{where}{after}", MOVE, True),
+    events.CopyFailed: Said("failed", "{names}", "{why}", BAD, True),
+    events.Dropping: Said("let go", "{names}", "is asked of {leavers}"),
+    events.Dropped: Said("let go", "{names}", "by {who}"),
+    events.Unread: _unread,
+    events.DeviceDown: Said("down", "", "the device: {why}", BAD, True),
+    events.RulesChanged: _rules,
+    events.Tick: Said("tick", "", "time to look again"),
+    events.Stopping: Said("stopping", "", "", "bold", True),
+    protocol.Register: Said("register", "{names}", "{registration}; by {who}", "cyan", True),
+    protocol.Unregister: Said("unregister", "{names}", "by {who}", "cyan", True),
+    protocol.Update: Said("update", "{names}", "by {who}", "cyan", True),
+    protocol.GiveUp: Said("give up", "{names}", "its update, by {who}", WAIT, True),
+    protocol.Commit: Said("commit", "{names}", "by {who}"),
+    protocol.Acquire: Said("ask", "{names}", "by {who}{terms}"),
+    protocol.AcquireWorkspace: Said("ask", "{names}", "{size} for {who}{terms}"),
+    protocol.AcquireStart: Said("ask", "{names}", "for {who}{terms}"),
+    protocol.Release: Said("release", "{names}", "by {who}{again}{used}"),
+    protocol.Cancel: Said("cancel", "{names}", "by {who}"),
+    protocol.Prefetch: Said("prefetch", "{names}", "asked by {who}{over}"),
+    protocol.Resize: Said("resize", "{names}", "keep {kept}; by {who}", "cyan", True),
+    protocol.Pin: Said("{pin}", "{names}", "by {who}", "cyan", True),
+    protocol.EvictNow: Said("ask", "{names}", "to leave, by {who}", "cyan", True),
+    actions.MakeHostCopy: Said("make", "{names}", "a host copy of {size}{memory}"),
+    actions.SealHostCopy: Said("seal", "{names}", "the host copy"),
+    actions.DropHostCopy: Said("drop", "{names}", "the host copy"),
+    actions.CopyIn: Said("load", "{names}", "{ordered}"),
+    actions.CopyOut: Said("write", "{names}", "{ordered}  back to its host copy"),
+    actions.Lend: Said("lend", "{names}", "to {who}"),
+    actions.Reclaim: Said("reclaim", "{names}", "from the driver"),
+    actions.Revoke: Said("revoke", "{names}", "from {who}"),
+    actions.Want: Said("want", "{names}", "{who} {want}"),
+    actions.Hurry: Said("hurry", "{who}", "{hurry}"),
+    actions.Accept: Said("done", "{names}", "for {who}"),
+    actions.Grant: _grant,
+    actions.Refuse: _refuse,
+    actions.Broken: Said("broken", "{names}", "{who} holds it no longer: {why}", BAD, True),
+    actions.Fence: Said("fence", "{who}", "{why}", BAD, True),
+    actions.Waiting: Said("waiting", "{names}", "{who} {why}", WAIT, True),
+    actions.Evict: Said("evict", "{name}", "{known_size:>9}  {why_evicted}", MOVE, True),
+    actions.Evicted: _evicted,
+    actions.Unpinned: Said(
+        "unpinned", "{names}", "for {who}, whose request would not fit beside it", WAIT, True
+    ),
+    actions.Lost: Said("lost", "{names}", "{why}", f"bold {BAD}", True),
+}
+
+#: The reasons of evictions; those with a waiter also name it.
+_WHY: dict[actions.Reason, str] = {
+    "room": "to make room",
+    "alternating": "excluded by its group",
+    "sequential": "released, and sequential",
+    "resized": "not kept any more",
+    "asked": "asked for",
+    "unregister": "unregistered",
+    "failed": "its load failed",
+    "update": "updated",
+}
 
 
 def why_evicted(a: actions.Evict, seen: Seen) -> str:
     """The reason of an eviction, and the treatment of the contents if it is scratch."""
-    for_whom = ""
-    if a.waiter is not None:
+    why = _WHY[a.reason]
+    if a.reason in ("room", "alternating") and a.waiter is not None:
         asked = _joined(seen.room_for(a)) or f"request {a.waiter[1]}"
-        for_whom = f"for {asked}, asked by {_who(seen, a.waiter[0])}"
-    match a.reason:
-        case "room":
-            why = f"to make room {for_whom}" if for_whom else "to make room for a prefetch"
-        case "alternating":
-            why = f"excluded by its group {for_whom}".rstrip()
-        case "sequential":
-            why = "released, and sequential"
-        case "resized":
-            why = "not kept any more"
-        case "asked":
-            why = "asked for"
-        case "unregister":
-            why = "unregistered"
-        case "failed":
-            why = "its load failed"
-        case "update":
-            why = "updated"
+        why += f" for {asked}, asked by {_who(seen, a.waiter[0])}"
+    elif a.reason == "room":
+        why += " for a prefetch"
     if seen.scratch.get(a.name) == "dropped":
         return f"dropped, {why}"
     if a.name in seen.scratch and seen.used.get(a.name) == 0:
@@ -302,33 +296,26 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
     return why
 
 
-def _evicted(a: actions.Evicted, record: Record, seen: Seen) -> Said:
-    """It gets its own line only if leaving took time that no other line shows."""
-    cause, decided = seen.evictions.get(a.generation, (record.cause, record.time))
-    took = record.time - decided
-    detail = f"{size(a.nbytes):>9}  left" + (f" after {seconds(took)}" if took else "")
-    return Said("evicted", plain(a.name), detail, MOVE, cause != record.cause and not a.bytes_back)
+# --- fields ---------------------------------------------------------------------------------
 
 
 def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
     """The loads for a grant: bytes and parts of each family; zeros or restored bytes of scratch."""
-    orders = seen.brought(a, record.time)
     words = []
     families: dict[str, list[actions.CopyIn]] = {}
-    for name, order in orders.items():
+    for name, order in seen.brought(a, record.time).items():
         if name in seen.scratch:
-            words.append(_began(order))
+            words.append(_contents(order))
         else:
             families.setdefault(seen.part_of.get(name, name), []).append(order)
     for name, parts in reversed(families.items()):
-        nbytes = sum(map(copied_bytes, parts))
         among = sum(seen.part_of.get(place.name) == name for place in a.placements)
         of = f" in {len(parts)} of {among} parts" if among else ""
-        words.insert(0, f"{plain(name)} {size(nbytes)}{of}")
+        words.insert(0, f"{plain(name)} {size(sum(map(copied_bytes, parts)))}{of}")
     return f": {', '.join(words)}" if words else ""
 
 
-def _began(order: actions.CopyIn) -> str:
+def _contents(order: actions.CopyIn) -> str:
     """The contents with which scratch was loaded."""
     if order.only == ():
         return f"{plain(order.name)} {size(order.nbytes)} of zeros"
@@ -341,10 +328,9 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
     if not isinstance(order, actions.CopyIn | actions.CopyOut):
         return ""
     took = record.time - began
-    nbytes = copied_bytes(order)
     if order.only == ():
         return f"{_amount(order)}  {seconds(took):>7}"
-    speed = rate(nbytes / took) if took > 0 else ""
+    speed = rate(copied_bytes(order) / took) if took > 0 else ""
     return f"{_amount(order)}  {seconds(took):>7}  {speed:>9}{_of_all(order)}"
 
 
@@ -366,27 +352,35 @@ def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
 def _used(said: tuple[protocol.Used, ...]) -> str:
     """The ranges of scratch to save from now on."""
     return "".join(
-        f"; of {plain(used.name)} {size(sum(nbytes for _, nbytes in used.ranges))} is used"
+        f"; of {used.name} {size(sum(nbytes for _, nbytes in used.ranges))} is used"
         for used in said
     )
 
 
-def _after(e: events.Lent | events.Reclaimed, record: Record, seen: Seen) -> str:
-    if e.generation not in seen.copies:
+def _after(generation: int, record: Record, seen: Seen) -> str:
+    if generation not in seen.copies:
         return ""
-    _, began = seen.copies[e.generation]
-    return f" after {seconds(record.time - began)}"
+    return f" after {seconds(record.time - seen.copies[generation][1])}"
+
+
+def _registration(asked: protocol.Register) -> str:
+    terms = f"{size(asked.nbytes)}, {asked.policy}"
+    terms += "" if asked.group is None else f" in {asked.group}"
+    if asked.scratch:
+        return f"{terms}, scratch, {asked.scratch} when it is evicted"
+    return f"{terms}, mutable" if asked.mutable else terms
 
 
 def _terms(asked: protocol.AnyAcquire) -> str:
-    first = not isinstance(asked, protocol.AcquireStart) and asked.priority
-    terms = [f"priority {first}"] if first else []
     within_s = deadline(asked.timeout_s, 0.0)
-    terms += [f"within {seconds(within_s)}"] if within_s is not None else []
-    if isinstance(asked, protocol.Acquire):
-        terms += ["waits for the name"] if asked.await_registration else []
-        terms += ["early"] if asked.early else []
-    return f" ({', '.join(terms)})" if terms else ""
+    terms = {
+        f"priority {getattr(asked, 'priority', 0)}": getattr(asked, "priority", 0),
+        f"within {seconds(within_s or 0.0)}": within_s is not None,
+        "waits for the name": getattr(asked, "await_registration", False),
+        "early": getattr(asked, "early", False),
+    }
+    said = ", ".join(term for term, holds in terms.items() if holds)
+    return f" ({said})" if said else ""
 
 
 def _who(seen: Seen, session: int) -> str:

@@ -6,7 +6,7 @@ import typer
 
 from swapd.cli.choosing import Device
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console
-from swapd.cli.families import Family, fold
+from swapd.cli.families import fold
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size
 
@@ -32,5 +32,5 @@ def resize(
         client.resize(name, nbytes, timeout=timeout)
         reply = client.status(timeout=timeout)
     for family in fold(reply.components):
-        if isinstance(family, Family) and family.name == name:
+        if family.streamed and family.name == name:
             console.print(f"{plain(name)}: {family.keeps}", markup=False)

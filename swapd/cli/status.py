@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from swapd.cli.choosing import Device
 from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
-from swapd.cli.families import Family, fold
+from swapd.cli.families import Family, fold, single
 from swapd.shared.protocol import ComponentStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
@@ -65,14 +64,14 @@ def page(reply: StatusReply, *, wide: bool = True, parts: bool = False) -> Rende
         (reply.runtime_dir, "cyan"),
     )
     if reply.components:
-        shown = reply.components if parts else fold(reply.components)
-        components: RenderableType = _components(shown, wide)
+        rows = map(single, reply.components) if parts else fold(reply.components)
+        components: RenderableType = _components(rows, wide)
     else:
         components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
     return Group(head, "", components, "", _summary(reply))
 
 
-def _components(shown: Iterable[ComponentStatus | Family], wide: bool) -> Table:
+def _components(rows: Iterable[Family], wide: bool) -> Table:
     gap = (0, 2 if wide else 1, 0, 0)
     table = Table(box=None, padding=gap, pad_edge=False, header_style="bold")
     for heading, narrow in _COLUMNS.items():
@@ -83,44 +82,32 @@ def _components(shown: Iterable[ComponentStatus | Family], wide: bool) -> Table:
             max_width=None if wide else narrow,
             overflow="fold",
         )
-    if wide:
-        table.add_column("in/out", justify="right", no_wrap=True)
-        table.add_column("hits", justify="right", no_wrap=True)
-        table.add_column("swap-in", justify="right", no_wrap=True)
-    for c in shown:
-        cells = _family(c) if isinstance(c, Family) else _component(c)
-        table.add_row(*islice(cells, len(table.columns)))
+    for heading in ("in/out", "hits", "swap-in") if wide else ():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*islice(_cells(row), len(table.columns)))
     return table
 
 
-def _component(c: ComponentStatus) -> Iterator[str | Text]:
-    yield Text(plain(c.name))
-    yield size(c.nbytes)
-    yield Text(c.state, _STATE_STYLES.get(c.state, ""))
-    yield _policy(c)
-    yield _leases(c)
-    yield _last_use(c)
-    yield f"{c.loads}/{c.evictions}"
-    yield str(c.hits)
-    yield "" if c.swap_in_s is None else seconds(c.swap_in_s)
+def _cells(row: Family) -> Iterator[str | Text]:
+    first = row.parts[0]
+    yield Text(plain(row.name))
+    yield row.amount
+    yield _state(row)
+    yield _policy((row.kept or row.parts)[0])
+    yield Text(f"{row.leases}: {plain(', '.join(row.holders))}" if row.leases else "")
+    yield _last_use(row)
+    yield row.moves
+    yield str(sum(c.hits for c in row.parts))
+    yield "" if row.streamed or first.swap_in_s is None else seconds(first.swap_in_s)
 
 
-def _family(family: Family) -> Iterator[str | Text]:
-    """A streamed component: its parts on the device, and their sums."""
-    parts = family.parts
-    kept = family.kept or parts
-    latest = min(parts, key=lambda c: (not c.leases, c.idle_s is None, c.idle_s or 0.0))
-    holders = tuple(dict.fromkeys(who for c in parts for who in c.holders))
-    leases = sum(c.leases for c in parts)
-    yield Text(plain(family.name))
-    yield family.amount
-    yield Text(family.state, "green" if family.inside else "dim")
-    yield _policy(kept[0])
-    yield _leases(msgspec.structs.replace(latest, leases=leases, holders=holders))
-    yield _last_use(latest)
-    yield f"{sum(c.loads for c in parts)}/{sum(c.evictions for c in parts)}"
-    yield str(sum(c.hits for c in parts))
-    yield ""
+def _state(row: Family) -> Text:
+    if not row.streamed:
+        state = row.parts[0].state
+        return Text(state, _STATE_STYLES.get(state, ""))
+    count = f"{len(row.parts)} parts" if len(row.parts) > 1 else "1 part"
+    return Text(f"{count}, {len(row.inside)} in", "green" if row.inside else "dim")
 
 
 def _policy(c: ComponentStatus) -> Text:
@@ -133,18 +120,12 @@ def _policy(c: ComponentStatus) -> Text:
     return Text(", ".join(words))
 
 
-def _leases(c: ComponentStatus) -> Text:
-    if not c.leases:
-        return Text()
-    return Text(f"{c.leases}: {plain(', '.join(c.holders))}")
-
-
-def _last_use(c: ComponentStatus) -> Text:
-    if c.leases:
+def _last_use(row: Family) -> Text:
+    if row.leases:
         return Text("in use", "bold green")
-    if c.idle_s is None:
+    if row.idle_s is None:
         return Text("never", "dim")
-    return Text("now" if c.idle_s < 0.1 else f"{seconds(c.idle_s)} ago")
+    return Text("now" if row.idle_s < 0.1 else f"{seconds(row.idle_s)} ago")
 
 
 def _private(reply: StatusReply) -> str:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from swapd.cli.last_lines import Spoken
 from swapd.cli.live import screen
-from swapd.cli.live.screen import Choice, View
+from swapd.cli.live.screen import Choice, Snapshot
 from swapd.cli.render import Said
 from swapd.core import status
 from swapd.shared.protocol import StatusReply
@@ -18,7 +18,7 @@ from tests.core.world import World
 from tests.samples import bare
 
 
-def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -> View:
+def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -> Snapshot:
     """What a daemon with this core says now."""
     ledger = w.ledger
     told = msgspec.structs.replace(
@@ -36,7 +36,7 @@ def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -
         copies=status.copies(ledger, w.now),
         **more,
     )
-    return View(told, lines, w.now, amiss)
+    return Snapshot(told, lines, w.now, amiss)
 
 
 def shown(w: World, choice: Choice | None = None, width: int = 80, height: int = 24) -> list[str]:
@@ -81,7 +81,7 @@ def test_a_name_is_shown_as_it_is_and_nothing_of_it_is_obeyed() -> None:
         msgspec.structs.replace(view(w).status.components[0], name=name, state="resident")
         for name in ("a\x1b[2Jb", "a\u202eb", "[red]x")
     )
-    told = View(
+    told = Snapshot(
         msgspec.structs.replace(view(w).status, components=components),
         [Spoken(1, 0.0, Said("in", "a\x1b[2Jc", "", swap=True))],
         0.0,

@@ -51,10 +51,10 @@ class Live(Widget):
         self._resized()
 
 
-class Page(ModalScreen[None]):
+class TextScreen(ModalScreen[None]):
     """Lines to read, until a key closes them."""
 
-    DEFAULT_CSS = "Page { background: $background; }"
+    DEFAULT_CSS = "TextScreen { background: $background; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,l,enter,question_mark", "dismiss", "Back")
     ]
@@ -89,8 +89,8 @@ class Top(App[None]):
         Binding("question_mark", "help", "Help"),
         Binding("up,k", "move(-1)", "Up"),
         Binding("down,j", "move(1)", "Down"),
-        Binding("pageup", "move(-10)", "Page up"),
-        Binding("pagedown", "move(10)", "Page down"),
+        Binding("pageup", "move(-10)", "TextScreen up"),
+        Binding("pagedown", "move(10)", "TextScreen down"),
         Binding("home", "move(-1000000)", "First"),
         Binding("end", "move(1000000)", "Last"),
     ]
@@ -103,7 +103,7 @@ class Top(App[None]):
         self._live = Live(self.draw)
         self._filter = Input(placeholder="only names with", compact=True)
         self._filter.can_focus = False  # until it is opened: keys are commands
-        self._drawn: screen.View | None = None
+        self._drawn: screen.Snapshot | None = None
         self._drawn_at = 0.0
 
     def compose(self) -> ComposeResult:
@@ -167,7 +167,7 @@ class Top(App[None]):
         self.draw()
 
     def action_help(self) -> None:
-        self.push_screen(Page(Text(screen.HELP)))
+        self.push_screen(TextScreen(Text(screen.HELP)))
 
     # --- asking the daemon ---------------------------------------------------------------
 
@@ -224,4 +224,4 @@ class Top(App[None]):
         if left_out > 0:
             lines = [lines[0], Text(f"... {left_out} lines before", "dim"), *lines[-_STORY_MAX:]]
         text = Text("\n").join(lines)
-        self.call_from_thread(self.push_screen, Page(text))
+        self.call_from_thread(self.push_screen, TextScreen(text))

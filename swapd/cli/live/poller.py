@@ -10,7 +10,7 @@ from pathlib import Path
 import swapd_client
 from swapd.cli.common import OWN_LABEL
 from swapd.cli.last_lines import LastLines
-from swapd.cli.live.screen import View
+from swapd.cli.live.screen import Snapshot
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd_client import Client
 from swapd_client.errors import NotAnswering, NotRunning, SwapdError
@@ -26,7 +26,7 @@ class Poller:
     """`view` is up to date from `start` to `close`; each is a new object."""
 
     def __init__(self, folder: Path, timeout: float) -> None:
-        self.view: View
+        self.view: Snapshot
         #: None while no daemon is there.
         self.client: Client | None = None
         self._folder, self._timeout = folder, timeout
@@ -78,7 +78,7 @@ class Poller:
         if self._lines is None:
             self._lines = LastLines(Path(status.swap_log), LINES_MAX)
         self._lines.read(status.sessions)
-        self.view = View(status, tuple(self._lines.lines), at)
+        self.view = Snapshot(status, tuple(self._lines.lines), at)
 
     def _disconnect(self, why: str) -> None:
         client, self.client = self.client, None

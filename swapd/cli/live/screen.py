@@ -1,4 +1,4 @@
-"""The lines of the live view, from a `View` and a `Choice`.
+"""The lines of the live view, from a `Snapshot` and a `Choice`.
 
 Pure and independent of terminals: any width and height will do.
 """
@@ -56,7 +56,7 @@ _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
 _PROGRESS = 12
 
 
-class View(NamedTuple):
+class Snapshot(NamedTuple):
     """A daemon at one moment."""
 
     status: StatusReply
@@ -79,8 +79,8 @@ class Row(NamedTuple):
     holders: tuple[str, ...]
     #: Seconds since the last release; None: never used; 0 during a lease.
     idle_s: float | None
-    loads: int
-    evictions: int
+    #: Loads and evictions.
+    moves: str
 
 
 @dataclass
@@ -132,38 +132,39 @@ _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
 }
 
 
-def all_rows(view: View, now: float) -> list[Row]:
+def all_rows(view: Snapshot, now: float) -> list[Row]:
     """All rows, in the order of registration; a streamed component is one row. `now`: monotonic
     time."""
     since_s = now - view.at
     chunk = view.status.chunk_bytes
-    return [_row(c, since_s, chunk) for c in fold(view.status.components)]
+    return [_row(family, since_s, chunk) for family in fold(view.status.components)]
 
 
-def _row(c: ComponentStatus | Family, since_s: float, chunk: int) -> Row:
-    parts = c.parts if isinstance(c, Family) else (c,)
-    first = parts[0]
-    inside = [part for part in parts if part.inside]
-    holders = tuple(dict.fromkeys(_label(who) for part in parts for who in part.holders))
-    idle = [part.idle_s + since_s for part in parts if part.idle_s is not None]
-    policy = first.policy if first.group is None else f"{first.policy} in {first.group}"
-    state = "idle" if first.state == "resident" else first.state
+def _row(family: Family, since_s: float, chunk: int) -> Row:
+    first, parts = family.parts[0], family.parts
+    holders = tuple(dict.fromkeys(who.rpartition(" (session ")[0] or who for who in family.holders))
+    idle_s = None if family.idle_s is None else family.idle_s + since_s
     return Row(
-        name=c.name,
-        nbytes=sum(part.nbytes for part in parts),
-        inside=sum(-(-part.nbytes // chunk) * chunk for part in inside),
-        state=f"{len(inside)} of {len(parts)} in" if isinstance(c, Family) else state,
-        policy="pinned" if any(part.pinned for part in parts) else policy,
+        name=family.name,
+        nbytes=family.nbytes,
+        inside=sum(-(-part.nbytes // chunk) * chunk for part in family.inside),
+        state=_state(family),
+        policy="pinned" if any(part.pinned for part in parts) else _policy(first),
         holders=holders,
-        idle_s=0.0 if holders else min(idle, default=None),
-        loads=sum(part.loads for part in parts),
-        evictions=sum(part.evictions for part in parts),
+        idle_s=0.0 if holders else idle_s,
+        moves=family.moves,
     )
 
 
-def _label(holder: str) -> str:
-    """The label of a holder, without its session."""
-    return holder.rpartition(" (session ")[0] or holder
+def _state(family: Family) -> str:
+    if family.streamed:
+        return f"{len(family.inside)} of {len(family.parts)} in"
+    state = family.parts[0].state
+    return "idle" if state == "resident" else state
+
+
+def _policy(c: ComponentStatus) -> str:
+    return c.policy if c.group is None else f"{c.policy} in {c.group}"
 
 
 class _Column(NamedTuple):
@@ -181,7 +182,7 @@ _COLUMNS = (
     _Column("policy", 11, 66, False, lambda row: plain(row.policy)),
     _Column("holders", 18, 76, False, lambda row: plain(", ".join(row.holders))),
     _Column("last use", 8, 44, True, lambda row: _last_use(row)),
-    _Column("in/out", 9, 100, True, lambda row: f"{row.loads}/{row.evictions}"),
+    _Column("in/out", 9, 100, True, lambda row: row.moves),
 )
 
 
@@ -201,34 +202,43 @@ def ago(span_s: float) -> str:
     return f"{int(span_s)} s"
 
 
-def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator[Text]:
-    columns = [column for column in _COLUMNS if width >= column.from_width]
-    left = width - sum(column.cells + 1 for column in columns)
-    spare = max(left - 24, 0) // 2 if any(c.heading == "holders" for c in columns) else 0
-    columns = [c._replace(cells=c.cells + spare * (c.heading == "holders")) for c in columns]
-    name_cells = max(width - sum(column.cells + 1 for column in columns), 1)
+class _Grid(NamedTuple):
+    """The columns that a width has room for, and the cells of the name before them."""
 
-    def line(name: str, texts: Iterable[str]) -> str:
-        cells = [set_cell_size(name, name_cells)]
-        for column, text in zip(columns, texts, strict=True):
+    name_cells: int
+    columns: list[_Column]
+
+    def line(self, name: str, texts: Iterable[str]) -> str:
+        cells = [set_cell_size(name, self.name_cells)]
+        for column, text in zip(self.columns, texts, strict=True):
             pad = max(column.cells - cell_len(text), 0) if column.right else 0
             cells.append(set_cell_size(" " * pad + text, column.cells))
         return " ".join(cells)
 
-    def heading(text: str) -> str:
-        return f"{text}*" if text == choice.sort else text
 
-    yield Text(line(heading("name"), (heading(column.heading) for column in columns)), "bold")
+def _grid(width: int) -> _Grid:
+    columns = [column for column in _COLUMNS if width >= column.from_width]
+    left = width - sum(column.cells + 1 for column in columns)
+    for at, column in enumerate(columns):
+        if column.heading == "holders":
+            spare = max(left - 24, 0) // 2
+            columns[at] = column._replace(cells=column.cells + spare)
+            left -= spare
+    return _Grid(max(left, 1), columns)
+
+
+def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator[Text]:
+    grid = _grid(width)
+    name, *headings = (
+        f"{text}*" if text == choice.sort else text
+        for text in ("name", *(column.heading for column in grid.columns))
+    )
+    yield Text(grid.line(name, headings), "bold")
     at = choice.settle(rows, height - 1)
-    for i in range(choice.first, min(choice.first + height - 1, len(rows))):
-        row = rows[i]
-        texts = [column.text(row) for column in columns]
-        text = Text(line(plain(row.name), texts))
-        if i == at:
-            text.stylize("reverse")
-        else:
-            text.stylize(_STATES.get(row.state, "" if row.inside else "dim"))
-        yield text
+    for i, row in enumerate(rows[choice.first : choice.first + height - 1], choice.first):
+        style = "reverse" if i == at else _STATES.get(row.state, "" if row.inside else "dim")
+        texts = [column.text(row) for column in grid.columns]
+        yield Text(grid.line(plain(row.name), texts), style)
 
 
 # --- the arena ---------------------------------------------------------------------------
@@ -249,7 +259,7 @@ def bar(rows: Iterable[Row], budget: int, width: int) -> Text:
     return text
 
 
-def _head(view: View, every: list[Row], width: int) -> Text:
+def _head(view: Snapshot, every: list[Row], width: int) -> Text:
     status = view.status
     used, budget = sum(row.inside for row in every), status.budget_bytes
     words = [
@@ -265,7 +275,7 @@ def _head(view: View, every: list[Row], width: int) -> Text:
 # --- waits, copies, records --------------------------------------------------------------
 
 
-def _waits(view: View, now: float) -> list[str]:
+def _waits(view: Snapshot, now: float) -> list[str]:
     status = view.status
     labels = {session.session: session.label for session in status.sessions}
     lines = [
@@ -293,39 +303,32 @@ def _copy(moved: CopyStatus, since_s: float) -> str:
     return f"{arrow} {plain(moved.name)}  {size(moved.nbytes)}  {how}"
 
 
-def _block(title: str, lines: list[str], count: int, most: int) -> list[tuple[str, str]]:
+def _block(title: str, lines: list[str], count: int, most: int) -> list[Text]:
     """A title and some lines; if there are more, `count` or so, the last one says how many."""
     count = max(len(lines), count)
     shown = lines if count <= most else [*lines[: most - 1], f"{count - most + 1} more"]
-    return [(title, "bold"), *((line, "") for line in shown)] if lines else []
+    return [Text(title, "bold"), *map(Text, shown)] if lines else []
 
 
 # --- the whole view ----------------------------------------------------------------------
 
 
-def lines(view: View, choice: Choice, width: int, height: int, now: float) -> list[Text]:
+def lines(view: Snapshot, choice: Choice, width: int, height: int, now: float) -> list[Text]:
     """Exactly `height` lines of at most `width` cells. `now`: monotonic time."""
     every = all_rows(view, now)
-    chosen = listed(every, choice)
+    foot = _foot(view, choice, width)
     shown: list[Text] = [_head(view, every, width)]
     if height >= _FLAT:
         shown.append(bar(every, view.status.budget_bytes, width))
-    amiss = wrap(plain(view.amiss), max(width, 1))[:_NOTE_LINES_MAX]
-    foot = [Text(line, "bold red") for line in amiss]
-    if choice.only:
-        foot.append(Text(f"only names with {plain(choice.only)!r}; escape shows all", "yellow"))
-    foot.append(Text(KEYS, "dim"))
     room = height - len(shown) - len(foot)
-    below: list[tuple[str, str]] = []
-    if height >= _LOW:
-        below = _block("waiting", _waits(view, now), view.status.waiting, _WAITS_MAX)
-        moved = [_copy(each, now - view.at) for each in view.status.copies]
-        below += _block("copies", moved, 0, _TRANSFERS_MAX)
-    table_height = max(min(len(chosen) + 1, room - len(below) - _LINES_MIN * (height >= _LOW)), 2)
+    below = _below(view, now) if height >= _LOW else []
+    chosen = listed(every, choice)
+    least_log = _LINES_MIN if height >= _LOW else 0
+    table_height = max(min(len(chosen) + 1, room - len(below) - least_log), 2)
     shown += _table(chosen, choice, width, table_height)
     if not every:
         shown.append(Text("nothing is registered yet", "dim"))
-    shown += [Text(line, style) for line, style in below]
+    shown += below
     log_height = height - len(shown) - len(foot) - 1
     if height >= _LOW and log_height > 0:
         shown.append(Text("log", "bold"))
@@ -335,6 +338,21 @@ def lines(view: View, choice: Choice, width: int, height: int, now: float) -> li
     for line in shown:
         line.truncate(width)
     return shown[-height:] if height < len(foot) + 1 else shown[:height]
+
+
+def _foot(view: Snapshot, choice: Choice, width: int) -> list[Text]:
+    amiss = wrap(plain(view.amiss), max(width, 1))[:_NOTE_LINES_MAX]
+    foot = [Text(line, "bold red") for line in amiss]
+    if choice.only:
+        foot.append(Text(f"only names with {plain(choice.only)!r}; escape shows all", "yellow"))
+    return [*foot, Text(KEYS, "dim")]
+
+
+def _below(view: Snapshot, now: float) -> list[Text]:
+    """Waits and copies."""
+    moved = [_copy(each, now - view.at) for each in view.status.copies]
+    waits = _block("waiting", _waits(view, now), view.status.waiting, _WAITS_MAX)
+    return waits + _block("copies", moved, 0, _TRANSFERS_MAX)
 
 
 def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:
