@@ -12,7 +12,7 @@ import msgspec
 from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
 from swapd.bench.bounds import judge
 from swapd.bench.machine import Machine
-from swapd.bench.report import Judged, Raw, Report
+from swapd.bench.report import Judged, Measurements, Report
 from swapd.shared.units import size
 
 __all__ = ["FULL", "QUICK", "Extent", "Judged", "Raw", "Report", "run"]
@@ -98,12 +98,12 @@ def run(say: Callable[[str], None], device: str = "host", extent: Extent = FULL)
     loaded = machine.watch(
         "load", lambda: load.measure(device, extent.load_bytes, extent.load_rounds)
     )
-    raw = Raw(swap, rtt, loop, quiet, busy, leak, loaded, blocks, hooked)
+    raw = Measurements(swap, rtt, loop, quiet, busy, leak, loaded, blocks, hooked)
     report = _report(raw, machine, device)
     return msgspec.structs.replace(report, judged=judge(report, too_short=extent.too_short))
 
 
-def _report(raw: Raw, machine: Machine, device: str) -> Report:
+def _report(raw: Measurements, machine: Machine, device: str) -> Report:
     leak, blocks, hooked = raw.leaks, raw.stream, raw.hooked
     return Report(
         swap_in_ratio=raw.swap_in.ratio,

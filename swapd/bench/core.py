@@ -30,7 +30,7 @@ class Handle(msgspec.Struct, frozen=True):
     evictions: int
 
 
-class Trace:
+class MixedTrace:
     """Threads that acquire, hold and release, so that about `waiters` acquires always wait.
 
     Components have different sizes, and the device holds a third of them. Some acquires take two
@@ -121,7 +121,7 @@ class Trace:
 
 def measure(components: int, waiters: int, count: int = EVENTS) -> Handle:
     """Mean microseconds of an event with `waiters` waiting acquires; the plain loop in turn."""
-    trace, loop = Trace(components, waiters), Loop()
+    trace, loop = MixedTrace(components, waiters), Loop()
     trace.fill()
     paces = []
     while (done := len(trace.times_s)) < count:

@@ -23,7 +23,7 @@ WARM_UP = 5
 LEAD = 3
 
 
-class Hooks(msgspec.Struct, frozen=True):
+class HookCosts(msgspec.Struct, frozen=True):
     """Medians over `rounds` forwards of `blocks` blocks of `block_s` seconds each."""
 
     #: Share that hooks add to a forward: of a whole component, and of a streamed one.
@@ -37,7 +37,7 @@ class Hooks(msgspec.Struct, frozen=True):
     rounds: int
 
 
-def measure(rounds: int = ROUNDS) -> Hooks:
+def measure(rounds: int = ROUNDS) -> HookCosts:
     """Run forwards of the three in turn, in one process with everything resident."""
     import torch
 
@@ -55,7 +55,7 @@ def measure(rounds: int = ROUNDS) -> Hooks:
             for model, taken in zip(models, times, strict=True):
                 taken.append(_forwards(model, x))
     bare_s, whole_s, streamed_s = (statistics.median(taken[WARM_UP:]) for taken in times)
-    return Hooks(
+    return HookCosts(
         whole_share=whole_s / bare_s - 1,
         streamed_share=streamed_s / bare_s - 1,
         bare_s=bare_s,
@@ -79,7 +79,7 @@ def _forwards(model: Any, x: Any) -> float:
 def _model() -> Any:
     import torch
 
-    class Block(torch.nn.Linear):
+    class TimedBlock(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             until = time.perf_counter() + BLOCK_S
             x = super().forward(x)
@@ -87,10 +87,10 @@ def _model() -> Any:
                 pass
             return x
 
-    class Model(torch.nn.Module):
+    class TimedModel(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = torch.nn.ModuleList(Block(WIDTH, WIDTH) for _ in range(BLOCKS))
+            self.layers = torch.nn.ModuleList(TimedBlock(WIDTH, WIDTH) for _ in range(BLOCKS))
             self.norm = torch.nn.LayerNorm(WIDTH)
 
         def forward(self, x: Any) -> Any:
@@ -98,4 +98,4 @@ def _model() -> Any:
                 x = layer(x)
             return self.norm(x)
 
-    return Model()
+    return TimedModel()

@@ -28,7 +28,7 @@ _STEP_BYTES = 16 << 20
 _SAMPLE_S = 0.002
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadTimes(msgspec.Struct, frozen=True):
     """Medians, in seconds; `peak_bytes` is the growth of memory."""
 
     nbytes: int
@@ -45,7 +45,7 @@ class Load(msgspec.Struct, frozen=True):
         return self.peak_bytes / self.nbytes
 
 
-def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) -> Load:
+def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) -> LoadTimes:
     """Run both in turn, after a warm-up of each."""
     with (
         tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder,
@@ -62,7 +62,9 @@ def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) ->
             loads.append(load(client, path))
         with peak(os.getpid(), daemon.pid) as seen:
             load(client, path)
-        return Load(nbytes, statistics.median(loads), statistics.median(reads), seen.with_files)
+        return LoadTimes(
+            nbytes, statistics.median(loads), statistics.median(reads), seen.with_files
+        )
 
 
 def write(path: Path, nbytes: int) -> None:

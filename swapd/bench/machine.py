@@ -9,7 +9,7 @@ container) are named, and the rest is still checked.
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -161,21 +161,25 @@ class Machine:
 
 def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
     """The counts of `cpus` in the text of /proc/stat. Raises: ValueError if they are missing."""
-    ticks = {}
+    rows = [row for cpu, row in _ticks(stat) if cpu in cpus]
+    least = min(map(len, rows), default=0)
+    if len(rows) < len(cpus) or least <= _IDLE:
+        raise ValueError("lacks the times of the CPUs that this process may use")
+    totals = [sum(column) / _TICKS_PER_S for column in zip(*rows, strict=False)]
+    return CpuTimes(
+        cpus=len(rows),
+        counted_s=sum(totals[: _STEAL + 1]),
+        idle_s=sum(totals[_IDLE : _IO_WAIT + 1]),
+        steal_s=totals[_STEAL] if least > _STEAL else None,
+    )
+
+
+def _ticks(stat: str) -> Iterator[tuple[int, list[int]]]:
+    """Each CPU's number and counts."""
     for line in stat.splitlines():
         name, *counts = line.split()
         if name.startswith("cpu") and name[3:].isdigit():
-            ticks[int(name[3:])] = [int(count) for count in counts]
-    rows = [ticks[cpu] for cpu in cpus if cpu in ticks]
-    if len(rows) < len(cpus) or not all(len(row) > _IDLE for row in rows):
-        raise ValueError("lacks the times of the CPUs that this process may use")
-    known = all(len(row) > _STEAL for row in rows)
-    return CpuTimes(
-        cpus=len(rows),
-        counted_s=sum(sum(row[: _STEAL + 1]) for row in rows) / _TICKS_PER_S,
-        idle_s=sum(sum(row[_IDLE : _IO_WAIT + 1]) for row in rows) / _TICKS_PER_S,
-        steal_s=sum(row[_STEAL] for row in rows) / _TICKS_PER_S if known else None,
-    )
+            yield int(name[3:]), [int(count) for count in counts]
 
 
 #: Columns of the counts; those after steal are parts of others.

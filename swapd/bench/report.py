@@ -8,7 +8,7 @@ from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_i
 from swapd.bench.machine import Surroundings
 
 
-class Raw(msgspec.Struct, frozen=True):
+class Measurements(msgspec.Struct, frozen=True):
     """The figures of both sides of each measurement."""
 
     swap_in: swap_in.SwapIn
@@ -17,10 +17,10 @@ class Raw(msgspec.Struct, frozen=True):
     handle: core.Handle
     handle_busy: core.Handle
     leaks: leaks.Leaks
-    load: load.Load
+    load: load.LoadTimes
     #: On the host device only, which has a configurable bandwidth.
-    stream: streaming.Streaming | None = None
-    hooked: hooks.Hooks | None = None
+    stream: streaming.StreamTimes | None = None
+    hooked: hooks.HookCosts | None = None
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True):
     #: host memory over the file's bytes.
     load_speed_ratio: float
     load_memory_ratio: float
-    raw: Raw
+    raw: Measurements
     machine: Surroundings
     device: str = "host"
     #: A pass over 16 blocks whose copies take as long as their computing, over computing alone; and

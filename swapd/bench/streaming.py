@@ -23,7 +23,7 @@ BLOCK_S = 0.03
 ROUNDS = 5
 
 
-class Streaming(msgspec.Struct, frozen=True):
+class StreamTimes(msgspec.Struct, frozen=True):
     """Seconds are medians of a pass over `blocks`, `rounds` of each side in turn."""
 
     #: Streamed over computed alone, two slots.
@@ -42,7 +42,7 @@ class Streaming(msgspec.Struct, frozen=True):
     copied: dict[int, float]
 
 
-def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> Streaming:
+def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> StreamTimes:
     import torch
 
     with one_thread():
@@ -63,7 +63,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _measure(torch: Any, rounds: int, block_s: float) -> Streaming:
+def _measure(torch: Any, rounds: int, block_s: float) -> StreamTimes:
     alone, streamed = _models(torch, block_s)
     x = torch.randn(1, int((BLOCK_BYTES // 4) ** 0.5))
     alone_s, stream_s = [], []
@@ -87,7 +87,7 @@ def _measure(torch: Any, rounds: int, block_s: float) -> Streaming:
             client.resize("dit", keep * BLOCK_BYTES)
             kept[keep] = _kept(client)
             copied[keep] = _copied(client, lambda: streamed(x))
-    return Streaming(
+    return StreamTimes(
         ratio=statistics.median(stream_s) / statistics.median(alone_s),
         stream_s=statistics.median(stream_s),
         alone_s=statistics.median(alone_s),
@@ -105,7 +105,7 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
     """A model whose blocks take `block_s` seconds each, and a copy of it."""
     side = int((BLOCK_BYTES // 4) ** 0.5)
 
-    class Block(torch.nn.Module):  # type: ignore[misc]
+    class PacedBlock(torch.nn.Module):  # type: ignore[misc]
         """A block that computes on all of its weights until a fixed time is over.
 
         Its time is fixed by the clock, as the device's speed is, although the machine's speed
@@ -122,17 +122,17 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
                 x @ self.weights
             return x @ self.weights
 
-    class Model(torch.nn.Module):  # type: ignore[misc]
+    class PacedModel(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = torch.nn.ModuleList(Block() for _ in range(BLOCKS))
+            self.blocks = torch.nn.ModuleList(PacedBlock() for _ in range(BLOCKS))
 
         def forward(self, x: Any) -> Any:
             for block in self.blocks:
                 x = block(x)
             return x
 
-    model = Model()
+    model = PacedModel()
     return model, copy.deepcopy(model)
 
 

@@ -12,7 +12,7 @@ from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
 from swapd.cli.forecast import forecast
 from swapd.cli.log import log
-from swapd.cli.pinning import evict, pin, unpin
+from swapd.cli.pins import evict, pin, unpin
 from swapd.cli.plan import plan
 from swapd.cli.ps import ps
 from swapd.cli.resize import resize

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd import bench as suite
-from swapd.bench import FULL, QUICK, Judged, Raw, Report
+from swapd.bench import FULL, QUICK, Judged, Measurements, Report
 from swapd.bench.core import Handle
 from swapd.bench.pace import REFERENCE_US
 from swapd.cli.common import Json, console, errors, print_json, say_error
@@ -87,7 +87,7 @@ def _notes(report: Report) -> Text:
     return Text("\n".join(lines))
 
 
-def _sides(raw: Raw) -> dict[str, str]:
+def _sides(raw: Measurements) -> dict[str, str]:
     """The figures behind each key, for people."""
     swap, leaks, load, blocks = raw.swap_in, raw.leaks, raw.load, raw.stream
     streamed = blocks and {

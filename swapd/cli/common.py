@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 import swapd_client
-from swapd.cli.choosing import folders, where
+from swapd.cli.target import folders, where
 from swapd.device import DeviceError
 from swapd.log.records import OtherSchema
 from swapd.plan.advise import PlanError
@@ -170,7 +170,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 def ask(
     endpoint: str | None, command: str, timeout: float, device: str | None = None
 ) -> "swapd_client.Client":
-    """Connect to the chosen daemon (`choosing.where`). Its swap log then shows `swapd <command>` as
+    """Connect to the chosen daemon (`target.where`). Its swap log then shows `swapd <command>` as
     a session.
 
     Raises: SeveralDaemons, NotRunning; NotAnswering if it takes longer than `timeout` seconds.

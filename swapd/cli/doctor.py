@@ -6,8 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
-from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
+from swapd.cli.target import Device, where
 from swapd.doctor import Check
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}

@@ -6,8 +6,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.choosing import Device
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
+from swapd.cli.target import Device
 from swapd.shared.protocol import ForecastReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size

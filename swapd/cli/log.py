@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, say_error
-from swapd.cli.component_log import show
-from swapd.cli.following import follow_log
+from swapd.cli.follower import follow_log
 from swapd.cli.log_views import JsonView, LogView, TextView
+from swapd.cli.story import show
+from swapd.cli.target import Device, where
 from swapd.log.filters import Filter, unknown_kinds
 from swapd.log.history import last_run, read, read_runs
 from swapd.log.records import KINDS

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from rich.text import Text
 
 from swapd.cli.common import console, shown_json
-from swapd.cli.folding import Folding
+from swapd.cli.passes import Folding
 from swapd.cli.render import line
 from swapd.log.filters import Filter
 from swapd.log.history import Line, Seen

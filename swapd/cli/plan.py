@@ -1,6 +1,6 @@
 """`swapd plan`: which components to keep, stream and swap on a device, and the settings."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
-from swapd.cli.plan_of import (
+from swapd.cli.plan_input import (
     Bandwidth,
     advised,
     bandwidth_of,
     components_of,
     given_chunk,
-    given_size,
     memory_of,
     status_of,
 )
@@ -25,6 +24,7 @@ from swapd.cli.plan_vllm import PlanOptions, StageFile, plan_vllm
 from swapd.plan import deploy, paste
 from swapd.plan.advise import Advice, MemoryBudget, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
+from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -49,7 +49,7 @@ class PlanReport(msgspec.Struct, frozen=True):
 
 
 _Sources = Annotated[
-    list[str] | None,
+    list[str],
     typer.Argument(
         help="Files or folders of safetensors, diffusers folders, config.json, ids of cached "
         "models, NAME=SIZE; default: the components of a running daemon"
@@ -63,7 +63,7 @@ _Vllm = Annotated[
     ),
 ]
 _Room = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(help="With --vllm: a stage's KV cache and workspace, as in thinker=8GiB"),
 ]
 _Config = Annotated[
@@ -73,21 +73,17 @@ _Config = Annotated[
     ),
 ]
 _Passes = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(help="Passes over a component's weights in a request, as in dit=20"),
 ]
-_Blocks = Annotated[
-    list[str] | None, typer.Option(help="How many blocks a component has, as in dit=40")
-]
-_Compute = Annotated[
-    list[str] | None, typer.Option(help="Seconds that one pass computes, as in dit=0.4")
-]
+_Blocks = Annotated[list[str], typer.Option(help="How many blocks a component has, as in dit=40")]
+_Compute = Annotated[list[str], typer.Option(help="Seconds that one pass computes, as in dit=0.4")]
 
 
 def plan(
-    sources: _Sources = None,
+    sources: _Sources = [],  # noqa: B006 - typer copies it
     vllm: _Vllm = None,
-    room: _Room = None,
+    room: _Room = [],  # noqa: B006
     config: _Config = None,
     overlay: Annotated[
         bool, typer.Option("--overlay", help="With --vllm: print the deploy file alone")
@@ -117,9 +113,9 @@ def plan(
     isolation: Annotated[
         Isolation, typer.Option(help="Isolation of the daemon: relaxed or strict")
     ] = "relaxed",
-    passes: _Passes = None,
-    blocks: _Blocks = None,
-    compute: _Compute = None,
+    passes: _Passes = [],  # noqa: B006
+    blocks: _Blocks = [],  # noqa: B006
+    compute: _Compute = [],  # noqa: B006
     device: Annotated[str | None, typer.Option(help="host, or a GPU, as in cuda:0")] = None,
     endpoint: Endpoint = None,
     json: Json = False,
@@ -129,36 +125,28 @@ def plan(
 
     With --vllm: the same for the stages of a deploy file, and the values to set in it.
     """
-    given = sources or []
     if vllm is not None:
-        others = {
-            "--kv-cache": kv_cache,
-            "--activations": activations,
-            "--passes": passes,
-            "--blocks": blocks,
-            "--compute": compute,
-            "--device": device,
-            "--endpoint": endpoint,
-        }
-        if mixed := [option for option, said in others.items() if said]:
-            raise PlanError(f"{', '.join(mixed)} has no effect with --vllm; leave it out")
+        _refuse(
+            "has no effect with --vllm; leave it out",
+            {
+                "--kv-cache": kv_cache,
+                "--activations": activations,
+                "--passes": passes,
+                "--blocks": blocks,
+                "--compute": compute,
+                "--device": device,
+                "--endpoint": endpoint,
+            },
+        )
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
-        file = StageFile(deploy.read(vllm), given, room or [], config)
+        file = StageFile(deploy.read(vllm), sources, room, config)
         return plan_vllm(file, settings, overlay_alone=overlay, json=json)
-    if room or overlay or config:
+    if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
-    needed = not given or endpoint is not None
-    told_all = device_memory is not None and bandwidth is not None
-    status = status_of(endpoint, timeout, needed=needed) if needed or not told_all else None
-    components, notes = components_of(given, status, passes or [], blocks or [], compute or [])
-    memory = memory_of(
-        status,
-        device,
-        device_memory,
-        kv_cache=given_size("--kv-cache", kv_cache),
-        activations=given_size("--activations", activations),
-        overhead=given_size("--overhead", overhead),
-    )
+    status = _status(sources, endpoint, timeout, complete=bool(device_memory and bandwidth))
+    components, notes = components_of(sources, status, passes, blocks, compute)
+    uses = {"kv_cache": kv_cache, "activations": activations, "overhead": overhead}
+    memory = memory_of(status, device, device_memory, uses)
     where = device or (status.device if status else None)
     speed = bandwidth_of(bandwidth, status, where)
     advice, found = advised(
@@ -174,6 +162,19 @@ def plan(
         print_json(report)
     else:
         console.print(page(report))
+
+
+def _refuse(why: str, given: Mapping[str, object]) -> None:
+    if mixed := [option for option, said in given.items() if said]:
+        raise PlanError(f"{', '.join(mixed)} {why}")
+
+
+def _status(
+    sources: list[str], endpoint: str | None, timeout: float, *, complete: bool
+) -> StatusReply | None:
+    """A daemon's status, if the options alone are not `complete`."""
+    needed = not sources or endpoint is not None
+    return status_of(endpoint, timeout, needed=needed) if needed or not complete else None
 
 
 # --- the report --------------------------------------------------------------------------

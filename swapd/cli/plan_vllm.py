@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from swapd.cli.common import console, print_json
-from swapd.cli.plan_of import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
+from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
 from swapd.cli.plan_page import VllmPlanReport, page
 from swapd.plan import chunks, claims, deploy, kv, overlay, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
@@ -76,43 +76,72 @@ def reports_of(
     `on`: the GPUs of servers. `budgets`: those that the user gives, by GPU. Raises: PlanError, with
     the sum if it cannot fit.
     """
-    for each in files:
-        if not any(s.ours for s in each.deploy.stages):
-            raise PlanError(_nothing_ours(each.deploy))
-    gpus = {gpu for each in files for s in each.deploy.stages for gpu in s.gpus}
-    totals = _totals({*gpus, *on}, given_size("--device-memory", options.device_memory))
+    _check_ours(files)
+    gpus = {*on, *(gpu for each in files for s in each.deploy.stages for gpu in s.gpus)}
+    totals = _totals(gpus, given_size("--device-memory", options.device_memory))
     beside = servers(totals)
-    components = [_components(each.deploy, each.sources) for each in files]
-    known = [_config(each.config, each.sources) for each in files]
-    given = [_rooms(each.rooms, each.deploy) for each in files]
+    inputs = [_input(each) for each in files]
     speed = bandwidth_of(options.bandwidth, None, None)
     spare = given_size("--overhead", options.overhead)
 
     def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
-        wanted: dict[int, list[Demand]] = {}
-        notes = []
-        for each, made_of, rooms, config in zip(files, components, given, known, strict=True):
-            own, said = claims.of(each.deploy, made_of, rooms, totals, config, nbytes)
-            notes.append(said)
-            for gpu, listed in own.items():
-                wanted.setdefault(gpu, []).extend(listed)
-        for server in beside:
-            for gpu in server.gpus:
-                wanted.setdefault(gpu, []).append(claims.of_server(server, nbytes))
-        found = dict(sorted(wanted.items()))
-        return shares.divide_all(found, totals, speed.bytes_per_s, spare, budgets), notes
+        demands, notes = _demands(inputs, beside, totals, nbytes)
+        plans = shares.divide_all(demands, totals, speed.bytes_per_s, spare, budgets)
+        return plans, notes
 
     (plans, notes), choice = chunks.chosen(
         plan_with, _cost, given_chunk(options.chunk), options.isolation
     )
     reports = [
-        _report(each.deploy, _those_of(each.deploy, plans), speed, choice, options.isolation, said)
+        _report(each.deploy, _part_of(each.deploy, plans), speed, choice, options.isolation, said)
         for each, said in zip(files, notes, strict=True)
     ]
     return JointPlan(reports, plans)
 
 
-def _those_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
+def _demands(
+    inputs: Sequence["_Input"], beside: Sequence[PlainServer], totals: Mapping[int, int], chunk: int
+) -> tuple[dict[int, list[Demand]], list[list[str]]]:
+    """What all processes demand of each GPU, and the notes of each file."""
+    wanted: dict[int, list[Demand]] = {}
+    notes = []
+    for each in inputs:
+        own, said = claims.of(each.deploy, each.components, each.rooms, totals, each.config, chunk)
+        notes.append(said)
+        for gpu, listed in own.items():
+            wanted.setdefault(gpu, []).extend(listed)
+    for server in beside:
+        for gpu in server.gpus:
+            wanted.setdefault(gpu, []).append(claims.of_server(server, chunk))
+    return dict(sorted(wanted.items())), notes
+
+
+class _Input(NamedTuple):
+    """A deploy file with the known sizes of its stages."""
+
+    deploy: Deploy
+    components: list[ModelComponent]
+    #: KV cache and workspace together, by stage, in bytes.
+    rooms: dict[str, int]
+    config: Mapping[str, Any] | None
+
+
+def _input(file: StageFile) -> _Input:
+    return _Input(
+        file.deploy,
+        _components(file.deploy, file.sources),
+        _rooms(file.rooms, file.deploy),
+        _config(file.config, file.sources),
+    )
+
+
+def _check_ours(files: Sequence[StageFile]) -> None:
+    for each in files:
+        if not any(s.ours for s in each.deploy.stages):
+            raise PlanError(_nothing_ours(each.deploy))
+
+
+def _part_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
     """The plans of its GPUs, with its stages alone."""
     own = {(s.name, gpu) for s in found.stages for gpu in s.gpus}
     less = [
@@ -301,15 +330,20 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
                 f"GPU {plan.gpu}: {', '.join(plan.by_block)} comes in block by block, again at "
                 "each step; the plan counts one step, and assumes that computing hides no copy"
             )
-        if found.async_chunk and (turns := plan.takes_turns):
-            stay = [name for name in turns if name in plan.stay_beside]
-            change = ", ".join(name for name in turns if name not in stay)
-            notes.append(
-                f"async_chunk: true has the stages work on one request at the same time; {change} "
-                f"change places in it, each time chunks_per_turn chunks are ready"
-                + (f", and {', '.join(stay)} fits beside them and stays" if stay else "")
-            )
+        notes += _async_chunk(found, plan)
     return notes
+
+
+def _async_chunk(found: Deploy, plan: GpuPlan) -> list[str]:
+    if not (found.async_chunk and plan.takes_turns):
+        return []
+    stay = [name for name in plan.takes_turns if name in plan.stay_beside]
+    change = ", ".join(name for name in plan.takes_turns if name not in stay)
+    beside = f", and {', '.join(stay)} fits beside them and stays" if stay else ""
+    return [
+        f"async_chunk: true has the stages work on one request at the same time; {change} "
+        f"change places in it, each time chunks_per_turn chunks are ready{beside}"
+    ]
 
 
 def _as_written(found: Deploy, plan: GpuPlan) -> tuple[int, str]:

@@ -87,7 +87,8 @@ def say(record: Record, seen: Seen) -> Said:
     said = _SAID[type(words.item)]
     if not isinstance(said, Said):
         said = said(words.item, words)
-    return Said(*(part.format_map(words) for part in said[:3]), said.style, said.swap)
+    verb, subject, detail = (part.format_map(words) for part in said[:3])
+    return Said(verb, subject, detail, said.style, said.swap)
 
 
 def _of_log(record: Record) -> Said:
@@ -107,7 +108,7 @@ class _Words(dict[str, str]):
     def __init__(self, item: Any, record: Record, seen: Seen) -> None:
         super().__init__()
         self.session: int = getattr(item, "session", 0)
-        self.item = item.request if isinstance(item, events.Asked) else item
+        self.item: Any = item.request if isinstance(item, events.Asked) else item
         self.record, self.seen = record, seen
 
     def __missing__(self, field: str) -> str:

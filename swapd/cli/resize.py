@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.choosing import Device
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console
 from swapd.cli.families import fold
+from swapd.cli.target import Device
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size
 

@@ -4,7 +4,7 @@ import glob
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -157,36 +157,40 @@ def run(
     """
     _check_names(against, kept=kept)
     if list_:
-        list_all()
-        return
+        return list_all()
     if not words:
         raise typer.BadParameter("give a command after --, or a file of commands")
-    folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
-    if words[0].endswith(_SUFFIX):
-        given = {"--device": device, "--budget": budget, "--config": config_file}
-        given |= {"--until": until, "--for": span, "--ready": ready}
-        found = _read(words, given if compare else {**given, "--set": setting})
-    else:
-        daemon = settings.read(config_file) if config_file else DaemonTable()
-        daemon = daemon if budget is None else daemon._replace(budget=_size(budget))
-        daemon = daemon if compare else daemon.changed(setting)
-        tables = [daemon._replace(device=one) for one in device] or [daemon]
-        found = file.of_command(words, tables)
-    if not compare and (rounds > 1 or until or span or ready):
+    options = ComparisonOptions(setting, rounds, until, span, ready)
+    if not compare and options != ComparisonOptions(setting):
         raise typer.BadParameter("--rounds, --until, --for and --ready are for --compare: add it")
+    changes = [] if compare else setting
+    if words[0].endswith(_SUFFIX):
+        given = {"--device": device, "--budget": budget, "--config": config_file, "--set": changes}
+        found = _read(words, {**given, "--until": until, "--for": span, "--ready": ready})
+    else:
+        found = file.of_command(words, _tables(device, budget, config_file, changes))
+    folder = config.state_folder() / "runs" / time.strftime("%Y-%m-%d-%H%M%S")
     try:
         if compare:
-            options = ComparisonOptions(setting, rounds, until, span, ready)
             sys.exit(compare_both(found, folder, options, device_memory, dry_run=dry_run))
         plan = planned(found, folder, device_memory)
         if dry_run:
-            plan.show()
-            return
+            return plan.show()
         plan.write()
         sys.exit(_run(plan, folder))
     except CannotRun as exc:
         say_error(str(exc))
         sys.exit(exc.status)
+
+
+def _tables(
+    devices: list[str], budget: str | None, file: Path | None, changes: Iterable[str]
+) -> list[DaemonTable]:
+    """The settings of a single command's daemons, from its options."""
+    daemon = settings.read(file) if file else DaemonTable()
+    daemon = daemon if budget is None else daemon._replace(budget=_size(budget))
+    daemon = daemon.changed(changes)
+    return [daemon._replace(device=one) for one in devices] or [daemon]
 
 
 def runs(words: Annotated[list[str], typer.Argument(hidden=True)] = []) -> None:  # noqa: B006
@@ -230,21 +234,22 @@ def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:
 
 def _run(plan: RunPlan, folder: Path) -> int:
     """Run it; return its exit status. Raises: CannotRun."""
+    runner = None
     with serving(plan.daemons, folder) as daemons:
         say_serving(daemons)
         since = time.time()  # noqa: TID251 - of records
         if plan.file.path is None:
-            stage, runner = plan.file.stages[COMMAND], None
+            stage = plan.file.stages[COMMAND]
             environment = {**environment_on(daemons), **stage.environment}
             status, _ = child.run(stage.command.words, environment)
         else:
             status, runner = run_stages(plan.file, daemons, folder)
         took = time.time() - since  # noqa: TID251
         logs = [records for one in daemons if (records := records_of(one)) is not None]
-    states = {} if runner is None else runner.stages.states
-    of_devices = [outcome.of_device(records, since) for records in logs]
-    for one in (*of_devices, *outcome.of_stages(states, logs, since)):
-        errors.print(plain(f"swapd: {one}"), soft_wrap=True)
+    lines: list[object] = [outcome.of_device(records, since) for records in logs]
     if runner is not None:
-        errors.print(plain(f"swapd: ended with status {status} after {seconds(took)}"))
+        lines += outcome.of_stages(runner.stages.states, logs, since)
+        lines.append(f"ended with status {status} after {seconds(took)}")
+    for line in lines:
+        errors.print(plain(f"swapd: {line}"), soft_wrap=True)
     return status

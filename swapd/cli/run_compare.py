@@ -85,6 +85,38 @@ def compare(
     before it runs anything.
     """
     folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+    ways = _ways(found, folder, options, device_memory)
+    if dry_run:
+        for way in ways:
+            console.print(plain(f"# {way.side.name}"), style="dim", soft_wrap=True)
+            way.plan.show()
+        return 0
+    _check_alone(ways)
+    for way in ways:
+        way.plan.write()
+    rounds, interrupted = _all_rounds(ways, options.rounds)
+    if found.path is None:
+        words = found.stages[COMMAND].command.words
+    else:
+        words = ("swapd", "run", str(found.path.absolute()))
+    first, second = (
+        msgspec.structs.replace(way.side, rounds=tuple(done))
+        for way, done in zip(ways, rounds, strict=True)
+    )
+    made = Comparison(comparison.VERSION, tuple(map(plain, words)), (first, second))
+    if any(rounds):
+        console.print(comparisons.table(made))
+        comparisons.write(
+            folder.name, ".json", msgspec.json.encode(made) + b"\n", "`swapd run --list` shows it"
+        )
+    if interrupted is None and found.path is None:
+        _keep_better(folder.name, made, ways)
+    return interrupted or made.status
+
+
+def _ways(
+    found: RunFile, folder: Path, options: ComparisonOptions, device_memory: str | None
+) -> list[Way]:
     load = None
     if found.path is None:
         load = _load(found.stages[COMMAND], options)
@@ -96,33 +128,7 @@ def compare(
         without = side.settings is None
         plan = _without(changed) if without else planned(changed, at, device_memory)
         ways.append(Way(side, plan, load, at))
-    if dry_run:
-        for way in ways:
-            console.print(plain(f"# {way.side.name}"), style="dim", soft_wrap=True)
-            way.plan.show()
-        return 0
-    _check_alone(ways)
-    for way in ways:
-        way.plan.write()
-    rounds, interrupted = _all_rounds(ways, options.rounds)
-    words = found.stages[COMMAND].command.words if found.path is None else _words_of(found.path)
-    sides = [
-        msgspec.structs.replace(way.side, rounds=tuple(done))
-        for way, done in zip(ways, rounds, strict=True)
-    ]
-    made = Comparison(comparison.VERSION, tuple(map(plain, words)), (sides[0], sides[1]))
-    if any(rounds):
-        console.print(comparisons.table(made))
-        comparisons.write(
-            folder.name, ".json", msgspec.json.encode(made) + b"\n", "`swapd run --list` shows it"
-        )
-    if interrupted is None and found.path is None:
-        _keep_better(folder.name, made, ways)
-    return interrupted or made.status
-
-
-def _words_of(path: Path) -> tuple[str, ...]:
-    return "swapd", "run", str(path.absolute())
+    return ways
 
 
 # --- what is compared ----------------------------------------------------------------------
@@ -247,17 +253,17 @@ def _all_rounds(
     rounds: tuple[list[Round], list[Round]] = ([], [])
     devices = [wanted.device for wanted in ways[1].plan.daemons]
     for number in range(1, count + 1):
-        for n, way in enumerate(ways):
-            of = f", round {number} of {count}" if count > 1 else ""
-            errors.print(plain(f"swapd: {n + 1} of 2: {way.side.name}{of}"), soft_wrap=True)
+        of = f", round {number} of {count}" if count > 1 else ""
+        for n, (way, done) in enumerate(zip(ways, rounds, strict=True), 1):
+            errors.print(plain(f"swapd: {n} of 2: {way.side.name}{of}"), soft_wrap=True)
             found = _round(way, devices)
             if found.signal is not None:
                 return rounds, found.status or SIGNALLED + found.signal
-            rounds[n].append(found)
+            done.append(found)
             if found.status:
-                why = f": {found.why}" if found.why else ""
+                why = f": {found.why}" * bool(found.why)
                 say_error(f"{way.side.name}: failed with status {found.status}{why}")
-        if any(each.status for done in rounds for each in done):
+        if rounds[0][-1].status or rounds[1][-1].status:
             break
     return rounds, None
 

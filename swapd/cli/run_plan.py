@@ -6,7 +6,7 @@ together, with the servers of plain vLLM there.
 
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,29 +14,24 @@ import typer
 
 from swapd.cli.common import console, errors
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of
+from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
 from swapd.plan import deploy, workspace
 from swapd.plan.advise import PlanError
+from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
 from swapd.plan.deploy import Deploy
 from swapd.run import budgets, gpus, servers
-from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option, shards_of
+from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option
 from swapd.run.daemons import DaemonSpec, joinable
 from swapd.run.file import OF_ONE, RunFile, StageSpec
 from swapd.run.settings import DaemonTable
-from swapd.shared import config
-from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
+from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, size
 
 _UTILIZATION = "--gpu-memory-utilization"
 _EAGER = "--enforce-eager"
 _KV_CACHE = "--kv-cache-memory-bytes"
-
-#: The setting for the name of a component, by the kind of command.
-_NAMED_BY = {
-    "vllm": """--additional-config '{"swapd": {"component": "NAME"}}'""",
-    "vllm-omni": "additional_config: {swapd: {component: NAME}} in its deploy file",
-}
 
 
 class RunPlan(NamedTuple):
@@ -85,27 +80,14 @@ def _about(stage: StageSpec) -> str:
 def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
     """Plan all stages; nothing is written. `folder`: of the run. Raises: PlanError, with the sum;
     ConfigError."""
-    gpus.check(_devices(found), f"{found.path}: daemon.device" if found.path else "-d")
+    gpus.check(devices_of(found), f"{found.path}: daemon.device" if found.path else "-d")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
-    if not omni or _on_host([table.device or "" for table in found.daemons]):
-        read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
-        if omni:
-            _say_not_planned(read.values())
-        _check_names(found, read)
-        daemons = [one for table in found.daemons for one in _usual(table, found)]
-        return RunPlan(_with(found, daemons, folder, ()), daemons)
-    for stage in omni:
-        if VISIBLE_VARIABLE in stage.environment:
-            raise ConfigError(
-                f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE}: the GPUs of a server "
-                "of vLLM-Omni are the devices of its deploy file: write them there, or set the "
-                "variable for `swapd run`"
-            )
+    if not omni or on_host([table.device or "" for table in found.daemons]):
+        return _unplanned(found, omni, folder)
     deployed = {
-        stage.name: _deployed(stage, folder / f"{stage.name}.yaml", _devices(found))
-        for stage in omni
+        stage.name: _deployed(stage, found, folder / f"{stage.name}.yaml") for stage in omni
     }
-    _check_names(found, deployed)
+    check_names(found, deployed)
     plan = _together(found, deployed, device_memory)
     daemons = _daemons(found, plan)
     overlays = {
@@ -113,6 +95,19 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
         for name, report in zip(deployed, plan.reports, strict=True)
     }
     return RunPlan(_with(found, daemons, folder, deployed), daemons, overlays)
+
+
+def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPlan:
+    """Servers of vLLM-Omni run as they are. Says so."""
+    read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
+    if omni:
+        said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
+        if not all(one and any(s.has_components for s in one.stages) for one in read.values()):
+            said += ": have its --deploy-config name swapd's workers"
+        errors.print(said, soft_wrap=True)
+    check_names(found, read)
+    daemons = [one for table in found.daemons for one in _usual(table, found)]
+    return RunPlan(_with(found, daemons, folder, ()), daemons)
 
 
 def _with(
@@ -134,7 +129,7 @@ def _with(
 
 
 def _shown(stage: StageSpec, found: RunFile) -> dict[str, str]:
-    on = _devices(found) or [table.device for table in found.daemons if table.device]
+    on = devices_of(found) or [table.device for table in found.daemons if table.device]
     source = f"[daemon] of {found.path}" if found.path else "-d"
     return servers.on_devices(stage.command, on, source)
 
@@ -152,92 +147,7 @@ def _seen_from_here(stage: StageSpec) -> Command:
     return command._replace(words=tuple(words))
 
 
-# --- names of components -------------------------------------------------------------------
-
-
-def _check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
-    """Check that no two stages have components of one name in one daemon at the same time.
-
-    `read`: the deploy files of servers of vLLM-Omni, as far as they are known. Raises: PlanError.
-    """
-    seen: dict[tuple[str, str], list[StageSpec]] = {}
-    for stage in found.stages.values():
-        for key in dict.fromkeys(_components(stage, found, read.get(stage.name))):
-            for other in seen.get(key, ()):
-                if not (_ends_before(other, stage, found) or _ends_before(stage, other, found)):
-                    raise PlanError(
-                        f"{found.path}: stages.{other.name} and stages.{stage.name} would both "
-                        f"have a component called {key[0]} on {key[1]}, and its daemon has one of "
-                        f"each name: give one of them another name, by "
-                        f"{_NAMED_BY[stage.command.kind]}, or another device"
-                    )
-            seen.setdefault(key, []).append(stage)
-
-
-def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
-    """The components that a stage's processes have, each with the device of its daemon."""
-    host = _on_host([table.device or budgets.devices()[0] for table in found.daemons])
-    stages = [one for one in read.stages if one.has_components] if read else []
-    named = [(one.name, one.shards, one.gpus) for one in stages]
-    if stage.command.kind == "vllm":
-        on = () if host else _gpus(stage, found)
-        named = [(component_of(stage.command), shards_of(stage.command), on)]
-    for name, shards, on in named:
-        for device in ["host"] if host else [f"cuda:{gpu}" for gpu in on]:
-            yield f"{name}.tp0" if shards > 1 else name, device
-
-
-def _ends_before(first: StageSpec, then: StageSpec, found: RunFile) -> bool:
-    """Whether `then` starts only after `first` has ended."""
-    before = [found.stages[name] for name in then.after]
-    return first.ready == "ended" and any(
-        one is first or _ends_before(first, one, found) for one in before
-    )
-
-
-# --- GPUs ----------------------------------------------------------------------------------
-
-
-def _devices(found: RunFile) -> list[str]:
-    """The GPUs of daemons, as the file or the options say them."""
-    return [t.device for t in found.daemons if t.device not in (None, "host")]
-
-
-def _on_host(devices: Collection[str]) -> bool:
-    """Whether all devices are the host, for which vLLM-Omni cannot be planned."""
-    return set(devices) == {"host"}
-
-
-def _gpus(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
-    """Those of a server of plain vLLM, by their numbers here. Raises: ConfigError if there is no
-    daemon for one that the stage is shown."""
-    needed, said = shards_of(stage.command), stage.environment.get(VISIBLE_VARIABLE)
-    usual = [f"cuda:{number}" for number in range(gpus.count() or needed)]
-    numbers = gpus.numbers_of(_devices(found) or usual)
-    if said is None:
-        return tuple(numbers[:needed])
-    names = gpus_in(said)[:needed]
-    here = {n: gpus.name_of(f"cuda:{n}", config.listed_gpus()) for n in numbers}
-    of = [[n for n, name in here.items() if gpus.same(name, one)] for one in names]
-    if len(of) < needed or not all(of):
-        known = ", ".join(f"cuda:{n} (GPU {name})" for n, name in here.items())
-        raise ConfigError(
-            f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE} = {said}: the stage needs "
-            f"{needed} GPU{'s' if needed > 1 else ''} of the daemons, which are on {known}: list "
-            f"{'these' if needed > 1 else 'one of these'}, or leave it out"
-        )
-    return tuple(numbers_of[0] for numbers_of in of)
-
-
 # --- servers of vLLM-Omni, planned together ------------------------------------------------
-
-
-def _say_not_planned(read: Collection[Deploy | None]) -> None:
-    """Say that servers of vLLM-Omni run as they are; `read`: their deploy files, None: unknown."""
-    said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
-    if not all(one and any(s.has_components for s in one.stages) for one in read):
-        said += ": have its --deploy-config name swapd's workers"
-    errors.print(said, soft_wrap=True)
 
 
 def _deploy_of(command: Command) -> Deploy | None:
@@ -251,12 +161,18 @@ def _deploy_of(command: Command) -> Deploy | None:
         return None  # vllm-omni says so
 
 
-def _deployed(stage: StageSpec, overlay: Path, devices: Sequence[str]) -> Deploy:
+def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
     """The deploy file of a server, with swapd's workers in all stages. Says what it changes.
 
-    `overlay`: the path of the file that the server is to get. Raises: PlanError.
+    `overlay`: the path of the file that the server is to get. Raises: ConfigError, PlanError.
     """
-    seen = _seen_from_here(stage)
+    if VISIBLE_VARIABLE in stage.environment:
+        raise ConfigError(
+            f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE}: the GPUs of a server "
+            "of vLLM-Omni are the devices of its deploy file: write them there, or set the "
+            "variable for `swapd run`"
+        )
+    seen, devices = _seen_from_here(stage), devices_of(found)
     if seen.model is None:
         raise PlanError(f"the model is missing after serve: {shlex.join(stage.command.words)}")
     file = servers.deploy_file_of(seen)
@@ -265,15 +181,29 @@ def _deployed(stage: StageSpec, overlay: Path, devices: Sequence[str]) -> Deploy
     for each in [*said, *moved]:
         errors.print(plain(f"swapd: {each}"), soft_wrap=True)
     path = file.path if own is None else overlay
-    found = deploy.read(path, own, file.installed)
-    servers.check_placed(file.path, found.stages, devices)
-    return found
+    deployed = deploy.read(path, own, file.installed)
+    servers.check_placed(file.path, deployed.stages, devices)
+    return deployed
 
 
 def _together(
     found: RunFile, deployed: Mapping[str, Deploy], device_memory: str | None
 ) -> JointPlan:
     beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
+    models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
+    return reports_of(
+        [
+            StageFile(one, [str(model)])
+            for one, model in zip(deployed.values(), models, strict=True)
+        ],
+        _plan_options(found, device_memory),
+        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
+        on={gpu for stage in beside for gpu in gpus_of(stage, found)},
+        budgets=_given_budgets(found, deployed.values()),
+    )
+
+
+def _plan_options(found: RunFile, device_memory: str | None) -> PlanOptions:
     flags = [table.flags for table in found.daemons]
     chunks = {one["chunk"] for one in flags if "chunk" in one}
     if len(chunks) > 1:
@@ -281,30 +211,22 @@ def _together(
             f"{found.path}: daemon: the stages of vLLM-Omni are planned in chunks of one size: say "
             f"one chunk, not {' and '.join(sorted(chunks))}"
         )
-    every = {gpu for one in deployed.values() for s in one.stages for gpu in s.gpus}
-    given = {gpu: table.budget for gpu in every if (table := _table_of(found, gpu)) is not None}
-    models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
     strict = "strict" in [one.get("isolation") for one in flags]
-    options = PlanOptions(
-        device_memory,
-        chunk=next(iter(chunks), None),
-        isolation="strict" if strict else "relaxed",
-    )
-    return reports_of(
-        [
-            StageFile(one, [str(model)])
-            for one, model in zip(deployed.values(), models, strict=True)
-        ],
-        options,
-        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
-        on={gpu for stage in beside for gpu in _gpus(stage, found)},
-        budgets={gpu: budget for gpu, budget in given.items() if budget is not None},
-    )
+    isolation: Isolation = "strict" if strict else "relaxed"
+    return PlanOptions(device_memory, chunk=next(iter(chunks), None), isolation=isolation)
+
+
+def _given_budgets(found: RunFile, deployed: Iterable[Deploy]) -> dict[int, int]:
+    """The budgets that tables have, by the GPU of a stage."""
+    every = {gpu for one in deployed for stage in one.stages for gpu in stage.gpus}
+    tables = {gpu: _table_of(found, gpu) for gpu in every}
+    given = {gpu: table.budget for gpu, table in tables.items() if table}
+    return {gpu: budget for gpu, budget in given.items() if budget is not None}
 
 
 def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> PlainServer:
     """A server of plain vLLM beside those of vLLM-Omni: it has to say what it takes."""
-    on, words = _gpus(stage, found), stage.command.words
+    on, words = gpus_of(stage, found), stage.command.words
     weights = budgets.weights_of(_seen_from_here(stage))
     if weights is None:
         raise PlanError(f"{stage.name}: say which model: its command has none after serve")
@@ -330,22 +252,29 @@ def _daemons(found: RunFile, plan: JointPlan) -> list[DaemonSpec]:
     """One for each GPU that is planned, with the settings of its table; and for a file, those of
     its other tables."""
     served = [gpu for gpu in plan.gpus if gpu.budget_bytes]
-    if len(served) > 1 and (only := _for_all(found)) and (of_one := OF_ONE & only.flags.keys()):
-        raise ConfigError(
-            f"{found.path}: daemon.{min(of_one)}: the stages are on several GPUs, and a file with "
-            "one daemon alone may set it: leave it out, or write [[daemon]] for each GPU"
-        )
+    if len(served) > 1:
+        _check_for_all(found)
     daemons, tables = [], set()
     for gpu in served:
         table = _table_of(found, gpu.gpu)
         assert table is not None  # stages are on devices of tables only
         tables.add(table.device)
-        one = DaemonSpec(
-            f"cuda:{gpu.gpu}", gpu.budget_bytes, "the budget in the plan", gpu.chunk_bytes
-        )
+        device, why = f"cuda:{gpu.gpu}", "the budget in the plan"
+        one = DaemonSpec(device, gpu.budget_bytes, why, gpu.chunk_bytes)
         daemons.append(_of_table(one, table, found))
-    others = [table for table in found.daemons if found.path and table.device not in tables]
-    return daemons + [one for table in others for one in _usual(table, found)]
+    for table in found.daemons if found.path else ():
+        if table.device not in tables:
+            daemons += _usual(table, found)
+    return daemons
+
+
+def _check_for_all(found: RunFile) -> None:
+    only = _for_all(found)
+    if only and (of_one := OF_ONE & only.flags.keys()):
+        raise ConfigError(
+            f"{found.path}: daemon.{min(of_one)}: the stages are on several GPUs, and a file with "
+            "one daemon alone may set it: leave it out, or write [[daemon]] for each GPU"
+        )
 
 
 def _of_table(wanted: DaemonSpec, table: DaemonTable, found: RunFile) -> DaemonSpec:
@@ -379,7 +308,7 @@ def _usual(table: DaemonTable, found: RunFile) -> list[DaemonSpec]:
         for stage in found.stages.values()
         if stage.command.kind != "vllm"
         or table.device == "host"
-        or table in [_table_of(found, gpu) for gpu in _gpus(stage, found)]
+        or table in [_table_of(found, gpu) for gpu in gpus_of(stage, found)]
     ]
     devices = [] if table.device is None else [table.device]
     wanted = budgets.wanted(commands, devices, table.budget)

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.choosing import Device
 from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
 from swapd.cli.families import Family, fold, single
+from swapd.cli.target import Device
 from swapd.shared.protocol import ComponentStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size

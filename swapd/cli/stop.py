@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 import swapd_client
-from swapd.cli.choosing import Device, where
 from swapd.cli.common import OWN_LABEL, Endpoint, console, say_error
+from swapd.cli.target import Device, where
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import StatusReply
 from swapd.shared.system import is_stopped

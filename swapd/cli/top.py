@@ -4,9 +4,9 @@ import sys
 
 import typer
 
-from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout
 from swapd.cli.live.poller import Poller
+from swapd.cli.target import Device, where
 from swapd.shared.extras import needed
 
 #: Longest wait for the poller at the end: a stopped daemon must not block the exit.

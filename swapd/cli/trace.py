@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.choosing import Device, where
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout
 from swapd.cli.log import File, Since, swap_log
+from swapd.cli.target import Device, where
 from swapd.log.history import last_run, read
 from swapd.log.trace import rendered
 

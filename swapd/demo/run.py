@@ -40,7 +40,7 @@ class Summary(msgspec.Struct, frozen=True):
     baseline_seconds: float
 
 
-class Stage:
+class StageProcess:
     """A worker process that runs one stage."""
 
     def __init__(self, name: str, connection: Connection) -> None:
@@ -116,7 +116,7 @@ def run(
         )
 
 
-def _rounds(workers: list[Stage], prompt: bytes, rounds: int) -> tuple[list[bytes], float]:
+def _rounds(workers: list[StageProcess], prompt: bytes, rounds: int) -> tuple[list[bytes], float]:
     """Every stage's output in every round, encoded, and the seconds it all took."""
     outputs = []
     started = time.perf_counter()
@@ -130,7 +130,7 @@ def _rounds(workers: list[Stage], prompt: bytes, rounds: int) -> tuple[list[byte
 
 
 @contextmanager
-def _workers(endpoint: str) -> Iterator[list[Stage]]:
+def _workers(endpoint: str) -> Iterator[list[StageProcess]]:
     spawned = multiprocessing.get_context("spawn")
     processes = []
     connections = []
@@ -142,7 +142,7 @@ def _workers(endpoint: str) -> Iterator[list[Stage]]:
             theirs.close()
             processes.append(process)
             connections.append(ours)
-        yield [Stage(n, c) for n, c in zip(stages.STAGES, connections, strict=True)]
+        yield [StageProcess(n, c) for n, c in zip(stages.STAGES, connections, strict=True)]
     finally:
         for connection in connections:
             connection.close()

@@ -25,11 +25,33 @@ import hashlib
 import math
 import os
 import wave
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from swapd.demo.architectures import (
+    ARCHITECTURES,
+    AUDIO,
+    AUDIO_END,
+    AUDIO_START,
+    BYTE_TOKENS,
+    CODEC_MASK,
+    CODEC_PAD,
+    CODEC_START,
+    CODEC_VOCABULARY,
+    CODES,
+    MEL_BINS,
+    SPEECH_END,
+    SPEECH_PAD,
+    SPEECH_START,
+    TEXT_PAD,
+    TEXT_VOCABULARY,
+    VOICE_FRAMES,
+    VOICE_WIDTH,
+    WAVE_MEL_BINS,
+)
 
 STAGES = ("thinker", "talker", "token2wav")
 
@@ -42,45 +64,6 @@ DIFFUSION_POINTS = 4
 SOUND_RATE = 16000
 WAVE_RATE = 24000
 
-# The thinker reads bytes: token n < 256 is byte n, and special tokens follow.
-BYTE_TOKENS = 256
-AUDIO_START = 256
-AUDIO_END = 257
-AUDIO = 258
-IMAGE = 259
-VIDEO = 260
-VISION_START = 261
-VISION_END = 262
-SPEECH_START = 263
-SPEECH_END = 264
-SPEECH_PAD = 265
-USER = 266
-TEXT_PAD = 267
-TEXT_VOCABULARY = 272
-
-THINKER_WIDTH = 768
-MEL_BINS = 128
-
-# The codec's size and special tokens are the full model's. Tokens from CODES upwards are
-# special ones, for which the vocoder has no embedding.
-CODES = 8193
-CODEC_VOCABULARY = 8448
-CODEC_PAD = 8292
-CODEC_START = 8293
-CODEC_END = 8294
-CODEC_MASK = 8296
-
-WAVE_MEL_BINS = 80
-VOICE_WIDTH = 64
-VOICE_FRAMES = 100
-
-# Heads are 64 wide; the sections share the 32 rotary frequencies out to time, height, width.
-_ROPE: dict[str, Any] = {
-    "rope_type": "default",
-    "rope_theta": 1000000.0,
-    "mrope_section": [8, 12, 12],
-}
-
 Tensors = dict[str, torch.Tensor]
 
 
@@ -90,7 +73,7 @@ def build(stage: str, seed: int) -> torch.nn.Module:
         raise ValueError(f"unknown stage {stage!r}, expected one of {', '.join(STAGES)}")
     # Both are imported by now: a module that is first imported while default weights are
     # skipped may keep the stubs that skip them.
-    architecture, config = _ARCHITECTURES[stage](_transformers())
+    architecture, config = ARCHITECTURES[stage](_transformers())
     with _single_thread(), _skip_default_weights():
         module: torch.nn.Module = architecture(config)
         generator = torch.Generator().manual_seed(_number(f"weights/{stage}/{seed}"))
@@ -266,109 +249,6 @@ def _talker_inputs(
         "prompt_embeds": torch.cat([prompt, start, reply[0]], dim=1),
         "reply_embeds": torch.cat([*reply[1:], end, pad], dim=1),
     }
-
-
-def _thinker(transformers: Any) -> tuple[Any, Any]:
-    audio = transformers.Qwen2_5OmniAudioEncoderConfig(
-        num_mel_bins=MEL_BINS,
-        d_model=384,
-        encoder_layers=3,
-        encoder_attention_heads=6,
-        encoder_ffn_dim=1536,
-        output_dim=THINKER_WIDTH,
-    )
-    vision = transformers.Qwen2_5OmniVisionEncoderConfig(
-        depth=2,
-        hidden_size=128,
-        intermediate_size=256,
-        num_heads=4,
-        out_hidden_size=THINKER_WIDTH,
-        fullatt_block_indexes=[1],
-    )
-    text = transformers.Qwen2_5OmniTextConfig(
-        vocab_size=TEXT_VOCABULARY,
-        hidden_size=THINKER_WIDTH,
-        intermediate_size=2048,
-        num_hidden_layers=5,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        rope_parameters=dict(_ROPE),
-        tie_word_embeddings=False,
-        pad_token_id=TEXT_PAD,
-    )
-    config = transformers.Qwen2_5OmniThinkerConfig(
-        audio_config=audio,
-        vision_config=vision,
-        text_config=text,
-        audio_token_index=AUDIO,
-        image_token_index=IMAGE,
-        video_token_index=VIDEO,
-        audio_start_token_id=AUDIO_START,
-        audio_end_token_id=AUDIO_END,
-        user_token_id=USER,
-        # Not declared by the configuration class, but the model reads it all the same.
-        vision_start_token_id=VISION_START,
-    )
-    return transformers.Qwen2_5OmniThinkerForConditionalGeneration, config
-
-
-def _talker(transformers: Any) -> tuple[Any, Any]:
-    config = transformers.Qwen2_5OmniTalkerConfig(
-        vocab_size=CODEC_VOCABULARY,
-        embedding_size=THINKER_WIDTH,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=7,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        rope_parameters=dict(_ROPE),
-        audio_token_index=AUDIO,
-        image_token_index=IMAGE,
-        video_token_index=VIDEO,
-        audio_start_token_id=AUDIO_START,
-        audio_end_token_id=AUDIO_END,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-        tts_text_start_token_id=SPEECH_START,
-        tts_text_end_token_id=SPEECH_END,
-        tts_text_pad_token_id=SPEECH_PAD,
-        tts_codec_pad_token_id=CODEC_PAD,
-        tts_codec_start_token_id=CODEC_START,
-        tts_codec_end_token_id=CODEC_END,
-        tts_codec_mask_token_id=CODEC_MASK,
-    )
-    return transformers.Qwen2_5OmniTalkerForConditionalGeneration, config
-
-
-def _token2wav(transformers: Any) -> tuple[Any, Any]:
-    dit = transformers.Qwen2_5OmniDiTConfig(
-        hidden_size=384,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        head_dim=64,
-        emb_dim=192,
-        num_embeds=CODES,
-        mel_dim=WAVE_MEL_BINS,
-        look_ahead_layers=[4],
-        look_backward_layers=[0, 7],
-        enc_emb_dim=VOICE_WIDTH,
-        enc_dim=64,
-        enc_channels=[128, 128, 128, 128, 384],
-    )
-    bigvgan = transformers.Qwen2_5OmniBigVGANConfig(
-        mel_dim=WAVE_MEL_BINS, upsample_initial_channel=256
-    )
-    config = transformers.Qwen2_5OmniToken2WavConfig(dit_config=dit, bigvgan_config=bigvgan)
-    return transformers.Qwen2_5OmniToken2WavModel, config
-
-
-# For each stage, the function that returns its class and its reduced configuration.
-_ARCHITECTURES: dict[str, Callable[[Any], tuple[Any, Any]]] = {
-    "thinker": _thinker,
-    "talker": _talker,
-    "token2wav": _token2wav,
-}
 
 
 def _parts(stage: str, module: torch.nn.Module) -> list[tuple[torch.nn.Module, float]]:

@@ -177,21 +177,22 @@ def _place(
     """The advice for these treatments, if they fit."""
     treated = list(zip(components, ways, strict=True))
     streamed = [c for c, how in treated if how == "stream"]
-    taken = sum(in_chunks(c.nbytes, chunk_bytes) for c, how in treated if how == "keep")
-    taken += sum(in_chunks(c.rest_bytes, chunk_bytes) for c in streamed)
+    taken = sum(_staying(c, how, chunk_bytes) for c, how in treated)
     taken += max((_in_turn(c, how, chunk_bytes) for c, how in treated), default=0)
     if taken > memory.room:
         return None
     kept = _blocks_kept(streamed, memory.room - taken, bytes_per_s, chunk_bytes)
-    taken += sum(
-        n * in_chunks(c.block_bytes, chunk_bytes) for c, n in zip(streamed, kept, strict=True)
-    )
-    shares = {
-        c.name: min(c.rest_bytes + n * c.block_bytes, c.nbytes)
-        for c, n in zip(streamed, kept, strict=True)
-    }
+    shares = {}
+    for c, n in zip(streamed, kept, strict=True):
+        taken += n * in_chunks(c.block_bytes, chunk_bytes)
+        shares[c.name] = min(c.rest_bytes + n * c.block_bytes, c.nbytes)
     placements = tuple(_placement(c, how, shares.get(c.name, 0), bytes_per_s) for c, how in treated)
     return Advice(memory, bytes_per_s, placements, taken)
+
+
+def _staying(c: ModelComponent, how: How, chunk_bytes: int) -> int:
+    nbytes = {"keep": c.nbytes, "stream": c.rest_bytes, "alternate": 0}[how]
+    return in_chunks(nbytes, chunk_bytes)
 
 
 def _in_turn(c: ModelComponent, how: How, chunk_bytes: int) -> int:

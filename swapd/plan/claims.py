@@ -1,6 +1,6 @@
 """Computes the need of each stage of a deploy file on each GPU, from the file and the weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -53,14 +53,14 @@ def of(
     found = {c.name: c for c in components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
     notes: list[str] = []
-    by_gpu: dict[int, list[Demand]] = {gpu: [] for s in deploy.stages for gpu in s.gpus}
+    by_gpu: dict[int, list[Demand]] = {}
     for stage in deploy.stages:
         needs = needs_of(stage, rooms.get(stage.name), config, chunk) if stage.ours else None
         layers = needs.layers if needs else 0
         parts = _parts(stage, sizes[stage.name], found, notes, layers, chunk)
         for gpu in stage.gpus:
-            room = _by_itself(deploy, stage, parts, rooms, totals[gpu]) if needs is None else 0
-            by_gpu[gpu].append(_claim(stage, parts, needs or Needs(room, said=True)))
+            on = needs or Needs(_by_itself(deploy, stage, parts, rooms, totals[gpu]), said=True)
+            by_gpu.setdefault(gpu, []).append(_claim(stage, parts, on))
         notes += needs.notes if needs else ()
     return dict(sorted(by_gpu.items())), notes
 
@@ -143,33 +143,40 @@ def needs_of(
     """
     if stage.kind != "ar":
         return _without_cache(stage, room)
+    own, layout = workspace.USUAL_BYTES["ar"], None
     try:
-        layout = kv.layout_of(config, stage.name) if config else None
-        steps = stage.step_tokens or workspace.STEP_TOKENS
-        own = (
-            workspace.of_decoder(config, stage.name, steps)
-            if config
-            else workspace.USUAL_BYTES["ar"]
-        )
+        if config:
+            layout = kv.layout_of(config, stage.name)
+            steps = stage.step_tokens or workspace.STEP_TOKENS
+            own = workspace.of_decoder(config, stage.name, steps)
     except kv.UncountedCache:
         if stage.kv_cache_bytes is None and room is None:
             raise
-        layout, own = None, workspace.USUAL_BYTES["ar"]
-    cache = _cache(stage, layout) if layout else None
-    # a plan wrote the size of a countable cache, as it wrote the utilisation: compute both again
-    said = stage.kv_cache_bytes if cache is None else None
-    if room is not None:
-        said = _left_of(stage, room, own, cache, chunk)
-    least = kv.least_bytes(cache) if cache else USUAL_CACHE
+        layout = None
+    if layout is None:
+        return _uncounted(stage, room, own, chunk)
+    cache = _cache(stage, layout)
+    said = None if room is None else _left_of(stage, room, own, cache, chunk)
     return Needs(
         workspace=own,
-        least_cache=least if said is None else said,
-        most_cache=_most(stage, cache) if cache else None,
+        least_cache=kv.least_bytes(cache) if said is None else said,
+        most_cache=_most(stage, cache),
         cache=cache,
-        layers=layout.layers if layout else 0,
+        layers=layout.layers,
         said=said is not None,
-        notes=tuple(_notes(stage, own, cache, said, windows=bool(layout and layout.windows))),
+        notes=tuple(_notes(stage, own, windows=layout.windows)),
     )
+
+
+def _uncounted(stage: DeployStage, room: int | None, own: int, chunk: int) -> Needs:
+    """With a KV cache of a given size, or the usual one: its model is unknown.
+
+    The size in the file counts here alone: that of a countable cache is from an earlier plan.
+    """
+    said = stage.kv_cache_bytes if room is None else _left_of(stage, room, own, None, chunk)
+    least = USUAL_CACHE if said is None else said
+    notes = tuple(_notes(stage, own, unknown=said is None))
+    return Needs(own, least, said=said is not None, notes=notes)
 
 
 def _without_cache(stage: DeployStage, room: int | None) -> Needs:
@@ -228,25 +235,22 @@ def _cache(stage: DeployStage, layout: kv.KvLayout) -> kv.KvCache:
 
 
 def _notes(
-    stage: DeployStage, own: int, cache: kv.KvCache | None, said: int | None, *, windows: bool
-) -> list[str]:
+    stage: DeployStage, own: int, *, unknown: bool = False, windows: bool = False
+) -> Iterator[str]:
     name = stage.name
-    notes = [f"{name}: taken to need {size(own)} of workspace, which vLLM measures when it starts"]
-    if cache is None and said is None:
-        notes.append(
+    yield f"{name}: taken to need {size(own)} of workspace, which vLLM measures when it starts"
+    if unknown:
+        yield (
             f"{name}: taken to have a KV cache of {size(USUAL_CACHE)}, since its model's "
             f"config.json is unknown: name its folder, or give --config FILE"
         )
     if windows:
-        notes.append(
+        yield (
             f"{name}: its model has layers with a sliding window, which are counted as layers "
             f"without: vLLM may hold longer requests"
         )
     if stage.drafts:
-        notes.append(
-            f"{name}: the cache of its draft model is not counted; add it by --room {name}=SIZE"
-        )
-    return notes
+        yield (f"{name}: the cache of its draft model is not counted; add it by --room {name}=SIZE")
 
 
 # --- sizes ---------------------------------------------------------------------------------
@@ -273,14 +277,10 @@ def _weights(
     stage: DeployStage, deploy: Deploy, found: Mapping[str, ModelComponent]
 ) -> list[ModelComponent]:
     """The whole weights of a stage: one component, or the components of a diffusion stage."""
-    for name in names_of(stage):
-        if name in found:
-            return [found[name]]
-    if stage.kind == "diffusion":
-        taken = {s.name for s in deploy.stages}
-        made_of = [c for n, c in found.items() if n in COMPONENTS and n not in (*taken, *STAGES)]
-        if made_of:
-            return made_of
+    if name := next((name for name in names_of(stage) if name in found), None):
+        return [found[name]]
+    if stage.kind == "diffusion" and (made_of := _pipeline(deploy, found)):
+        return made_of
     if len(deploy.stages) == 1 and len(found) == 1:
         return list(found.values())
     if not stage.ours:
@@ -292,6 +292,12 @@ def _weights(
     )
 
 
+def _pipeline(deploy: Deploy, found: Mapping[str, ModelComponent]) -> list[ModelComponent]:
+    """The components of a diffusion pipeline: those that are no stages."""
+    taken = {*STAGES, *(stage.name for stage in deploy.stages)}
+    return [c for name, c in found.items() if name in COMPONENTS and name not in taken]
+
+
 def _parts(
     stage: DeployStage,
     weights: Sequence[ModelComponent],
@@ -301,31 +307,35 @@ def _parts(
     chunk: int,
 ) -> tuple[WeightGroup, ...]:
     """The parts of a stage that load and leave by themselves, on one of its GPUs."""
-    if stage.kind == "diffusion":
+    if stage.kind == "diffusion" or not weights:
         return tuple(_of_pipeline(stage, c, chunk) for c in weights)
-    if not weights:
-        return ()
     whole = weights[0].nbytes // stage.shards
-    named = stage.offload.cpu_offload_components if stage.offload.cpu_offload_enabled else None
-    if named is None:
+    named = stage.offload.cpu_offload_components
+    if named is None or not stage.offload.cpu_offload_enabled:
         return (_by_layer(stage, weights[0], whole, layers, chunk, stays=stage.stays),)
-    inner = {n: found.get(f"{stage.name}.{n}") for n in named if n != stage.name}
-    for name, component in inner.items():
-        if component is None:
-            notes.append(
-                f"{stage.name}.{name}: its size is unknown, so it is taken to stay like the "
-                f"rest; give {stage.name}.{name}=SIZE"
-            )
-    parts = [
-        _part(f"{stage.name}.{n}", c.nbytes // stage.shards, chunk)
-        for n, c in inner.items()
-        if c is not None
-    ]
+    parts = list(_inner(stage, named, found, notes, chunk))
     rest = whole - sum(p.nbytes for p in parts)
     if rest < 0:
         raise PlanError(f"{stage.name} is smaller than its parts together; check their sizes")
     own = _by_layer(stage, weights[0], rest, layers, chunk, stays=stage.name not in named)
     return (own, *parts)
+
+
+def _inner(
+    stage: DeployStage,
+    named: Sequence[str],
+    found: Mapping[str, ModelComponent],
+    notes: list[str],
+    chunk: int,
+) -> Iterator[WeightGroup]:
+    """The named parts of known size, but for the stage itself."""
+    for name in [f"{stage.name}.{part}" for part in named if part != stage.name]:
+        if (component := found.get(name)) is not None:
+            yield _part(name, component.nbytes // stage.shards, chunk)
+            continue
+        notes.append(
+            f"{name}: its size is unknown, so it is taken to stay like the rest; give {name}=SIZE"
+        )
 
 
 def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> WeightGroup:

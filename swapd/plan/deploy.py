@@ -4,7 +4,8 @@ It follows vLLM-Omni's rules: `base_config` first, stages merged by `stage_id`, 
 for CUDA. Base files, and names that a file leaves out, are those of an installed vLLM-Omni.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path, PurePath
 from typing import Any
@@ -118,26 +119,37 @@ def read(
     files = _with_bases(path, own, installed)
     whole = reduce(_over, reversed(files.values()))
     merged = _for_cuda(whole)
-    listed = merged.get("stages")
-    if not isinstance(listed, list) or not listed:
-        old = "; only older versions read stage_args" if "stage_args" in merged else ""
-        raise BadDeploy(f"{path} lists no stages, under stages{old}")
-    stages = tuple(_stage(path, entry, merged, None) for entry in listed)
-    if installed is not None and not all(one.ours and one.is_named for one in stages):
-        known = installed.stages_of(merged.get("pipeline"), [p.name for p in files])
-        stages = tuple(_stage(path, each, merged, known.get(each["stage_id"])) for each in listed)
-    ids = [s.id for s in stages]
-    if len(set(ids)) < len(ids):
-        raise BadDeploy(f"{path}: several stages have one stage_id; they are {ids}")
-    names = [s.name for s in stages]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise BadDeploy(f"{path}: several stages are called {', '.join(sorted(twice))}")
+    stages = _stages(path, merged, files, installed)
+    _check_unique(path, stages)
     together = len(stages) > 1 and _all_at_once(merged)
     return Deploy(path, stages, together, own, whole)
 
 
+def _stages(
+    path: Path, merged: dict[str, Any], files: Iterable[Path], installed: VllmOmni | None
+) -> tuple[DeployStage, ...]:
+    """The stages of a file merged with its bases, `files`. Raises: BadDeploy."""
+    listed = merged.get("stages")
+    if not isinstance(listed, list) or not listed:
+        old = "; only older versions read stage_args" * ("stage_args" in merged)
+        raise BadDeploy(f"{path} lists no stages, under stages{old}")
+    stages = tuple(_stage(path, entry, merged, None) for entry in listed)
+    if installed is not None and not all(one.ours and one.is_named for one in stages):
+        known = installed.stages_of(merged.get("pipeline"), [file.name for file in files])
+        stages = tuple(_stage(path, each, merged, known.get(each["stage_id"])) for each in listed)
+    return stages
+
+
+def _check_unique(path: Path, stages: Sequence[DeployStage]) -> None:
+    ids = [stage.id for stage in stages]
+    if len(set(ids)) < len(ids):
+        raise BadDeploy(f"{path}: several stages have one stage_id; they are {ids}")
+    names = Counter(stage.name for stage in stages)
+    if twice := sorted(name for name, count in names.items() if count > 1):
+        raise BadDeploy(f"{path}: several stages are called {', '.join(twice)}")
+
+
 def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of stages for CUDA alone."""
     return list(((of.get("platforms") or {}).get("cuda") or {}).get("stages") or ())
 
 
@@ -162,10 +174,8 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _check_shape(where: str, found: dict[Any, Any]) -> None:
-    """Check that maps and lists are where they belong; their values are checked at their use."""
     for key in ("base_config", "pipeline"):
-        if not isinstance(found.get(key), str | None):
-            raise BadDeploy(f"{where}: {key} is not text: {found[key]!r}")
+        _text(where, found, key)
     _check_stages(where, _keyed(where, found).get("stages"))
     platforms = _dictionary(where, "platforms", found.get("platforms"))
     cuda = _dictionary(where, "platforms: cuda", platforms.get("cuda"))
@@ -183,7 +193,6 @@ def _check_stages(where: str, listed: object) -> None:
 
 
 def _keyed(where: str, found: dict[Any, Any]) -> dict[str, Any]:
-    """`found`, if all its keys are text."""
     for key in found:
         if not isinstance(key, str):
             raise BadDeploy(f"{where}: {key!r} is not a key: it is not text")
@@ -191,7 +200,6 @@ def _keyed(where: str, found: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _base(path: Path, named: object, installed: VllmOmni | None) -> Path:
-    """The base file of `path`: beside it, else in an installed vLLM-Omni."""
     beside = path.parent / str(named)
     if beside.is_file():
         return beside.resolve()
@@ -207,7 +215,6 @@ def _base(path: Path, named: object, installed: VllmOmni | None) -> Path:
 def _with_bases(
     path: Path, own: dict[str, Any], installed: VllmOmni | None
 ) -> dict[Path, dict[str, Any]]:
-    """The keys of the file, of its base file, and so on."""
     files, seen = {path: own}, {path.resolve()}
     while "base_config" in own:
         if len(files) > _BASES_MAX:
@@ -222,7 +229,6 @@ def _with_bases(
 
 
 def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A file merged with its base file."""
     merged = {**base, **{k: v for k, v in own.items() if k != "base_config"}}
     merged["stages"] = _merged(base.get("stages"), own.get("stages"))
     merged["platforms"] = {**(base.get("platforms") or {}), **(own.get("platforms") or {})}
@@ -276,12 +282,12 @@ def _stage(
         options = options_of(additional, where)
     except InvalidSettings as exc:
         raise BadDeploy(str(exc)) from exc
-    worker, extension = (str(flat.get(k) or "") for k in ("worker_cls", "worker_extension_cls"))
+    worker, extension = str(flat.get("worker_cls")), str(flat.get("worker_extension_cls"))
     called, kind = known or (f"stage{number}", _kind(worker, extension))
     name = options.component or called
     if problem := problem_with_text("component", name):
         raise BadDeploy(f"{where}: {problem}")
-    ours = worker.startswith(_OURS) or extension.startswith(_OURS)
+    ours = any(named.startswith(_OURS) for named in (worker, extension))
     gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
     return DeployStage(
         id=number,
@@ -304,44 +310,48 @@ def _stage(
         drafts=bool(flat.get("speculative_config")),
         kv=options.kv,
         additional=additional,
-        graphs=not (flat.get("enforce_eager") or _without_graphs(flat.get("compilation_config"))),
+        graphs=_has_graphs(flat),
     )
 
 
 def _kind(worker: str, extension: str) -> Kind:
-    """The kind of a stage, from the class it names."""
     if extension.startswith(_OURS):
         return "diffusion"
     return "generation" if "Generation" in worker else "ar"
 
 
 def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tuple[int, ...], int]:
-    """The GPU of each process, with replicas; and the number of processes that divide the weights.
+    """The GPU of each process; and the number of processes that divide the weights.
 
-    A stage that is not placed `strictly` may also use other kinds of parallelism.
-    """
-    shards = _number(where, flat, "tensor_parallel_size", int, _PROCESSES_MAX) or 1
+    Not `strictly`: the stage may also use other kinds of parallelism."""
+    shards = _processes(where, flat, "tensor_parallel_size")
+    replicas = _processes(where, flat, "num_replicas")
+    devices = flat.get("devices")
+    listed = tuple(range(shards) if devices is None else _gpus(where, devices))
+    if not strictly:
+        return listed, shards
     for key in ("pipeline_parallel_size", "data_parallel_size"):
-        if strictly and (_number(where, flat, key, int, _PROCESSES_MAX) or 1) > 1:
+        if _processes(where, flat, key) > 1:
             raise BadDeploy(
                 f"{where}: {key} is {flat[key]}; with swapd's worker it has to be 1. Divide the "
                 "stage by tensor_parallel_size"
             )
-    replicas = _number(where, flat, "num_replicas", int, _PROCESSES_MAX) or 1
-    devices = flat.get("devices")
-    listed = range(shards) if devices is None else _gpus(where, devices)
-    if strictly and len(set(listed)) < len(listed):
+    if len(set(listed)) < len(listed):
         raise BadDeploy(
             f"{where}: devices {devices!r} names a GPU twice; each process of a stage needs its own"
         )
-    if not strictly or len(listed) == shards * replicas:
-        return tuple(listed), shards
+    if len(listed) == shards * replicas:
+        return listed, shards
     if len(listed) == shards:  # one replica's; the others are on the following GPUs
         return tuple(r * shards + gpu for r in range(replicas) for gpu in listed), shards
     raise BadDeploy(
         f"{where}: it has {len(listed)} devices for {shards * replicas} processes "
         "(tensor_parallel_size times num_replicas)"
     )
+
+
+def _processes(where: str, flat: Mapping[str, Any], key: str) -> int:
+    return _number(where, flat, key, int, _PROCESSES_MAX) or 1
 
 
 def _gpus(where: str, devices: object) -> list[int]:
@@ -357,9 +367,11 @@ def _gpus(where: str, devices: object) -> list[int]:
         ) from exc
 
 
-def _without_graphs(compilation: object) -> bool:
+def _has_graphs(flat: Mapping[str, Any]) -> bool:
+    compilation = flat.get("compilation_config")
     said = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
-    return said is not None and str(said).upper() in ("NONE", "0")
+    without = said is not None and str(said).upper() in ("NONE", "0")
+    return not (flat.get("enforce_eager") or without)
 
 
 def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
@@ -372,8 +384,7 @@ def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
 
 def _tokens(where: str, flat: Mapping[str, Any], key: str) -> int | None:
     """A number of tokens, if set; -1 leaves it to vLLM."""
-    said = None if flat.get(key) == -1 else _number(where, flat, key, int, _TOKENS_MAX)
-    return said
+    return None if flat.get(key) == -1 else _number(where, flat, key, int, _TOKENS_MAX)
 
 
 def _text(where: str, flat: Mapping[str, Any], key: str) -> str | None:

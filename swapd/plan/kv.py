@@ -296,14 +296,19 @@ def _filled_up(full: int, sliding: int) -> int:
 
 
 def _longest(decoder: Mapping[str, Any]) -> int | None:
-    said = [v for k in _LENGTHS if type(v := decoder.get(k)) is int and 0 < v < _COUNT_MAX]
-    if type(length := decoder.get("model_max_length")) is int and 0 < length < _COUNT_MAX:
-        said = [length]
-    rope = decoder.get("rope_parameters") or decoder.get("rope_scaling") or {}
-    factor = rope.get("factor") if isinstance(rope, dict) else None
-    scaled = isinstance(factor, int | float) and 1 < factor < _COUNT_MAX
-    if not said:
-        return None
-    if scaled and (rope.get("rope_type") or rope.get("type")) not in _SCALED:
-        return int(min(said) * float(factor or 1))
-    return min(said)
+    said = _lengths(decoder, ("model_max_length",)) or _lengths(decoder, _LENGTHS)
+    return int(min(said) * _stretch(decoder)) if said else None
+
+
+def _lengths(decoder: Mapping[str, Any], keys: Iterable[str]) -> list[int]:
+    found = (decoder.get(key) for key in keys)
+    return [length for length in found if type(length) is int and 0 < length < _COUNT_MAX]
+
+
+def _stretch(decoder: Mapping[str, Any]) -> float:
+    """The factor of its rotary embeddings that the length does not include."""
+    rope = decoder.get("rope_parameters") or decoder.get("rope_scaling")
+    if not isinstance(rope, dict) or (rope.get("rope_type") or rope.get("type")) in _SCALED:
+        return 1.0
+    factor = rope.get("factor")
+    return float(factor) if isinstance(factor, int | float) and 1 < factor < _COUNT_MAX else 1.0

@@ -33,15 +33,21 @@ def _changed(
     everywhere: bool,
 ) -> list[dict[str, Any]]:
     """A file's own stages with `changes`: `everywhere`, or only where `whole` says the same."""
-    by_id = {s["stage_id"]: dict(s) for s in mine or ()}
-    said = {s["stage_id"]: s for s in whole or ()}
+    by_id = {stage["stage_id"]: dict(stage) for stage in mine or ()}
+    before = {stage["stage_id"]: stage for stage in whole or ()}
     for number, values in changes.items():
-        before = said.get(number, {})
-        again = {k: v for k, v in values.items() if everywhere or k in before}
-        for inner in INNER:
-            of = before.get(inner)
-            if isinstance(of, dict) and not of.keys().isdisjoint(values):
-                again[inner] = {k: values.get(k, v) for k, v in of.items()}
-        if again:
+        if again := _again(before.get(number, {}), values, everywhere=everywhere):
             by_id[number] = {"stage_id": number, **by_id.get(number, {}), **again}
     return [by_id[number] for number in sorted(by_id)]
+
+
+def _again(
+    before: Mapping[str, Any], values: Mapping[str, Any], *, everywhere: bool
+) -> dict[str, Any]:
+    """What a stage's entry must say so that the values count."""
+    again = {key: value for key, value in values.items() if everywhere or key in before}
+    for inner in INNER:
+        own = before.get(inner)
+        if isinstance(own, dict) and not own.keys().isdisjoint(values):
+            again[inner] = {key: values.get(key, value) for key, value in own.items()}
+    return again

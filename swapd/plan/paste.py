@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 
@@ -33,20 +34,19 @@ def stage_file(advice: Advice) -> str:
 
 def _settings(placements: list[Treatment]) -> list[str]:
     """The settings of one stage. A stage has one option: streaming, if components differ."""
-    streamed = [p for p in placements if p.how == "stream"]
-    alternating = [p for p in placements if p.how == "alternate"]
     moved = [p for p in placements if p.how != "keep"]
+    ways = Counter(p.how for p in moved)
     if not moved:
         return ["cpu_offload_enabled: false"]
-    if len(streamed) == 1 and not alternating:
-        lines = [f"cpu_offload_gb: {_gb(streamed[0])}"]
-    elif streamed:
+    if ways == {"stream": 1}:
+        lines = [f"cpu_offload_gb: {_gb(moved[0])}"]
+    elif ways["stream"]:
         lines = ["enable_layerwise_offload: true"]
     else:
         lines = ["cpu_offload_enabled: true", "cpu_offload_strategy: alternating"]
-    if len(moved) < len(placements) or len(placements) > 1:
+    if len(placements) > 1:
         lines.append(_names(moved))
-    if streamed and len(moved) > 1:
+    if ways["stream"] and len(moved) > 1:
         lines.append("# a stage has one option only: the Python lines below are more exact")
     return lines
 

@@ -1,6 +1,6 @@
 """Why stages of vLLM-Omni do not fit on a GPU, as a sum, and what would make them fit. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from swapd.plan import kv
 from swapd.plan.advise import in_chunks
@@ -68,23 +68,27 @@ def _turn_in_words(claim: Demand) -> str:
 
 def _remedies(claims: Sequence[Demand], largest: Demand, short: int) -> str:
     """Possible remedies; `short` is the free memory less the need, a negative number."""
-    ways = []
-    if largest.cache and not largest.said:
-        least = in_chunks(largest.least_cache, largest.chunk)
-        longest = kv.tokens_in(largest.cache, least + short)
-        if longest > 0:
-            ways.append(f"max_model_len: {longest} or less for {largest.name}")
-    elif largest.said and largest.least_cache:
-        ways.append(f"a smaller KV cache (--room {largest.name}=SIZE)")
-    if largest.least_cache and not largest.cache:
-        ways.append("the model's config.json (--config FILE), from which caches are counted")
-    ways.append(f"less workspace (a smaller max_num_batched_tokens for {largest.name})")
+    ways = [
+        *_of_cache(largest, short),
+        f"less workspace (a smaller max_num_batched_tokens for {largest.name})",
+    ]
     if graphs := [c.name for c in claims if c.graphs]:
         ways.append(f"no graphs (enforce_eager: true for {graphs[-1]})")
     ways += [
         f"swapd's worker for {c.name}, or less gpu_memory_utilization" for c in claims if not c.ours
     ]
-    if any(c.staying for c in claims if c.ours):
+    if any(c.ours and c.staying for c in claims):
         ways.append("turns for permanent stages (cpu_offload_enabled, no cpu_offload_components)")
     ways += ["quantised weights", f"{largest.name} over several GPUs (tensor_parallel_size)"]
     return f"It takes {', '.join(ways)}, or a larger GPU"
+
+
+def _of_cache(largest: Demand, short: int) -> Iterator[str]:
+    if largest.said and largest.least_cache:
+        yield f"a smaller KV cache (--room {largest.name}=SIZE)"
+    elif largest.cache and not largest.said:
+        least = in_chunks(largest.least_cache, largest.chunk)
+        if (longest := kv.tokens_in(largest.cache, least + short)) > 0:
+            yield f"max_model_len: {longest} or less for {largest.name}"
+    if largest.least_cache and not largest.cache:
+        yield "the model's config.json (--config FILE), from which caches are counted"

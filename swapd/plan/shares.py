@@ -251,15 +251,19 @@ def divide_all(
         ]
 
     plans = divided(claims)
-    found = [(s.name, s.cache_bytes) for plan in plans for s in plan.shares if s.cache_bytes]
-    least = {name: min(n for other, n in found if other == name) for name, _ in found}
-    if len(least) == len(set(found)):
+    sizes: dict[str, set[int]] = {}
+    for share in (share for plan in plans for share in plan.shares if share.cache_bytes):
+        sizes.setdefault(share.name, set()).add(share.cache_bytes)
+    if all(len(some) == 1 for some in sizes.values()):
         return plans
-    same = {
-        gpu: [replace(c, least_cache=least[c.name], said=True) if c.least_cache else c for c in on]
-        for gpu, on in claims.items()
-    }
-    return divided(same)
+    return divided({gpu: [_with_least(c, sizes) for c in on] for gpu, on in claims.items()})
+
+
+def _with_least(claim: Demand, sizes: Mapping[str, set[int]]) -> Demand:
+    """With the least of the sizes of its KV cache."""
+    if not claim.least_cache:
+        return claim
+    return replace(claim, least_cache=min(sizes[claim.name]), said=True)
 
 
 def utilization(room: int, total: int) -> float:
@@ -374,8 +378,7 @@ def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:
 def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShare:
     turning = [p for p in claim.parts if not p.stays]
     taken = sum(p.taken for p in turning) + cache
-    takes_turns = claim.ours and not fits and taken > 0
-    return GpuShare(
+    share = GpuShare(
         name=claim.name,
         stage_id=claim.stage_id,
         ours=claim.ours,
@@ -384,7 +387,11 @@ def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShar
         cache_bytes=cache,
         cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
         max_model_len=claim.cache.max_model_len if claim.cache else 0,
-        takes_turns=takes_turns,
-        turning_bytes=taken if takes_turns else 0,
-        swap_in_s=sum(p.nbytes for p in turning) / bytes_per_s if takes_turns else 0.0,
+        takes_turns=False,
+        turning_bytes=0,
+        swap_in_s=0.0,
     )
+    if fits or not (claim.ours and taken):
+        return share
+    swap_in_s = sum(p.nbytes for p in turning) / bytes_per_s
+    return replace(share, takes_turns=True, turning_bytes=taken, swap_in_s=swap_in_s)

@@ -7,6 +7,7 @@ import logging
 import re
 import struct
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -129,19 +130,22 @@ def check_names(found: Iterable[ModelComponent], sources: Iterable[str]) -> None
 
     `sources`: the words of the command line with their sizes.
     """
-    names = [c.name for c in found]
-    for twice in (name for name in names if names.count(name) > 1):
-        said = next((s for s in sources if s.startswith(f"{twice}=") and named(s)), None)
-        why = (
-            f"{said} is one more size of its weights. If it belongs to an option, write the option "
-            f"before each of its values, as in --room {said}"
-            if said
-            else "plan them one by one"
-        )
-        raise PlanError(f"several components are called {twice}: {why}")
+    names = Counter(c.name for c in found)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise PlanError(f"several components are called {twice}: {_why(twice, sources)}")
     for name in names:
         if problem := problem_with_text("the name of a component", name):
             raise PlanError(problem)
+
+
+def _why(twice: str, sources: Iterable[str]) -> str:
+    given = [source for source in sources if source.startswith(f"{twice}=") and named(source)]
+    if not given:
+        return "plan them one by one"
+    return (
+        f"{given[0]} is one more size of its weights. If it belongs to an option, write the option "
+        f"before each of its values, as in --room {given[0]}"
+    )
 
 
 # --- folders -----------------------------------------------------------------------------
@@ -316,11 +320,7 @@ def _of_config(path: Path) -> list[ModelComponent]:
     """The components of a Hugging Face config, from a model on the meta device. Needs
     transformers."""
     config = _json(path)
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not [a for a in architectures if a]:
-        raise NoSizes(f"{path} names no architecture; give its safetensors, or NAME=SIZE")
-    if not isinstance(architectures[0], str) or not architectures[0].isidentifier():
-        raise NoSizes(f"{path}: {architectures[0]!r} is no architecture; give NAME=SIZE")
+    architecture = _architecture(path, config)
     if too_many := _too_many(config):
         raise NoSizes(f"{path}: {too_many} is more than any model has; give NAME=SIZE")
     try:
@@ -333,17 +333,26 @@ def _of_config(path: Path) -> list[ModelComponent]:
         ) from exc
     try:
         with _unheard(), torch.device("meta"):
-            kind = getattr(transformers, architectures[0], None)
+            kind = getattr(transformers, architecture, None)
             if kind is None:
-                raise NoSizes(f"{path}: transformers has no {architectures[0]}; give NAME=SIZE")
+                raise NoSizes(f"{path}: transformers has no {architecture}; give NAME=SIZE")
             model = kind(kind.config_class.from_json_file(path))
     except NoSizes:
         raise
     except Exception as exc:  # a config may raise any error
-        raise NoSizes(f"{path}: {architectures[0]} cannot be built from it: {exc}") from exc
+        raise NoSizes(f"{path}: {architecture} cannot be built from it: {exc}") from exc
     item = _item_bytes(config)
     tensors = {name: t.numel() * item for name, t in model.named_parameters()}
     return _of_tensors(tensors, _called(path.parent))
+
+
+def _architecture(path: Path, config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    if not isinstance(named, list) or not any(named):
+        raise NoSizes(f"{path} names no architecture; give its safetensors, or NAME=SIZE")
+    if not isinstance(named[0], str) or not named[0].isidentifier():
+        raise NoSizes(f"{path}: {named[0]!r} is no architecture; give NAME=SIZE")
+    return named[0]
 
 
 @contextmanager

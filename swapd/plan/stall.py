@@ -22,15 +22,15 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
     if max(sizes) > room:
         return None
     there: dict[str, int] = {}
-    loads = {str(i): n for i, n in enumerate(copied or sizes)}
+    order = [(str(i), *both) for i, both in enumerate(zip(sizes, copied or sizes, strict=True))]
     moved = 0
     for request in range(_WARM_UP + _COUNTED):
-        for name, nbytes in ((str(i), n) for i, n in enumerate(sizes)):
+        for name, nbytes, load in order:
             if name not in there:
                 short = nbytes - (room - sum(there.values()))
                 for victim in victims(short, list(there.items())) or ():
                     del there[victim]
-                moved += loads[name] if request >= _WARM_UP else 0
+                moved += load if request >= _WARM_UP else 0
             there[name] = there.pop(name, nbytes)
     return moved // _COUNTED
 

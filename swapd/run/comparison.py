@@ -151,12 +151,16 @@ def better(found: Comparison) -> tuple[Side, str] | None:
     first, second = found.sides
     if any(not side.good or side.failed for side in found.sides if side.settings is not None):
         return None
+    times = [_time(side) for side in found.sides]
     if first.settings is None:
-        ratio = _ratio(*(_time(side) for side in found.sides))
+        ratio = _ratio(*times)
         return second, f"{ratio} times the time without swapd" if ratio else "fails without swapd"
-    times = [_time(side) or 0.0 for side in found.sides]
-    winner, loser = (second, first) if times[1] < times[0] else (first, second)
-    return winner, f"{min(times) / max(times):.3g} times the time with {loser.name}"
+    (least, winner), (most, loser) = sorted(zip(times, found.sides, strict=True), key=_by_time)
+    return winner, f"{_ratio(most, least)} times the time with {loser.name}"
+
+
+def _by_time(timed: tuple[float | None, Side]) -> float:
+    return timed[0] or 0.0
 
 
 def _time(side: Side) -> float | None:

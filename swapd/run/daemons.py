@@ -17,6 +17,7 @@ import swapd_client
 from swapd.run import gpus
 from swapd.run.child import end_with_parent
 from swapd.shared import config, daemons
+from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import size
 from swapd.spawn import STOP_S, SpawnError
@@ -85,18 +86,15 @@ def joinable(wanted: DaemonSpec) -> Path | None:
     On the host, which many daemons may share, only the one in the wanted folder counts. Raises:
     SwapdError if there is one with less, or with larger chunks, as two would not fit.
     """
-    usual = wanted.folder.resolve()
     for found in daemons.running():
-        if found.unreachable or (wanted.device == "host" and found.folder != usual):
+        if (status := _status_for(wanted, found)) is None:
             continue
-        status = _status(found.folder)
-        if status is None or not _is_for(wanted, status.device, found.pid):
-            continue
+        end_it = f"end it with `swapd stop --endpoint {found.folder}`"
         if wanted.chunk is not None and status.chunk_bytes > wanted.chunk:
             raise SwapdError(
                 f"the swapd at {found.folder} lends {wanted.device} in chunks of "
-                f"{size(status.chunk_bytes)}, and {wanted.why} counts in {size(wanted.chunk)}: end "
-                f"it with `swapd stop --endpoint {found.folder}`, and this run starts its own"
+                f"{size(status.chunk_bytes)}, and {wanted.why} counts in {size(wanted.chunk)}: "
+                f"{end_it}, and this run starts its own"
             )
         if status.budget_bytes >= wanted.budget:
             return found.folder
@@ -104,10 +102,17 @@ def joinable(wanted: DaemonSpec) -> Path | None:
         how = f'budget = "{less}" in {wanted.file}' if wanted.file else f"--budget {less}"
         raise SwapdError(
             f"the swapd at {found.folder} has a budget of {size(status.budget_bytes)} on "
-            f"{wanted.device}, and {size(wanted.budget)} is needed ({wanted.why}): end it with "
-            f"`swapd stop --endpoint {found.folder}`, or give {how}"
+            f"{wanted.device}, and {size(wanted.budget)} is needed ({wanted.why}): {end_it}, or "
+            f"give {how}"
         )
     return None
+
+
+def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> StatusReply | None:
+    """The status of a daemon that serves the wanted device; None of another."""
+    elsewhere = wanted.device == "host" and found.folder != wanted.folder.resolve()
+    status = None if found.unreachable or elsewhere else _status(found.folder)
+    return status if status and _is_for(wanted, status.device, found.pid) else None
 
 
 def _is_for(wanted: DaemonSpec, device: str, pid: int) -> bool:

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
@@ -112,18 +113,18 @@ def read(path: Path) -> RunFile:
 
 
 def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
-    several = isinstance(raw, list)
-    tables = raw if several else [raw]
+    tables = raw if isinstance(raw, list) else [raw]
     if not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: daemon is no table: write [daemon], or [[daemon]] for each GPU")
     found = []
     for number, table in enumerate(tables):
-        source = f"{path}: daemon[{number}]." if several else f"{path}: daemon."
+        source = f"{path}: daemon[{number}]." if tables is raw else f"{path}: daemon."
         found.append(settings.table_of(table, source, path.parent))
         if len(tables) > 1:
             _one_of_several(table, source)
-    devices = [one.device for one in found]
-    if twice := next((one for one in devices if devices.count(one) > 1), None):
+    devices = Counter(one.device for one in found)
+    (twice, count), *_ = devices.most_common(1)
+    if count > 1:
         raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: leave one of them out")
     return tuple(found)
 

@@ -97,45 +97,59 @@ def of_stages(
     return list(found.values())
 
 
+class _StageIndex:
+    """The stages of sessions, and of the components that they registered."""
+
+    def __init__(self, stages: Mapping[str, StageOutcome]) -> None:
+        self._stages = stages
+        self.of_session: dict[int, StageOutcome] = {}
+        self.of_component: dict[str, StageOutcome] = {}
+
+    def note(self, item: object) -> None:
+        match item:
+            case events.SessionOpened():
+                if name := stage_of(item.label, self._stages):
+                    self.of_session[item.session] = self._stages[name]
+            case events.SessionGone():
+                self.of_session.pop(item.session, None)
+            case actions.MakeHostCopy():
+                self.of_component.pop(item.name, None)
+                if item.session in self.of_session:
+                    self.of_component[item.name] = self.of_session[item.session]
+            case _:
+                pass
+
+
 def _counted(
     records: Iterable[Record], since: float, stages: Mapping[str, StageOutcome]
 ) -> Outcome:
     """The sums on the device of these records; adds those of `stages` to them."""
-    found, seen, chunk, used = Outcome(), Seen(), 0, 0
-    #: Stages by session, and by the names of their components.
-    sessions: dict[int, StageOutcome] = {}
-    owners: dict[str, StageOutcome] = {}
+    found, seen, owners, chunk, used = Outcome(), Seen(), _StageIndex(stages), 0, 0
     for record in records:
         counts = since <= record.time
         if record.start is not None:
             found.device, chunk = record.start.device, record.start.chunk_bytes
             found.budget_bytes = record.start.chunks * chunk
-        match record.event or record.action:
-            case events.SessionOpened() as item:
-                if name := stage_of(item.label, stages):
-                    sessions[item.session] = stages[name]
-            case events.SessionGone() as item:
-                sessions.pop(item.session, None)
-            case actions.MakeHostCopy() as item:
-                owners.pop(item.name, None)
-                if item.session in sessions:
-                    owners[item.name] = sessions[item.session]
-            case events.CopiedIn() | events.CopiedOut() as item if counts:
-                order = seen.order(item.generation)
-                if isinstance(order, actions.CopyIn | actions.CopyOut):
-                    for sums in _each(found, owners.get(order.name)):
-                        sums.add_copy(order)
-            case actions.CopyIn() | actions.Lend() as item:
-                used = max(used, item.in_use) if counts else item.in_use
-            case actions.Grant() | actions.Refuse() as item if counts:
-                for sums in _each(found, sessions.get(item.session)):
-                    sums.add_request(item)
-            case _:
-                pass
+        item = record.event or record.action
+        owners.note(item)
+        if isinstance(item, actions.CopyIn | actions.Lend):
+            used = max(used, item.in_use) if counts else item.in_use
+        if counts:
+            _add(item, found, seen, owners)
         seen.note(record)
     found.peak_bytes = used * chunk
     return found
 
 
-def _each(found: Outcome, stage: StageOutcome | None) -> list[Sums]:
-    return [found] if stage is None else [found, stage]
+def _add(item: object, found: Outcome, seen: Seen, owners: _StageIndex) -> None:
+    match item:
+        case events.CopiedIn() | events.CopiedOut():
+            order = seen.order(item.generation)
+            if isinstance(order, actions.CopyIn | actions.CopyOut):
+                for sums in filter(None, (found, owners.of_component.get(order.name))):
+                    sums.add_copy(order)
+        case actions.Grant() | actions.Refuse():
+            for sums in filter(None, (found, owners.of_session.get(item.session))):
+                sums.add_request(item)
+        case _:
+            pass

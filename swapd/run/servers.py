@@ -139,18 +139,21 @@ def check_placed(path: Path, stages: Iterable[deploy.DeployStage], given: Sequen
 
     Raises: PlanError.
     """
-    there, named = gpus.count(), set(gpus.numbers_of(given))
+    there, named = gpus.count(), gpus.numbers_of(given)
     for stage in stages:
-        absent = [gpu for gpu in stage.gpus if there is not None and gpu >= there]
-        if absent:
+        if there is not None and (absent := set(stage.gpus).difference(range(there))):
             why = f"and {gpus.in_words()}. It counts the GPUs that {VISIBLE_VARIABLE} shows"
-        elif named and stage.ours and (absent := [g for g in stage.gpus if g not in named]):
+            raise _misplaced(path, stage, absent, why, named or range(there))
+        if named and stage.ours and (absent := set(stage.gpus).difference(named)):
             why = f"and the daemons are for {', '.join(given)}"
-        else:
-            continue
-        listed = ", ".join(map(str, sorted(named) or range(there or 0))) or "none"
-        raise PlanError(
-            f"{path}: stage {stage.id} ({stage.name}) is on GPU {', '.join(map(str, absent))} by "
-            f"its devices, {why}: set its devices to some of {listed}, or give it that GPU. "
-            "Nothing was started"
-        )
+            raise _misplaced(path, stage, absent, why, named)
+
+
+def _misplaced(
+    path: Path, stage: deploy.DeployStage, absent: set[int], why: str, usable: Iterable[int]
+) -> PlanError:
+    on, listed = (", ".join(map(str, sorted(some))) for some in (absent, usable))
+    return PlanError(
+        f"{path}: stage {stage.id} ({stage.name}) is on GPU {on} by its devices, {why}: set its "
+        f"devices to some of {listed or 'none'}, or give it that GPU. Nothing was started"
+    )

@@ -71,6 +71,14 @@ class StageState:
         self.took_s: float | None = None
         self.ready_s: float | None = None
 
+    def end(self, status: int, now: float) -> None:
+        self.status = status
+        if self.now is _Is.RUNNING:
+            self.took_s = now - self.since
+            if self.took_s >= WELL_AFTER_S:
+                self.failures = 0
+        self.now, self.due = _Is.ENDED, None
+
 
 class Stages:
     """All stages of a run. `begin`, then report events, and carry out the returned actions."""
@@ -136,12 +144,7 @@ class Stages:
     def ended(self, name: str, status: int, now: float) -> list[Action]:
         """All its processes have ended, or none could start. `status`: as a shell has it."""
         state = self.states[name]
-        state.status = status
-        if state.now is _Is.RUNNING:
-            state.took_s = now - state.since
-        if state.now is _Is.RUNNING and now - state.since >= WELL_AFTER_S:
-            state.failures = 0
-        state.now, state.due = _Is.ENDED, None
+        state.end(status, now)
         if self._stopping:
             if self._status is None and status:
                 self._status = status

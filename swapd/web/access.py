@@ -1,4 +1,4 @@
-"""Access to the page: the token, the allowed host names, and the headers for browsers.
+"""AccessRules to the page: the token, the allowed host names, and the headers for browsers.
 
 Without a token, on the loopback, a page of another site could make a browser ask here by its own
 host name (DNS rebinding): so only the address's own names are served then.
@@ -9,14 +9,14 @@ import hashlib
 import hmac
 import re
 
-from swapd.web.http import Answer, Headers, Request
+from swapd.web.http import Answer, Headers, HttpRequest
 
 #: Paths that need no token: they reveal nothing but that a swapd is here.
 OPEN = ("/", "/healthz")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
-class Access:
+class AccessRules:
     """Who may read what."""
 
     def __init__(self, token: str, host: str) -> None:
@@ -24,7 +24,7 @@ class Access:
         self._token = token.encode()
         self._names = (*_LOOPBACK, f"[{host}]" if ":" in host else host)
 
-    def refusal(self, request: Request) -> Answer | None:
+    def refusal(self, request: HttpRequest) -> Answer | None:
         """The refusal of a request; None if it may be answered."""
         asked = request.headers.get
         if asked("sec-fetch-site") == "cross-site" and asked("sec-fetch-mode") != "navigate":

@@ -35,7 +35,7 @@ REST_MAX_BYTES = 256 << 10
 Headers = Iterable[tuple[str, str]]
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """`query` is not decoded. Names of headers are in lower case."""
 
     path: str
@@ -63,7 +63,7 @@ class Server:
 
     def __init__(
         self,
-        answer: Callable[[Request], Awaitable[Answer]],
+        answer: Callable[[HttpRequest], Awaitable[Answer]],
         headers: Headers = (),
         kept: Iterable[str] = (),
     ) -> None:
@@ -122,7 +122,7 @@ class Server:
             await self._respond(connection, writer, request)
 
     async def _respond(
-        self, connection: h11.Connection, writer: asyncio.StreamWriter, request: Request
+        self, connection: h11.Connection, writer: asyncio.StreamWriter, request: HttpRequest
     ) -> None:
         kept = request.path in self._kept
         is_full = self._answering[kept] >= (KEPT_MAX if kept else ANSWERING_MAX)
@@ -152,7 +152,7 @@ class Server:
         await writer.drain()
 
 
-async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> Request | None:
+async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> HttpRequest | None:
     """The next request, when its whole body is here; None if the client leaves before.
 
     Raises: _Refused.
@@ -170,19 +170,27 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
         match event:
             case h11.Request():
                 request = event
-                if event.method not in (b"GET", b"HEAD"):
-                    allow = (("allow", "GET, HEAD"),)
-                    raise _Refused(Answer(405, b"only to be read\n", headers=allow))
+                _check_method(event)
             case h11.Data():
                 nbytes += len(event.data)
                 if nbytes > BODY_MAX_BYTES:
                     raise _Refused(Answer(413, b"too long\n"))
             case h11.EndOfMessage() if request is not None:
-                path, _, query = request.target.decode("ascii", "replace").partition("?")
-                headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers}
-                return Request(path, query, headers)
+                return _parsed(request)
             case _:
                 return None
+
+
+def _check_method(request: h11.Request) -> None:
+    if request.method not in (b"GET", b"HEAD"):
+        allow = (("allow", "GET, HEAD"),)
+        raise _Refused(Answer(405, b"only to be read\n", headers=allow))
+
+
+def _parsed(request: h11.Request) -> HttpRequest:
+    path, _, query = request.target.decode("ascii", "replace").partition("?")
+    headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers}
+    return HttpRequest(path, query, headers)
 
 
 async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

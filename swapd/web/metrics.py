@@ -84,21 +84,24 @@ def _of_components(status: StatusReply, counts: Counts) -> Iterator[Metric]:
         inside[label] += c.nbytes if c.inside else 0
     yield _gauge("swapd_component_bytes", "Size of the component", sizes)
     yield _gauge("swapd_component_resident_bytes", "How much of it is on the device", inside)
-    of = counts.of.items()
-    about = "Copies of the component to the device"
-    yield _counter("swapd_loads", about, {label: tally.loads for label, tally in of})
-    about = "Times it left the device"
-    yield _counter("swapd_evictions", about, {label: tally.evictions for label, tally in of})
-    about = "Uses that found it on the device"
-    yield _counter("swapd_hits", about, {label: tally.hits for label, tally in of})
-    about = "Optional acquires that did not get it"
-    yield _counter("swapd_skips", about, {label: tally.skips for label, tally in of})
+    for name, (field, about) in _COUNTED.items():
+        values = {label: getattr(tally, field) for label, tally in counts.of.items()}
+        yield _counter(name, about, values)
     about = "Requests refused that named the component, by reason"
     refusals = CounterMetricFamily("swapd_refusals", about, labels=("component", "code"))
-    for label, tally in of:
+    for label, tally in counts.of.items():
         for code, number in tally.refusals.items():
             refusals.add_metric((label, code), number)
     yield refusals
+
+
+#: Counters of each component, with their fields.
+_COUNTED = {
+    "swapd_loads": ("loads", "Copies of the component to the device"),
+    "swapd_evictions": ("evictions", "Times it left the device"),
+    "swapd_hits": ("hits", "Uses that found it on the device"),
+    "swapd_skips": ("skips", "Optional acquires that did not get it"),
+}
 
 
 def _times(status: StatusReply, counts: Counts) -> Iterator[Metric]:

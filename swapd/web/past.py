@@ -33,19 +33,22 @@ class Past:
         for name in self._marks.keys() - rows.keys():
             del self._marks[name]
         for name, parts in rows.items():
-            if name not in self._marks and len(self._marks) >= ROWS_MAX:
-                continue
-            marks = self._marks.setdefault(name, deque(maxlen=MARKS_MAX))
-            mark = (round(now, 2), *_state(parts))
-            if not marks or marks[-1][1:] != mark[1:]:
-                marks.append(mark)
-            while len(marks) > 1 and marks[1][0] < now - PAST_S:
-                marks.popleft()
+            if name in self._marks or len(self._marks) < ROWS_MAX:
+                marks = self._marks.setdefault(name, deque(maxlen=MARKS_MAX))
+                _add(marks, (round(now, 2), *_state(parts)), now)
 
     def since(self, time: float) -> dict[str, list[Mark]]:
         """The marks later than that."""
         found = {name: [m for m in marks if m[0] > time] for name, marks in self._marks.items()}
         return {name: marks for name, marks in found.items() if marks}
+
+
+def _add(marks: deque[Mark], mark: Mark, now: float) -> None:
+    """Add a mark that differs from the last one, and drop the old ones."""
+    if not marks or marks[-1][1:] != mark[1:]:
+        marks.append(mark)
+    while len(marks) > 1 and marks[1][0] < now - PAST_S:
+        marks.popleft()
 
 
 def _state(parts: list[ComponentStatus]) -> tuple[str, float]:

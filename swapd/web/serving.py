@@ -26,8 +26,8 @@ from swapd.shared import fds
 from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 from swapd.web import metrics
-from swapd.web.access import Access, headers_for
-from swapd.web.http import Answer, Request, Server
+from swapd.web.access import AccessRules, headers_for
+from swapd.web.http import Answer, HttpRequest, Server
 from swapd.web.past import Past
 from swapd_client import Client, SwapdError, connect
 
@@ -117,11 +117,11 @@ class Watched:
 class Site:
     """The paths of the page."""
 
-    def __init__(self, watched: Watched, access: Access) -> None:
+    def __init__(self, watched: Watched, access: AccessRules) -> None:
         self.page = files("swapd.web").joinpath("page.html").read_text("utf-8")
         self._watched = watched
         self._access = access
-        self._paths: dict[str, Callable[[Request], Awaitable[Answer]]] = {
+        self._paths: dict[str, Callable[[HttpRequest], Awaitable[Answer]]] = {
             "/": self._show,
             "/healthz": self._healthz,
             "/status": self._status,
@@ -129,31 +129,31 @@ class Site:
             "/metrics": self._metrics,
         }
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: HttpRequest) -> Answer:
         if (refusal := self._access.refusal(request)) is not None:
             return refusal
         if (path := self._paths.get(request.path)) is None:
             return Answer(404, b"nothing is here\n")
         return await path(request)
 
-    async def _show(self, request: Request) -> Answer:
+    async def _show(self, request: HttpRequest) -> Answer:
         return Answer(200, self.page.encode(), "text/html; charset=utf-8")
 
-    async def _healthz(self, request: Request) -> Answer:
+    async def _healthz(self, request: HttpRequest) -> Answer:
         try:
             await self._watched.ask()
         except (SwapdError, TimeoutError):
             return Answer(503, b"the daemon does not answer\n")
         return Answer(200, b"ok\n")
 
-    async def _status(self, request: Request) -> Answer:
+    async def _status(self, request: HttpRequest) -> Answer:
         try:
             status = await self._watched.ask()
         except (SwapdError, TimeoutError) as exc:
             return Answer(503, f"the daemon does not answer: {exc}\n".encode())
         return Answer(200, encoded_json(status), "application/json")
 
-    async def _records(self, request: Request) -> Answer:
+    async def _records(self, request: HttpRequest) -> Answer:
         """The lines after a record's number, and the marks after a Unix time."""
         after, since = _number(request.query, "after"), _number(request.query, "since")
         lines = [
@@ -172,7 +172,7 @@ class Site:
         told = {"now": _clock(), "run": os.getpid(), "lines": lines, "marks": marks}
         return Answer(200, msgspec.json.encode(told), "application/json")
 
-    async def _metrics(self, request: Request) -> Answer:
+    async def _metrics(self, request: HttpRequest) -> Answer:
         watched = self._watched
         try:
             await watched.ask(SCRAPE_S)
@@ -220,7 +220,7 @@ async def _serve(settings: PageSettings) -> None:
 
 
 async def _serve_until_the_end(watched: Watched, client: Client, settings: PageSettings) -> None:
-    site = Site(watched, Access(settings.token, settings.host))
+    site = Site(watched, AccessRules(settings.token, settings.host))
     server = Server(site.answer, headers_for(site.page), KEPT)
     told_to_end, ended = (
         _readable(sys.stdin.fileno()),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.cli.folding import Folding
+from swapd.cli.passes import Folding
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.cli.choosing import SeveralDaemons, only, where
+from swapd.cli.target import SeveralDaemons, only, where
 from swapd.cli.ps import Listed, page
 from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon, running

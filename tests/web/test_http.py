@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swapd.web import http
-from swapd.web.http import Answer, Request, Server
+from swapd.web.http import Answer, HttpRequest, Server
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[Request], Awaitable[Answer]]) -> AsyncIterator[int]:
+async def serving(answer: Callable[[HttpRequest], Awaitable[Answer]]) -> AsyncIterator[int]:
     """The port of a server in this process."""
     server = Server(answer, kept=("/kept",))
     with socket.socket() as listening:
@@ -40,7 +40,7 @@ def get(path: str, more: str = "") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode()
 
 
-async def say_hello(request: Request) -> Answer:
+async def say_hello(request: HttpRequest) -> Answer:
     return Answer(200, b"hello")
 
 
@@ -71,7 +71,7 @@ async def test_a_client_that_does_not_read_loses_its_place(monkeypatch: pytest.M
     monkeypatch.setattr(http, "READ_S", 0.2)
     monkeypatch.setattr(http, "ANSWERING_MAX", 1)
 
-    async def much(request: Request) -> Answer:
+    async def much(request: HttpRequest) -> Answer:
         return Answer(200, bytes(32 << 20) if request.path == "/much" else b"hello")
 
     async with serving(much) as port:
@@ -88,7 +88,7 @@ async def test_requests_at_once_are_bounded_and_some_paths_have_places_of_their_
     goes_on = asyncio.Event()
     count = 0
 
-    async def wait(request: Request) -> Answer:
+    async def wait(request: HttpRequest) -> Answer:
         nonlocal count
         count += 1
         if request.path != "/kept":
@@ -113,7 +113,7 @@ async def test_requests_at_once_are_bounded_and_some_paths_have_places_of_their_
 async def test_an_error_of_ours_is_logged_and_ends_one_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def fails(request: Request) -> Answer:
+    async def fails(request: HttpRequest) -> Answer:
         raise ValueError("a bug")
 
     async with serving(fails) as port:

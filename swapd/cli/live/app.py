@@ -17,9 +17,9 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from swapd.cli.component_log import story
 from swapd.cli.live import screen
 from swapd.cli.live.poller import Poller
+from swapd.cli.story import story
 from swapd.log.history import last_run, read
 from swapd.log.records import OtherSchema
 from swapd.shared.text import plain, reason

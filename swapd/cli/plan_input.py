@@ -1,6 +1,6 @@
 """The input of a plan: components, memory, bandwidth, from options, files or a daemon."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Literal, NamedTuple, TypeVar
@@ -69,6 +69,19 @@ def components_of(
     compute: Sequence[str],
 ) -> tuple[list[ModelComponent], list[str]]:
     """The components, with the given options; and notes about the assumptions."""
+    found = _found(sources, status)
+    names = [c.name for c in found]
+    given = _ByComponent(
+        _pairs("--blocks", blocks, names, int),
+        _pairs("--passes", passes, names, int),
+        _pairs("--compute", compute, names, float),
+    )
+    notes: list[str] = []
+    bare = {c.name for c in map(sizes.named, sources) if c} if sources else set(names)
+    return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
+
+
+def _found(sources: Sequence[str], status: StatusReply | None) -> list[ModelComponent]:
     found: list[ModelComponent] = []
     for source in sources:
         named = sizes.named(source)
@@ -78,15 +91,7 @@ def components_of(
     if not found:
         raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
     sizes.check_names(found, sources)
-    names = [c.name for c in found]
-    given = _ByComponent(
-        _pairs("--blocks", blocks, names, int),
-        _pairs("--passes", passes, names, int),
-        _pairs("--compute", compute, names, float),
-    )
-    notes: list[str] = []
-    bare = {c.name for s in sources if (c := sizes.named(s))} if sources else set(names)
-    return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
+    return found
 
 
 class _ByComponent(NamedTuple):
@@ -148,25 +153,31 @@ def memory_of(
     status: StatusReply | None,
     device: str | None,
     device_memory: str | None,
-    *,
-    kv_cache: int | None,
-    activations: int | None,
-    overhead: int | None,
+    uses: Mapping[str, str | None],
 ) -> MemoryBudget:
-    """The device's memory and its other uses; a daemon's budget is for weights alone."""
+    """The device's memory, and its other `uses` as typed, by the fields of a MemoryBudget.
+
+    A daemon's budget is for weights alone. Raises: PlanError.
+    """
     total = given_size("--device-memory", device_memory)
-    beside = kv_cache is not None or activations is not None
+    options = {name: f"--{name.replace('_', '-')}" for name in uses}
+    given = {
+        name: nbytes
+        for name, text in uses.items()
+        if (nbytes := given_size(options[name], text)) is not None
+    }
     if total is None and status is not None:
-        if not beside or not status.device_bytes:
-            return MemoryBudget(status.budget_bytes, kv_cache or 0, activations or 0, overhead or 0)
         total = status.device_bytes
-    if total is None and device is not None and device != "host":
-        total = gpu_memory(device)
-    if total is None:
+        if not total or given.keys().isdisjoint(("kv_cache", "activations")):
+            return MemoryBudget(status.budget_bytes, **given)
+    total = _device_memory(device) if total is None else total
+    return MemoryBudget(total, **{"overhead": round(total * _OVERHEAD_SHARE), **given})
+
+
+def _device_memory(device: str | None) -> int:
+    if device in (None, "host"):
         raise PlanError("the memory of the device is unknown: give --device-memory 16GiB")
-    if overhead is None:
-        overhead = round(total * _OVERHEAD_SHARE)
-    return MemoryBudget(total, kv_cache or 0, activations or 0, overhead)
+    return gpu_memory(str(device))
 
 
 def gpu_memory(device: str) -> int:
@@ -228,14 +239,22 @@ def bandwidth_of(given: str | None, status: StatusReply | None, device: str | No
             return Bandwidth(parse_rate(given), "as given")
         except ValueError as exc:
             raise PlanError(f"--bandwidth: {exc}") from exc
-    measured = [c for c in status.components if c.copy_s and c.nbytes] if status else []
-    if took_s := sum(c.copy_s or 0.0 for c in measured):
-        nbytes = sum(c.nbytes for c in measured)
-        return Bandwidth(nbytes / took_s, f"measured by the daemon, in {len(measured)} swap-ins")
+    if (found := _by_daemon(status)) is not None:
+        return found
     if device is not None:
         with suppress(ModuleNotFoundError), errors.status("Measuring"):
             return Bandwidth(_measured(device), f"measured here now, on {device}")
     return Bandwidth(PUBLISHED, _PUBLISHED_FROM)
+
+
+def _by_daemon(status: StatusReply | None) -> Bandwidth | None:
+    if status is None:
+        return None
+    copied = [(c.nbytes, c.copy_s) for c in status.components if c.copy_s and c.nbytes]
+    if not copied:
+        return None
+    nbytes, took_s = map(sum, zip(*copied, strict=True))
+    return Bandwidth(nbytes / took_s, f"measured by the daemon, in {len(copied)} swap-ins")
 
 
 def _measured(device: str) -> float:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.choosing import Device
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout, ask, console
+from swapd.cli.target import Device
 from swapd.shared.protocol import ComponentStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import size
