@@ -15,7 +15,7 @@ from swapd.bench.machine import Machine
 from swapd.bench.report import Judged, Measurements, Report
 from swapd.shared.units import size
 
-__all__ = ["FULL", "QUICK", "Extent", "Judged", "Raw", "Report", "run"]
+__all__ = ["FULL", "QUICK", "Extent", "Judged", "Measurements", "Report", "run"]
 
 
 class Extent(msgspec.Struct, frozen=True):

@@ -266,12 +266,9 @@ def _all_at_once(merged: Mapping[str, Any]) -> bool:
 
 
 def _stage(
-    path: Path,
-    entry: dict[str, Any],
-    deploy: Mapping[str, Any],
-    known: tuple[str, Kind] | None,
+    path: Path, entry: dict[str, Any], deploy: Mapping[str, Any], known: tuple[str, Kind] | None
 ) -> DeployStage:
-    """`known`: its name and kind in its pipeline, if known."""
+    """`known`: its name and kind in its pipeline."""
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
     flat = {**deploy, **entry}
@@ -395,7 +392,6 @@ def _text(where: str, flat: Mapping[str, Any], key: str) -> str | None:
 
 
 def _number(where: str, flat: Mapping[str, Any], key: str, kind: type, most: float) -> Any | None:
-    """A number above 0 and at most `most`, if set."""
     value = flat.get(key)
     if value is None:
         return None

@@ -13,7 +13,7 @@ import pytest
 from textual.pilot import Pilot
 
 import swapd_client
-from swapd.cli.live.app import Page, Top
+from swapd.cli.live.app import TextScreen, Top
 from swapd.cli.live.poller import Poller
 
 from .conftest import MIB, Running, environment, serve, swapd
@@ -109,12 +109,12 @@ async def test_keys_sort_filter_help_and_tell_the_story(daemon: Running) -> None
         await pilot.press("escape")
         await app.until(lambda: row(app, "vae"))
         await pilot.press("home", "l")
-        await app.until(lambda: isinstance(app.screen, Page))
-        assert isinstance(app.screen, Page)
+        await app.until(lambda: isinstance(app.screen, TextScreen))
+        assert isinstance(app.screen, TextScreen)
         assert "vae: " in app.screen.text.plain
         assert "ask vae by painter" in app.screen.text.plain
         await pilot.press("escape", "question_mark")
-        assert isinstance(app.screen, Page)
+        assert isinstance(app.screen, TextScreen)
         assert "quit" in app.screen.text.plain
         await pilot.press("q")
         await pilot.resize_terminal(40, 10)

@@ -9,8 +9,8 @@ import pytest
 
 from swapd.cli.page import TOKEN_MAX, Page, open_page, parse_address
 from swapd.shared.config import HTTP_TOKEN_VARIABLE, Config, ConfigError, load
-from swapd.web.access import Access, headers_for
-from swapd.web.http import Request
+from swapd.web.access import AccessRules, headers_for
+from swapd.web.http import HttpRequest
 from tests.web.conftest import free_port
 
 TOKEN = "0123456789abcdef-token"
@@ -21,7 +21,7 @@ def ask(
 ) -> int:
     """The status of the answer to a request; 200 if it is let in."""
     headers = {"host": f"{host}:9470", **more}
-    refusal = Access(token, bound).refusal(Request(path, "", headers))
+    refusal = AccessRules(token, bound).refusal(HttpRequest(path, "", headers))
     return 200 if refusal is None else refusal.status
 
 
