@@ -66,8 +66,6 @@ def _hit(client: swapd_client.Client) -> float:
 
 
 class _Echo:
-    """The bare side, in its own process."""
-
     def __init__(self, endpoint: str) -> None:
         spawned = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawned.Pipe()

@@ -112,7 +112,6 @@ def _idle_wakeups_per_s(pid: int) -> float:
 
 
 def _switches(pid: int) -> int:
-    """Context switches of all threads of a process."""
     switches = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         for line in (task / "status").read_text().splitlines():

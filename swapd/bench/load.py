@@ -141,7 +141,6 @@ def peak(worker: int, daemon: int | None = None) -> Iterator[Peak]:
 
 
 def _host_bytes(worker: int, daemon: int | None) -> tuple[int, int]:
-    """Private memory, and mapped file pages."""
     counted = [_of_process(pid) for pid in (worker, daemon) if pid is not None]
     masters = 0 if daemon is None else _masters(daemon)
     return sum(own for own, _ in counted) + masters, sum(files for _, files in counted)
@@ -155,7 +154,6 @@ def _of_process(pid: int) -> tuple[int, int]:
 
 
 def _masters(daemon: int) -> int:
-    """Memory of the host copies, mapped or not."""
     occupied = {}
     folder = f"/proc/{daemon}/fd"
     for fd in os.listdir(folder):

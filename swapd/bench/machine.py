@@ -175,7 +175,6 @@ def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
 
 
 def _ticks(stat: str) -> Iterator[tuple[int, list[int]]]:
-    """Each CPU's number and counts."""
     for line in stat.splitlines():
         name, *counts = line.split()
         if name.startswith("cpu") and name[3:].isdigit():

@@ -51,7 +51,6 @@ def main() -> None:
 
 
 def _say_without(missing: str, arguments: list[str]) -> None:
-    """Print as much as is possible without `missing`."""
     install = f"{missing} is missing; install the daemon: pip install 'swapd[daemon]'"
     match arguments:
         case ["--version"]:

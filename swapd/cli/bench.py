@@ -88,7 +88,6 @@ def _notes(report: Report) -> Text:
 
 
 def _sides(raw: Measurements) -> dict[str, str]:
-    """The figures behind each key, for people."""
     swap, leaks, load, blocks = raw.swap_in, raw.leaks, raw.load, raw.stream
     streamed = blocks and {
         "stream_ratio": f"streamed {seconds(blocks.stream_s)}, alone {seconds(blocks.alone_s)} "

@@ -32,7 +32,6 @@ def table(found: Comparison) -> RenderableType:
 
 
 def _folder() -> Path:
-    """The folder of all comparisons, each in a file of its own."""
     return config.state_folder() / "comparisons"
 
 

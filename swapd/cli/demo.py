@@ -59,7 +59,6 @@ def demo(
 
 
 def _scroll(folder: Path) -> None:
-    """Print the swap log as it grows, in a thread, until the process ends."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")

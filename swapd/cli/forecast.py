@@ -55,7 +55,6 @@ def _copies(reply: ForecastReply) -> str:
 
 
 def _victims(reply: ForecastReply) -> Text:
-    """The victims; the parts of a family are one figure."""
     if not reply.victims:
         return Text("nothing" if reply.at_once else "depends on who gives way")
     families: dict[str, list[int]] = {}

@@ -31,7 +31,6 @@ def _span(text: str) -> float:
 
 
 def _moment(text: str) -> float:
-    """Unix time, from a local date and time, or from a time span before now."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

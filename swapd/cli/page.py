@@ -115,7 +115,6 @@ class Page:
             _end(process)
 
     def _keep(self) -> None:
-        """Start the process, wait for its end, start it again."""
         wait_s = AGAIN_S
         while True:
             began = time.monotonic()
@@ -229,7 +228,6 @@ def _read_secret(path: str) -> bytes:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Raises: ConfigError."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     host = "127.0.0.1" if address.host == "localhost" else address.host
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -153,7 +153,6 @@ def _amount(moved: list[_Move]) -> str:
 
 
 def _speed(copied: list[_Move]) -> str:
-    """Time from the first copy's beginning to the last one's end, and the rate."""
     took = copied[-1].at - (copied[0].at - copied[0].took)
     speed = rate(sum(one.nbytes for one in copied) / took) if took > 0 else ""
     return f"{seconds(took):>7}  {speed:>9}"

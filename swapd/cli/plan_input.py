@@ -95,8 +95,6 @@ def _found(sources: Sequence[str], status: StatusReply | None) -> list[ModelComp
 
 
 class _ByComponent(NamedTuple):
-    """The given options, by component."""
-
     blocks: dict[str, int]
     passes: dict[str, int]
     compute_s: dict[str, float]

@@ -82,7 +82,6 @@ def _turns(plan: GpuPlan) -> str:
 
 
 def _trade(plan: GpuPlan, larger: Larger) -> str:
-    """The alternative with larger KV caches, its cost, and its options."""
     caches = " and ".join(f"{size(nbytes)} for {name}" for name, nbytes in larger.caches.items())
     rooms = {s.name: s.room_bytes for s in plan.shares}
     options = [claims.given_room(n, nbytes + rooms[n]) for n, nbytes in larger.caches.items()]

@@ -170,7 +170,6 @@ def _nothing_ours(found: Deploy) -> str:
 
 
 def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
-    """The memory of each GPU: the given size, else the driver's."""
     gpus = sorted(gpus)
     if given is not None:
         return dict.fromkeys(gpus, given)
@@ -221,7 +220,6 @@ def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | N
 
 
 def _inner(found: Deploy) -> list[str]:
-    """The parts of stages that the file names, by their names in a checkpoint."""
     return [
         f"{stage.name}.{part}"
         for stage in found.stages
@@ -372,7 +370,6 @@ def _as_written(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
 
 
 def _caches_said(found: Deploy, plan: GpuPlan) -> list[str]:
-    """Notes about KV caches of other sizes in the file."""
     said = {s.id: s.kv_cache_bytes for s in found.stages}
     return [
         f"{share.name}: {found.path.name} has a KV cache of {size(before)}; --room "

@@ -233,7 +233,6 @@ def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:
 
 
 def _run(plan: RunPlan, folder: Path) -> int:
-    """Run it; return its exit status. Raises: CannotRun."""
     runner = None
     with serving(plan.daemons, folder) as daemons:
         say_serving(daemons)

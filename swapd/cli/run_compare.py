@@ -223,7 +223,6 @@ def _split(command: str) -> tuple[str, ...]:
 
 
 def _check_alone(ways: Sequence[Way]) -> None:
-    """Check that no other daemon or server would be measured. Raises: SwapdError."""
     if (load := ways[0].load) is not None and load.address is not None:
         _check_free(load.address)
     for way in ways:
@@ -269,7 +268,6 @@ def _all_rounds(
 
 
 def _round(way: Way, devices: Sequence[str]) -> Round:
-    """Its figures, or the reason why it could not run."""
     try:
         with serving(way.plan.daemons, way.folder) as daemons:
             since = time.time()  # noqa: TID251 - of records
@@ -359,7 +357,6 @@ def _to_itself(address: ServerAddress | None) -> Iterator[None]:
 
 
 def _keep_better(name: str, found: Comparison, ways: Sequence[Way]) -> None:
-    """Write the better settings into a file for `--config`, if the comparison shows any."""
     if (good := comparison.better(found)) is None:
         return
     side, why = good

@@ -59,7 +59,6 @@ def _processes(
 
 
 def _ends_before(first: StageSpec, then: StageSpec, found: RunFile) -> bool:
-    """Whether `then` starts only after `first` has ended."""
     before = [found.stages[name] for name in then.after]
     return first.ready == "ended" and any(
         one is first or _ends_before(first, one, found) for one in before

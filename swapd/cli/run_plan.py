@@ -151,7 +151,6 @@ def _seen_from_here(stage: StageSpec) -> Command:
 
 
 def _deploy_of(command: Command) -> Deploy | None:
-    """The deploy file of a server as it is; None if it is unknown."""
     if command.model is None:
         return None
     try:
@@ -287,7 +286,6 @@ def _of_table(wanted: DaemonSpec, table: DaemonTable, found: RunFile) -> DaemonS
 
 
 def _for_all(found: RunFile) -> DaemonTable | None:
-    """The table without a device, which is that of each daemon."""
     return next((table for table in found.daemons if table.device is None), None)
 
 

@@ -54,7 +54,6 @@ def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
 
 @contextmanager
 def _page(config: Config) -> Iterator[Page | None]:
-    """The listening page, if the settings have one."""
     page = open_page(config)
     try:
         yield page

@@ -162,7 +162,6 @@ def _starting(labels: tuple[str, ...]) -> str:
 
 
 def _device(reply: StatusReply) -> Text:
-    """The device's memory by process, swapd's included, and the free memory."""
     text = Text(f"{size(reply.device_free_bytes)} free of {size(reply.device_bytes)}")
     for p in reply.processes:
         text.append(f"\n{size(p.nbytes)}: {plain(p.name)} (process {p.pid})")

@@ -90,7 +90,6 @@ def _open_sessions(reply: StatusReply) -> str:
 
 
 def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
-    """Raises: NotAnswering if it has not ended in time."""
     give_up = time.monotonic() + timeout
     try:
         signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)

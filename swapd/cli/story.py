@@ -122,7 +122,6 @@ def _line(step: Step, said: Text, width: int) -> Text:
 
 
 def _chapters(chapters: list[list[Step]], *, fold: bool) -> Iterator[list[Step] | Text]:
-    """The chapters; many consecutive uses become one line."""
     quiet: list[list[Step]] = []
     for chapter in chapters:
         if fold and all(_is_quiet(step.line.record) for step in chapter):

@@ -58,7 +58,6 @@ def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
 
 
 def _device_of(folder: Path, timeout: float) -> str | None:
-    """The device of a daemon; None if it does not answer."""
     try:
         with swapd_client.connect(folder, label="swapd", timeout=timeout) as client:
             return client.session.welcome.device

@@ -117,7 +117,6 @@ def run(
 
 
 def _rounds(workers: list[StageProcess], prompt: bytes, rounds: int) -> tuple[list[bytes], float]:
-    """Every stage's output in every round, encoded, and the seconds it all took."""
     outputs = []
     started = time.perf_counter()
     for number in range(rounds):

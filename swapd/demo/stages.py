@@ -290,7 +290,6 @@ def _std(module: torch.nn.Module, weight: torch.Tensor) -> float:
 
 
 def _number(label: str) -> int:
-    """Turn a label into a seed, so that uses of one seed do not share random numbers."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:7], "big")
 
 

@@ -75,7 +75,6 @@ def _budget(status: StatusReply) -> Check:
 
 
 def _note(note: str) -> Check:
-    """A warning that the daemon itself reports."""
     if "of host copies are pinned" in note:
         advice = "raise --pin-limit, and `ulimit -l` (LimitMEMLOCK in a unit), and restart it"
         return Check("daemon pinning", "warn", plain(note), advice)

@@ -204,7 +204,6 @@ def folder_usable(path: Path) -> Check:
 
 
 def _folder_makeable(name: str, path: Path) -> Check:
-    """A missing folder, whose existing parents are trusted."""
     parent = next(p for p in path.absolute().parents if p.exists())
     if os.access(parent, os.W_OK | os.X_OK):
         return Check(name, "ok", f"{path}, still to be made")

@@ -174,7 +174,6 @@ def _place(
     bytes_per_s: float,
     chunk_bytes: int,
 ) -> Advice | None:
-    """The advice for these treatments, if they fit."""
     treated = list(zip(components, ways, strict=True))
     streamed = [c for c, how in treated if how == "stream"]
     taken = sum(_staying(c, how, chunk_bytes) for c, how in treated)
@@ -271,7 +270,6 @@ def _placement(c: ModelComponent, how: How, share: int, bytes_per_s: float) -> T
 
 
 def _too_much(components: Sequence[ModelComponent], memory: MemoryBudget, chunk_bytes: int) -> str:
-    """The sum that exceeds the device, and possible remedies."""
     if memory.room <= 0:
         return f"{memory}: give it less KV cache, or a larger device"
     least = {

@@ -115,7 +115,6 @@ def _by_itself(
     rooms: Mapping[str, int],
     total: int,
 ) -> int:
-    """The memory of a stage without swapd, weights included."""
     if stage.name in rooms:
         return rooms[stage.name]
     if stage.kind == "diffusion" and parts:  # a utilisation does not limit it

@@ -256,10 +256,8 @@ def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_at_once(merged: Mapping[str, Any]) -> bool:
-    stages = merged["stages"]
-    return bool(merged.get("async_chunk", True)) and any(
-        s.get("async_chunk") is not False for s in stages
-    )
+    said = (stage.get("async_chunk") is not False for stage in merged["stages"])
+    return bool(merged.get("async_chunk", True)) and any(said)
 
 
 # --- one stage -----------------------------------------------------------------------------
@@ -380,7 +378,6 @@ def _dictionary(where: str, key: str, value: object) -> dict[str, Any]:
 
 
 def _tokens(where: str, flat: Mapping[str, Any], key: str) -> int | None:
-    """A number of tokens, if set; -1 leaves it to vLLM."""
     return None if flat.get(key) == -1 else _number(where, flat, key, int, _TOKENS_MAX)
 
 

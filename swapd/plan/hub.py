@@ -65,7 +65,6 @@ def called(folder: Path) -> str:
 
 
 def _absent(folder: Path) -> str:
-    """A file of weights that an index lists and that is not there; "" if all are."""
     for index in sorted(folder.glob("*.safetensors.index.json")):
         try:
             read = read_json(index)

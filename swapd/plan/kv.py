@@ -240,7 +240,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _count(decoder: Mapping[str, Any], stage: str, *names: str) -> int:
-    """The first of these numbers that the configuration has."""
     for name in names:
         value = decoder.get(name)
         if value is None:
@@ -270,7 +269,6 @@ def _refuse_others(decoder: Mapping[str, Any], stage: str) -> None:
 
 
 def _kinds(decoder: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """Numbers of layers: those that attend to all tokens, and those that attend to a window."""
     types = decoder.get("layer_types")
     if isinstance(types, list):
         sliding = sum(one == _SLIDING for one in types)

@@ -177,7 +177,6 @@ def _last(text: str) -> str:
 
 
 def _python(words: Sequence[str]) -> tuple[list[str], str]:
-    """The interpreter, and whether it runs a script or a module. Raises: PlanError."""
     found = shutil.which(words[0])
     if found is None:
         raise PlanError(

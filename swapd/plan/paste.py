@@ -33,7 +33,6 @@ def stage_file(advice: Advice) -> str:
 
 
 def _settings(placements: list[Treatment]) -> list[str]:
-    """The settings of one stage. A stage has one option: streaming, if components differ."""
     moved = [p for p in placements if p.how != "keep"]
     ways = Counter(p.how for p in moved)
     if not moved:
@@ -70,7 +69,6 @@ def _names(placements: Iterable[Treatment]) -> str:
 
 
 def _gb(p: Treatment) -> float:
-    """Its GiB on the host, rounded up."""
     return ceil((p.nbytes - p.kept_bytes) / _GIB * 10) / 10
 
 

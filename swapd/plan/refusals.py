@@ -67,7 +67,6 @@ def _turn_in_words(claim: Demand) -> str:
 
 
 def _remedies(claims: Sequence[Demand], largest: Demand, short: int) -> str:
-    """Possible remedies; `short` is the free memory less the need, a negative number."""
     ways = [
         *_of_cache(largest, short),
         f"less workspace (a smaller max_num_batched_tokens for {largest.name})",

@@ -144,7 +144,6 @@ def divide(
 
 
 def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
-    """Memory for an arena, in whole chunks; negative if the rest alone exceeds the GPU."""
     free = total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
     return free // _chunk(ours) * _chunk(ours)
 

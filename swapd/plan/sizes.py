@@ -162,7 +162,6 @@ def _of_folder(folder: Path) -> list[ModelComponent]:
 
 
 def _of_pipeline(folder: Path) -> list[ModelComponent]:
-    """The components of a diffusers pipeline: one for each of its folders with weights."""
     index = _json(folder / "model_index.json")
     found = []
     for name, entry in index.items():
@@ -177,7 +176,6 @@ def _of_pipeline(folder: Path) -> list[ModelComponent]:
 
 
 def _tensors_in(folder: Path) -> dict[str, int]:
-    """The tensors of the one model in `folder`. Raises: NoSizes."""
     checkpoints = _checkpoints_in(folder)
     if len(checkpoints) > 1:
         raise NoSizes(
@@ -221,7 +219,6 @@ def _together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _of_index(path: Path) -> dict[str, int]:
-    """The tensors that an index lists, from the headers of its files."""
     listed = _json(path).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise NoSizes(f"{path} lists no tensors")
@@ -235,7 +232,6 @@ def _of_index(path: Path) -> dict[str, int]:
 
 
 def _check_beside(path: Path, name: object) -> None:
-    """Check that a name in the file `path` is that of a file beside it. Raises: NoSizes."""
     plain_name = isinstance(name, str) and name.isprintable() and PurePath(name).name == name
     if not plain_name or name in ("", ".."):
         raise NoSizes(f"{path} names {name!r}, which is not a file beside it")
@@ -249,7 +245,6 @@ def _called(folder: Path) -> str:
 
 
 def _header(path: Path) -> dict[str, int]:
-    """Bytes of each tensor in a safetensors file. Raises: NoSizes."""
     try:
         with regular(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))

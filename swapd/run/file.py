@@ -262,7 +262,6 @@ def _span(value: str | float, source: str) -> float:
 
 
 def _check_after(path: Path, stages: Mapping[str, StageSpec]) -> None:
-    """Check that every stage can start. Raises: ConfigError."""
     for stage in stages.values():
         source = f"{path}: stages.{stage.name}.after"
         for name in stage.after:

@@ -75,7 +75,6 @@ def _left(groups: Iterable[int], number: int) -> set[int]:
 
 
 def _tell(group: int, number: int) -> bool:
-    """Whether the group exists."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

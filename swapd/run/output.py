@@ -139,7 +139,6 @@ class Output:
                 self._read(key.data)
 
     def _read(self, pipe: Pipe) -> int:
-        """Read once; return the number of bytes."""
         try:
             data = os.read(pipe.ours, _READ_BYTES)
         except BlockingIOError:
@@ -157,7 +156,6 @@ class Output:
         self._close(pipe)  # processes that it left behind might still write
 
     def _close(self, pipe: Pipe) -> None:
-        """Repeated calls do nothing."""
         if pipe in self._pipes:
             self._pipes.remove(pipe)
             self._selector.unregister(pipe.ours)

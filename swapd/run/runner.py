@@ -34,8 +34,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class _Child:
-    """One start of a stage."""
-
     def __init__(
         self, stage: StageSpec, start: int, process: "subprocess.Popen[bytes]", pipe: Pipe
     ) -> None:
@@ -232,5 +230,4 @@ def _woken(came: deque[int]) -> Iterator[int]:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of orphaned descendants, so that this process can wait for them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -109,7 +109,6 @@ def _memory(pid: int) -> tuple[int, int]:
 
 
 def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """The memory files that it has open, and their sizes."""
     for fd in os.scandir(_PROC / str(pid) / "fd"):
         with suppress(OSError):
             if os.readlink(fd.path).startswith(_SHARED):
@@ -118,8 +117,6 @@ def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 class _Gpus:
-    """Growth of the used memory of some GPUs since the beginning, by any process."""
-
     def __init__(self, devices: Sequence[str]) -> None:
         named = [device for device in devices if gpus.number_of(device) is not None]
         self._nvml: Any = None

@@ -96,6 +96,5 @@ def _typed(value: object) -> str:
 
 
 def _typed_size(nbytes: int) -> str:
-    """Text that parses to exactly `nbytes`."""
     text = size(int(nbytes)).replace(" ", "")
     return text if parse_size(text) == nbytes else str(int(nbytes))

@@ -200,7 +200,6 @@ class Stages:
         return [name for name, state in self.states.items() if state.now is _Is.RUNNING]
 
     def _tell(self, number: int, now: float) -> list[SignalStage]:
-        """Tell all running stages to end, and start no other."""
         self._stopping = True
         told = [SignalStage(name, number) for name in self._running()]
         for state in self.states.values():

@@ -46,7 +46,6 @@ class AccessRules:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
     if host.startswith("["):
         return host[: host.find("]") + 1]
     return host.partition(":")[0].lower()

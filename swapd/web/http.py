@@ -51,8 +51,6 @@ class Answer(NamedTuple):
 
 
 class _Refused(Exception):
-    """The connection's request cannot be answered."""
-
     def __init__(self, answer: Answer) -> None:
         super().__init__()
         self.answer = answer

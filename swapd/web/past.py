@@ -52,7 +52,6 @@ def _add(marks: deque[Mark], mark: Mark, now: float) -> None:
 
 
 def _state(parts: list[ComponentStatus]) -> tuple[str, float]:
-    """The code of a component or family, and the share of it that is on the device."""
     inside = [part for part in parts if part.inside]
     codes = {_CODES.get(part.state, "r") for part in inside}
     nbytes = sum(part.nbytes for part in parts)

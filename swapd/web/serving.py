@@ -154,7 +154,6 @@ class Site:
         return Answer(200, encoded_json(status), "application/json")
 
     async def _records(self, request: HttpRequest) -> Answer:
-        """The lines after a record's number, and the marks after a Unix time."""
         after, since = _number(request.query, "after"), _number(request.query, "since")
         lines = [
             {
@@ -183,7 +182,6 @@ class Site:
 
 
 def _number(query: str, name: str) -> float:
-    """The number of this name in a query; 0 if it has none."""
     found = re.search(rf"(?:^|&){name}=([0-9.]{{1,20}})(?:&|$)", query)
     with suppress(ValueError):
         return float(found[1]) if found else 0.0
@@ -251,7 +249,6 @@ def _readable(fd: int) -> asyncio.Event:
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Wait for any of the events."""
     loop = asyncio.get_running_loop()
     waits = [loop.create_task(event.wait(), name="event") for event in events]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
