@@ -165,12 +165,12 @@ def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
     least = min(map(len, rows), default=0)
     if len(rows) < len(cpus) or least <= _IDLE:
         raise ValueError("lacks the times of the CPUs that this process may use")
-    totals = [sum(column) / _TICKS_PER_S for column in zip(*rows, strict=False)]
+    ticks = [sum(column) for column in zip(*rows, strict=False)]
     return CpuTimes(
         cpus=len(rows),
-        counted_s=sum(totals[: _STEAL + 1]),
-        idle_s=sum(totals[_IDLE : _IO_WAIT + 1]),
-        steal_s=totals[_STEAL] if least > _STEAL else None,
+        counted_s=sum(ticks[: _STEAL + 1]) / _TICKS_PER_S,
+        idle_s=sum(ticks[_IDLE : _IO_WAIT + 1]) / _TICKS_PER_S,
+        steal_s=ticks[_STEAL] / _TICKS_PER_S if least > _STEAL else None,
     )
 
 
