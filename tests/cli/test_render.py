@@ -69,15 +69,69 @@ def test_a_copy_is_one_line_with_duration_and_rate(seen: Seen) -> None:
     assert _text(events.CopiedIn(0.0, 3), seen, at=0.01) == "in talker 20 MiB 10 ms 2.1 GB/s"
 
 
-def test_a_write_back_says_so(seen: Seen) -> None:
-    seen.note(_record(actions.CopyOut(2, "talker", 3, 20 * MIB, ((0, 10),))))
-    said = _text(events.CopiedOut(0.0, 3), seen, at=0.1)
-    assert said == "out talker 20 MiB 100 ms 210 MB/s written back"
+TALKER = "talker-worker (session 2)"
+PINNED = events.HostCopiesPinned(1.0, 80 << 30, 120 << 30, 20.0)
+LINES: list[tuple[list[AnyEvent | AnyAction], AnyEvent | AnyAction, str]] = [
+    (
+        [actions.CopyOut(2, "talker", 3, 20 * MIB, ((0, 10),))],
+        events.CopiedOut(0.0, 3),
+        "out talker 20 MiB 100 ms 210 MB/s written back",
+    ),
+    ([], actions.Evict("thinker", 1, "room"), "evict thinker 24 MiB to make room for a prefetch"),
+    (
+        [],
+        actions.Evict("thinker", 1, "room", (2, 5)),
+        f"evict thinker 24 MiB to make room for talker, asked by {TALKER}",
+    ),
+    (
+        [],
+        actions.Evict("thinker", 1, "sequential"),
+        "evict thinker 24 MiB released, and sequential",
+    ),
+    ([], actions.Evict("thinker", 1, "alternating"), "evict thinker 24 MiB excluded by its group"),
+    ([], actions.Evict("thinker", 1, "unregister"), "evict thinker 24 MiB unregistered"),
+    ([], actions.Evict("thinker", 1, "failed"), "evict thinker 24 MiB its load failed"),
+    (
+        [],
+        actions.Waiting(2, 5, ("talker",), "needs 20 MiB"),
+        f"waiting talker {TALKER} needs 20 MiB",
+    ),
+    (
+        [],
+        actions.Refuse(2, 5, "timeout", "not granted"),
+        f"refused talker {TALKER}, timeout: not granted",
+    ),
+    (
+        [],
+        actions.Refuse(2, 5, "timeout", "not granted", tried=True),
+        f"skipped talker {TALKER}, timeout: not granted",
+    ),
+    (
+        [],
+        actions.Broken(2, "talker", 3, "no bus"),
+        f"broken talker {TALKER} holds it no longer: no bus",
+    ),
+    ([], events.SessionOpened(0.0, 4, "vllm-0"), "opened vllm-0 (session 4)"),
+    ([], events.SessionGone(0.0, 1), "gone thinker-worker (session 1) and with it thinker"),
+    ([], PINNED, "pinned host copies 80 GiB of 120 GiB, after 20 s"),
+    (
+        [],
+        msgspec.structs.replace(PINNED, refused="the limit of 80 GiB is reached"),
+        "pinned host copies 80 GiB of 120 GiB, after 20 s; the rest is not: the limit of 80 GiB is "
+        "reached",
+    ),
+]
 
 
-def test_a_copy_of_no_bytes_in_no_time(seen: Seen) -> None:
-    seen.note(_record(actions.CopyIn(2, "talker", 3, 0, ())))
-    assert _text(events.CopiedIn(0.0, 3), seen) == "in talker 0 B 0 us"
+@pytest.mark.parametrize(("before", "item", "said"), LINES, ids=[said for _, _, said in LINES])
+def test_a_record_has_its_line(
+    seen: Seen, before: list[AnyEvent | AnyAction], item: AnyEvent | AnyAction, said: str
+) -> None:
+    for each in before:
+        seen.note(_record(each))
+    assert _text(item, seen, everything=True, at=0.1) == said
+    tried = isinstance(item, actions.Refuse) and item.tried
+    assert (_text(item, seen) is None) == tried, "what was only tried is no refusal"
 
 
 GIB = 1 << 30
@@ -152,27 +206,6 @@ def test_a_release_says_what_is_used_of_scratch(seen: Seen) -> None:
     assert said == "by talker-worker (session 2); of kv 1 GiB is used; of kv2 0 B is used"
 
 
-def test_an_eviction_names_whom_it_makes_room_for(seen: Seen) -> None:
-    said = _text(actions.Evict("thinker", 1, "room", (2, 5)), seen)
-    assert said == (
-        "evict thinker 24 MiB to make room for talker, asked by talker-worker (session 2)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("room", "to make room for a prefetch"),
-        ("sequential", "released, and sequential"),
-        ("alternating", "excluded by its group"),
-        ("unregister", "unregistered"),
-        ("failed", "its load failed"),
-    ],
-)
-def test_an_eviction_for_nobody_says_why(seen: Seen, reason: actions.Reason, words: str) -> None:
-    assert _text(actions.Evict("thinker", 1, reason), seen) == f"evict thinker 24 MiB {words}"
-
-
 def test_leaving_has_a_line_of_its_own_only_if_it_took_an_answer(seen: Seen) -> None:
     evicted = actions.Evicted("thinker", 1, 24 * MIB, 0)
     seen.note(_record(actions.Evict("thinker", 1, "room", (2, 5)), cause=8))
@@ -191,29 +224,6 @@ def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> No
     shown = line(hit, seen, everything=True)
     assert shown is not None
     assert "hit" in shown.plain
-
-
-def test_waiting_and_refusal_say_who_and_why(seen: Seen) -> None:
-    assert _text(actions.Waiting(2, 5, ("talker",), "needs 20 MiB"), seen) == (
-        "waiting talker talker-worker (session 2) needs 20 MiB"
-    )
-    assert _text(actions.Refuse(2, 5, "timeout", "not granted"), seen) == (
-        "refused talker talker-worker (session 2), timeout: not granted"
-    )
-
-
-def test_what_was_only_tried_is_skipped_and_no_refusal(seen: Seen) -> None:
-    tried = actions.Refuse(2, 5, "timeout", "not granted", tried=True)
-    assert _text(tried, seen) is None
-    assert _text(tried, seen, everything=True) == (
-        "skipped talker talker-worker (session 2), timeout: not granted"
-    )
-
-
-def test_a_lease_that_a_failed_load_broke_says_whose_and_why(seen: Seen) -> None:
-    assert _text(actions.Broken(2, "talker", 3, "no bus"), seen) == (
-        "broken talker talker-worker (session 2) holds it no longer: no bus"
-    )
 
 
 def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
@@ -246,12 +256,6 @@ def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:
     asked = events.Asked(1.0, 2, Acquire(5, ("talker",), 1, 1.0, 3, True, True))
     said = say(_record(asked), seen).detail
     assert said.endswith("(session 2) (priority 3, within 1 s, waits for the name, early)")
-
-
-def test_sessions_come_and_go(seen: Seen) -> None:
-    assert _text(events.SessionOpened(0.0, 4, "vllm-0"), seen) == "opened vllm-0 (session 4)"
-    gone = _text(events.SessionGone(0.0, 1), seen)
-    assert gone == "gone thinker-worker (session 1) and with it thinker"
 
 
 def test_sessions_of_the_command_line_are_left_out(seen: Seen) -> None:
@@ -352,10 +356,3 @@ def assert_has_words(record: Record, seen: Seen) -> None:
     shown = line(record, seen, everything=True)
     assert shown is not None
     assert shown.plain.isprintable()
-
-
-def test_pinning_says_how_far_it_is_and_why_no_further(seen: Seen) -> None:
-    pinned = events.HostCopiesPinned(1.0, 80 << 30, 120 << 30, 20.0)
-    assert _text(pinned, seen) == "pinned host copies 80 GiB of 120 GiB, after 20 s"
-    refused = msgspec.structs.replace(pinned, refused="the limit of 80 GiB is reached")
-    assert str(_text(refused, seen)).endswith("; the rest is not: the limit of 80 GiB is reached")
