@@ -87,16 +87,18 @@ def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
     if said is None:
         return tuple(numbers[:needed])
     here = {n: gpus.name_of(f"cuda:{n}", config.listed_gpus()) for n in numbers}
-    on = [_number_of(one, here) for one in gpus_in(said)[:needed]]
-    if len(on) < needed or None in on:
-        known = ", ".join(f"cuda:{n} (GPU {name})" for n, name in here.items())
-        count, which = ("GPUs", "these") if needed > 1 else ("GPU", "one of these")
-        raise ConfigError(
-            f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE} = {said}: the stage needs "
-            f"{needed} {count} of the daemons, which are on {known}: list {which}, or leave it out"
-        )
-    return tuple(number for number in on if number is not None)
+    on = _numbers_of(gpus_in(said)[:needed], here)
+    if len(on) == needed:
+        return on
+    known = ", ".join(f"cuda:{n} (GPU {name})" for n, name in here.items())
+    count, which = ("GPUs", "these") if needed > 1 else ("GPU", "one of these")
+    raise ConfigError(
+        f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE} = {said}: the stage needs "
+        f"{needed} {count} of the daemons, which are on {known}: list {which}, or leave it out"
+    )
 
 
-def _number_of(name: str, here: Mapping[int, str]) -> int | None:
-    return next((number for number, one in here.items() if gpus.same(one, name)), None)
+def _numbers_of(names: Collection[str], here: Mapping[int, str]) -> tuple[int, ...]:
+    """The numbers of those of these GPUs that are `here`."""
+    found = (next((n for n, one in here.items() if gpus.same(one, name)), None) for name in names)
+    return tuple(number for number in found if number is not None)
