@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.chunks import count, without
 from swapd.core.events import (
-    AnyEvent,
     CopyFailed,
     DeviceDown,
     Dropped,
@@ -24,8 +24,8 @@ from swapd.device import DeviceError, DeviceLost, NotAllBack
 from swapd.device.pieces import numbers, runs_of
 from swapd.shared import protocol
 from swapd.shared.protocol import Runs
+from tests.posted import NOW, Posted
 
-NOW = 3.5
 #: Files 2 and 3: on this device a chunk is a file.
 ORDER = Lend(9, "workspace 9.1", 5, ((2, 2),))
 BACK = Reclaim("workspace 9.1", 5, ((2, 2),))
@@ -43,11 +43,12 @@ class Device:
         self.chunk_bytes = 2 << 20
         #: The number of chunks that one call reclaims; None: all.
         self.back_at_once: int | None = None
-        self.gate = threading.Event()
+        self.began, self.gate = threading.Event(), threading.Event()
         self.gate.set()
 
     def lend(self, runs: Runs) -> None:
         self.calls.append("lend")
+        self.began.set()
         self.gate.wait()
         if self.lend_fails:
             self.lend_fails -= 1
@@ -80,52 +81,39 @@ class Worker:
         return had
 
 
-class Told:
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
-        self.crashes: asyncio.Queue[BaseException] = asyncio.Queue()
-
-
-LenderOf = Callable[..., tuple[Lender, Told]]
+LenderOf = Callable[..., tuple[Lender, Posted]]
 
 
 @pytest.fixture
 async def lender_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LenderOf]:
     monkeypatch.setattr(lending, "RETRY_FIRST_S", 0.001)
     monkeypatch.setattr(lending, "RETRY_LAST_S", 0.002)
-    made: list[Lender] = []
+    made: list[tuple[Lender, Posted]] = []
 
-    def make(device: Any) -> tuple[Lender, Told]:
-        told = Told()
-        lender = Lender(
-            device,
-            asyncio.get_running_loop(),
-            lambda: NOW,
-            told.events.put_nowait,
-            told.crashes.put_nowait,
-        )
-        made.append(lender)
-        return lender, told
+    def make(device: Any, connections: Any = MappingProxyType({})) -> tuple[Lender, Posted]:
+        posted = Posted()
+        made.append((Lender(device, connections, posted.inbox), posted))
+        return made[-1]
 
     yield make
-    for lender in made:
+    for lender, posted in made:
+        posted.inbox.stop()
+        await lender.finish()
         lender.close()
 
 
 async def test_who_has_none_of_it_is_not_asked(lender_of: LenderOf) -> None:
     device, worker = Device(), Worker(0, 1)
-    lender, told = lender_of(device)
-    workers: Any = {1: worker}
-    lender.lend(ORDER, workers)
+    lender, told = lender_of(device, {1: worker})
+    lender.lend(ORDER)
     assert await told.events.get() == Lent(NOW, 5)
     assert worker.heard == []
 
 
 async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> None:
     device, one, two = Device(), Worker(1, 2), Worker(2, 3, 4)
-    lender, told = lender_of(device)
-    workers: Any = {1: one, 2: two}
-    lender.lend(ORDER, workers)
+    lender, told = lender_of(device, {1: one, 2: two})
+    lender.lend(ORDER)
     (first,), (second,) = one.heard, two.heard
     assert isinstance(first, protocol.Drop)
     assert isinstance(second, protocol.Drop)
@@ -144,9 +132,8 @@ async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> N
 
 
 async def test_who_is_gone_is_not_waited_for(lender_of: LenderOf) -> None:
-    lender, told = lender_of(Device())
-    workers: Any = {1: Worker(2), 2: Worker(3)}
-    lender.lend(ORDER, workers)
+    lender, told = lender_of(Device(), {1: Worker(2), 2: Worker(3)})
+    lender.lend(ORDER)
     lender.session_gone(1)
     lender.session_gone(2)
     assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2))
@@ -163,9 +150,9 @@ async def test_who_is_gone_while_others_are_asked_ends_nothing_early(lender_of: 
             lender.session_gone(1)
 
     device, other = Device(), Worker(3)
-    lender, told = lender_of(device)
     workers: Any = {1: Deaf(2), 2: other}
-    lender.lend(ORDER, workers)
+    lender, told = lender_of(device, workers)
+    lender.lend(ORDER)
     (drop,) = other.heard
     assert isinstance(drop, protocol.Drop)
     assert device.calls == [], "the other has not let go"
@@ -180,7 +167,7 @@ async def test_what_cannot_be_lent_is_whole_again_before_it_is_said(lender_of: L
     device = Device()
     device.lend_fails, device.reclaim_fails = 1, 2
     lender, told = lender_of(device)
-    lender.lend(ORDER, {})
+    lender.lend(ORDER)
     assert await told.events.get() == CopyFailed(NOW, 5, "injected: lend")
     assert device.calls == ["lend", "reclaim", "reclaim", "reclaim"]
 
@@ -225,7 +212,7 @@ async def test_what_a_lost_device_was_lent_is_asked_for_no_more(lender_of: Lende
     lender.reclaim(BACK)
     assert await told.events.get() == DeviceDown(NOW, "lost")
     assert await told.events.get() == Reclaimed(NOW, 5)
-    lender.lend(ORDER, {})
+    lender.lend(ORDER)
     assert await told.events.get() == DeviceDown(NOW, "lost")
     assert await told.events.get() == CopyFailed(NOW, 5, "lost")
     assert lender.notes() == ()
@@ -235,10 +222,11 @@ async def test_closing_in_the_middle_tells_nobody(lender_of: LenderOf) -> None:
     device = Device()
     device.gate.clear()
     lender, told = lender_of(device)
-    lender.lend(ORDER, {})
+    lender.lend(ORDER)
+    assert await asyncio.to_thread(device.began.wait, 60)
+    told.inbox.stop()
     asyncio.get_running_loop().call_later(0.01, device.gate.set)
-    await asyncio.to_thread(lender.close)
-    await asyncio.sleep(0)
+    await lender.finish()
     assert told.events.empty()
 
 
@@ -248,7 +236,7 @@ async def test_a_bug_of_the_device_s_is_a_crash(lender_of: LenderOf) -> None:
             raise ZeroDivisionError("a bug")
 
     lender, told = lender_of(Broken())
-    lender.lend(ORDER, {})
+    lender.lend(ORDER)
     assert str(await told.crashes.get()) == "a bug"
 
 
@@ -257,10 +245,9 @@ async def test_memory_is_exchanged_when_all_have_let_go_and_asked_for_until_it_i
 ) -> None:
     device, worker = Device(), Worker(2, 3)
     device.reclaim_fails = 2
-    lender, told = lender_of(device)
-    workers: Any = {1: worker}
+    lender, told = lender_of(device, {1: worker})
     done = asyncio.Event()
-    lender.exchange(9, ((2, 2),), workers, done.set)
+    lender.exchange(9, ((2, 2),), done.set)
     assert isinstance(await told.events.get(), Dropping)
     (drop,) = worker.heard
     assert isinstance(drop, protocol.Drop)
@@ -280,7 +267,7 @@ async def test_memory_that_does_not_go_is_not_taken_for_other_memory(
     device.lend_fails = 2
     lender, told = lender_of(device)
     done = asyncio.Event()
-    lender.exchange(9, ((2, 2),), {}, done.set)
+    lender.exchange(9, ((2, 2),), done.set)
     await done.wait()
     assert device.calls == ["lend", "lend", "lend", "reclaim"]
     assert told.events.empty()

@@ -15,9 +15,9 @@ from swapd.device import Device, DeviceError, HostDevice
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
 from tests.faults import FailingDevice
+from tests.posted import NOW, Posted
 
 CHUNK = 2 << 20
-NOW = 12.5
 
 MoverOf = Callable[[Device], Mover]
 
@@ -30,28 +30,6 @@ def back(generation: int, nbytes: int = CHUNK, runs: Runs = ((0, 1),)) -> CopyOu
     return CopyOut(1, "a", generation, nbytes, runs)
 
 
-class Told:
-    """The reports of a mover: events in order, and errors that no device should raise."""
-
-    def __init__(self) -> None:
-        self.events: list[AnyEvent] = []
-        self.crashes: list[BaseException] = []
-        self._came = asyncio.Event()
-
-    def post(self, event: AnyEvent) -> None:
-        self.events.append(event)
-        self._came.set()
-
-    def crashed(self, error: BaseException) -> None:
-        self.crashes.append(error)
-        self._came.set()
-
-    async def wait_for(self, n: int) -> None:
-        while len(self.events) + len(self.crashes) < n:
-            self._came.clear()
-            await self._came.wait()
-
-
 def start(mover: Mover, order: CopyIn | CopyOut, address: int) -> None:
     if isinstance(order, CopyIn):
         mover.copy_in(order, address, lambda nbytes: None)
@@ -60,17 +38,16 @@ def start(mover: Mover, order: CopyIn | CopyOut, address: int) -> None:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+async def posted() -> Posted:
+    return Posted()
 
 
 @pytest.fixture
-async def mover_of(told: Told) -> AsyncIterator[MoverOf]:
+async def mover_of(posted: Posted) -> AsyncIterator[MoverOf]:
     movers = []
 
     def make(device: Device) -> Mover:
-        loop = asyncio.get_running_loop()
-        movers.append(Mover(device, loop, lambda: NOW, told.post, told.crashed))
+        movers.append(Mover(device, posted.inbox))
         return movers[-1]
 
     yield make
@@ -100,55 +77,55 @@ class GatedDevice(HostDevice):
         self.ended.append("copy")
 
 
-async def test_the_bytes_go_in_and_come_back(mover_of: MoverOf, told: Told, master: int) -> None:
+async def test_the_bytes_go_in_and_come_back(
+    mover_of: MoverOf, posted: Posted, master: int
+) -> None:
     with closing(HostDevice(2 * CHUNK, CHUNK)) as device:
         mover = mover_of(device)
         vm.view(master, 5)[:] = b"hello"
         start(mover, into(3), master)
-        await told.wait_for(1)
+        assert await posted.events.get() == CopiedIn(NOW, 3)
         vm.view(master, 5)[:] = b"-----"
         start(mover, back(4), master)
-        await told.wait_for(2)
+        assert await posted.events.get() == CopiedOut(NOW, 4)
     assert bytes(vm.view(master, 5)) == b"hello"
-    assert told.events == [CopiedIn(NOW, 3), CopiedOut(NOW, 4)]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 async def test_a_copy_that_fails_is_one_event_and_the_next_works(
-    mover_of: MoverOf, told: Told, master: int, n: int
+    mover_of: MoverOf, posted: Posted, master: int, n: int
 ) -> None:
     with closing(FailingDevice(CHUNK, CHUNK, fail_on={"copy_in": n, "copy_out": n})) as device:
         mover = mover_of(device)
         for generation in (1, 2, 3):
             start(mover, into(generation), master)
-        await told.wait_for(3)
+        events = await posted.some(3)
         for generation in (11, 12, 13):
             start(mover, back(generation), master)
-        await told.wait_for(6)
+        events += await posted.some(3)
     expected: list[AnyEvent] = [CopiedIn(NOW, g) for g in (1, 2, 3)]
     expected += [CopiedOut(NOW, g) for g in (11, 12, 13)]
     expected[n - 1] = CopyFailed(NOW, n, "injected: copy_in")
     expected[n + 2] = CopyFailed(NOW, 10 + n, "injected: copy_out")
-    assert told.events == expected
-    assert not told.crashes
+    assert events == expected
+    assert posted.crashes.empty()
 
 
 async def test_an_order_that_makes_no_sense_to_the_device_fails_alone(
-    mover_of: MoverOf, told: Told, master: int
+    mover_of: MoverOf, posted: Posted, master: int
 ) -> None:
     with closing(HostDevice(CHUNK, CHUNK)) as device:
         mover = mover_of(device)
         start(mover, into(1, nbytes=CHUNK + 1), master)
         start(mover, into(2, nbytes=0, runs=()), 0)
-        await told.wait_for(2)
-    failed, copied = told.events
+        failed, copied = await posted.some(2)
     assert isinstance(failed, CopyFailed)
     assert "do not fit" in failed.why
     assert copied == CopiedIn(NOW, 2)
 
 
 async def test_an_error_that_is_not_the_device_s_is_a_crash_and_no_event(
-    mover_of: MoverOf, told: Told, master: int
+    mover_of: MoverOf, posted: Posted, master: int
 ) -> None:
     class BrokenDevice(HostDevice):
         def copy_in(self, runs: Runs, source: int, nbytes: int, **told: Any) -> None:
@@ -156,27 +133,24 @@ async def test_an_error_that_is_not_the_device_s_is_a_crash_and_no_event(
 
     with closing(BrokenDevice(CHUNK, CHUNK)) as device:
         start(mover_of(device), into(1), master)
-        await told.wait_for(1)
-    assert not told.events
-    assert [str(crash) for crash in told.crashes] == ["a bug"]
+        assert str(await posted.crashes.get()) == "a bug"
+    assert posted.events.empty()
 
 
 async def test_one_direction_does_not_wait_for_the_other(
-    mover_of: MoverOf, told: Told, master: int
+    mover_of: MoverOf, posted: Posted, master: int
 ) -> None:
     with closing(GatedDevice()) as device:
         mover = mover_of(device)
         start(mover, into(1), master)
         device.began.wait()
         start(mover, back(2, runs=((1, 1),)), master)
-        await told.wait_for(1)
-        assert told.events == [CopiedOut(NOW, 2)]
+        assert await posted.events.get() == CopiedOut(NOW, 2)
         device.gate.set()
-        await told.wait_for(2)
-    assert told.events[1] == CopiedIn(NOW, 1)
+        assert await posted.events.get() == CopiedIn(NOW, 1)
 
 
-async def test_copies_never_run_on_the_loop(mover_of: MoverOf, told: Told, master: int) -> None:
+async def test_copies_never_run_on_the_loop(mover_of: MoverOf, posted: Posted, master: int) -> None:
     threads = set()
 
     class WatchedDevice(HostDevice):
@@ -191,13 +165,13 @@ async def test_copies_never_run_on_the_loop(mover_of: MoverOf, told: Told, maste
         for generation in range(4):
             start(mover, into(generation), master)
             start(mover, back(generation), master)
-        await told.wait_for(8)
+        await posted.some(8)
     assert threading.current_thread() not in threads
     assert len(threads) == 2, "one for each direction"
 
 
 async def test_close_waits_for_the_copies_and_then_tells_nobody(
-    mover_of: MoverOf, told: Told, master: int
+    mover_of: MoverOf, posted: Posted, master: int
 ) -> None:
     with closing(GatedDevice()) as device:
         mover = mover_of(device)
@@ -216,14 +190,14 @@ async def test_close_waits_for_the_copies_and_then_tells_nobody(
         assert device.ended == ["copy", "copy", "close"]
         for _ in range(3):
             await asyncio.sleep(0)  # the loop runs the callbacks that the copies have posted to it
-    assert not told.events
-    assert not told.crashes
+    assert posted.events.empty()
+    assert posted.crashes.empty()
 
 
-async def test_close_ends_both_threads(told: Told, master: int) -> None:
+async def test_close_ends_both_threads(posted: Posted, master: int) -> None:
     before = set(threading.enumerate())
     with closing(HostDevice(CHUNK, CHUNK)) as device:
-        mover = Mover(device, asyncio.get_running_loop(), lambda: NOW, told.post, told.crashed)
+        mover = Mover(device, posted.inbox)
         start(mover, into(1), master)
         start(mover, back(2), master)
         mover.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.scale.stage import Stage
 from swapd.core.actions import Grant
-from swapd.daemon.daemon import END_STEP
+from swapd.daemon.sessions import END_STEP
 
 #: The case that all others are compared with.
 FEW = (10, 0)

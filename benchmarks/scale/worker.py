@@ -10,7 +10,7 @@ import os
 import sys
 
 import swapd_client
-from swapd.daemon.masters import SLICE_BYTES
+from swapd.daemon.host_copies import SLICE_BYTES
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 

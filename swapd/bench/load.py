@@ -158,7 +158,7 @@ def _masters(daemon: int) -> int:
     folder = f"/proc/{daemon}/fd"
     for fd in os.listdir(folder):
         try:
-            if "memfd:swapd-master" in os.readlink(f"{folder}/{fd}"):
+            if "memfd:swapd-host-copy" in os.readlink(f"{folder}/{fd}"):
                 there = os.stat(f"{folder}/{fd}")
                 occupied[there.st_ino] = there.st_blocks * 512
         except FileNotFoundError:  # closed meanwhile

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from swapd.cli.page import Page, open_page
-from swapd.daemon import pinning
+from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
 from swapd.daemon.logs import Writer
 from swapd.device import open_device
@@ -84,7 +84,9 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     writer = Writer()
     writer.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[writer])
-    logging.getLogger(pinning.__name__).setLevel(logging.INFO)  # it may delay a start for long
+    logging.getLogger(host_copy_orders.__name__).setLevel(
+        logging.INFO
+    )  # it may delay a start for long
     config = config and config.absolute()
     run(load(config, given), lambda: load(config, given))
 

@@ -1,148 +1,367 @@
-"""Carries out the core's orders for host copies, in threads: make, send to be filled, seal, drop.
+"""The host copies of all components: memfds that the daemon makes, maps and pins.
 
-`masters.py` has the host copies; this module tells the core and the workers, also of failures.
+`make` and `seal` allocate and touch every page. They are generators, each step of which blocks for
+a few milliseconds: run them in a thread, as `host_copy_orders.py` does.
 """
 
-import asyncio
+import errno
+import fcntl
+import logging
 import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any
+import threading
+import time
+from collections.abc import Generator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from swapd.core import actions, events
-from swapd.core.events import AnyEvent
-from swapd.daemon.lifeline import UNREAD_MAX
-from swapd.daemon.masters import MasterError, Masters
-from swapd.daemon.pinning import Pinning
-from swapd.daemon.slices import Slices
-from swapd.daemon.worker import Worker
-from swapd.shared import fds, protocol
-from swapd.shared.board import SLOTS, Progress
-from swapd.shared.fds import OwnedFd
-from swapd.shared.limits import Pool
+from swapd.device import Device, DeviceError, DeviceLost
+from swapd.device.host import available_bytes
+from swapd.shared import vm
+from swapd.shared.fds import OwnedFd, exhausted, keep, reopen_read_only, why_none
+from swapd.shared.limits import Threads
+from swapd.shared.protocol import Code
+from swapd.shared.units import size
+
+log = logging.getLogger("swapd.daemon.host_copies")
+
+#: Name of the memfds in the kernel's list of mappings.
+NAME = "swapd-host-copy"
+
+#: Host memory that host copies leave to all other uses.
+RESERVE_BYTES = 64 << 20
+
+#: Descriptors that host copies leave free, so that other sessions may still connect.
+SPARE_DESCRIPTORS = 16
+#: Bytes that one step allocates or maps: a few milliseconds.
+SLICE_BYTES = 16 << 20
+#: How long to retry sealing a host copy that its worker seems to map.
+SEAL_PATIENCE_S = 1.0
+#: Length of a step that only waits for host copies to be dropped.
+_WAIT_S = 0.002
+
+#: Linux 5.1: no new mapping may write; existing ones still may.
+_F_SEAL_FUTURE_WRITE = 0x10
+#: A worker cannot change its size.
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+T = TypeVar("T")
+
+#: Work in steps; its result is what it returns.
+Work = Generator[None, None, T]
+
+
+class HostCopyError(Exception):
+    """A host copy could not be made or sealed; `code` says which side is at fault."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class HostCopy:
+    """The bytes of a component, or of several with the same content.
+
+    `address` is 0 until it is sealed.
+    """
+
+    fd: OwnedFd
+    nbytes: int
+    mutable: bool
+    sealed: bool = False
+    #: Number of components that share it.
+    users: int = 1
+    address: int = 0
+    #: It takes no memory: no bytes are ever copied from it or to it.
+    empty: bool = False
+    #: Only while it runs: 10,000 futures would be most of the work of a garbage collection.
+    pinning: Future[None] | None = None
+
+    @property
+    def span(self) -> int:
+        """Bytes of its pages."""
+        return vm.round_up(self.nbytes)
 
 
 class HostCopies:
-    """Each order but `drop` comes back as exactly one event."""
+    """All host copies by component uid. Methods may run in any thread, one uid at a time."""
 
-    def __init__(
-        self,
-        masters: Masters,
-        workers: Mapping[int, Worker],
-        spare: int,
-        loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float],
-        post: Callable[[AnyEvent], None],
-        crashed: Callable[[BaseException], None],
-    ) -> None:
-        """`workers`: by session. `spare`: descriptors that host copies leave to others."""
-        self._masters = masters
-        self._workers = workers
-        self._spare = spare
-        self._loop = loop
-        self._clock = clock
-        self._post = post
-        self._crashed = crashed
-        #: Progress of the copies of each component, by uid.
-        self.progress: dict[int, Progress] = {}
-        #: Threads that make and seal in turns; drops have a thread of their own.
-        self._turns = Slices(2, "swapd-host")
-        self._drops = Pool(1, "swapd-drop")
-        self._pinning = Pinning(masters, loop, clock, post)
+    def __init__(self, limit_bytes: int | None, device: Device) -> None:
+        """`limit_bytes`: most host memory for all of them; None: all that is available. A later
+        limit leaves existing ones as they are."""
+        self.limit_bytes = limit_bytes
+        self._device = device
+        #: Pins in the background: no request waits for it; it only makes copies faster.
+        self._pinner = Threads(1, "swapd-pin")
+        self._copies: dict[int, HostCopy] = {}
+        #: Bytes of the host copies to pin; and the number of those that wait for it.
+        self.to_pin_bytes = 0
+        self.pinning = 0
+        #: Bytes of all host copies, including those being made.
+        self.total_bytes = 0
+        #: Bytes still to be allocated for new ones.
+        self._unallocated_bytes = 0
+        #: Number of host copies being dropped; and a condition for waiting until one is.
+        self._dropping = 0
+        self._change = threading.Condition()
 
-    def make(self, a: actions.MakeHostCopy) -> None:
-        """Make one, or share another's, and send it to the session to be filled."""
-        if a.original:
-            # also if its session ended meanwhile: others may share this one before that is known
-            fd = self._masters.share(a.uid, a.original)
-            self._post(self._made(a, fd, filled=True))
-        elif a.session not in self._workers:  # it ended meanwhile
-            self._post(events.HostCopyMade(self._clock(), a.uid))
-        elif a.empty:
-            self._post(self._made_empty(a))
-        else:
-            work = self._masters.making(a.uid, a.nbytes, mutable=a.mutable)
-            self._when_done(self._turns.submit(a.session, work), self._made, a)
+    def __len__(self) -> int:
+        return len(self._copies)
 
-    def _made_empty(self, a: actions.MakeHostCopy) -> AnyEvent:
+    def make(self, uid: int, nbytes: int, *, mutable: bool) -> Work[int]:
+        """Allocate a host copy of exactly `nbytes`; return its descriptor, which stays owned here.
+
+        Every page is allocated, so that filling it cannot fail later. If there is no room, it waits
+        for host copies being dropped. Raises: HostCopyError (`host_memory`, or `limit` without a
+        descriptor); then nothing is left of it.
+        """
+        while not self._take_room(nbytes):
+            yield from self._wait()
+        unallocated = nbytes
         try:
-            fd = self._masters.make_empty(a.uid, a.nbytes)
-        except MasterError as exc:
-            return events.HostCopyFailed(self._clock(), a.uid, exc.code, str(exc))
-        return self._made(a, fd)
+            with _file(nbytes) as fd:
+                for at in range(0, nbytes, SLICE_BYTES):
+                    n = min(SLICE_BYTES, nbytes - at)
+                    os.posix_fallocate(fd.fileno(), at, n)
+                    unallocated -= n
+                    self._change_room(0, -n)
+                    yield
+                return self._add(uid, fd, HostCopy(fd, nbytes, mutable))
+        except BaseException as exc:
+            self._change_room(-nbytes, -unallocated)
+            if not isinstance(exc, OSError):
+                raise
+            if exc.errno == errno.EMFILE:
+                raise HostCopyError("limit", exhausted()) from exc
+            raise HostCopyError("host_memory", self._no_room(nbytes, str(exc))) from exc
 
-    def _made(self, a: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
-        worker = self._workers.get(a.session)
-        replaced = self.progress.get(a.replaces)
-        if worker is None or (a.replaces and replaced is None):
-            return events.HostCopyMade(self._clock(), a.uid)  # no component needs it any more
-        if (unread := worker.lifeline.unread) >= UNREAD_MAX:
-            why = f"this session does not read: {unread} messages unread on its lifeline"
-            return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
+    def make_empty(self, uid: int, nbytes: int) -> int:
+        """Make a host copy without memory, for a component that saves no bytes; return its
+        descriptor.
+
+        No process may write to it. Does not block. Raises: HostCopyError (`limit`).
+        """
         try:
-            master = fds.keep(OwnedFd(os.dup(fd)), self._spare)
+            with _file(nbytes) as fd:
+                fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+                return self._add(uid, fd, HostCopy(fd, nbytes, mutable=True, empty=True))
         except OSError as exc:
-            return events.HostCopyFailed(self._clock(), a.uid, "limit", fds.why_none(exc))
+            raise HostCopyError("limit", why_none(exc)) from exc
+
+    def _add(self, uid: int, fd: OwnedFd, copy: HostCopy) -> int:
+        fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, _SIZE_SEALS)
+        copy.fd = OwnedFd(fd.take())
+        self._copies[uid] = copy
+        return copy.fd.fileno()
+
+    def share(self, uid: int, original: int) -> int:
+        """Let `uid` share the sealed host copy of `original`; return its descriptor.
+
+        Does not block. `original` is not being dropped yet.
+        """
+        copy = self._copies[original]
+        assert copy.sealed
+        assert not copy.mutable
+        with self._change:
+            copy.users += 1
+        self._copies[uid] = copy
+        return copy.fd.fileno()
+
+    def seal(self, uid: int) -> Work[None]:
+        """Make a filled host copy ready to copy from: mapped, present, and if clean read-only.
+
+        Raises: HostCopyError: `bad_request` if a worker still has it mapped for writing, or has
+        sealed or shut it; `host_memory` if it cannot be mapped here.
+        """
+        copy = self._copies[uid]
+        if copy.sealed:
+            return  # it is shared
         try:
-            if replaced is not None:
-                progress = replaced.share()
-            else:
-                ends = a.segments or (a.nbytes,)
-                progress = Progress(worker.boards, ends, a.nbytes, worker.chunk_bytes)
-        except IndexError:
-            master.close()
-            why = f"this session has {SLOTS} components, and no room for another on its board"
-            return events.HostCopyFailed(self._clock(), a.uid, "bad_request", why)
-        self.progress[a.uid] = progress
-        message = protocol.Master(a.name, a.nbytes, progress.slot, a.request, filled)
-        worker.lifeline.send(message, [master])
-        return events.HostCopyMade(self._clock(), a.uid)
+            if copy.nbytes and not copy.empty:
+                yield from self._map(copy)
+            copy.sealed = True
+        except PermissionError as exc:
+            why = "the worker has sealed it, or changed its mode; leave its descriptor alone"
+            raise HostCopyError("bad_request", f"the host copy cannot be mapped: {why}") from exc
+        except OSError as exc:
+            raise HostCopyError("host_memory", f"the host copy cannot be mapped: {exc}") from exc
 
-    def seal(self, a: actions.SealHostCopy, session: int) -> None:
-        """The worker has filled one: map it here, read-only if it is clean."""
-        future = self._turns.submit(session, self._masters.sealing(a.uid))
-        self._when_done(future, self._sealed, a)
+    def _map(self, copy: HostCopy) -> Work[None]:
+        fd, span = copy.fd.fileno(), copy.span
+        if writable := self._writable(copy):
+            copy.address = vm.map_shared(fd, 0, span, writable=True)
+            if not copy.mutable:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        else:
+            yield from self._forbid_writing(copy)
+            with reopen_read_only(fd) as reader:
+                copy.address = vm.map_shared(reader.fileno(), 0, span, writable=False)
+        with self._change:
+            self.to_pin_bytes += span
+        vm.prefer_huge_pages(copy.address, span)
+        for at in range(0, span, SLICE_BYTES):
+            n = min(SLICE_BYTES, span - at)
+            vm.populate(copy.address + at, n, writable=writable)
+            yield
+        with self._change:
+            self.pinning += 1
+        copy.pinning = self._pinner.submit(self._pin, copy)
+        copy.pinning.add_done_callback(partial(self._pinned, copy))
 
-    def _sealed(self, a: actions.SealHostCopy, _: None) -> AnyEvent:
-        self._pinning.begun()
-        return events.HostCopySealed(self._clock(), a.uid)
+    def _writable(self, copy: HostCopy) -> bool:
+        """Whether it is mapped writable here. A clean one only where it could not be pinned
+        otherwise: then no process can map it for writing any more, but one that did so before goes
+        unnoticed."""
+        return copy.mutable or not self._device.read_only_pins
 
-    def _when_done(
-        self, future: "Future[Any]", then: Callable[[Any, Any], AnyEvent], action: Any
-    ) -> None:
-        """Post the event of `then(action, result)`, or the failure of the host copy."""
+    def _forbid_writing(self, copy: HostCopy) -> Work[None]:
+        """Seal it. While the kernel reclaims or moves its pages, it may refuse that for a moment,
+        with the same error as for a worker that has it mapped; so retry for a while."""
+        until = time.monotonic() + SEAL_PATIENCE_S
+        while True:
+            try:
+                fcntl.fcntl(copy.fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+                return
+            except OSError as exc:
+                if exc.errno != errno.EBUSY:
+                    raise
+                if time.monotonic() > until:
+                    raise HostCopyError(
+                        "bad_request",
+                        "the host copy is still mapped for writing; unmap it, then commit",
+                    ) from exc
+            yield from self._wait()
 
-        def finish() -> None:
-            if future.cancelled():
-                return  # the daemon ends
-            error = future.exception()
-            if isinstance(error, MasterError):
-                now = self._clock()
-                self._post(events.HostCopyFailed(now, action.uid, error.code, str(error)))
-            elif isinstance(error, MemoryError) or fds.is_shortage(error):
-                why = f"the daemon could not: {error or 'no memory'}; try again later"
-                self._post(events.HostCopyFailed(self._clock(), action.uid, "limit", why))
-            elif error is not None:
-                self._crashed(error)
-            else:
-                self._post(then(action, future.result()))
+    def _pin(self, copy: HostCopy) -> None:
+        try:
+            self._device.pin(copy.address, copy.nbytes, writable=self._writable(copy))
+        except DeviceLost as exc:
+            log.error("host copies are not pinned: %s", exc)
+        except DeviceError as exc:
+            log.warning(
+                "%s; the rest is copied in two steps, more slowly: raise --pin-limit, "
+                "and `ulimit -l` (LimitMEMLOCK in a unit)",
+                exc,
+            )
 
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(finish))
+    def _pinned(self, copy: HostCopy, _: Future[None]) -> None:
+        copy.pinning = None
+        with self._change:
+            self.pinning -= 1
+
+    def address(self, uid: int) -> int:
+        """The address of a sealed host copy in this process."""
+        return self._copies[uid].address
+
+    def announce_drop(self) -> None:
+        """A call of `drop` follows: new host copies wait for its room. Does not block."""
+        with self._change:
+            self._dropping += 1
 
     def drop(self, uid: int) -> None:
-        """Drop a host copy that no component needs."""
-        progress = self.progress.pop(uid, None)
-        if progress is not None:
-            progress.close()
-        self._masters.dropping()
-        self._drops.submit(self._masters.dropped, uid)  # unmapping gigabytes takes a while
+        """After `announce_drop`: unpin, unmap and close it, if no other component shares it.
 
-    async def finish(self) -> None:
-        """Wait for the current work; no more is begun."""
-        self._pinning.close()
-        await asyncio.gather(self._turns.finish(), self._drops.finish())
+        A worker's own mapping or descriptor keeps the memory. Blocks.
+        """
+        try:
+            copy = self._copies.pop(uid, None)
+            if copy is not None and not self._is_shared_on(copy):  # else it could not be made
+                self._discard(copy)
+        finally:
+            with self._change:
+                self._dropping -= 1
+                self._change.notify_all()
 
-    def shutdown(self) -> None:
-        """End the threads. Blocks."""
-        self._turns.shutdown()
-        self._drops.shutdown()
+    def _is_shared_on(self, copy: HostCopy) -> bool:
+        with self._change:
+            copy.users -= 1
+            return copy.users > 0
+
+    def _discard(self, copy: HostCopy) -> None:
+        if (pinning := copy.pinning) is not None and not pinning.cancel():
+            wait([pinning])
+        if copy.address:
+            with self._change:
+                self.to_pin_bytes -= copy.span
+            self._unmap(copy)
+        copy.fd.close()
+        if not copy.empty:
+            self._change_room(-copy.nbytes, 0)
+
+    def _unmap(self, copy: HostCopy) -> None:
+        try:
+            self._device.unpin(copy.address)
+        except DeviceError as exc:
+            log.error("a host copy stays mapped, because it cannot be unpinned: %s", exc)
+            return
+        for at in range(0, copy.span, SLICE_BYTES):  # each page fault of the process waits for it
+            vm.free(copy.address + at, min(SLICE_BYTES, copy.span - at))
+
+    def close(self) -> None:
+        for uid in list(self._copies):
+            self.announce_drop()
+            self.drop(uid)
+        self._pinner.shutdown()
+
+    # --- room ----------------------------------------------------------------------------
+
+    def _take_room(self, nbytes: int) -> bool:
+        """Count a new host copy; False if there may soon be room for it.
+
+        Raises: HostCopyError if there is no room, and none is about to come free.
+        """
+        with self._change:
+            over = self.limit_bytes is not None and self.total_bytes + nbytes > self.limit_bytes
+            needed = nbytes + self._unallocated_bytes + RESERVE_BYTES
+            if not over and needed <= _available_bytes(nbytes):
+                self.total_bytes += nbytes
+                self._unallocated_bytes += nbytes
+                return True
+            if self._dropping:
+                return False
+        why = "host_memory limit" if over else "out of memory"
+        raise HostCopyError("host_memory", self._no_room(nbytes, why))
+
+    def _wait(self) -> Work[None]:
+        """A step that waits for a host copy to be dropped."""
+        with self._change:
+            self._change.wait(_WAIT_S)
+        yield
+
+    def _change_room(self, total_bytes: int, unallocated_bytes: int) -> None:
+        with self._change:
+            self.total_bytes += total_bytes
+            self._unallocated_bytes += unallocated_bytes
+
+    def _no_room(self, nbytes: int, why: str) -> str:
+        try:
+            available = f"{size(available_bytes())} are"
+        except DeviceError:
+            available = "an unknown amount is"
+        limit = "none" if self.limit_bytes is None else size(self.limit_bytes)
+        return (
+            f"no host memory for a host copy of {size(nbytes)} ({why}): host copies hold "
+            f"{size(self.total_bytes)} (limit {limit}), {available} available. "
+            "Unregister components, or raise the daemon's --host-memory"
+        )
+
+
+def _file(nbytes: int) -> OwnedFd:
+    """A memfd of that size without a page. Raises: OSError."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    fd = keep(OwnedFd(os.memfd_create(NAME, flags)), SPARE_DESCRIPTORS)
+    try:
+        os.ftruncate(fd.fileno(), nbytes)
+    except OSError:
+        fd.close()
+        raise
+    return fd
+
+
+def _available_bytes(nbytes: int) -> int:
+    try:
+        return available_bytes()
+    except DeviceError as exc:
+        raise HostCopyError("limit", f"no host copy of {nbytes} bytes: {exc}") from exc

@@ -12,25 +12,15 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import NamedTuple
-
-import msgspec
 
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.events import (
-    AnyEvent,
-    CopyFailed,
-    DeviceDown,
-    Dropped,
-    Dropping,
-    Lent,
-    Reclaimed,
-)
-from swapd.daemon.worker import Worker, whole_files
+from swapd.core.events import CopyFailed, DeviceDown, Dropped, Dropping, Lent, Reclaimed
+from swapd.daemon.inbox import Inbox
+from swapd.daemon.sessions import Connection
 from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
+from swapd.device.pieces import whole_files
 from swapd.shared import protocol
-from swapd.shared.limits import Pool
+from swapd.shared.limits import Threads
 from swapd.shared.protocol import Runs
 from swapd.shared.units import size
 
@@ -40,195 +30,159 @@ log = logging.getLogger("swapd.daemon.lending")
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 1.0
 
-
-class _Exchange(NamedTuple):
-    """Memory that goes, and other memory that comes. Its generation belongs to no component and no
-    other debt."""
-
-    name: str
-    generation: int
-    runs: Runs
-    then: Callable[[], None]
+#: When a session has let go of files.
+LetGo = asyncio.Future[None]
 
 
 class Lender:
     """Lends chunks' memory and takes it back, one order at a time each."""
 
-    def __init__(
-        self,
-        device: Device,
-        loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float],
-        post: Callable[[AnyEvent], None],
-        crashed: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, device: Device, connections: Mapping[int, Connection], inbox: Inbox) -> None:
+        """Raises: LimitError."""
         self._device = device
-        self._loop = loop
-        self._clock = clock
-        self._post = post
-        self._crashed = crashed
-        self._thread = Pool(1, "swapd-lend")
-        self._closed = False
+        self._connections = connections
+        self._inbox = inbox
+        self._thread = Threads(1, "swapd-lend")
         self._last_ticket = 0
-        #: Missing answers, by ticket; and the number of missing answers of each generation.
-        self._tickets: dict[int, tuple[int, Lend | _Exchange]] = {}
-        self._lacking: dict[int, int] = {}
-        self._timers: set[asyncio.TimerHandle] = set()
+        #: Missing answers, by ticket: the session, the order's generation.
+        self._missing: dict[int, tuple[int, int, LetGo]] = {}
         #: Why requested memory is not back yet, by generation.
         self._overdue: dict[int, str] = {}
+        #: Generations of exchanges, which belong to no component.
         self._exchanges = itertools.count(-1000, -1)
 
-    def lend(self, order: Lend, workers: Mapping[int, Worker]) -> None:
+    def lend(self, order: Lend) -> None:
         """Make every session let go, then give the memory to the driver."""
-        self._collect(order, workers)
+        self._inbox.start(self._lend(order, self._told_to_drop(order.generation, order.runs)))
 
-    def exchange(
-        self, session: int, runs: Runs, workers: Mapping[int, Worker], then: Callable[[], None]
-    ) -> None:
+    def reclaim(self, order: Reclaim) -> None:
+        """Take the memory back, as soon as the driver has it again."""
+        self._inbox.start(self._reclaim(order))
+
+    def exchange(self, session: int, runs: Runs, then: Callable[[], None]) -> None:
         """Put other memory in unused chunks, and call `then`.
 
         The old memory goes to the driver, which gives it to no process as long as work of the
         process of `session` may reach it. Meanwhile other memory may be short; then the daemon asks
         until there is some.
         """
+        generation = next(self._exchanges)
         name = f"memory that session {session} could write to"
-        self._collect(_Exchange(name, next(self._exchanges), runs, then), workers)
-
-    def _collect(self, order: Lend | _Exchange, workers: Mapping[int, Worker]) -> None:
-        files = whole_files(order.runs, self._device)
-        drops: dict[int, protocol.Drop] = {}
-        for session, worker in workers.items():
-            if had := worker.forget_files(files):
-                self._last_ticket += 1
-                self._tickets[self._last_ticket] = session, order
-                drops[session] = protocol.Drop(had, self._last_ticket)
-        if not drops:
-            return self._give(order)
-        self._lacking[order.generation] = len(drops)
-        self._post(Dropping(self._clock(), order.generation, tuple(drops)))
-        told = [(workers[session], drop) for session, drop in drops.items()]
-        for worker, drop in told:
-            worker.lifeline.send(drop)
+        let_go = self._told_to_drop(generation, runs)
+        self._inbox.start(self._exchange(Reclaim(name, generation, runs), let_go, then))
 
     def dropped(self, session: int, ticket: int) -> None:
         """A session says that it has let go."""
-        if ticket in self._tickets and self._tickets[ticket][0] == session:
-            order = self._tickets[ticket][1]
-            self._post(Dropped(self._clock(), session, order.generation))
-            self._settle(ticket)
+        if ticket in self._missing and self._missing[ticket][0] == session:
+            _, generation, let_go = self._missing.pop(ticket)
+            self._inbox.post(Dropped(self._inbox.clock(), session, generation))
+            let_go.set_result(None)
 
     def session_gone(self, session: int) -> None:
         """The session cannot be asked any more. Mappings of its process go when that ends."""
-        for ticket in [t for t, (s, _) in self._tickets.items() if s == session]:
-            self._settle(ticket)
-
-    def reclaim(self, order: Reclaim) -> None:
-        """Take the memory back, as soon as the driver has it again."""
-        then = lambda: self._post(Reclaimed(self._clock(), order.generation))  # noqa: E731
-        self._take(order, then, RETRY_FIRST_S)
+        for ticket in [t for t, (s, *_) in self._missing.items() if s == session]:
+            self._missing.pop(ticket)[2].set_result(None)
 
     def notes(self) -> tuple[str, ...]:
         """For `status`: which memory is not back yet, and why."""
         return tuple(self._overdue.values())
 
     async def finish(self) -> None:
-        """Wait for the current work of the device; no more events are posted."""
-        self._stop()
+        """Wait for the current work of the device, after `Inbox.stop`."""
         await self._thread.finish()
 
     def close(self) -> None:
-        """The same, blocking, until all orders are done."""
-        self._stop()
+        """End the thread. Blocks."""
         self._thread.shutdown()
 
-    def _stop(self) -> None:
-        self._closed = True
-        for timer in self._timers:
-            timer.cancel()
+    def _told_to_drop(self, generation: int, runs: Runs) -> list[LetGo]:
+        """Tell the sessions that have files of these chunks to drop them."""
+        files = whole_files(runs, self._device.chunks_per_file)
+        drops: list[tuple[Connection, protocol.Drop]] = []
+        told: dict[int, LetGo] = {}
+        for session, connection in self._connections.items():
+            if had := connection.forget_files(files):
+                self._last_ticket += 1
+                told[session] = let_go = self._inbox.loop.create_future()
+                self._missing[self._last_ticket] = session, generation, let_go
+                drops.append((connection, protocol.Drop(had, self._last_ticket)))
+        if drops:
+            self._inbox.post(Dropping(self._inbox.clock(), generation, tuple(told)))
+        for connection, drop in drops:
+            connection.lifeline.send(drop)
+        return list(told.values())
 
-    def _settle(self, ticket: int) -> None:
-        _, order = self._tickets.pop(ticket)
-        self._lacking[order.generation] -= 1
-        if not self._lacking[order.generation]:
-            del self._lacking[order.generation]
-            self._give(order)
-
-    def _give(self, order: Lend | _Exchange) -> None:
-        future = self._thread.submit(self._device.lend, order.runs)
-        future.add_done_callback(lambda f: self._on_loop(self._lent, order, f))
-
-    def _lent(self, order: Lend | _Exchange, future: "Future[None]") -> None:
-        if self._closed:
-            return
-        error = future.exception()
-        if isinstance(order, _Exchange) and (error is None or isinstance(error, DeviceLost)):
-            self._take(order, order.then, RETRY_FIRST_S)
-        elif isinstance(order, _Exchange) and isinstance(error, DeviceError):
-            # part of the old memory is still there: no session may have it
-            self._overdue[order.generation] = f"cannot exchange {order.name}: {error}"
-            self._later(RETRY_LAST_S, self._give, order)
-        elif isinstance(error, DeviceError) and isinstance(order, Lend):
-            why = str(error)
-            log.error("cannot lend %s: %s", order.name, why)
-            then = lambda: self._post(  # noqa: E731
-                CopyFailed(self._clock(), order.generation, why)
-            )
-            self._take(order, then, RETRY_FIRST_S)
-        elif error is not None:
-            self._crashed(error)
+    async def _lend(self, order: Lend, let_go: list[LetGo]) -> None:
+        await asyncio.gather(*let_go)
+        try:
+            await self._thread.run(self._device.lend, order.runs)
+        except DeviceError as exc:
+            log.error("cannot lend %s: %s", order.name, exc)
+            await self._take(Reclaim(order.name, order.generation, order.runs))
+            self._inbox.post(CopyFailed(self._inbox.clock(), order.generation, str(exc)))
         else:
-            self._post(Lent(self._clock(), order.generation))
+            self._inbox.post(Lent(self._inbox.clock(), order.generation))
 
-    def _take(
-        self, order: Lend | Reclaim | _Exchange, then: Callable[[], None], after_s: float
-    ) -> None:
-        """Allocate all chunks of the order in the arena, then call `then`."""
-        future = self._thread.submit(self._device.reclaim, order.runs)
-        future.add_done_callback(lambda f: self._on_loop(self._taken, order, then, after_s, f))
+    async def _reclaim(self, order: Reclaim) -> None:
+        def back(runs: Runs) -> None:
+            self._inbox.post(Reclaimed(self._inbox.clock(), order.generation, runs))
 
-    def _taken(
-        self,
-        order: Lend | Reclaim | _Exchange,
-        then: Callable[[], None],
-        after_s: float,
-        future: "Future[None]",
+        await self._take(order, back)
+        back(())
+
+    async def _exchange(
+        self, order: Reclaim, let_go: list[LetGo], then: Callable[[], None]
     ) -> None:
-        if self._closed:
-            return
-        error = future.exception()
-        self._overdue.pop(order.generation, None)
-        if isinstance(error, DeviceLost):
+        await asyncio.gather(*let_go)
+        while not await self._is_given(order):
+            pass
+        await self._take(order)
+        then()
+
+    async def _is_given(self, order: Reclaim) -> bool:
+        """Give the memory to the driver; False, after a while, if part of it is still there: no
+        session may have that."""
+        try:
+            await self._thread.run(self._device.lend, order.runs)
+        except DeviceLost:
+            return True
+        except DeviceError as exc:
+            self._overdue[order.generation] = f"cannot exchange {order.name}: {exc}"
+            await asyncio.sleep(RETRY_LAST_S)
+            return False
+        return True
+
+    async def _take(self, order: Reclaim, some: Callable[[Runs], None] | None = None) -> None:
+        """Allocate the chunks in the arena again, when the driver has their memory. `some(runs)`:
+        these are back before the others."""
+        runs, after_s, generation = order.runs, RETRY_FIRST_S, order.generation
+        try:
+            while (error := await self._taken(runs)) is not None:
+                if some is not None and isinstance(error, NotAllBack) and error.back:
+                    some(error.back)
+                    runs, after_s = error.still, RETRY_FIRST_S
+                longer = min(2 * after_s, RETRY_LAST_S)
+                self._overdue[generation] = why = (
+                    f"{order.name}: {size(self._nbytes(runs))} are not back yet; swapd asks again: "
+                    f"{error}"
+                )
+                if after_s < longer == RETRY_LAST_S:
+                    log.warning("%s", why)
+                await asyncio.sleep(after_s)
+                after_s = longer
+        finally:
+            self._overdue.pop(generation, None)
+
+    async def _taken(self, runs: Runs) -> DeviceError | None:
+        """Ask for the memory; return why it is not all there yet."""
+        try:
+            await self._thread.run(self._device.reclaim, runs)
+        except DeviceLost as exc:
             # it will not come back, and nothing will be loaded there
-            self._post(DeviceDown(self._clock(), str(error)))
-            then()
-        elif isinstance(error, DeviceError):
-            if isinstance(error, NotAllBack) and isinstance(order, Reclaim) and error.back:
-                self._post(Reclaimed(self._clock(), order.generation, error.back))
-                order, after_s = msgspec.structs.replace(order, runs=error.still), RETRY_FIRST_S
-            longer = min(2 * after_s, RETRY_LAST_S)
-            why = (
-                f"{order.name}: {size(self._nbytes(order.runs))} are not back yet; swapd asks "
-                f"again: {error}"
-            )
-            self._overdue[order.generation] = why
-            if after_s < longer == RETRY_LAST_S:
-                log.warning("%s", why)
-            self._later(after_s, self._take, order, then, longer)
-        elif error is not None:
-            self._crashed(error)
-        else:
-            then()
+            self._inbox.post(DeviceDown(self._inbox.clock(), str(exc)))
+        except DeviceError as exc:
+            return exc
+        return None
 
     def _nbytes(self, runs: Runs) -> int:
         return sum(n for _, n in runs) * self._device.chunk_bytes
-
-    def _on_loop(self, done: Callable[..., None], *args: object) -> None:
-        self._loop.call_soon_threadsafe(done, *args)
-
-    def _later(self, after_s: float, then: Callable[..., None], *args: object) -> None:
-        def run() -> None:
-            self._timers.discard(timer)
-            then(*args)
-
-        timer = self._loop.call_later(after_s, run)
-        self._timers.add(timer)

@@ -3,7 +3,6 @@
 A thread reads the file, because a disk may hang. The log names settings that need a restart.
 """
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from swapd.daemon.inbox import Inbox
 from swapd.shared.config import Config, ConfigError
 from swapd.shared.limits import LimitError, start
 from swapd.shared.units import size
@@ -31,15 +31,13 @@ class Reloading:
         self,
         config: Config,
         read: Callable[[], Config],
-        loop: asyncio.AbstractEventLoop,
         apply: Callable[[Config], None],
-        crashed: Callable[[BaseException], None],
+        inbox: Inbox,
     ) -> None:
         self._config = config
         self._read = read
-        self._loop = loop
         self._apply = apply
-        self._crashed = crashed
+        self._inbox = inbox
         self._reads = False
 
     def begin(self) -> None:
@@ -59,7 +57,7 @@ class Reloading:
         except Exception as exc:  # noqa: BLE001 - it is raised in the loop, or said there
             found = exc
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._done, found)
+            self._inbox.loop.call_soon_threadsafe(self._done, found)
 
     def _done(self, found: Config | Exception) -> None:
         self._reads = False
@@ -68,26 +66,26 @@ class Reloading:
         elif isinstance(found, ConfigError | LimitError):
             log.warning("not reloaded, and no setting has changed: %s", found)
         else:
-            self._crashed(found)
+            self._inbox.crashed(found)
 
     def _change(self, found: Config) -> None:
-        differ = {
-            name: (old, new)
-            for name in Config.__struct_fields__
-            if (old := getattr(self._config, name)) != (new := getattr(found, name))
-        }
-        fixed = [name for name in differ if name not in RELOADED]
-        changed = {name: new for name, (_, new) in differ.items() if name in RELOADED}
+        old = {name: getattr(self._config, name) for name in Config.__struct_fields__}
+        new = {name: value for name in old if (value := getattr(found, name)) != old[name]}
+        changed = {name: value for name, value in new.items() if name in RELOADED}
+        fixed = {name: value for name, value in new.items() if name not in RELOADED}
         self._config = msgspec.structs.replace(self._config, **changed)
         self._apply(self._config)
-        said = ", ".join(f"{n} {_shown(*differ[n])}" for n in changed)
-        log.warning("reloaded: %s", said or "no setting that can be reloaded differs")
+        said = _changes(old, changed) or "no setting that can be reloaded differs"
+        log.warning("reloaded: %s", said)
         if fixed:
-            said = ", ".join(f"{n} {_shown(*differ[n])}" for n in fixed)
-            log.warning("not reloaded, restart swapd for it: %s", said)
+            log.warning("not reloaded, restart swapd for it: %s", _changes(old, fixed))
 
 
-def _shown(*values: Any) -> str:
-    return " -> ".join(
-        "default" if v is None else size(v) if isinstance(v, int) else str(v) for v in values
-    )
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_shown(old[name])} -> {_shown(new[name])}" for name in new)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "default"
+    return size(value) if isinstance(value, int) else str(value)

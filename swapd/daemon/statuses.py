@@ -5,22 +5,19 @@ nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from swapd import __version__
 from swapd.core import Residency, events, explain, status
-from swapd.core.events import AnyEvent
-from swapd.daemon.masters import NAME, Masters
+from swapd.daemon.host_copies import NAME, HostCopies
+from swapd.daemon.inbox import Inbox
+from swapd.daemon.sessions import Connection
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
 from swapd.shared import fds, protocol
 from swapd.shared.config import Config
-from swapd.shared.limits import Pool
+from swapd.shared.limits import Threads
 from swapd.shared.system import private_bytes
-
-T = TypeVar("T")
 
 #: Components to look at for a status before other work has its turn.
 STATUS_STEP = 200
@@ -33,88 +30,70 @@ class Statuses:
         self,
         core: Residency,
         device: Device,
-        masters: Masters,
+        copies: HostCopies,
         config: Config,
         folder: Path,
         swap_log: Path,
-        loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float],
+        connections: Mapping[int, Connection],
+        inbox: Inbox,
         *,
-        pids: Callable[[], Collection[int]],
         notes: Callable[[], tuple[str, ...]],
         records: Callable[[], tuple[int, int]],
-        reply: Callable[[int, int, protocol.AnyReply], None],
-        post: Callable[[AnyEvent], None],
-        crashed: Callable[[BaseException], None],
+        reply: Callable[[int, protocol.AnyReply], None],
     ) -> None:
-        """`pids()`: processes that have a session; `notes()`: further notes.
-        `records()`: number of records of the swap log, and of those its file lost. `reply(session,
-        request, reply)` sends an answer."""
+        """`notes()`: further notes. `records()`: number of records of the swap log, and of those
+        its file lost. `reply(session, reply)` sends an answer. Raises: LimitError."""
         self._core = core
         self._device = device
-        self._masters = masters
+        self._copies = copies
         self._config = config
         self._folder = folder
         self._swap_log = swap_log
-        self._loop = loop
-        self._clock = clock
-        self._pids = pids
+        self._connections = connections
+        self._inbox = inbox
         self._notes = notes
         self._records = records
         self._reply = reply
-        self._post = post
-        self._crashed = crashed
-        self._started = clock()
-        self._queries = Pool(1, "swapd-query")
-        #: Requests, each with the device's memory use and the bytes of private copies.
-        self._asked: asyncio.Queue[tuple[int, int, MemoryUse, int]] = asyncio.Queue()
+        self._started = inbox.clock()
+        self._queries = Threads(1, "swapd-query")
+        self._turn = asyncio.Lock()
 
     def ask(self, session: int, request: int) -> None:
         """Answer a status when the device has reported its memory use, which may take a while."""
+        self._inbox.start(self._answer(session, request))
 
-        def answer(asked: "Future[tuple[MemoryUse, int]]") -> None:
-            if not asked.cancelled():
-                self._loop.call_soon_threadsafe(self._device_said, session, request, asked)
-
-        self._queries.submit(self._memory_use, self._pids()).add_done_callback(answer)
-
-    def _memory_use(self, pids: Collection[int]) -> tuple[MemoryUse, int]:
-        """The device's memory use, and the bytes of host copies that these processes keep
-        privately. In a thread."""
-        return self._device.use(), _private_copies(pids)
-
-    def _device_said(
-        self, session: int, request: int, asked: "Future[tuple[MemoryUse, int]]"
-    ) -> None:
-        private = 0
-        error = asked.exception()
-        if isinstance(error, DeviceLost):
-            self._post(events.DeviceDown(self._clock(), str(error)))
-            use = MemoryUse(0, 0, (), (explain.device_down(str(error)),))
-        elif isinstance(error, DeviceError | MemoryError) or fds.is_shortage(error):
-            use = MemoryUse(0, 0, (), (str(error) or "no memory",))
-        elif error is not None:
-            return self._crashed(error)
-        else:
-            use, private = asked.result()
-        self._asked.put_nowait((session, request, use, private))
-
-    async def run(self) -> None:
-        """Answer requests one after the other, a few components at a time, with other work in
-        between.
+    async def _answer(self, session: int, request: int) -> None:
+        """Answers come one after the other, a few components at a time, with other work in between.
 
         So two components in one answer may be of two moments.
         """
-        while True:
-            session, request, use, private = await self._asked.get()
-            ledger = self._core.ledger
+        use, private = await self._memory_use()
+        ledger = self._core.ledger
+        async with self._turn:
             components: list[protocol.ComponentStatus] = []
-            for some in _batched(list(ledger.components.values()), STATUS_STEP):
-                if components:
+            everything = list(ledger.components.values())
+            for at in range(0, len(everything), STATUS_STEP):
+                if at:
                     await asyncio.sleep(0)
-                now, known = self._clock(), filter(ledger.is_current, some)
+                now = self._inbox.clock()
+                known = filter(ledger.is_current, everything[at : at + STATUS_STEP])
                 components += [status.component_status(ledger, c, now) for c in known]
-            self._reply(session, request, self._status(request, use, private, components))
+            self._reply(session, self._status(request, use, private, components))
+
+    async def _memory_use(self) -> tuple[MemoryUse, int]:
+        """The device's memory use, and the bytes of host copies that processes keep privately."""
+        pids = {one.lifeline.pid for one in self._connections.values()}
+        try:
+            use = await self._queries.run(self._device.use)
+            return use, await self._queries.run(_private_copies, pids)
+        except DeviceLost as exc:
+            self._inbox.post(events.DeviceDown(self._inbox.clock(), str(exc)))
+            why = explain.device_down(str(exc))
+        except (DeviceError, MemoryError, OSError) as exc:
+            if isinstance(exc, OSError) and not fds.is_shortage(exc):
+                raise
+            why = str(exc) or "no memory"
+        return MemoryUse(0, 0, (), (why,)), 0
 
     def _status(
         self,
@@ -123,7 +102,7 @@ class Statuses:
         private: int,
         components: list[protocol.ComponentStatus],
     ) -> protocol.StatusReply:
-        ledger, now = self._core.ledger, self._clock()
+        ledger, now = self._core.ledger, self._inbox.clock()
         records, lost = self._records()
         chunk = self._device.chunk_bytes
         quarantined = sum(
@@ -142,7 +121,7 @@ class Statuses:
             used_bytes=(ledger.pool.total - ledger.pool.free) * chunk,
             peak_bytes=ledger.peak_chunks * chunk,
             quarantined_bytes=quarantined * chunk,
-            host_copy_bytes=self._masters.total_bytes,
+            host_copy_bytes=self._copies.total_bytes,
             private_bytes=private,
             pinned_bytes=use.pinned,
             unpinned_bytes=use.unpinned,
@@ -167,17 +146,12 @@ class Statuses:
         )
 
     async def finish(self) -> None:
-        """Wait for the current question to the device; no more answers are sent."""
+        """Wait for the current question to the device, after `Inbox.stop`."""
         await self._queries.finish()
 
     def shutdown(self) -> None:
         """End the thread. Blocks."""
         self._queries.shutdown()
-
-
-def _batched(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """`things`, at most so many at a time."""
-    return (things[at : at + most] for at in range(0, len(things), most))
 
 
 def _private_copies(pids: Iterable[int]) -> int:

@@ -20,7 +20,7 @@ from swapd.device.pieces import Piece
 from swapd.device.tails import Tails
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
-from swapd.shared.limits import Pool
+from swapd.shared.limits import Threads
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
@@ -125,7 +125,7 @@ class HostDevice:
         self._tails = Tails(self.chunks, chunk, zeroed=True)
         self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
         # enough for both directions: all threads of one may wait for the other
-        self._helpers = Pool(2 * self._threads, "swapd-copy")
+        self._helpers = Threads(2 * self._threads, "swapd-copy")
 
     def __repr__(self) -> str:
         return f"<HostDevice {self._nbytes >> 20} MiB in {self.chunks} chunks>"

@@ -65,6 +65,21 @@ def numbers(runs: Runs) -> list[int]:
     return [chunk for first, n in runs for chunk in range(first, first + n)]
 
 
+def files_of(runs: Runs, chunks_per_file: int) -> list[int]:
+    """The files of `runs`, in order."""
+    return list(dict.fromkeys(chunk // chunks_per_file for chunk in numbers(runs)))
+
+
+def whole_files(runs: Runs, chunks_per_file: int) -> list[int]:
+    """The files all of whose chunks are in `runs`."""
+    chunks = set(numbers(runs))
+    return [
+        file
+        for file in files_of(runs, chunks_per_file)
+        if chunks.issuperset(range(file * chunks_per_file, (file + 1) * chunks_per_file))
+    ]
+
+
 def runs_of(chunks: Iterable[int]) -> Runs:
     """These chunks, neighbours as one run."""
     runs: list[tuple[int, int]] = []

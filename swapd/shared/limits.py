@@ -6,8 +6,8 @@ All threads start at once, because a later start may fail, and its caller has no
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import ParamSpec, TypeVar
 
 from swapd.shared import fds
 
@@ -35,14 +35,13 @@ def raise_open_files() -> None:
         )
 
 
-class Pool(ThreadPoolExecutor):
+class Threads(ThreadPoolExecutor):
     """Threads that all run from the start, and whose work a loop can await."""
 
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
         super().__init__(threads, name)
-        self._unfinished: set[Future[Any]] = set()
-        meeting = threading.Barrier(threads)
+        meeting = self._meeting = threading.Barrier(threads)
         try:
             # each task holds one thread until all tasks have come, so each needs its own thread
             wait([self.submit(meeting.wait) for _ in range(threads)])
@@ -51,18 +50,15 @@ class Pool(ThreadPoolExecutor):
             self.shutdown(cancel_futures=True)
             raise no_thread(name) from exc
 
-    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        future = super().submit(call, *args, **kwargs)
-        self._unfinished.add(future)
-        future.add_done_callback(self._unfinished.discard)
-        return future
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a call in one of the threads. If this is cancelled, a call that has not
+        begun never begins; another goes on."""
+        return await asyncio.wrap_future(self.submit(call, *args, **kwargs))
 
-    async def finish(self, *, drop: bool = True) -> None:
-        """Wait until it has nothing to do. `drop`: cancel work that has not begun."""
-        unfinished = list(self._unfinished)
-        if drop:
-            unfinished = [future for future in unfinished if not future.cancel()]
-        await asyncio.gather(*map(asyncio.wrap_future, unfinished), return_exceptions=True)
+    async def finish(self) -> None:
+        """Wait until the threads have done all work that was submitted before."""
+        meet = self._meeting.wait
+        await asyncio.gather(*(self.run(meet) for _ in range(self._meeting.parties)))
 
 
 def start(thread: threading.Thread) -> None:

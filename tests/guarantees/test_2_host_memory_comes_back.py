@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from swapd.daemon.masters import NAME
+from swapd.daemon.host_copies import NAME
 from swapd.shared import system
 from tests.guarantees.harness import MIB, Daemon, Worker, World
 

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from swapd.daemon.daemon import END_STEP
+from swapd.daemon.sessions import END_STEP
 from swapd.daemon.statuses import STATUS_STEP
 from swapd.shared import protocol
 from tests.guarantees.harness import MIB, RawSession, World, stop_process

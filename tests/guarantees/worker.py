@@ -235,7 +235,7 @@ class Worker:
         for span, *_, last in spans:
             start, end = (int(text, 16) for text in span.split("-"))
             said["mapped"] += end - start
-            said["masters"] += (end - start) * ("memfd:swapd-master" in last)
+            said["masters"] += (end - start) * ("memfd:swapd-host-copy" in last)
         return said
 
     def fork_and_lose_tensor(self, name: str) -> int:

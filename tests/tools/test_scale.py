@@ -14,7 +14,7 @@ import pytest
 from benchmarks.scale import core
 from benchmarks.scale.stage import Stage
 from swapd.core.actions import Grant
-from swapd.daemon.daemon import END_STEP
+from swapd.daemon.sessions import END_STEP
 
 MOST_RATIO = 10.0
 

@@ -82,7 +82,7 @@ def host_bytes(daemon: spawn.Spawned) -> int:
     seen: dict[int, int] = {}
     for fd in Path(f"/proc/{daemon.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed since
-            if "memfd:swapd-master" in str(fd.readlink()):
+            if "memfd:swapd-host-copy" in str(fd.readlink()):
                 at = fd.stat()
                 seen[at.st_ino] = at.st_blocks * 512
     return sum(seen.values())

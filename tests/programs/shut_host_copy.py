@@ -2,14 +2,14 @@
 
 import os
 
-from swapd.daemon.masters import MasterError, Masters
-from tests.test_masters import Unpinnable
+from swapd.daemon.host_copies import HostCopyError
+from tests.test_host_copies import Copies, Unpinnable
 
 
-def refusal(masters: Masters) -> str:
+def refusal(copies: Copies) -> str:
     try:
-        masters.seal(1)
-    except MasterError as exc:
+        copies.sealed(1)
+    except HostCopyError as exc:
         return exc.code
     raise AssertionError("nothing was raised")
 
@@ -17,11 +17,11 @@ def refusal(masters: Masters) -> str:
 def main() -> None:
     if os.getuid() == 0:
         os.setresuid(65534, 65534, 65534)  # root may open any file
-    masters = Masters(None, Unpinnable())
-    os.fchmod(masters.make(1, 4096, mutable=False), 0)
-    code = refusal(masters)
+    copies = Copies(None, Unpinnable())
+    os.fchmod(copies.made(1, 4096, mutable=False), 0)
+    code = refusal(copies)
     assert code == "bad_request", code
-    masters.close()
+    copies.close()
 
 
 if __name__ == "__main__":

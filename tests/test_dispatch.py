@@ -10,7 +10,7 @@ from swapd.core.actions import (
     Lend,
     Revoke,
 )
-from swapd.daemon.turns import copies_first
+from swapd.daemon.dispatch import copies_first
 
 EVICT, EVICTED = Evict("a", 1, "room"), Evicted("a", 1, 6, 0)
 TELL = Revoke(1, "a", 1, False)

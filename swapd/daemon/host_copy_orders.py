@@ -1,0 +1,243 @@
+"""Carries out the core's orders for host copies, in threads: make, send to be filled, seal, drop.
+
+`host_copies.py` has the host copies; this module tells the core and the workers, also of failures.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from weakref import WeakValueDictionary
+
+from swapd.core import actions, events
+from swapd.core.events import AnyEvent
+from swapd.daemon.host_copies import HostCopies, HostCopyError, T, Work
+from swapd.daemon.inbox import Inbox
+from swapd.daemon.lifeline import UNREAD_MAX
+from swapd.daemon.sessions import Connection
+from swapd.device import Device
+from swapd.device.base import Pinned
+from swapd.shared import fds, protocol
+from swapd.shared.board import SLOTS, Progress
+from swapd.shared.fds import OwnedFd
+from swapd.shared.limits import Threads
+from swapd.shared.units import seconds, size
+
+log = logging.getLogger("swapd.daemon.host_copy_orders")
+
+#: Interval for checking whether all host copies are pinned.
+LOOK_S = 1.0
+#: Shortest time between two reports of it.
+PERIOD_S = 10.0
+
+
+class TimeSlices:
+    """Does long work of several sessions in a few threads, one step of each in turn.
+
+    So short work of one session waits at most for a step of another's long work. The work of one
+    session is done in order. Used in the loop.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        """Raises: LimitError."""
+        self.threads = Threads(threads, name)
+        self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    async def do(self, session: int, work: Work[T]) -> T:
+        """Do all of `work` in the threads; return its result, or raise its error."""
+        async with self._turns.setdefault(session, asyncio.Lock()):
+            while (done := await self.threads.run(_step, work)) is None:
+                pass
+            return done[0]
+
+
+def _step(work: Work[T]) -> tuple[T] | None:
+    """Do a step; return the result, if it was the last one."""
+    try:
+        next(work)
+    except StopIteration as done:
+        return (done.value,)
+    return None
+
+
+class HostCopyOrders:
+    """Each order but `drop` comes back as exactly one event."""
+
+    def __init__(
+        self,
+        copies: HostCopies,
+        device: Device,
+        connections: Mapping[int, Connection],
+        spare: int,
+        inbox: Inbox,
+    ) -> None:
+        """`spare`: descriptors that host copies leave to others."""
+        self._copies = copies
+        self._connections = connections
+        self._spare = spare
+        self._inbox = inbox
+        #: Progress of the copies of each component, by uid.
+        self.progress: dict[int, Progress] = {}
+        #: Threads that make and seal; drops have a thread of their own.
+        self._slices = TimeSlices(2, "swapd-host")
+        self._drops = Threads(1, "swapd-drop")
+        self._pins = PinReport(copies, device, inbox)
+
+    def make(self, order: actions.MakeHostCopy) -> None:
+        """Make one, or share another's, and send it to the session to be filled."""
+        uid, session = order.uid, order.session
+        if order.original:
+            # also if its session ended meanwhile: others may share this one before that is known
+            fd = self._copies.share(uid, order.original)
+            self._inbox.post(self._send(order, fd, filled=True))
+        elif session not in self._connections:  # it ended meanwhile
+            self._inbox.post(events.HostCopyMade(self._inbox.clock(), uid))
+        elif order.empty:
+            try:
+                made = self._send(order, self._copies.make_empty(uid, order.nbytes))
+            except HostCopyError as exc:
+                made = self._failed(uid, exc)
+            self._inbox.post(made)
+        else:
+            work = self._copies.make(uid, order.nbytes, mutable=order.mutable)
+            self._start(uid, session, work, lambda fd: self._send(order, fd))
+
+    def seal(self, order: actions.SealHostCopy, session: int) -> None:
+        """The worker has filled one: map it here, read-only if it is clean."""
+
+        def sealed(_: None) -> AnyEvent:
+            self._pins.begin()
+            return events.HostCopySealed(self._inbox.clock(), order.uid)
+
+        self._start(order.uid, session, self._copies.seal(order.uid), sealed)
+
+    def drop(self, uid: int) -> None:
+        """Drop a host copy that no component needs."""
+        progress = self.progress.pop(uid, None)
+        if progress is not None:
+            progress.close()
+        self._copies.announce_drop()
+        self._drops.submit(self._copies.drop, uid)  # unmapping gigabytes takes a while
+
+    async def finish(self) -> None:
+        """Wait for the current steps and all drops, after `Inbox.stop`."""
+        self._pins.close()
+        await asyncio.gather(self._slices.threads.finish(), self._drops.finish())
+
+    def shutdown(self) -> None:
+        """End the threads. Blocks."""
+        self._slices.threads.shutdown()
+        self._drops.shutdown()
+
+    def _start(
+        self, uid: int, session: int, work: Work[T], event_of: Callable[[T], AnyEvent]
+    ) -> None:
+        """Do the work, and post the event of its result, or of its failure."""
+
+        async def carry_out() -> None:
+            try:
+                event = event_of(await self._slices.do(session, work))
+            except (HostCopyError, MemoryError, OSError) as exc:
+                event = self._failed(uid, exc)
+            self._inbox.post(event)
+
+        self._inbox.start(carry_out())
+
+    def _failed(self, uid: int, error: Exception) -> AnyEvent:
+        now = self._inbox.clock()
+        if isinstance(error, HostCopyError):
+            return events.HostCopyFailed(now, uid, error.code, str(error))
+        if isinstance(error, MemoryError) or fds.is_shortage(error):
+            why = f"the daemon could not: {error or 'no memory'}; try again later"
+            return events.HostCopyFailed(now, uid, "limit", why)
+        raise error
+
+    def _send(self, order: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
+        """Send a new host copy to its worker; return the event that says whether it was made."""
+        connection, now = self._connections.get(order.session), self._inbox.clock()
+        replaced = self.progress.get(order.replaces)
+        if connection is None or (order.replaces and replaced is None):
+            return events.HostCopyMade(now, order.uid)  # no component needs it any more
+        if (unread := connection.lifeline.unread) >= UNREAD_MAX:
+            why = f"this session does not read: {unread} messages unread on its lifeline"
+            return events.HostCopyFailed(now, order.uid, "bad_request", why)
+        try:
+            copy = fds.keep(OwnedFd(os.dup(fd)), self._spare)
+        except OSError as exc:
+            return events.HostCopyFailed(now, order.uid, "limit", fds.why_none(exc))
+        try:
+            if replaced is not None:
+                progress = replaced.share()
+            else:
+                ends = order.segments or (order.nbytes,)
+                progress = Progress(connection.boards, ends, order.nbytes, connection.chunk_bytes)
+        except IndexError:
+            copy.close()
+            why = f"this session has {SLOTS} components, and no room for another on its board"
+            return events.HostCopyFailed(now, order.uid, "bad_request", why)
+        self.progress[order.uid] = progress
+        message = protocol.Master(order.name, order.nbytes, progress.slot, order.request, filled)
+        connection.lifeline.send(message, [copy])
+        return events.HostCopyMade(now, order.uid)
+
+
+class PinReport:
+    """Posts `HostCopiesPinned` while host copies are pinned, and once they are; and tells people:
+    a few lines for any number of host copies."""
+
+    def __init__(self, copies: HostCopies, device: Device, inbox: Inbox) -> None:
+        self._copies = copies
+        self._device = device
+        self._inbox = inbox
+        self._timer: asyncio.TimerHandle | None = None
+        #: When the current pinning began, and how long it has taken, or took.
+        self._begun = 0.0
+        self._took_s = 0.0
+        self._ended = True
+        #: Time and figures of the last report.
+        self._reported_at = float("-inf")
+        self._reported: tuple[int, int, str] = (0, 0, "")
+
+    def begin(self) -> None:
+        """The daemon has mapped a host copy, and pins it now, if the device pins any."""
+        if self._timer is None and self._device.pinned() is not None:
+            self._begun = self._inbox.clock()
+            self._ended = False
+            self._look_again()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_again(self) -> None:
+        self._timer = self._inbox.loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        now = self._inbox.clock()
+        ends = not self._copies.pinning  # first: others may be pinned meanwhile
+        pinned, of = self._device.pinned(), self._copies.to_pin_bytes
+        assert pinned is not None
+        if not (ends and self._ended):
+            self._took_s = now - self._begun
+        self._ended = ends
+        figures = pinned.nbytes, of, pinned.refused
+        if ends and not of:  # all of them are gone again
+            self._reported = figures
+        if figures != self._reported and self._is_due(now):
+            self._reported, self._reported_at = figures, now
+            self._report(pinned, of)
+        self._timer = None
+        if not ends or figures != self._reported:
+            self._look_again()
+
+    def _is_due(self, now: float) -> bool:
+        long = self._ended or self._took_s >= PERIOD_S
+        return long and now - self._reported_at >= PERIOD_S
+
+    def _report(self, pinned: Pinned, of: int) -> None:
+        now, took_s = self._reported_at, self._took_s
+        self._inbox.post(events.HostCopiesPinned(now, pinned.nbytes, of, took_s, pinned.refused))
+        if took_s >= 2 * LOOK_S:  # else no person has noticed it
+            so_far = "" if self._ended else " so far"
+            of_all = f"{size(pinned.nbytes)} of {size(of)}"
+            log.info("%s of host copies are pinned%s, after %s", of_all, so_far, seconds(took_s))

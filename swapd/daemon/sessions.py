@@ -1,0 +1,359 @@
+"""The sessions of a daemon: what each has, its requests and messages, and the answers to them.
+
+Decides nothing. Everything here runs in the loop and never blocks.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from swapd.core import Residency, actions, events, explain
+from swapd.core.status import forecast
+from swapd.daemon.dispatch import Dispatch, Perform
+from swapd.daemon.inbox import Inbox
+from swapd.daemon.lifeline import Lifeline, LifelineServer
+from swapd.daemon.mover import Mover
+from swapd.daemon.peers import Peer
+from swapd.daemon.quarantine import Quarantine
+from swapd.daemon.router import Router
+from swapd.device import Device
+from swapd.device.pieces import files_of
+from swapd.shared import fds, protocol, runtime_dir
+from swapd.shared.board import Boards
+from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
+from swapd.shared.runtime_dir import Folder
+
+#: Things of an ending session to end before other work has its turn.
+END_STEP = 32
+#: Most sessions at a time, and of one process: each has two connections and a board.
+SESSIONS_MAX = 1024
+SESSIONS_OF_ONE_MAX = 256
+#: Their share of all descriptors.
+SESSIONS_SHARE = 10
+#: Descriptors that no new session takes, so that existing ones may use more threads.
+SPARE_FOR_PEERS = 4
+#: Files of one packet: all are open for a moment, from the descriptors left free.
+FILES_MAX = 16
+
+
+class Connection:
+    """One session: its lifeline, its board, the files sent to it, its open requests."""
+
+    def __init__(self, lifeline: Lifeline, device: Device) -> None:
+        """Raises: OSError without a descriptor for the board."""
+        self.lifeline = lifeline
+        self.boards = Boards()
+        fds.keep(self.boards.fd, SPARE_FOR_PEERS)
+        #: The peer for the reply to each open request.
+        self.unanswered: dict[int, Peer] = {}
+        self._device = device
+        #: (file, writable): files sent to it that it has not let go of.
+        self._files: set[tuple[int, bool]] = set()
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self._device.chunk_bytes
+
+    def welcome(self, rpc: str, *, strict: bool) -> None:
+        device = self._device
+        message = protocol.Welcome(
+            version=protocol.VERSION,
+            session=self.lifeline.session,
+            token=self.lifeline.token,
+            rpc=rpc,
+            device=device.name,
+            chunk_bytes=device.chunk_bytes,
+            chunks=device.chunks,
+            strict=strict,
+            chunks_per_file=device.chunks_per_file,
+            uuid=device.uuid,
+        )
+        self.lifeline.send(message, export=lambda: [OwnedFd(os.dup(self.boards.fd.fileno()))])
+
+    def send_files(self, runs: Runs, *, writable: bool) -> None:
+        """Send the missing descriptors that it needs to map `runs`."""
+        files = files_of(runs, self._device.chunks_per_file)
+        missing = [n for n in files if (n, writable) not in self._files]
+        for at in range(0, len(missing), FILES_MAX):
+            some = tuple(missing[at : at + FILES_MAX])
+            export = partial(self._export, some, writable=writable)
+            self.lifeline.send(protocol.Files(some, writable), export=export)
+            self._files.update((n, writable) for n in some)
+
+    def _export(self, files: Iterable[int], *, writable: bool) -> list[OwnedFd]:
+        """Raises: OSError when descriptors have run out, for now; DeviceError."""
+        exported: list[OwnedFd] = []
+        try:
+            exported.extend(self._device.export(file, writable=writable) for file in files)
+        except BaseException:
+            for fd in exported:
+                fd.close()
+            raise
+        return exported
+
+    def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """It must let go of these files: the next grant of them sends them again.
+
+        Returns those that it had.
+        """
+        gone = set(numbers)
+        had = {key for key in self._files if key[0] in gone}
+        self._files -= had
+        return tuple(sorted({n for n, _ in had}))
+
+
+class Sessions:
+    """Opens and ends sessions, and turns their requests and messages into events."""
+
+    def __init__(
+        self,
+        connections: dict[int, Connection],
+        core: Residency,
+        device: Device,
+        folder: Folder,
+        dispatch: Dispatch,
+        inbox: Inbox,
+        mover: Mover,
+        quarantine: Quarantine,
+        *,
+        dropped: Callable[[int, int], None],
+        ended: Callable[[int], None],
+        status: Callable[[int, int], None],
+        count: Callable[[], None],
+    ) -> None:
+        """Listen in `folder`. `connections`: of the open sessions; others see it. `dropped(session,
+        ticket)`: a session has let go of files. `ended(session)`: it cannot be asked any more.
+        `status(session, request)` answers a status. `count()`: the number of sessions changed."""
+        self._connections = connections
+        self._core = core
+        self._device = device
+        self._dispatch = dispatch
+        self._inbox = inbox
+        self._mover = mover
+        self._quarantine = quarantine
+        self._dropped = dropped
+        self._ended = ended
+        self._status = status
+        self._count = count
+        self._last_session = 0
+        loop, inside = inbox.loop, folder.inside
+        self._address = f"ipc://{folder.path / runtime_dir.RPC}"
+        self._router = Router(
+            loop,
+            inside / runtime_dir.RPC,
+            self._on_request,
+            self._on_unread_replies,
+            self._fence,
+            inbox.crashed,
+        )
+        self._server = LifelineServer(
+            inside / runtime_dir.LIFELINE,
+            loop,
+            self._on_hello,
+            self._on_message,
+            self._on_unread,
+            self._on_gone,
+        )
+
+    def orders(self) -> dict[type, Perform]:
+        """How each action for a session is carried out."""
+        tell = self._tell
+        return {
+            actions.Grant: self._grant,
+            actions.Refuse: self._refuse,
+            actions.Accept: lambda a, _: self.reply(a.session, protocol.Done(a.request)),
+            actions.Revoke: lambda a, _: tell(
+                a.session, protocol.Revoke(a.name, a.generation, a.ack)
+            ),
+            actions.Want: lambda a, _: tell(a.session, protocol.Wanted(a.name, a.wanted)),
+            actions.Hurry: lambda a, _: tell(a.session, protocol.Hurry(a.waits)),
+            actions.Broken: lambda a, _: tell(
+                a.session, protocol.Broken(a.name, a.generation, a.why)
+            ),
+            actions.Evicted: self._evicted,
+            actions.Fence: lambda a, _: self._fence(a.session, a.why),
+        }
+
+    def say_goodbye(self) -> None:
+        """End all sessions, and let no more in."""
+        self._server.close("stopping", explain.STOPPING)
+
+    def close(self) -> None:
+        """Answer no more requests."""
+        self._router.close()
+
+    # --- requests and messages become events ---------------------------------------------
+
+    def _on_request(self, session: int, peer: Peer, request: protocol.AnyRequest) -> None:
+        unanswered = self._connections[session].unanswered
+        problem = self._core.problem_with(request)
+        one_way = isinstance(request, protocol.Release | protocol.Cancel)
+        if not one_way:
+            problem = problem or _one_too_many(request.id, unanswered)
+        if problem:
+            self._router.reply(peer, protocol.Refused(request.id, "bad_request", problem))
+            return
+        if not one_way:
+            unanswered[request.id] = peer
+        match request:
+            case protocol.Forecast():
+                now = self._inbox.clock()
+                self.reply(session, forecast(self._core, request, session, now))
+                return
+            case protocol.Status():
+                self._status(session, request.id)
+                return
+            case protocol.Cancel():
+                unanswered.pop(request.acquire, None)
+                self._dispatch.traces.drop(session, request.acquire)
+            case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
+                if request.traced:
+                    self._dispatch.trace(session, request)
+        self._ask(session, request)
+        if isinstance(request, protocol.Release) and request.ack:
+            self._router.reply(peer, protocol.Done(request.id))
+
+    def _ask(self, session: int, request: protocol.AnyOrder) -> None:
+        self._mover.settle()
+        self._inbox.post(events.Asked(self._inbox.clock(), session, request))
+
+    def _on_hello(self, lifeline: Lifeline, hello: protocol.Hello) -> None:
+        problem = self._no_more_sessions(lifeline.pid)
+        try:
+            connection = None if problem else Connection(lifeline, self._device)
+        except OSError as exc:
+            connection, problem = None, fds.why_none(exc)
+        if connection is None:
+            self._server.drop(lifeline, "limit", problem or "")
+            return
+        self._last_session += 1
+        session = lifeline.session = self._last_session
+        self._connections[session] = connection
+        self._count()
+        label = hello.label or f"process {lifeline.pid}"
+        self._router.open(lifeline.token, session)
+        self._inbox.post(events.SessionOpened(self._inbox.clock(), session, label))
+        connection.welcome(self._address, strict=self._core.rules.strict)
+
+    def _no_more_sessions(self, pid: int) -> str | None:
+        """Why a process may not open another session; None if it may."""
+        most = fds.share(SESSIONS_MAX, SESSIONS_SHARE)
+        if len(self._connections) >= most:
+            return (
+                f"this daemon has {most} sessions, which is the limit: close some, "
+                f"or raise its `ulimit -n`, which is {fds.limit()}"
+            )
+        of_one = min(SESSIONS_OF_ONE_MAX, max(most // 2, 1))
+        mine = sum(1 for one in self._connections.values() if one.lifeline.pid == pid)
+        if mine >= of_one:
+            return f"process {pid} has {mine} sessions, which is its limit: close some"
+        return None
+
+    def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
+        match message:
+            case protocol.Revoked():
+                now = self._inbox.clock()
+                name, generation = message.name, message.generation
+                self._inbox.post(events.Revoked(now, lifeline.session, name, generation))
+            case protocol.Dropped():
+                self._dropped(lifeline.session, message.ticket)
+            case protocol.GivenBack():
+                for release in message.releases:
+                    if not self._core.problem_with(release):
+                        self._ask(lifeline.session, release)
+            case protocol.LetGo():
+                self._on_let_go(lifeline.pid, message.token)
+
+    def _on_unread(self, lifeline: Lifeline, count: int, error: str) -> None:
+        now = self._inbox.clock()
+        self._inbox.post(events.Unread(now, lifeline.session, "lifeline", count, error))
+
+    def _on_unread_replies(self, session: int, count: int) -> None:
+        self._inbox.post(events.Unread(self._inbox.clock(), session, "replies", count))
+
+    # --- the end of a session ------------------------------------------------------------
+
+    def _on_gone(self, lifeline: Lifeline) -> None:
+        session = lifeline.session
+        self._connections.pop(session).boards.close()
+        self._count()
+        self._ended(session)
+        self._dispatch.traces.session_gone(session)
+        self._router.forget(lifeline.token)
+        self._quarantine.add(lifeline.token, session, lifeline.pid)
+        self._end(session, lifeline.token)
+
+    def _end(self, session: int, token: bytes) -> None:
+        """End a session in the core; one that has much ends in steps, with other work in
+        between."""
+        now = self._inbox.clock()
+        alive, ending = token in self._quarantine, self._quarantine.is_ending(token)
+        if self._core.has_more(session, END_STEP):
+            self._inbox.post(events.SessionEnds(now, session, END_STEP, alive, ending))
+            self._inbox.loop.call_soon(self._end, session, token)
+            return
+        self._dispatch.forget_revocations(session)
+        self._inbox.post(events.SessionGone(now, session, alive, ending))
+        if alive:
+            # later: the event may be queued behind the one that fenced this session
+            self._inbox.loop.call_soon(self._quarantine.watch, token)
+
+    def _on_let_go(self, pid: int, token: bytes) -> None:
+        for one in list(self._connections.values()):
+            if one.lifeline.token == token and one.lifeline.pid == pid:
+                self._server.gone(one.lifeline)  # its end is on its way
+        self._quarantine.let_go(pid, token)
+
+    # --- answers and notices -------------------------------------------------------------
+
+    def reply(self, session: int, reply: protocol.AnyReply) -> None:
+        """Answer an open request of an open session."""
+        if (connection := self._connections.get(session)) is None:
+            return
+        if (peer := connection.unanswered.pop(reply.id, None)) is not None:
+            self._router.reply(peer, reply)
+
+    def _tell(self, session: int, message: protocol.FromDaemon) -> None:
+        if connection := self._connections.get(session):
+            connection.lifeline.send(message)
+
+    def _fence(self, session: int, why: str) -> None:
+        if connection := self._connections.get(session):
+            self._server.drop(connection.lifeline, "fenced", why)
+
+    def _grant(self, a: actions.Grant, seq: int) -> None:
+        if connection := self._connections.get(a.session):
+            for place in a.placements:
+                mutable = self._core.ledger.components[place.name].mutable
+                connection.send_files(place.runs, writable=mutable)
+        account = self._dispatch.account_of(a.session, a.request, a.names, seq)
+        self.reply(
+            a.session,
+            protocol.Granted(
+                a.request, a.placements, a.waited_s, a.loaded, a.names, account, a.spent
+            ),
+        )
+
+    def _refuse(self, a: actions.Refuse, seq: int) -> None:
+        account = self._dispatch.account_of(a.session, a.request, (), seq)
+        self.reply(a.session, protocol.Refused(a.request, a.code, a.message, account))
+
+    def _evicted(self, a: actions.Evicted, seq: int) -> None:
+        """Tell the worker that a write-back is complete, before the core grants the chunks to
+        others.
+
+        So a worker that outlives the daemon knows whether the host copy has the latest bytes.
+        """
+        c = self._core.ledger.components.get(a.name)
+        if c is not None and (a.bytes_back or c.scratch):
+            self._tell(c.session, protocol.Saved(a.name, a.generation, anew=c.kept == ()))
+
+
+def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
+    """Why a session with these unanswered requests may not make this one; None if it may."""
+    if request in unanswered:
+        return explain.REPLAYED
+    if len(unanswered) >= protocol.UNANSWERED_MAX:
+        return explain.TOO_MANY_REQUESTS
+    return None
