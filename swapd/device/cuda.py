@@ -22,7 +22,6 @@ from swapd.device.driver import CudaError, Driver
 from swapd.device.nvml import Nvml
 from swapd.device.pins import Pins, takes_read_only
 from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward
-from swapd.device.tails import Tails
 from swapd.shared import fds
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Ranges, Runs
@@ -71,7 +70,7 @@ class CudaDevice:
             self._pins = undo.enter_context(closing(pins))
             self._inward = undo.enter_context(closing(Inward(self._driver)))
             self._outward = undo.enter_context(closing(Outward(self._driver)))
-            self._tails = Tails(self.chunks, chunk, zeroed=True)
+            self._tails = pieces.Tails(self.chunks, chunk, zeroed=True)
             self._all = undo.pop_all()
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.shared.fds import OwnedFd
@@ -156,7 +156,7 @@ def uuid_of(api: Any, device: Any) -> str:
     return f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
 
 
-class Driver:
+class Context:
     """One GPU, through its primary context, which it keeps until `close`.
 
     Methods may be called in any thread. After an error that the context does not survive, all of
@@ -187,7 +187,7 @@ class Driver:
         self._context = self.call(api.cuDevicePrimaryCtxRetain, self.device)
 
     @classmethod
-    def by_uuid(cls, wanted: str) -> "Driver":
+    def by_uuid(cls, wanted: str) -> Self:
         """Open the GPU with this uuid, at any index in this process.
 
         Raises: DeviceError.
@@ -258,8 +258,6 @@ class Driver:
         well = ("CUDA_SUCCESS", "CUDA_ERROR_NOT_READY", "CUDA_ERROR_INVALID_CONTEXT")
         return result.name not in well
 
-    # --- what the GPU is -----------------------------------------------------------------
-
     def attribute(self, name: str) -> int:
         """A device attribute by its name without CU_DEVICE_ATTRIBUTE_; 0 if it is unknown."""
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
@@ -269,6 +267,10 @@ class Driver:
             return int(self.call(self.api.cuDeviceGetAttribute, attribute, self.device))
         except CudaError:  # the driver is older than the attribute
             return 0
+
+
+class Driver(Context):
+    """The calls of the driver for one GPU."""
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the GPU's memory."""

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from swapd.device import pieces
 from swapd.device.base import DeviceError, Landed, MemoryUse
-from swapd.device.pieces import Piece
-from swapd.device.tails import Tails
+from swapd.device.pieces import Tails
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.limits import Threads
@@ -173,18 +172,16 @@ class HostDevice:
         only: Ranges | None = None,
         landed: Landed | None = None,
     ) -> None:
+        landed = landed or _tell_nobody
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         tail = self._tails.begin(whole)
-        todo = [
-            _Span(
-                self._base + p.offset,
-                source + p.done if copied else None,
-                p.nbytes,
-                p.done + p.nbytes,
-            )
-            for p, copied in self._split(whole, only)
+        strips = [
+            _Strip(inside, outside if copied else None, length, end)
+            for inside, outside, length, end, copied in self._cut(runs, nbytes, only, source)
         ]
-        self._copy(_Job(todo, nbytes, landed))
+        self._copy(_Job(strips, landed))
+        if not strips:
+            landed(nbytes)
         if tail is not None:
             vm.zero(self._base + tail.offset, tail.nbytes)
         self._tails.end(whole)
@@ -197,12 +194,12 @@ class HostDevice:
         *,
         only: Ranges | None = None,
     ) -> None:
-        todo = [
-            _Span(target + p.done, self._base + p.offset, p.nbytes, p.done + p.nbytes)
-            for p, copied in self._split(pieces.cut(runs, nbytes, self.chunk_bytes), only)
+        strips = [
+            _Strip(outside, inside, length, end)
+            for inside, outside, length, end, copied in self._cut(runs, nbytes, only, target)
             if copied
         ]
-        self._copy(_Job(todo, nbytes, None))
+        self._copy(_Job(strips, _tell_nobody))
 
     def lend(self, runs: Runs) -> None:
         try:
@@ -235,25 +232,33 @@ class HostDevice:
         self._helpers.shutdown()
         self._memory.close()
 
-    def _split(self, whole: list[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
+    def _cut(
+        self, runs: Runs, nbytes: int, only: Ranges | None, host: int
+    ) -> Iterator[tuple[int, int, int, int, bool]]:
+        """A copy in pieces: addresses in the arena and outside of it, bytes, the bytes that are
+        complete then, and whether `only` has it."""
         most = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
-        for marked, copied in pieces.mark(whole, only):
-            for piece in pieces.split([marked], most):
-                yield piece, copied
+        for marked, copied in pieces.mark(pieces.cut(runs, nbytes, self.chunk_bytes), only):
+            for offset, done, length in pieces.split([marked], most):
+                yield self._base + offset, host + done, length, done + length, copied
 
     def _copy(self, job: "_Job") -> None:
-        if self._bandwidth:
-            job.work_slowly(self._bandwidth)
-        else:
-            wanted = min(self._threads, len(job.todo)) - 1
-            helpers = [self._helpers.submit(job.work) for _ in itertools.repeat(None, wanted)]
-            job.work()
-            for helper in helpers:
-                helper.result()
-        job.finish()
+        helpers = []
+        if not self._bandwidth:
+            wanted = min(self._threads, len(job.strips)) - 1
+            helpers = [self._helpers.submit(job.work) for _ in range(wanted)]
+        job.work(self._bandwidth)
+        for helper in helpers:
+            helper.result()
+        if job.error is not None:
+            raise job.error
 
 
-class _Span(NamedTuple):
+def _tell_nobody(nbytes: int) -> None:
+    pass
+
+
+class _Strip(NamedTuple):
     """Bytes to copy, or to zero if there is no source; `end`: bytes of the copy that are complete
     then."""
 
@@ -264,70 +269,42 @@ class _Span(NamedTuple):
 
 
 class _Job:
-    """One copy by several threads: they take spans in order, and report them in order."""
+    """One copy by several threads: they take strips in order, and report them in order."""
 
-    def __init__(self, todo: list[_Span], nbytes: int, landed: Landed | None) -> None:
-        """`nbytes`: bytes that are complete when all spans are."""
-        self.todo = todo
-        self._nbytes = nbytes
+    def __init__(self, strips: list[_Strip], landed: Landed) -> None:
+        self.strips = strips
         self._landed = landed
-        self._taking = threading.Lock()
-        self._next = 0
+        self._next = itertools.count()
         self._telling = threading.Lock()
-        self._done = [False] * len(todo)
+        self._done = [False] * len(strips)
         self._told = 0
-        self._told_bytes = 0
-        #: The first error of any thread; the others stop at their next span.
-        self._error: BaseException | None = None
+        #: The first error of any thread; the others stop at their next strip.
+        self.error: BaseException | None = None
 
-    def work(self) -> None:
-        """Copy spans until none are left, or until a thread has failed."""
-        while (index := self._take()) is not None:
-            self._copy(index)
-
-    def work_slowly(self, bandwidth: float) -> None:
-        """The same at `bandwidth` bytes per second."""
+    def work(self, bandwidth: float | None = None) -> None:
+        """Copy strips until none are left, or until a thread has failed; at `bandwidth` bytes per
+        second, if that is given."""
         due = time.monotonic()
-        while (index := self._take()) is not None:
-            if self.todo[index].source is not None:  # zeros do not come over the bus
-                due += self.todo[index].nbytes / bandwidth
-            self._copy(index, due)
+        for index in self._next:
+            if index >= len(self.strips) or self.error is not None:
+                return
+            target, source, nbytes, _ = self.strips[index]
+            if source is None:
+                vm.zero(target, nbytes)
+            else:
+                vm.copy(target, source, nbytes)
+                if bandwidth:
+                    due += nbytes / bandwidth
+                    time.sleep(max(due - time.monotonic(), 0))
+            self._tell(index)
 
-    def finish(self) -> None:
-        """After all threads: raise the error of any of them; report bytes that needed no copy."""
-        if self._error is not None:
-            raise self._error
-        last = self.todo[-1].end if self.todo else -1
-        if last != self._nbytes and self._landed is not None:
-            self._landed(self._nbytes)
-
-    def _take(self) -> int | None:
-        with self._taking:
-            if self._error is not None or self._next == len(self.todo):
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def _copy(self, index: int, due: float = 0.0) -> None:
-        target, source, nbytes, _ = self.todo[index]
-        if source is None:
-            vm.zero(target, nbytes)
-        else:
-            vm.copy(target, source, nbytes)
-        ahead = due - time.monotonic()
-        if ahead > 0:
-            time.sleep(ahead)
+    def _tell(self, index: int) -> None:
+        """Report the strip, and those after it that were done before it."""
         with self._telling:
             self._done[index] = True
             try:
-                self._tell()
-            except BaseException as exc:  # noqa: BLE001 - raised by `finish`
-                self._error = self._error or exc
-
-    def _tell(self) -> None:
-        told = self._told
-        while self._told < len(self.todo) and self._done[self._told]:
-            self._told_bytes = self.todo[self._told].end
-            self._told += 1
-        if self._landed is not None and self._told > told:
-            self._landed(self._told_bytes)
+                while self._told < len(self.strips) and self._done[self._told]:
+                    self._told += 1
+                    self._landed(self.strips[self._told - 1].end)
+            except BaseException as exc:  # noqa: BLE001 - raised by the caller of all threads
+                self.error = self.error or exc

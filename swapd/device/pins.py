@@ -53,7 +53,7 @@ def takes_read_only(driver: Driver) -> bool:
     return True
 
 
-class Part(NamedTuple):
+class HostRange(NamedTuple):
     """A range of host memory of one kind; `offset` in bytes from the start of the requested
     range."""
 
@@ -134,7 +134,7 @@ class Pins:
                 self._copies -= 1
                 self._no_copy.notify_all()
 
-    def parts(self, address: int, nbytes: int) -> Iterator[Part]:
+    def parts(self, address: int, nbytes: int) -> Iterator[HostRange]:
         """The range in parts, in order, each within one slice or outside of all."""
         slices = self._slices
         at, end = address, address + nbytes
@@ -145,7 +145,7 @@ class Pins:
             start, stop = slices[index] if index < len(slices) else (end, end)
             pinned = start <= at
             upto = min(stop if pinned else start, end)
-            yield Part(at - address, upto - at, pinned)
+            yield HostRange(at - address, upto - at, pinned)
             at = upto
 
     def notes(self) -> tuple[str, ...]:

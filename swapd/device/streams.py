@@ -42,7 +42,7 @@ class Copy(NamedTuple):
     pinned: bool
 
 
-class _Flying(NamedTuple):
+class _InFlight(NamedTuple):
     """A piece on the stream. After `event`, run `arrive`; then the piece has landed."""
 
     event: Any
@@ -89,10 +89,10 @@ class Direction(ABC):
                 self._drain()
                 raise
 
-    def _ahead(self, copies: Iterator[Copy]) -> Generator[_Flying, None, None]:
+    def _ahead(self, copies: Iterator[Copy]) -> Generator[_InFlight, None, None]:
         """Enqueue pieces, and yield each one to wait for. When the caller asks for the next, this
         one has landed, and its place is free."""
-        flying: deque[_Flying] = deque()
+        flying: deque[_InFlight] = deque()
         staged = in_staging = 0
         for number, copy in enumerate(copies):
             while len(flying) == DEPTH or (in_staging == STAGED_DEPTH and not copy.pinned):
@@ -104,7 +104,7 @@ class Direction(ABC):
                 in_staging += 1
         yield from flying
 
-    def _enqueued(self, copy: Copy, number: int, staged: int) -> _Flying:
+    def _enqueued(self, copy: Copy, number: int, staged: int) -> _InFlight:
         """Put it on the stream: `number` pieces were before it, `staged` of them staged. Its event
         and its place in the staging buffer are free again, because pieces end in order."""
         event, staging = self._events[number % DEPTH], None
@@ -112,7 +112,7 @@ class Direction(ABC):
             staging = self._staging + staged % STAGED_DEPTH * STAGED_BYTES
         arrive = self._enqueue(copy, staging)
         self._driver.record(event, self._stream)
-        return _Flying(event, copy.done + copy.nbytes, staging is not None, arrive)
+        return _InFlight(event, copy.done + copy.nbytes, staging is not None, arrive)
 
     @abstractmethod
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:

@@ -10,7 +10,7 @@ import pytest
 from swapd.device import DeviceError, pins
 from swapd.device.cuda import CudaDevice
 from swapd.device.driver import Driver
-from swapd.device.pins import Part, Pins
+from swapd.device.pins import HostRange, Pins
 from swapd.shared import vm
 from tests import fakecuda
 
@@ -38,24 +38,27 @@ def memory() -> Iterator[int]:
     vm.free(address, LENGTH)
 
 
-def parts(pinned: Pins, address: int, nbytes: int = LENGTH) -> list[Part]:
+def parts(pinned: Pins, address: int, nbytes: int = LENGTH) -> list[HostRange]:
     return list(pinned.parts(address, nbytes))
 
 
 def test_memory_is_pinned_in_slices_and_told_slice_by_slice(driver: Driver, memory: int) -> None:
     with closing(Pins(driver, None, read_only=True)) as pinned:
-        assert parts(pinned, memory) == [Part(0, LENGTH, False)]
+        assert parts(pinned, memory) == [HostRange(0, LENGTH, False)]
         pinned.pin(memory, LENGTH, writable=True)
         assert parts(pinned, memory) == [
-            Part(0, SLICE, True),
-            Part(SLICE, SLICE, True),
-            Part(2 * SLICE, SLICE, True),
-            Part(3 * SLICE, SLICE // 2, True),
+            HostRange(0, SLICE, True),
+            HostRange(SLICE, SLICE, True),
+            HostRange(2 * SLICE, SLICE, True),
+            HostRange(3 * SLICE, SLICE // 2, True),
         ]
-        assert parts(pinned, memory + SLICE - 100, 150) == [Part(0, 100, True), Part(100, 50, True)]
+        assert parts(pinned, memory + SLICE - 100, 150) == [
+            HostRange(0, 100, True),
+            HostRange(100, 50, True),
+        ]
         assert repr(pinned) == "<Pins 3.5 MiB of 3.5 MiB>"
         pinned.unpin(memory)
-        assert parts(pinned, memory) == [Part(0, LENGTH, False)]
+        assert parts(pinned, memory) == [HostRange(0, LENGTH, False)]
         assert pinned.pinned_bytes == 0
 
 
@@ -65,15 +68,15 @@ def test_parts_around_what_is_pinned_are_told_too(driver: Driver, memory: int) -
         pinned.pin(memory + page, page, writable=True)
         pinned.pin(memory + 3 * page, 1, writable=True)
         assert parts(pinned, memory, 5 * page) == [
-            Part(0, page, False),
-            Part(page, page, True),
-            Part(2 * page, page, False),
-            Part(3 * page, page, True),
-            Part(4 * page, page, False),
+            HostRange(0, page, False),
+            HostRange(page, page, True),
+            HostRange(2 * page, page, False),
+            HostRange(3 * page, page, True),
+            HostRange(4 * page, page, False),
         ]
-        assert parts(pinned, memory + page + 1, 10) == [Part(0, 10, True)]
+        assert parts(pinned, memory + page + 1, 10) == [HostRange(0, 10, True)]
         assert parts(pinned, memory, 0) == []
-        assert parts(pinned, memory + 2 * page, page) == [Part(0, page, False)]
+        assert parts(pinned, memory + 2 * page, page) == [HostRange(0, page, False)]
 
 
 def test_no_more_than_the_limit_is_pinned_over_all_memory(driver: Driver, memory: int) -> None:
@@ -83,9 +86,9 @@ def test_no_more_than_the_limit_is_pinned_over_all_memory(driver: Driver, memory
         with pytest.raises(DeviceError, match=r"8 KiB of 20 KiB .* 12 KiB"):
             pinned.pin(memory + page, 5 * page, writable=True)
         assert parts(pinned, memory, 6 * page) == [
-            Part(0, page, True),
-            Part(page, 2 * page, True),
-            Part(3 * page, 3 * page, False),
+            HostRange(0, page, True),
+            HostRange(page, 2 * page, True),
+            HostRange(3 * page, 3 * page, False),
         ]
         (note,) = pinned.notes()
         assert note.startswith("12 KiB of 24 KiB of host copies are pinned")
