@@ -19,7 +19,7 @@ from swapd.shared.board import (
     ArrivalFailed,
     Board,
     Boards,
-    Progress,
+    LoadProgress,
     place,
     word,
 )
@@ -51,7 +51,7 @@ def waits(
 
 
 def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
-    progress = Progress(boards, (10, 10, 30), 30, 4)
+    progress = LoadProgress(boards, (10, 10, 30), 30, 4)
     for nbytes, segments in ((0, 0), (9, 0), (10, 2), (29, 2), (30, 3)):
         progress.landed(5, nbytes)
         assert boards.board.has(0, word(5, segments))
@@ -59,12 +59,12 @@ def test_segments_arrive_in_order_of_their_bytes(boards: Boards) -> None:
 
 
 def test_a_component_of_no_bytes_arrives(boards: Boards) -> None:
-    Progress(boards, (0,), 0, 4).landed(1, 0)
+    LoadProgress(boards, (0,), 0, 4).landed(1, 0)
     assert boards.board.has(0, word(1, 1))
 
 
 def test_one_generation_is_said_to_be_saved(boards: Boards) -> None:
-    progress = Progress(boards, (30,), 30, 4)
+    progress = LoadProgress(boards, (30,), 30, 4)
     progress.landed(6, 30)
     assert not boards.board.is_saved(0, 6)
     progress.saved(6)
@@ -152,7 +152,7 @@ def test_an_ended_session_is_known_by_its_board(boards: Boards) -> None:
 
 
 def test_slots_run_out_and_are_given_back(boards: Boards) -> None:
-    taken = [Progress(boards, (1,), 1, 4) for _ in range(SLOTS)]
+    taken = [LoadProgress(boards, (1,), 1, 4) for _ in range(SLOTS)]
     with pytest.raises(IndexError):
         boards.take()
     taken[17].close()
@@ -170,7 +170,7 @@ def test_no_worker_can_shrink_the_board_under_the_daemon(boards: Boards) -> None
 
 
 def test_chunks_land_one_by_one_and_the_last_one_with_the_last_byte(boards: Boards) -> None:
-    progress = Progress(boards, (10,), 10, 4)
+    progress = LoadProgress(boards, (10,), 10, 4)
     for nbytes, chunks in ((0, 0), (3, 0), (4, 1), (9, 2), (10, 3)):
         progress.landed(5, nbytes)
         assert boards.board.has(0, word(5, chunks, LANDED), LANDED)

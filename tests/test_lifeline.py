@@ -144,3 +144,19 @@ async def test_what_waits_to_be_sent_holds_no_descriptor(tmp_path: Path) -> None
         for number in range(600):
             assert await hear(ends) == (protocol.Files((number,)), 1)
         assert opened[0] >= 600
+
+
+async def test_the_end_of_a_session_closes_what_still_waits_for_it(tmp_path: Path) -> None:
+    async with session(tmp_path) as ends:
+        while not ends.lifeline.unread:
+            ends.lifeline.send(protocol.Broken("a", 1, "why"))
+        copy = OwnedFd(os.dup(0))
+        ends.lifeline.send(protocol.Master("a", 1), [copy])
+        assert copy.fileno() >= 0
+        ends.lifeline.close()
+        with pytest.raises(ValueError, match="descriptor is closed"):
+            copy.fileno()
+        late = OwnedFd(os.dup(0))
+        ends.lifeline.send(protocol.Master("a", 1), [late])
+        with pytest.raises(ValueError, match="descriptor is closed"):
+            late.fileno()

@@ -77,7 +77,7 @@ def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.M
 def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100) / ("\N{SNOWMAN}" * 40) / "host"
     with claim(long) as claimed, socket.socket(socket.AF_UNIX) as listens:
-        listens.bind(str(claimed.folder.inside / LIFELINE))
+        listens.bind(str(claimed.inside / LIFELINE))
         listens.listen()
         with runtime_dir.find(long) as found, socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(found.inside / LIFELINE))
@@ -177,10 +177,10 @@ def test_what_was_opened_stays_what_it_is_when_its_path_is_bent(
         folder.rename(tmp_path / "moved")
         folder.symlink_to(decoy)
         with socket.socket(socket.AF_UNIX) as listens:
-            listens.bind(str(claimed.folder.inside / LIFELINE))
-        assert claimed.folder.holder() == os.getpid()
+            listens.bind(str(claimed.inside / LIFELINE))
+        assert claimed.holder() == os.getpid()
         assert (tmp_path / "moved" / LIFELINE).is_socket()
-        claimed.folder.remove_sockets()
+        claimed.remove_sockets()
         assert list(decoy.iterdir()) == []
 
 
@@ -231,10 +231,19 @@ def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Pa
         assert (folder / LOCK).read_text() == f"{os.getpid()}\n"
 
 
+def _leads(fd: int, path: Path) -> bool:
+    try:
+        return path.samefile(f"/proc/self/fd/{fd}")
+    except OSError:
+        return False
+
+
 def test_the_lock_is_not_inherited_by_what_the_daemon_executes(folder: Path) -> None:
     with claim(folder) as claimed:
-        assert not os.get_inheritable(claimed.lock.fileno())
-        assert not os.get_inheritable(int(claimed.folder.inside.name))
+        opened = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _leads(fd, folder / LOCK)]
+        assert len(opened) == 1
+        for fd in (*opened, int(claimed.inside.name)):
+            assert not os.get_inheritable(fd)
 
 
 def test_a_lock_file_with_nothing_in_it_names_nobody(folder: Path) -> None:

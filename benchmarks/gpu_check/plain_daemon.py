@@ -18,12 +18,12 @@ def main(arguments: Sequence[str]) -> None:
     flags = zip(arguments[::2], arguments[1::2], strict=True)
     logging.basicConfig(level=logging.WARNING)
     config = load(None, {flag[2:].replace("-", "_"): value for flag, value in flags})
-    with runtime_dir.claim(config.folder) as claim:
+    with runtime_dir.claim(config.folder) as folder:
         device = open_device(
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
         )
         try:
-            daemon = Daemon(config, device, claim.folder)
+            daemon = Daemon(config, device, folder)
             asyncio.run(daemon.run(lambda: _say(str(config.folder))))
         finally:
             device.close()

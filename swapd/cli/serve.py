@@ -14,7 +14,7 @@ import typer
 from swapd.cli.page import Page, open_page
 from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
-from swapd.daemon.logs import Writer
+from swapd.daemon.logs import StderrHandler
 from swapd.device import open_device
 from swapd.shared import limits, runtime_dir
 from swapd.shared.config import Config, load
@@ -32,7 +32,7 @@ def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
     with needed("swapd serve"):
         import uvloop
     limits.raise_open_files()
-    with runtime_dir.claim(config.folder) as claim, _page(config) as page:
+    with runtime_dir.claim(config.folder) as folder, _page(config) as page:
         log.info("allocating %s", size(config.budget))
         device = open_device(
             config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
@@ -41,7 +41,7 @@ def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
             for note in device.use().notes:
                 log.warning("%s", note)
             own = (lambda: None) if page is None else (lambda: page.pid)
-            daemon = Daemon(config, device, claim.folder, read_again, own)
+            daemon = Daemon(config, device, folder, read_again, own)
             gc.freeze()  # the loop waits for collections: they need not look at imported modules
             if not uvloop.run(daemon.run(lambda: _ready(config, page))):
                 logging.shutdown()
@@ -81,9 +81,9 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     others need a restart, and stderr names them.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    writer = Writer()
-    writer.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[writer])
+    handler = StderrHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     logging.getLogger(host_copy_orders.__name__).setLevel(
         logging.INFO
     )  # it may delay a start for long

@@ -22,7 +22,7 @@ from swapd.daemon.mover import Mover
 from swapd.daemon.publisher import Publisher
 from swapd.daemon.quarantine import Quarantine
 from swapd.daemon.reloading import Reloading
-from swapd.daemon.sessions import SPARE_FOR_PEERS, Connection, Sessions
+from swapd.daemon.sessions import SPARE_FOR_PEERS, Sessions, WorkerConnection
 from swapd.daemon.statuses import Statuses
 from swapd.daemon.timers import Linger, Watchdog
 from swapd.device import Device
@@ -61,7 +61,7 @@ class Daemon:
         self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._copies = HostCopies(config.host_memory, device)
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, WorkerConnection] = {}
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
 
@@ -240,8 +240,6 @@ class Daemon:
         self._sessions.say_goodbye()
         self._dispatch.close()
         finished = await self._finish()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)  # from now on they end the process
         self._watchdog.close()
         self._linger.close()
         self._swap_log.close()

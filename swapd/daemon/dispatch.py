@@ -128,19 +128,22 @@ class Dispatch:
     def _step(self, event: AnyEvent) -> None:
         if isinstance(event, events.DeviceDown) and not self._core.ledger.down:
             log.critical("%s", explain.device_down(event.why))
-        traces = self.traces if self.traces.open else None
-        if traces is not None:
-            traces.event(event)
+        if self.traces.open:
+            self.traces.event(event)
         done = self._core.handle(event)
         seq = self._swap_log.event(event, self._cause_of(event))
         numbered = [(a, self._swap_log.action(a, seq, event.now)) for a in done]
         for action, number in copies_first(numbered):
-            if (name_of := _NAMES.get(type(action))) and (name := name_of(action)) is not None:
-                self._causes[name] = number
-            if traces is not None:
-                traces.action(action, number)
-            if (perform := self.perform.get(type(action))) is not None:
-                perform(action, number)
+            self._carry_out(action, number)
+
+    def _carry_out(self, action: AnyAction, number: int) -> None:
+        kind = type(action)
+        if (name_of := _NAMES.get(kind)) and (name := name_of(action)) is not None:
+            self._causes[name] = number
+        if self.traces.open:
+            self.traces.action(action, number)
+        if (perform := self.perform.get(kind)) is not None:
+            perform(action, number)
 
     def _cause_of(self, event: AnyEvent) -> int:
         """The record of the action that the event ends, or ends in part."""

@@ -14,11 +14,11 @@ from swapd.core.events import AnyEvent
 from swapd.daemon.host_copies import HostCopies, HostCopyError, T, Work
 from swapd.daemon.inbox import Inbox
 from swapd.daemon.lifeline import UNREAD_MAX
-from swapd.daemon.sessions import Connection
+from swapd.daemon.sessions import WorkerConnection
 from swapd.device import Device
 from swapd.device.base import Pinned
 from swapd.shared import fds, protocol
-from swapd.shared.board import SLOTS, Progress
+from swapd.shared.board import SLOTS, LoadProgress
 from swapd.shared.fds import OwnedFd
 from swapd.shared.limits import Threads
 from swapd.shared.units import seconds, size
@@ -67,7 +67,7 @@ class HostCopyOrders:
         self,
         copies: HostCopies,
         device: Device,
-        connections: Mapping[int, Connection],
+        connections: Mapping[int, WorkerConnection],
         spare: int,
         inbox: Inbox,
     ) -> None:
@@ -77,7 +77,7 @@ class HostCopyOrders:
         self._spare = spare
         self._inbox = inbox
         #: Progress of the copies of each component, by uid.
-        self.progress: dict[int, Progress] = {}
+        self.progress: dict[int, LoadProgress] = {}
         #: Threads that make and seal; drops have a thread of their own.
         self._slices = TimeSlices(2, "swapd-host")
         self._drops = Threads(1, "swapd-drop")
@@ -170,7 +170,9 @@ class HostCopyOrders:
                 progress = replaced.share()
             else:
                 ends = order.segments or (order.nbytes,)
-                progress = Progress(connection.boards, ends, order.nbytes, connection.chunk_bytes)
+                progress = LoadProgress(
+                    connection.boards, ends, order.nbytes, connection.chunk_bytes
+                )
         except IndexError:
             copy.close()
             why = f"this session has {SLOTS} components, and no room for another on its board"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import CopyFailed, DeviceDown, Dropped, Dropping, Lent, Reclaimed
 from swapd.daemon.inbox import Inbox
-from swapd.daemon.sessions import Connection
+from swapd.daemon.sessions import WorkerConnection
 from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
 from swapd.device.pieces import whole_files
 from swapd.shared import protocol
@@ -37,7 +37,9 @@ LetGo = asyncio.Future[None]
 class Lender:
     """Lends chunks' memory and takes it back, one order at a time each."""
 
-    def __init__(self, device: Device, connections: Mapping[int, Connection], inbox: Inbox) -> None:
+    def __init__(
+        self, device: Device, connections: Mapping[int, WorkerConnection], inbox: Inbox
+    ) -> None:
         """Raises: LimitError."""
         self._device = device
         self._connections = connections
@@ -98,7 +100,7 @@ class Lender:
     def _told_to_drop(self, generation: int, runs: Runs) -> list[LetGo]:
         """Tell the sessions that have files of these chunks to drop them."""
         files = whole_files(runs, self._device.chunks_per_file)
-        drops: list[tuple[Connection, protocol.Drop]] = []
+        drops: list[tuple[WorkerConnection, protocol.Drop]] = []
         told: dict[int, LetGo] = {}
         for session, connection in self._connections.items():
             if had := connection.forget_files(files):

@@ -126,7 +126,6 @@ class Lifeline:
     def last_words(self, message: Goodbye) -> None:
         """Close the connection; send this before if there is room."""
         if not self.closed:
-            self._hints.clear()
             self._keep(message)
             with suppress(DeviceError, OSError):
                 while self._backlog:
@@ -208,7 +207,7 @@ class Lifeline:
         changed = kept != self._kept or (bool(kept) and self._took)
         self._kept, self._took = kept, False
         if changed and self.session and not self.closed:
-            self._server.unread(self, max(self.unread, 1) if kept else 0, error)
+            self._server.on_unread(self, max(self.unread, 1) if kept else 0, error)
 
     def _forget(self) -> None:
         for packet in self._backlog.values():
@@ -259,11 +258,11 @@ class Lifeline:
 
     def _on_message(self, message: FromClient) -> None:
         if isinstance(message, LetGo):
-            self._server.received(self, message)
+            self._server.on_message(self, message)
             self._server.gone(self)
         elif not isinstance(message, Hello):
             if self.session:
-                self._server.received(self, message)
+                self._server.on_message(self, message)
             else:
                 self._server.drop(self, "bad_request", "the first message must be a hello")
         elif self.session:
@@ -304,8 +303,8 @@ class LifelineServer:
     ) -> None:
         self.loop = loop
         self._on_hello = on_hello
-        self._on_message = on_message
-        self._on_unread = on_unread
+        self.on_message = on_message
+        self.on_unread = on_unread
         self._on_gone = on_gone
         self._lifelines: set[Lifeline] = set()
         self._guests = Guests(loop, HELLO_S)
@@ -321,12 +320,6 @@ class LifelineServer:
     def hello(self, lifeline: Lifeline, message: Hello) -> None:
         self._guests.leave(lifeline)
         self._on_hello(lifeline, message)
-
-    def received(self, lifeline: Lifeline, message: FromClient) -> None:
-        self._on_message(lifeline, message)
-
-    def unread(self, lifeline: Lifeline, count: int, error: str) -> None:
-        self._on_unread(lifeline, count, error)
 
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
         """End a connection that broke the protocol; tell it why, if it still reads."""

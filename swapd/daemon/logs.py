@@ -16,7 +16,7 @@ WAITING_MAX = 1000
 CLOSE_S = 0.5
 
 
-class Writer(logging.Handler):
+class StderrHandler(logging.Handler):
     """Hands formatted records to a thread that writes them to stderr."""
 
     def __init__(self) -> None:

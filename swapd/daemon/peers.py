@@ -121,16 +121,9 @@ class Peer:
         turn."""
         try:
             for _ in range(TURN):
-                message = self._decoder.next()
-                if self._decoder.answers:
-                    self._answer()
-                if not self.session and self._decoder.identity is not None:
-                    self._server.host.greeted(self)
-                if message is None:
-                    self._server.count(self, self._decoder.kept)
-                if message is None or self.closed:
+                if (message := self._next()) is None:
                     return
-                self._server.host.received(self, message)
+                self._server.owner.received(self, message)
                 if self.closed:
                     return
         except zmtp.WireError as exc:
@@ -141,15 +134,22 @@ class Peer:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.call_soon(self._go_on)
 
+    def _next(self) -> list[bytes] | None:
+        """The next message to serve; None if there is none yet, or the peer is closed."""
+        message = self._decoder.next()
+        for answer in self._decoder.answers:
+            self.take(answer)  # if not taken, the peer asks again
+        self._decoder.answers.clear()
+        if not self.session and self._decoder.identity is not None:
+            self._server.owner.greeted(self)
+        if message is None:
+            self._server.count(self, self._decoder.kept)
+        return None if self.closed else message
+
     def _go_on(self) -> None:
         if not self.closed:
             self._loop.add_reader(self._sock.fileno(), self._readable)
             self._serve()
-
-    def _answer(self) -> None:
-        answers, self._decoder.answers = self._decoder.answers, []
-        for answer in answers:
-            self.take(answer)  # if not taken, the peer asks again
 
     def _wait(self) -> None:
         if not self._waits:
@@ -168,10 +168,10 @@ class Peer:
         if not self._rest:
             self._waits = False
             self._loop.remove_writer(self._sock.fileno())
-            self._server.host.room(self)
+            self._server.owner.room(self)
 
 
-class Terms(NamedTuple):
+class SocketTerms(NamedTuple):
     """Terms of a connection: `kind` is this side's socket; `longest` is the size limit of messages
     to it, in bytes."""
 
@@ -180,7 +180,7 @@ class Terms(NamedTuple):
     longest: int
 
 
-class Host(Protocol):
+class PeerOwner(Protocol):
     """The owner of the peers. All is called on the loop."""
 
     def greeted(self, peer: Peer) -> None:
@@ -202,14 +202,14 @@ class Peers:
         self,
         path: Path,
         loop: asyncio.AbstractEventLoop,
-        terms: Terms,
-        host: Host,
+        terms: SocketTerms,
+        owner: PeerOwner,
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`crashed(error)`: a call of the host failed."""
+        """`crashed(error)`: a call of the owner failed."""
         self.loop = loop
         self.terms = terms
-        self.host = host
+        self.owner = owner
         self.crashed = crashed
         self._all: set[Peer] = set()
         #: Bytes of incomplete messages.
@@ -255,7 +255,7 @@ class Peers:
         peer.counted = 0
         self._guests.leave(peer)
         self._all.discard(peer)
-        self.host.left(peer)
+        self.owner.left(peer)
 
     def close(self) -> None:
         self._door.close()

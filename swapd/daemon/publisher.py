@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swapd.daemon import zmtp
-from swapd.daemon.peers import Peer, Peers, Terms
+from swapd.daemon.peers import Peer, Peers, SocketTerms
 from swapd.log.records import missed
 
 #: Records, and bytes of them, kept for a subscriber that reads slower than they come.
@@ -27,7 +27,7 @@ BATCH_BYTES = 64 << 10
 TOPICS_MAX = 64
 TOPIC_MAX_BYTES = 1024
 
-_TERMS = Terms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
+_TERMS = SocketTerms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
 
 
 class _Subscriber:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from swapd.daemon import zmtp
-from swapd.daemon.peers import Peer, Peers, Terms
+from swapd.daemon.peers import Peer, Peers, SocketTerms
 from swapd.shared.fds import share
 from swapd.shared.protocol import (
     NOT_A_MESSAGE,
@@ -47,7 +47,7 @@ UNREAD_MAX_BYTES = 64 << 20
 PEERS_MAX = 512
 PEERS_SHARE = 10
 
-_TERMS = Terms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
+_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
 class _Unread:

@@ -37,7 +37,7 @@ SPARE_FOR_PEERS = 4
 FILES_MAX = 16
 
 
-class Connection:
+class WorkerConnection:
     """One session: its lifeline, its board, the files sent to it, its open requests."""
 
     def __init__(self, lifeline: Lifeline, device: Device) -> None:
@@ -108,7 +108,7 @@ class Sessions:
 
     def __init__(
         self,
-        connections: dict[int, Connection],
+        connections: dict[int, WorkerConnection],
         core: Residency,
         device: Device,
         folder: Folder,
@@ -188,14 +188,18 @@ class Sessions:
     def _on_request(self, session: int, peer: Peer, request: protocol.AnyRequest) -> None:
         unanswered = self._connections[session].unanswered
         problem = self._core.problem_with(request)
-        one_way = isinstance(request, protocol.Release | protocol.Cancel)
-        if not one_way:
+        if not isinstance(request, protocol.Release | protocol.Cancel):
             problem = problem or _one_too_many(request.id, unanswered)
+            if not problem:
+                unanswered[request.id] = peer
         if problem:
             self._router.reply(peer, protocol.Refused(request.id, "bad_request", problem))
             return
-        if not one_way:
-            unanswered[request.id] = peer
+        self._serve(session, request)
+        if isinstance(request, protocol.Release) and request.ack:
+            self._router.reply(peer, protocol.Done(request.id))
+
+    def _serve(self, session: int, request: protocol.AnyRequest) -> None:
         match request:
             case protocol.Forecast():
                 now = self._inbox.clock()
@@ -205,14 +209,12 @@ class Sessions:
                 self._status(session, request.id)
                 return
             case protocol.Cancel():
-                unanswered.pop(request.acquire, None)
+                self._connections[session].unanswered.pop(request.acquire, None)
                 self._dispatch.traces.drop(session, request.acquire)
             case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
                 if request.traced:
                     self._dispatch.trace(session, request)
         self._ask(session, request)
-        if isinstance(request, protocol.Release) and request.ack:
-            self._router.reply(peer, protocol.Done(request.id))
 
     def _ask(self, session: int, request: protocol.AnyOrder) -> None:
         self._mover.settle()
@@ -221,7 +223,7 @@ class Sessions:
     def _on_hello(self, lifeline: Lifeline, hello: protocol.Hello) -> None:
         problem = self._no_more_sessions(lifeline.pid)
         try:
-            connection = None if problem else Connection(lifeline, self._device)
+            connection = None if problem else WorkerConnection(lifeline, self._device)
         except OSError as exc:
             connection, problem = None, fds.why_none(exc)
         if connection is None:

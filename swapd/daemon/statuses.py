@@ -12,7 +12,7 @@ from swapd import __version__
 from swapd.core import Residency, events, explain, status
 from swapd.daemon.host_copies import NAME, HostCopies
 from swapd.daemon.inbox import Inbox
-from swapd.daemon.sessions import Connection
+from swapd.daemon.sessions import WorkerConnection
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
 from swapd.shared import fds, protocol
 from swapd.shared.config import Config
@@ -34,7 +34,7 @@ class Statuses:
         config: Config,
         folder: Path,
         swap_log: Path,
-        connections: Mapping[int, Connection],
+        connections: Mapping[int, WorkerConnection],
         inbox: Inbox,
         *,
         notes: Callable[[], tuple[str, ...]],

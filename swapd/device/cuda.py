@@ -70,7 +70,7 @@ class CudaDevice:
             self._pins = undo.enter_context(closing(pins))
             self._inward = undo.enter_context(closing(Inward(self._driver)))
             self._outward = undo.enter_context(closing(Outward(self._driver)))
-            self._tails = pieces.Tails(self.chunks, chunk, zeroed=True)
+            self._tails = pieces.Tails(self.chunks, chunk)
             self._all = undo.pop_all()
 
     def __repr__(self) -> str:
@@ -131,7 +131,6 @@ class CudaDevice:
         with self._driver.current():
             short = self._arena.reclaim(numbers)
         back = pieces.runs_of(n for n in numbers if not self._arena.is_lent(n))
-        self._tails.zeroed(back)
         if short is not None:
             free, _ = self._memory()
             raise NotAllBack(

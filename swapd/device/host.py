@@ -121,7 +121,7 @@ class HostDevice:
             self._allocate()
         except OSError as exc:
             raise DeviceError(f"arena of {self._nbytes >> 20} MiB: {exc.strerror}") from exc
-        self._tails = Tails(self.chunks, chunk, zeroed=True)
+        self._tails = Tails(self.chunks, chunk)
         self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
         # enough for both directions: all threads of one may wait for the other
         self._helpers = Threads(2 * self._threads, "swapd-copy")
@@ -223,7 +223,6 @@ class HostDevice:
         except OSError as exc:
             self.lend(runs)
             raise DeviceError(f"cannot take chunks {runs} back: {exc.strerror}") from exc
-        self._tails.zeroed(runs)
 
     def use(self) -> MemoryUse:
         return MemoryUse(total_bytes(), available_bytes(), (), ())

@@ -92,16 +92,16 @@ def runs_of(chunks: Iterable[int]) -> Runs:
 
 
 class Tails:
-    """The offset in each chunk where its zeros begin.
+    """The offset in each chunk of a new arena where its zeros begin.
 
     A worker maps its last chunk as a whole, so bytes of an earlier component there must be zeroed;
     but only as far as there are any. So small components in large chunks come and go at no extra
     cost.
     """
 
-    def __init__(self, chunks: int, chunk_bytes: int, *, zeroed: bool) -> None:
+    def __init__(self, chunks: int, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
-        self._ends = [0 if zeroed else chunk_bytes] * chunks
+        self._ends = [0] * chunks
         #: Whether workers may write to chunks, and so beyond their components.
         self.writable = False
 
@@ -123,11 +123,6 @@ class Tails:
         if whole:
             chunk, end = self._last(whole)
             self._ends[chunk] = end
-
-    def zeroed(self, runs: Runs) -> None:
-        """These chunks are all zeros."""
-        for chunk in numbers(runs):
-            self._ends[chunk] = 0
 
     def _last(self, whole: list[Piece]) -> tuple[int, int]:
         """The last chunk, and the offset in it where the bytes end."""

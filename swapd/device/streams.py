@@ -86,23 +86,23 @@ class Direction(ABC):
                     if landed is not None:
                         landed(piece.end)
             except BaseException:
-                self._drain()
+                self._driver.finish(self._stream)  # the GPU lets go of the memory
                 raise
 
     def _ahead(self, copies: Iterator[Copy]) -> Generator[_InFlight, None, None]:
         """Enqueue pieces, and yield each one to wait for. When the caller asks for the next, this
         one has landed, and its place is free."""
-        flying: deque[_InFlight] = deque()
+        in_flight: deque[_InFlight] = deque()
         staged = in_staging = 0
         for number, copy in enumerate(copies):
-            while len(flying) == DEPTH or (in_staging == STAGED_DEPTH and not copy.pinned):
-                in_staging -= flying[0].staged
-                yield flying.popleft()
-            flying.append(self._enqueued(copy, number, staged))
+            while len(in_flight) == DEPTH or (in_staging == STAGED_DEPTH and not copy.pinned):
+                in_staging -= in_flight[0].staged
+                yield in_flight.popleft()
+            in_flight.append(self._enqueued(copy, number, staged))
             if not copy.pinned:
                 staged += 1
                 in_staging += 1
-        yield from flying
+        yield from in_flight
 
     def _enqueued(self, copy: Copy, number: int, staged: int) -> _InFlight:
         """Put it on the stream: `number` pieces were before it, `staged` of them staged. Its event
@@ -118,11 +118,6 @@ class Direction(ABC):
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
         """Put a piece on the stream, through `staging` if there is one; return the work that is
         left when it has arrived."""
-
-    def _drain(self) -> None:
-        """After an error: wait until the GPU has let go of the memory."""
-        with suppress(DeviceError), self._driver.current():
-            self._driver.finish(self._stream)
 
 
 def _staging(driver: Driver) -> int:

@@ -187,7 +187,7 @@ class Boards:
         self.fd.close()
 
 
-class Progress:
+class LoadProgress:
     """Writes the progress of a component's copies into its slot, in any thread."""
 
     def __init__(self, boards: Boards, ends: tuple[int, ...], nbytes: int, chunk: int) -> None:
@@ -215,7 +215,7 @@ class Progress:
         """The host copy has the bytes of this generation."""
         self._boards.board.set_saved(self.slot, generation)
 
-    def share(self) -> "Progress":
+    def share(self) -> "LoadProgress":
         """Share it with a second host copy of the component; close it once for each."""
         self._users += 1
         return self

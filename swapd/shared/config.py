@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -48,9 +48,6 @@ LARGE_CHUNK = 256 << 20
 GPU_CHUNK = 64 << 20
 HOST_CHUNK = 2 << 20
 
-_SIZES = {"budget", "chunk", "host_memory", "swap_log_size", "pin_limit"}
-_RATES = {"bandwidth"}
-_SPANS = {"ack_timeout", "linger", "patience", "residency_bound", "stop_timeout", "swap_log_age"}
 #: Kubernetes sets SWAPD_PORT to the address of a service called swapd.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 #: The longest path.
@@ -321,7 +318,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith("SWAPD_") or variable in _NO_SETTINGS:
             continue
         name = variable.removeprefix("SWAPD_").lower()
-        if name in Config.__struct_fields__ and not _SERVICE.match(value):
+        if name in _KINDS and not _SERVICE.match(value):
             found[name] = _parse(name, value, f"${variable}")
         else:
             strange.append(variable)
@@ -346,25 +343,14 @@ def _unless_service(value: str | None) -> str | None:
     return value if value and not _SERVICE.match(value) else None
 
 
-def _known(name: str, source: str) -> None:
-    names = Config.__struct_fields__
-    if name not in names:
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(names)}"
-        raise ConfigError(f"{source} is not a setting; {hint}")
-
-
 def _parse(name: str, value: Any, source: str) -> Any:
-    _known(name, source)
+    if name not in _KINDS:
+        near = get_close_matches(name, _KINDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(_KINDS)}"
+        raise ConfigError(f"{source} is not a setting; {hint}")
     try:
-        if name == "chunk" and value == "auto":
-            return value
-        if name in _SIZES and isinstance(value, str):
-            value = typed_size(value)
-        elif name in _RATES and isinstance(value, str):
-            value = parse_rate(value)
-        elif name in _SPANS and isinstance(value, str):
-            value = _span(value)
+        if isinstance(value, str):
+            value = _READERS.get(name, str)(value)
         if isinstance(value, str) and (problem := _problem_with(value)):
             raise ValueError(problem)
         found = msgspec.convert(value, _KINDS[name], strict=False)
@@ -378,6 +364,20 @@ def _span(text: str) -> float:
         return float(text)
     except ValueError:
         return parse_span(text)
+
+
+def _chunk(text: str) -> Size | str:
+    return text if text == "auto" else typed_size(text)
+
+
+#: How the text of a setting is read that is not itself the value.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "bandwidth": parse_rate,
+    "chunk": _chunk,
+    **dict.fromkeys(("budget", "host_memory", "pin_limit", "swap_log_size"), typed_size),
+    **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound"), _span),
+    **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
+}
 
 
 def _problem_with(text: str) -> str | None:

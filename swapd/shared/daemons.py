@@ -36,11 +36,13 @@ class RunningDaemon(NamedTuple):
 
 def running() -> list[RunningDaemon]:
     """The daemons of this user, by their folders. Blocks for some milliseconds; raises nothing."""
-    found = {}
-    for pid in _lockers():
-        for daemon in _served_by(pid):
-            found[daemon.pid, daemon.folder] = daemon
-    return sorted(found.values(), key=lambda daemon: (str(daemon.folder), daemon.pid))
+    holders: list[str] = []
+    with suppress(OSError):
+        holders = _FLOCK.findall((_PROC / "locks").read_text())
+    if not holders:  # some kernels list no locks
+        holders = [name for name in os.listdir(_PROC) if name.isdigit()]
+    found = {daemon for pid in holders for daemon in _served_by(_PROC / pid)}
+    return sorted(found, key=lambda daemon: (str(daemon.folder), daemon.pid))
 
 
 def named(found: list[RunningDaemon]) -> str:
@@ -49,62 +51,40 @@ def named(found: list[RunningDaemon]) -> str:
     return ", ".join(map(str, found[:NAMED_MAX])) + more
 
 
-def _lockers() -> Iterator[int]:
-    """Processes of this user that hold a lock; all of them if the kernel lists no locks."""
-    try:
-        listed = (_PROC / "locks").read_text()
-    except OSError:
-        listed = ""
-    pids = {int(pid) for pid in _FLOCK.findall(listed)}
-    if not listed:
-        with suppress(OSError):
-            pids = {int(name) for name in os.listdir(_PROC) if name.isdigit()}
-    for pid in sorted(pids):
-        with suppress(OSError):
-            if (_PROC / str(pid)).stat().st_uid == os.getuid():
-                yield pid
-
-
-def _served_by(pid: int) -> Iterator[RunningDaemon]:
+def _served_by(process: Path) -> Iterator[RunningDaemon]:
     """The runtime folders that this process has locked and listens in."""
-    fds = _PROC / str(pid) / "fd"
     try:
-        numbers = os.listdir(fds)
+        mine = process.stat().st_uid == os.getuid()
+        fds = list((process / "fd").iterdir()) if mine else []
     except OSError:
         return  # it has ended, or this process may not look
-    for number in numbers:
+    for fd in fds:
         with suppress(OSError):
-            target = os.readlink(fds / number)
-            path = Path(target.removesuffix(_DELETED))
-            if path.name == LOCK and _is_locked(pid, number):
+            target = os.readlink(fd)
+            lock = Path(target.removesuffix(_DELETED))
+            if lock.name == LOCK and _is_held(process, fd):
                 if target.endswith(_DELETED):
-                    if _is_a_number(fds / number):
-                        yield RunningDaemon(pid, path.parent, "and the folder was removed")
-                elif here := _seen(pid, fds / number, path):
-                    yield here
+                    why: str | None = "and the folder was removed"
+                else:
+                    why = _unreachable(process, fd, lock)
+                if why is not None:
+                    yield RunningDaemon(int(process.name), lock.parent, why)
 
 
-def _is_locked(pid: int, number: str) -> bool:
-    return bool(_FLOCK.search((_PROC / str(pid) / "fdinfo" / number).read_text()))
-
-
-def _seen(pid: int, fd: Path, lock: Path) -> RunningDaemon | None:
-    """The daemon of this lock; None if another program holds it."""
-    root = _PROC / str(pid) / "root"
-    listens = (root / lock.parent.relative_to("/") / LIFELINE).is_socket()
-    if not (listens and _is_a_number(fd)):
-        return None
-    theirs = fd.stat()
-    try:
-        here = lock.stat()
-    except OSError:
-        here = None
-    if here is None or (here.st_dev, here.st_ino) != (theirs.st_dev, theirs.st_ino):
-        return RunningDaemon(pid, lock.parent, "in another mount namespace, as a container has")
-    return RunningDaemon(pid, lock.parent)
-
-
-def _is_a_number(fd: Path) -> bool:
-    """Whether a lock has a process id in it, as a daemon's has. Opened anew: no offset moves."""
-    with fd.open("rb") as file:
+def _is_held(process: Path, fd: Path) -> bool:
+    """Whether the process has locked this file, and a process id is in it, as in a daemon's."""
+    if not _FLOCK.search((process / "fdinfo" / fd.name).read_text()):
+        return False
+    with fd.open("rb") as file:  # opened anew: no offset moves
         return file.read(32).strip().isdigit()
+
+
+def _unreachable(process: Path, fd: Path, lock: Path) -> str | None:
+    """Why no process here reaches the folder of this lock; "" if one does; None if no daemon
+    listens in it."""
+    if not (process / "root" / lock.parent.relative_to("/") / LIFELINE).is_socket():
+        return None
+    with suppress(OSError):
+        if lock.samefile(fd):
+            return ""
+    return "in another mount namespace, as a container has"

@@ -7,8 +7,9 @@ repeat themselves without end. May not live here: the meaning of the files.
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,7 +59,7 @@ def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:
 def read_json(path: Path) -> object:
     """The value of a JSON file. Raises: OSError, BadDocument."""
     found = parsed_json(read(path, PROGRAMS_MAX_BYTES))
-    _check_depth(found)
+    _check(found, _inside, PROGRAMS_MAX_BYTES)
     return found
 
 
@@ -78,7 +79,8 @@ def read_yaml(path: Path) -> object:
 
     text = read(path)
     try:
-        _check_nodes(yaml.compose(text, yaml.SafeLoader))
+        # with its aliases written out, before it is constructed
+        _check(yaml.compose(text, yaml.SafeLoader), _nodes, VALUES_MAX)
         return yaml.safe_load(text)
     except BadDocument:
         raise
@@ -93,37 +95,34 @@ def read_yaml(path: Path) -> object:
 _TOO_DEEP = f"it is nested deeper than {DEPTH_MAX}"
 
 
-def _check_nodes(root: Any) -> None:
-    """Check a YAML document with its aliases written out, before it is constructed."""
-    ahead, values = [(root, 1)], 0
-    while ahead:
-        node, depth = ahead.pop()
-        values += 1
-        if depth > DEPTH_MAX:
-            raise BadDocument(_TOO_DEEP)
-        if values > VALUES_MAX:
-            raise BadDocument(f"it has more than {VALUES_MAX} values, with its aliases written out")
-        value = getattr(node, "value", "")
-        if isinstance(value, str):
-            if len(value) > _DIGITS_MAX and node.tag == "tag:yaml.org,2002:int":
-                raise BadDocument(f"a number of it has {len(value)} digits")
-        else:  # a sequence of nodes, or of pairs of them
-            pairs = [one if isinstance(one, tuple) else (one,) for one in value]
-            ahead += [(inner, depth + 1) for pair in pairs for inner in pair]
+def _check(root: Any, inside: Callable[[Any], Iterable[Any]], most: int) -> None:
+    """Raise BadDocument if a value is too deep, or there are more than `most`."""
+    level, values = [root], 0
+    for _ in range(DEPTH_MAX):
+        values += len(level)
+        if values > most:
+            raise BadDocument(f"it has more than {most} values, with its aliases written out")
+        level = list(islice((v for one in level for v in inside(one)), most + 1))
+        if not level:
+            return
+    raise BadDocument(_TOO_DEEP)
 
 
-def _check_depth(found: object) -> None:
-    level, depth = [found], 0
-    while level:
-        depth += 1
-        if depth > DEPTH_MAX:
-            raise BadDocument(_TOO_DEEP)
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
+def _inside(value: Any) -> Iterable[Any]:
+    """The values in a value of a JSON document."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _nodes(node: Any) -> Iterable[Any]:
+    """The nodes in a node of a YAML document."""
+    value = getattr(node, "value", "")
+    if not isinstance(value, str):  # a sequence of nodes, or of pairs of them
+        return chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in value)
+    if len(value) > _DIGITS_MAX and node.tag == "tag:yaml.org,2002:int":
+        raise BadDocument(f"a number of it has {len(value)} digits")
+    return ()
 
 
 def _no_constant(name: str) -> object:

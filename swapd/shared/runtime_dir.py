@@ -8,6 +8,7 @@ that descriptor, so no other user can replace the folder, and no path is too lon
 import fcntl
 import os
 import stat
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class Folder:
     def __init__(self, path: Path, fd: OwnedFd) -> None:
         self.path = path
         self._fd = fd
+        #: Of a folder that only this daemon serves, until it is closed.
+        self._lock: OwnedFd | None = None
 
     def __enter__(self) -> "Folder":
         return self
@@ -90,31 +93,38 @@ class Folder:
 
     def remove_sockets(self) -> None:
         for name in (LIFELINE, RPC, EVENTS):
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd.fileno())
-            except FileNotFoundError:
-                continue
+
+    def check(self) -> None:
+        """Raise Untrusted if another user can add or remove files in it."""
+        trusted.check_folder(self._fd, self.path)
+
+    def lock(self) -> None:
+        """Lock it until it is closed; remove sockets that a dead daemon left. Raises: OSError;
+        RuntimeDirError if another daemon has it."""
+        lock = _open_lock(self)
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock.fileno(), 0)
+            os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
+            self.remove_sockets()
+        except BlockingIOError:
+            lock.close()
+            pid = self.holder() or "unknown"
+            raise RuntimeDirError(
+                f"{self.path}: {ANOTHER} (process {pid}) serves this device; "
+                "stop it, or use another --device or --runtime-dir"
+            ) from None
+        except BaseException:
+            lock.close()
+            raise
+        self._lock = lock
 
     def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
         self._fd.close()
-
-
-class Claim:
-    """A folder that only this daemon serves, until it is closed."""
-
-    def __init__(self, folder: Folder, lock: OwnedFd) -> None:
-        self.folder = folder
-        self.lock = lock
-
-    def __enter__(self) -> "Claim":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.lock.close()
-        self.folder.close()
 
 
 def find(path: Path) -> Folder:
@@ -122,35 +132,30 @@ def find(path: Path) -> Folder:
 
     Raises: trusted.Untrusted if another user could be behind it; OSError if it does not exist.
     """
-    folder = Folder(path, trusted.open_folder(path))
-    try:
-        trusted.check_folder(folder._fd, path)
-    except BaseException:
-        folder.close()
-        raise
-    return folder
+    with ExitStack() as undo:
+        folder = undo.enter_context(Folder(path, trusted.open_folder(path)))
+        folder.check()
+        undo.pop_all()
+        return folder
 
 
-def claim(path: Path) -> Claim:
-    """Make the folder, mode 0700, and lock it; remove sockets that a dead daemon left.
+def claim(path: Path) -> Folder:
+    """Make the folder, mode 0700, and lock it until it is closed; remove sockets that a dead daemon
+    left.
 
     An existing folder is not changed. It must be private to this user, and empty or swapd's.
     Raises: RuntimeDirError.
     """
     try:
-        folder = Folder(path, trusted.open_folder(path, make=True))
+        with ExitStack() as undo:
+            folder = undo.enter_context(Folder(path, trusted.open_folder(path, make=True)))
+            if problem := problem_with(folder):
+                raise RuntimeDirError(str(problem))
+            folder.lock()
+            undo.pop_all()
+            return folder
     except OSError as exc:
         raise RuntimeDirError(str(refused(path, exc))) from exc
-    try:
-        if problem := problem_with(folder):
-            raise RuntimeDirError(str(problem))
-        return Claim(folder, _locked(folder))
-    except OSError as exc:
-        folder.close()
-        raise RuntimeDirError(str(refused(path, exc))) from exc
-    except BaseException:
-        folder.close()
-        raise
 
 
 def problem_with(folder: Folder) -> Problem | None:
@@ -187,27 +192,6 @@ def _is_swapd_s(folder: Folder) -> bool:
             return _is_ours(lock) and os.read(lock.fileno(), _LOCK_MAX_BYTES).strip().isdigit()
     except OSError:
         return False
-
-
-def _locked(folder: Folder) -> OwnedFd:
-    lock = _open_lock(folder)
-    try:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        pid = folder.holder() or "unknown"
-        raise RuntimeDirError(
-            f"{folder.path}: {ANOTHER} (process {pid}) serves this device; "
-            "stop it, or use another --device or --runtime-dir"
-        ) from None
-    try:
-        os.ftruncate(lock.fileno(), 0)
-        os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
-        folder.remove_sockets()
-    except BaseException:
-        lock.close()
-        raise
-    return lock
 
 
 def _open_lock(folder: Folder) -> OwnedFd:

@@ -35,6 +35,7 @@ def test_what_is_pinned_is_in_the_swap_log(world: World) -> None:
         worker.register(name, 4 * MIB, seed=number)
     pinned = daemon.await_record("HostCopiesPinned")
     assert (pinned.nbytes, pinned.of) == (6 * MIB, 12 * MIB)
+    assert SAYS_SO not in daemon.log, "it does not say so"
     assert "raise --pin-limit" in pinned.refused
     status = daemon.status()
     assert (status.pinned_bytes, status.unpinned_bytes) == (6 * MIB, 6 * MIB)

@@ -170,3 +170,18 @@ def test_close_lets_go_of_nvml_once(api: FakeNvml) -> None:
     nvml.close()
     assert api.open == 0
     assert nvml.processes() == ()
+
+
+def test_nvml_that_cannot_begin_is_a_note_and_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(FakeNvml):
+        def nvmlInit(self) -> None:
+            raise NVMLError("Driver Not Loaded")
+
+        def nvmlShutdown(self) -> None:
+            raise NVMLError("Uninitialized")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Broken())
+    nvml = Nvml(UUID)
+    assert "Driver Not Loaded" in nvml.notes(mps=False)[0]
+    assert nvml.processes() == ()
+    nvml.close()

@@ -1,0 +1,88 @@
+"""Connections are let in again after a shortage; one that is gone takes nobody's place."""
+
+import asyncio
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swapd.daemon import door
+from swapd.daemon.door import GUESTS_MAX, Door
+from swapd.daemon.peers import Peer, Peers, SocketTerms
+
+TERMS = SocketTerms(b"ROUTER", (b"DEALER",), 1024)
+
+
+def connected(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(60)
+    made.connect(str(path))
+    return made
+
+
+async def test_after_a_shortage_of_descriptors_a_guest_goes_and_others_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "PAUSE_S", 0.001)
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def accepted(self: socket.socket) -> tuple[socket.socket, Any]:
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    entries: asyncio.Queue[socket.socket] = asyncio.Queue()
+    made_room: list[bool] = []
+
+    def make_room() -> bool:
+        made_room.append(True)
+        return True
+
+    loop = asyncio.get_running_loop()
+    listening = Door(
+        tmp_path / "sock",
+        socket.SOCK_STREAM,
+        loop,
+        lambda sock, _: entries.put_nowait(sock),
+        make_room,
+    )
+    with connected(tmp_path / "sock"), await entries.get() as entered:
+        assert entered.fileno() >= 0
+        assert made_room == [True]
+    listening.close()
+
+
+class Nobody:
+    """The owner of peers that says nothing."""
+
+    def greeted(self, peer: Peer) -> None: ...
+    def received(self, peer: Peer, frames: list[bytes]) -> None: ...
+    def room(self, peer: Peer) -> None: ...
+
+    def __init__(self) -> None:
+        self.gone: asyncio.Queue[Peer] = asyncio.Queue()
+
+    def left(self, peer: Peer) -> None:
+        self.gone.put_nowait(peer)
+
+
+async def test_connections_that_are_gone_take_no_place_of_a_guest(tmp_path: Path) -> None:
+    path, owner = tmp_path / "rpc.sock", Nobody()
+    loop = asyncio.get_running_loop()
+    crashed = loop.create_future()
+    peers = Peers(path, loop, TERMS, owner, crashed.set_exception)
+    with connected(path) as first:
+        assert await asyncio.to_thread(first.recv, 1) == b"\xff", "it was let in"
+        for _ in range(GUESTS_MAX + 2):
+            connected(path).close()
+            await owner.gone.get()
+        first.setblocking(False)
+        first.recv(1024)  # the rest of the greeting
+        with pytest.raises(BlockingIOError):
+            first.recv(1)  # and no end
+    assert not crashed.done()
+    peers.close()
