@@ -80,6 +80,8 @@ def test_a_rate_too_large_for_a_float_is_refused() -> None:
         (256 << 20, "256 MiB"),
         (3 << 29, "1.5 GiB"),
         (1 << 40, "1 TiB"),
+        (20_000 << 30, "19.53 TiB"),
+        (50_000 << 40, "50000 TiB"),
     ],
 )
 def test_sizes_are_shown_in_binary_units(nbytes: int, text: str) -> None:
@@ -116,3 +118,20 @@ def test_what_was_typed_is_shown_as_it_was_typed(typed: str, shown: str) -> None
     assert typed_size(typed) == parse_size(typed)
     assert parse_size(shown) == parse_size(typed)
     assert size(typed_size(typed) + 0) == size(parse_size(typed))  # no longer the typed text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 us"),
+        (0.0009999, "1 ms"),
+        (0.9999, "1 s"),
+        (3.1234, "3.12 s"),
+        (7199, "120 min"),
+        (86_400, "24 h"),
+        (30 * 86_400, "30 days"),
+        (2315 * 86_400, "2315 days"),
+    ],
+)
+def test_times_are_shown_without_an_exponent(value: float, text: str) -> None:
+    assert seconds(value) == text

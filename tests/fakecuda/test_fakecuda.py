@@ -63,30 +63,6 @@ def test_memory_comes_in_multiples_of_the_granularity(fake: fakecuda.Fake) -> No
         assert code_of("cuMemCreate", nbytes, calls.properties(), 0) == calls.INVALID_VALUE
 
 
-def test_memory_is_of_a_device_that_exists(fake: fakecuda.Fake) -> None:
-    assert code_of("cuMemCreate", UNIT, calls.properties(device=2), 0) == calls.INVALID_DEVICE
-
-
-def test_memory_runs_out_and_comes_back(fake: fakecuda.Fake) -> None:
-    half = create(128 << 20)
-    assert fake.free_bytes() == 128 << 20
-    assert code_of("cuMemCreate", (128 << 20) + UNIT, calls.properties(), 0) == calls.OUT_OF_MEMORY
-    other = create(128 << 20)
-    assert call("cuMemGetInfo") == (0, 256 << 20)
-    call("cuMemRelease", half)
-    again = create(64 << 20)
-    call("cuMemRelease", again)
-    call("cuMemRelease", other)
-
-
-def test_each_card_has_memory_of_its_own(fake: fakecuda.Fake) -> None:
-    handle = create(device=1)
-    assert fake.held_bytes(gpu=0) == 0
-    assert fake.held_bytes(gpu=1) == UNIT
-    call("cuMemRelease", handle)
-    assert fake.held_bytes(gpu=1) == 0
-
-
 def test_a_handle_is_released_once(fake: fakecuda.Fake) -> None:
     handle = create()
     call("cuMemRelease", handle)
@@ -114,17 +90,6 @@ def test_memory_lives_until_its_last_handle_and_mapping(fake: fakecuda.Fake) -> 
     unmapped(one)
     assert fake.held_bytes() == UNIT
     unmapped(two)
-    assert fake.held_bytes() == 0
-
-
-def test_an_exported_descriptor_keeps_the_memory(fake: fakecuda.Fake) -> None:
-    handle = create()
-    fd = export(handle)
-    copy = os.dup(fd)
-    call("cuMemRelease", handle)
-    os.close(fd)
-    assert fake.held_bytes() == UNIT
-    os.close(copy)
     assert fake.held_bytes() == 0
 
 
@@ -168,18 +133,6 @@ def test_other_descriptors_are_not_imported(fake: fakecuda.Fake) -> None:
     with open(os.devnull, "rb") as null:
         code = code_of("cuMemImportFromShareableHandle", null.fileno(), calls.FD)
     assert code == calls.INVALID_VALUE
-
-
-def test_the_handle_of_a_mapping_is_found_by_its_address(fake: fakecuda.Fake) -> None:
-    handle = create()
-    address = mapped(handle)
-    call("cuMemRelease", handle)
-    found = call("cuMemRetainAllocationHandle", address + 4096)
-    assert int(found) == int(handle)
-    unmapped(address)
-    assert fake.held_bytes() == UNIT
-    call("cuMemRelease", found)
-    assert code_of("cuMemRetainAllocationHandle", address) == calls.INVALID_VALUE
 
 
 # ---- mappings
@@ -226,16 +179,6 @@ def test_only_whole_mappings_are_unmapped(fake: fakecuda.Fake) -> None:
     call("cuMemUnmap", address, 2 * UNIT)
     assert code_of("cuMemUnmap", address, 2 * UNIT) == calls.INVALID_VALUE
     call("cuMemAddressFree", address, 4 * UNIT)
-
-
-def test_several_adjacent_mappings_are_unmapped_at_once(fake: fakecuda.Fake) -> None:
-    address = reserve(3 * UNIT)
-    for i in range(3):
-        handle = create()
-        call("cuMemMap", address + i * UNIT, UNIT, 0, handle, 0)
-        call("cuMemRelease", handle)
-    call("cuMemUnmap", address, 3 * UNIT)
-    call("cuMemAddressFree", address, 3 * UNIT)
 
 
 def test_addresses_are_freed_as_they_were_reserved_and_not_while_mapped(
@@ -291,26 +234,6 @@ def test_access_is_set_on_whole_mappings_or_on_nothing(fake: fakecuda.Fake) -> N
     call("cuMemRelease", handle)
 
 
-def test_one_call_sets_the_access_of_several_mappings(fake: fakecuda.Fake) -> None:
-    address = reserve(2 * UNIT)
-    for i in range(2):
-        handle = create()
-        call("cuMemMap", address + i * UNIT, UNIT, 0, handle, 0)
-        call("cuMemRelease", handle)
-    calls.access(address, 2 * UNIT, READ)
-    assert [calls.access_of(address + i * UNIT) for i in range(2)] == [1, 1]
-    call("cuMemUnmap", address, 2 * UNIT)
-    call("cuMemAddressFree", address, 2 * UNIT)
-
-
-def test_there_are_no_peers(fake: fakecuda.Fake) -> None:
-    address = memory(flags=READ)
-    with pytest.raises(Failed, match="INVALID_DEVICE"):
-        calls.access(address, UNIT, READ, device=1)
-    assert calls.access_of(address) == int(READ)
-    unmapped(address)
-
-
 def test_mapping_again_brings_no_access_back(fake: fakecuda.Fake) -> None:
     handle = create()
     address = mapped(handle)
@@ -340,47 +263,6 @@ def test_the_processor_has_the_access_that_the_device_has(fake: fakecuda.Fake) -
 
 
 # ---- copies
-
-
-def test_bytes_go_in_and_out(fake: fakecuda.Fake, stream: Any) -> None:
-    data = os.urandom(3 * MIB)
-    source, target = Host(3 * MIB).pin(), Host(3 * MIB).pin()
-    source[:] = data
-    address = memory(2 * UNIT)
-    call("cuMemcpyHtoDAsync", address + 5, source.address, 3 * MIB, stream)
-    call("cuMemcpyDtoDAsync", address, address + 5, 7, stream)
-    call("cuMemcpyDtoHAsync", target.address, address + 5, 3 * MIB, stream)
-    call("cuStreamSynchronize", stream)
-    assert ctypes.string_at(address, 5) == data[:5]
-    assert target[2:] == data[2:]
-    unmapped(address, 2 * UNIT)
-    for host in (source, target):
-        host.unpin()
-        host.close()
-
-
-def test_a_copy_may_span_mappings(fake: fakecuda.Fake) -> None:
-    address = reserve(2 * UNIT)
-    for i in range(2):
-        handle = create()
-        call("cuMemMap", address + i * UNIT, UNIT, 0, handle, 0)
-        call("cuMemRelease", handle)
-    calls.access(address, 2 * UNIT, WRITE)
-    data = os.urandom(4096)
-    call("cuMemcpyHtoD", address + UNIT - 2048, data, len(data))
-    assert ctypes.string_at(address + UNIT - 2048, 4096) == data
-    call("cuMemUnmap", address, 2 * UNIT)
-    call("cuMemAddressFree", address, 2 * UNIT)
-
-
-def test_all_mappings_of_an_allocation_show_the_same_bytes(fake: fakecuda.Fake) -> None:
-    handle = create()
-    one, two = mapped(handle), mapped(handle, flags=READ)
-    call("cuMemRelease", handle)
-    call("cuMemcpyHtoD", one, b"both", 4)
-    assert ctypes.string_at(two, 4) == b"both"
-    unmapped(one)
-    unmapped(two)
 
 
 def test_registered_memory_is_read_when_the_stream_gets_there(
@@ -463,16 +345,6 @@ def test_host_addresses_are_not_taken_for_the_devices(fake: fakecuda.Fake, strea
     host.close()
 
 
-def test_memory_is_filled(fake: fakecuda.Fake, stream: Any) -> None:
-    address = memory()
-    call("cuMemsetD8Async", address, 0x7F, UNIT, stream)
-    call("cuMemsetD32Async", address + 4, 0x01020304, 2, stream)
-    call("cuStreamSynchronize", stream)
-    assert ctypes.string_at(address, 13) == b"\x7f" * 4 + b"\x04\x03\x02\x01" * 2 + b"\x7f"
-    assert ctypes.string_at(address + UNIT - 1, 1) == b"\x7f"
-    unmapped(address)
-
-
 def test_an_applications_own_memory_counts(fake: fakecuda.Fake) -> None:
     address = int(call("cuMemAlloc", 3 * MIB))
     assert fake.held_bytes() == 2 * UNIT
@@ -516,15 +388,6 @@ def test_registered_memory_has_the_same_address_on_the_device(fake: fakecuda.Fak
     host.close()
 
 
-def test_pinned_memory_of_the_drivers_is_pinned(fake: fakecuda.Fake) -> None:
-    address = int(call("cuMemHostAlloc", 8192, 1))
-    ctypes.memmove(address, b"pinned", 6)
-    assert code_of("cuMemHostUnregister", address) == calls.NOT_REGISTERED
-    assert code_of("cuMemHostRegister", address, 8192, 0) == calls.ALREADY_REGISTERED
-    call("cuMemFreeHost", address)
-    assert code_of("cuMemFreeHost", address) == calls.INVALID_VALUE
-
-
 # ---- streams and events
 
 
@@ -565,54 +428,6 @@ def test_an_event_is_done_when_the_stream_has_got_there(fake: fakecuda.Fake, str
     assert code_of("cuEventQuery", event) == calls.INVALID_HANDLE
     gate.close()
     second.close()
-
-
-def test_a_stream_waits_for_another_by_an_event(fake: fakecuda.Fake, stream: Any) -> None:
-    other, event = calls.stream(), calls.event()
-    address = memory()
-    gate = Gate(stream)
-    call("cuMemsetD8Async", address, 1, 16, stream)
-    call("cuEventRecord", event, stream)
-    call("cuStreamWaitEvent", other, event, 0)
-    call("cuMemsetD8Async", address, 2, 16, other)
-    call("cuEventDestroy", event)  # at once, although a stream waits for it
-    assert code_of("cuStreamQuery", other) == calls.NOT_READY
-    gate.open()
-    call("cuStreamSynchronize", other)
-    assert ctypes.string_at(address, 1) == b"\x02"
-    call("cuStreamDestroy", other)
-    unmapped(address)
-    gate.close()
-
-
-def test_a_wait_is_for_the_record_before_it(fake: fakecuda.Fake, stream: Any) -> None:
-    other, event = calls.stream(), calls.event()
-    call("cuEventRecord", event, stream)
-    call("cuStreamWaitEvent", other, event, 0)
-    gate = Gate(stream)
-    call("cuEventRecord", event, stream)  # later: the other stream does not wait for this one
-    call("cuStreamSynchronize", other)
-    gate.open()
-    call("cuEventSynchronize", event)
-    call("cuEventDestroy", event)
-    call("cuStreamDestroy", other)
-    gate.close()
-
-
-def test_time_between_events(fake: fakecuda.Fake, stream: Any) -> None:
-    first, second, silent = calls.event(0), calls.event(0), calls.event()
-    call("cuEventRecord", first, stream)
-    assert code_of("cuEventElapsedTime", first, second) == calls.INVALID_HANDLE
-    gate = Gate(stream)
-    call("cuEventRecord", second, stream)
-    assert code_of("cuEventElapsedTime", first, second) == calls.NOT_READY
-    gate.open()
-    call("cuEventSynchronize", second)
-    assert call("cuEventElapsedTime", first, second) > 0
-    assert code_of("cuEventElapsedTime", first, silent) == calls.INVALID_HANDLE
-    for event in (first, second, silent):
-        call("cuEventDestroy", event)
-    gate.close()
 
 
 def test_a_destroyed_stream_still_does_its_work(fake: fakecuda.Fake) -> None:
@@ -663,15 +478,6 @@ def test_flags_are_written_and_waited_for(fake: fakecuda.Fake, stream: Any, wher
     host.close()
 
 
-def test_flags_compare_in_a_circle(fake: fakecuda.Fake, stream: Any) -> None:
-    host = Host(mmap.PAGESIZE).pin()
-    host[:8] = (3).to_bytes(8, "little")
-    call("cuStreamWaitValue64", stream, host.address, (1 << 64) - 1, 0)  # -1 is before 3
-    call("cuStreamSynchronize", stream)
-    host.unpin()
-    host.close()
-
-
 def test_flags_lie_aligned_in_memory_that_the_device_can_see(
     fake: fakecuda.Fake, stream: Any
 ) -> None:
@@ -683,19 +489,6 @@ def test_flags_lie_aligned_in_memory_that_the_device_can_see(
         assert code_of("cuStreamWriteValue64", stream, place, 1, 0) == calls.INVALID_VALUE
     unmapped(address)
     host.close()
-
-
-def test_a_host_function_runs_in_order_and_makes_no_calls(fake: fakecuda.Fake, stream: Any) -> None:
-    seen: list[int] = []
-
-    def function(_: int) -> None:
-        seen.append(code_of("cuMemGetInfo"))
-
-    pointer = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    call("cuLaunchHostFunc", stream, driver.CUhostFn(address), 0)
-    call("cuStreamSynchronize", stream)
-    assert seen == [calls.NOT_PERMITTED]
 
 
 # ---- devices, contexts, the loader
@@ -725,16 +518,6 @@ def test_a_thread_without_a_context_can_manage_memory_but_not_use_it(fake: fakec
     host.close()
 
 
-def test_devices_have_names_and_identities(fake: fakecuda.Fake) -> None:
-    assert call("cuDeviceGetCount") == 2
-    uuids = {bytes(call("cuDeviceGetUuid", i).bytes) for i in range(2)}
-    assert len(uuids) == 2
-    assert call("cuDeviceGetName", 64, 1).partition(b"\0")[0] == b"Fake GPU 1"
-    assert code_of("cuDeviceGet", 2) == calls.INVALID_DEVICE
-    assert call("cuDeviceTotalMem", 0) == 256 << 20
-    assert call("cuDriverGetVersion") == 13000
-
-
 def test_a_context_that_is_released_takes_its_streams_along(fake: fakecuda.Fake) -> None:
     def on_the_other_card() -> list[int]:
         calls.use(1)
@@ -759,38 +542,9 @@ def test_a_context_that_is_released_takes_its_streams_along(fake: fakecuda.Fake)
     assert fake.allocations(gpu=1) == []
 
 
-def test_contexts_are_pushed_and_popped(fake: fakecuda.Fake) -> None:
-    def push_and_pop() -> list[int]:
-        assert code_of("cuCtxPopCurrent") == calls.INVALID_CONTEXT
-        contexts = [call("cuDevicePrimaryCtxRetain", i) for i in range(2)]
-        call("cuCtxSetCurrent", contexts[0])
-        call("cuCtxPushCurrent", contexts[1])
-        found = [int(call("cuCtxGetDevice"))]
-        call("cuCtxPopCurrent")
-        found.append(int(call("cuCtxGetDevice")))
-        call("cuCtxSetCurrent", 0)
-        found.append(code_of("cuCtxGetDevice"))
-        for device in range(2):
-            call("cuDevicePrimaryCtxRelease", device)
-        return found
-
-    assert calls.in_thread(push_and_pop) == [1, 0, calls.INVALID_CONTEXT]
-
-
 def test_what_is_not_emulated_is_not_found(fake: fakecuda.Fake) -> None:
     with pytest.raises(RuntimeError, match="cuModuleLoad"):
         driver.cuModuleLoad(b"kernels.cubin")
-
-
-def test_pointers_are_known(fake: fakecuda.Fake) -> None:
-    kind = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    address, host = memory(), Host(mmap.PAGESIZE).pin()
-    assert int(call("cuPointerGetAttribute", kind, address)) == 2
-    assert int(call("cuPointerGetAttribute", kind, host.address)) == 1
-    unmapped(address)
-    host.unpin()
-    assert code_of("cuPointerGetAttribute", kind, host.address) == calls.INVALID_VALUE
-    host.close()
 
 
 # ---- building

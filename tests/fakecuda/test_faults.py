@@ -43,11 +43,6 @@ def test_a_call_fails_as_it_is_told(fake: fakecuda.Fake) -> None:
     assert sizes(1) == [0]
 
 
-def test_the_version_of_a_call_may_be_left_out(fake: fakecuda.Fake) -> None:
-    fake.faults("# comment", "", "cuMemGetInfo 2", "cuMem 3")
-    assert sizes(1) == [2]
-
-
 def test_calls_may_go_well_first_and_again_later(fake: fakecuda.Fake) -> None:
     fake.faults("cuMemGetInfo_v2 2 after=2 times=1")
     assert sizes(5) == [0, 0, 2, 0, 0]
@@ -57,11 +52,6 @@ def test_writing_the_rules_again_starts_their_counts_anew(fake: fakecuda.Fake) -
     for _ in range(2):
         fake.faults("cuMemGetInfo_v2 2 times=1")
         assert sizes(2) == [2, 0]
-
-
-def test_the_first_rule_that_applies_counts(fake: fakecuda.Fake) -> None:
-    fake.faults("cuMemGetInfo_v2 2 times=1", "cuMemGetInfo_v2 3 times=1")
-    assert sizes(3) == [2, 3, 0]
 
 
 def test_a_rule_may_be_for_one_process(fake: fakecuda.Fake) -> None:

@@ -55,37 +55,6 @@ def kill(child: Any) -> None:
 # ---- sharing
 
 
-def test_what_one_process_writes_another_reads(fake: fakecuda.Fake) -> None:
-    handle = create()
-    fd = export(handle)
-    call("cuMemcpyHtoD", address := mapped(handle), b"hello", 5)
-    program = """
-        start()
-        handle = import_(int(sys.argv[1]))
-        address = mapped(handle, flags=READ)
-        target = Host(4096)
-        call("cuMemcpyDtoH", target.address, address, 5)
-        say(target[:5].decode())
-    """
-    with start(fake, program, fd, fds=[fd]) as child:
-        assert child.stdout.readline() == "hello\n"
-    os.close(fd)
-    unmapped(address)
-    call("cuMemRelease", handle)
-
-
-def test_processes_share_a_cards_memory(fake: fakecuda.Fake) -> None:
-    mine = create(192 << 20)
-    program = """
-        start()
-        say(code_of("cuMemCreate", (64 << 20) + UNIT, properties(), 0), call("cuMemGetInfo")[0])
-        create(64 << 20)
-        say(call("cuMemGetInfo")[0])
-    """
-    assert output(fake, program) == f"2 {64 << 20}\n0"
-    call("cuMemRelease", mine)
-
-
 # ---- deaths
 
 
@@ -266,16 +235,6 @@ def test_the_visible_devices_are_chosen_and_ordered(visible: str, expected: list
     assert found == (str(expected) if expected else str(calls.NO_DEVICE))
 
 
-def test_memory_lies_on_the_card_whatever_its_number_here(fake: fakecuda.Fake) -> None:
-    program = "start(); create(); say('ready'); sys.stdin.read()"
-    env = {**fake.environment(), "CUDA_VISIBLE_DEVICES": "1"}
-    with start_python(PRELUDE + program, env=env) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        assert (fake.held_bytes(gpu=0), fake.held_bytes(gpu=1)) == (0, UNIT)
-        child.kill()
-
-
 def test_memory_of_a_card_that_is_not_visible_cannot_be_imported(fake: fakecuda.Fake) -> None:
     handle = create()
     fd = export(handle)
@@ -413,11 +372,6 @@ ENGINES = PROGRAMS / "engines.py"
 def test_the_two_directions_run_side_by_side() -> None:
     with fakecuda.machine(gbps=0.02) as fake:
         assert output(fake, ENGINES, "other_direction") == "False"
-
-
-def test_each_direction_has_a_rate_of_its_own() -> None:
-    with fakecuda.machine(gbps_out=0.0001) as fake:
-        assert output(fake, ENGINES, "own_rates") == str(calls.NOT_READY)
 
 
 def test_copies_in_one_direction_take_turns() -> None:
