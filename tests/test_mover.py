@@ -176,8 +176,8 @@ async def test_close_waits_for_the_copies_and_then_tells_nobody(
     with closing(GatedDevice()) as device:
         mover = mover_of(device)
         start(mover, into(1), master)
-        start(mover, into(2), master)
         device.began.wait()
+        start(mover, into(2), master)
 
         def close() -> None:
             mover.close()
@@ -185,9 +185,9 @@ async def test_close_waits_for_the_copies_and_then_tells_nobody(
 
         closing_ = threading.Thread(target=close)
         closing_.start()
-        device.gate.set()
+        asyncio.get_running_loop().call_later(0.01, device.gate.set)
         await asyncio.to_thread(closing_.join)
-        assert device.ended == ["copy", "copy", "close"]
+        assert device.ended == ["copy", "close"], "what has not begun never begins"
         for _ in range(3):
             await asyncio.sleep(0)  # the loop runs the callbacks that the copies have posted to it
     assert posted.events.empty()

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 
@@ -19,38 +20,21 @@ from swapd.shared.limits import start
 log = logging.getLogger("swapd.daemon.mover")
 
 
-class _Copies:
-    """The copies of one direction, in a thread of their own, in order.
+class _Copier(Thread):
+    """The copies of one direction, in order.
 
-    A queue and a call into the loop, and no futures: they would take as long as a small copy.
+    A queue and no futures, which would take as long as a small copy.
     """
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str) -> None:
         """Raises: LimitError."""
-        self._loop = loop
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._ended = asyncio.Event()
-        self.thread = Thread(target=self._run, name=name, daemon=True)
-        #: Whether copies that have not begun are left out.
-        self.drop = False
-        start(self.thread)
+        super().__init__(name=name, daemon=True)
+        self.copies: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        start(self)
 
-    def submit(self, copy: Callable[[], None]) -> None:
-        self._queue.put(copy)
-
-    def _run(self) -> None:
-        while (copy := self._queue.get()) is not None:
-            if not self.drop:
-                copy()
-        self._loop.call_soon_threadsafe(self._ended.set)
-
-    def end(self) -> None:
-        """Copy no more after what is queued."""
-        self._queue.put(None)
-
-    async def finish(self) -> None:
-        self.end()
-        await self._ended.wait()
+    def run(self) -> None:
+        while (copy := self.copies.get()) is not None:
+            copy()
 
 
 class Mover:
@@ -61,8 +45,7 @@ class Mover:
         self._device = device
         self._inbox = inbox
         self._closed = False
-        self._in = _Copies("swapd-in", inbox.loop)
-        self._out = _Copies("swapd-out", inbox.loop)
+        self._in, self._out = _Copier("swapd-in"), _Copier("swapd-out")
         #: Copies that have ended and have not been reported, each with its error.
         self._ended: deque[tuple[CopyIn | CopyOut, BaseException | None]] = deque()
 
@@ -72,29 +55,14 @@ class Mover:
         `landed(n)`: the first n bytes have arrived; called in another thread. The call for all
         bytes comes when the copy has ended: a worker may react to it at once, see `settle`.
         """
-
-        def on_the_way(nbytes: int) -> None:
-            if nbytes < order.nbytes:
-                landed(nbytes)
-
-        def copy() -> None:
-            self._device.copy_in(
-                order.runs, source, order.nbytes, only=order.only, landed=on_the_way
-            )
-
-        self._in.submit(lambda: self._do(order, copy, lambda: landed(order.nbytes)))
+        self._in.copies.put(partial(self._load, order, source, landed))
 
     def copy_out(self, order: CopyOut, target: int, saved: Callable[[], None]) -> None:
         """Queue a copy to the host copy at `target`, which stays mapped until it ends.
 
         `saved()`: all of it is in the host copy; called in another thread.
         """
-
-        def copy() -> None:
-            self._device.copy_out(order.runs, target, order.nbytes, only=order.only)
-            saved()
-
-        self._out.submit(lambda: self._do(order, copy, lambda: None))
+        self._out.copies.put(partial(self._save, order, target, saved))
 
     def settle(self) -> None:
         """Report ended copies, before handling messages of workers that saw their end on the board.
@@ -104,32 +72,58 @@ class Mover:
         while self._ended:
             self._report(*self._ended.popleft())
 
-    def _do(
-        self, order: CopyIn | CopyOut, copy: Callable[[], None], tell: Callable[[], None]
-    ) -> None:
-        """Copy, note the end, and only then tell workers of it. In a thread."""
-        error = None
+    def _load(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
+        def on_the_way(nbytes: int) -> None:
+            if nbytes < order.nbytes:
+                landed(nbytes)
+
+        if self._closed:
+            return
+        runs, nbytes, only = order.runs, order.nbytes, order.only
         try:
-            copy()
+            self._device.copy_in(runs, source, nbytes, only=only, landed=on_the_way)
         except BaseException as exc:  # noqa: BLE001 - reported in the loop
-            error = exc
+            self._note(order, exc)
+        else:
+            self._note(order, None, lambda: landed(nbytes))
+
+    def _save(self, order: CopyOut, target: int, saved: Callable[[], None]) -> None:
+        try:
+            self._device.copy_out(order.runs, target, order.nbytes, only=order.only)
+            saved()
+        except BaseException as exc:  # noqa: BLE001 - reported in the loop
+            self._note(order, exc)
+        else:
+            self._note(order, None)
+
+    def _note(
+        self,
+        order: CopyIn | CopyOut,
+        error: BaseException | None,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Note the end of a copy, and only then tell workers of it."""
         self._ended.append((order, error))
-        if error is None:
-            tell()
+        tell()
         self._inbox.loop.call_soon_threadsafe(self.settle)
 
     async def finish(self) -> None:
         """Wait for the load in flight, and for all write-backs: only those have their bytes. Loads
         that have not begun are dropped. No more events are posted."""
-        self._closed = self._in.drop = True
-        await asyncio.gather(self._in.finish(), self._out.finish())
+        self._closed = True
+        loop = self._inbox.loop
+        ended = asyncio.Semaphore(0)
+        for copier in (self._in, self._out):
+            copier.copies.put(partial(loop.call_soon_threadsafe, ended.release))
+        for _ in (self._in, self._out):
+            await ended.acquire()
 
     def close(self) -> None:
-        """Wait for all copies; they end without events. Blocks."""
+        """The same, and end the threads. Blocks."""
         self._closed = True
-        for copies in (self._out, self._in):
-            copies.end()
-            copies.thread.join()
+        for copier in (self._in, self._out):
+            copier.copies.put(None)
+            copier.join()
 
     def _report(self, order: CopyIn | CopyOut, error: BaseException | None) -> None:
         """Post the event for the end of a copy."""

@@ -1,13 +1,13 @@
 """Connections of ZeroMQ sockets, without a thread and without libzmq. Knows no requests.
 
 Input becomes messages, a few at a time, so that other work has its turn. Output goes to the kernel,
-or waits with its sender: this module keeps only the rest of a message that the kernel took in part.
+or waits here until the kernel takes more: the owner of the peers bounds how much.
 """
 
 import asyncio
 import logging
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +21,8 @@ log = logging.getLogger("swapd.daemon.peers")
 #: Messages of one peer to serve before other work has its turn.
 TURN = 64
 READ_BYTES = 64 << 10
+#: Bytes of waiting messages to give to the kernel in one call.
+BATCH_BYTES = 64 << 10
 #: Bytes of incomplete messages, of all peers together.
 KEPT_MAX_BYTES = 64 << 20
 
@@ -39,7 +41,10 @@ class Peer:
         self._server = server
         self._loop = server.loop
         self._decoder = zmtp.Decoder(server.terms.kinds, server.terms.longest)
+        #: The rest of a message that the kernel has taken in part; messages behind it.
         self._rest = b""
+        self._waiting: deque[bytes] = deque()
+        self.waiting_bytes = 0
         self._waits = False
 
     def greet(self) -> None:
@@ -56,8 +61,13 @@ class Peer:
 
     @property
     def behind(self) -> bool:
-        """Whether the kernel has taken a message in part."""
-        return bool(self._rest)
+        """Whether the kernel has not taken all yet."""
+        return bool(self._rest or self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages of which the kernel has taken nothing."""
+        return len(self._waiting)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -65,8 +75,7 @@ class Peer:
     def take(self, data: bytes) -> bool:
         """Give `data`, whole messages, to the kernel; False if it does not take them now.
 
-        If the kernel did not take all, `room` is called when it takes more. A closed peer accepts
-        all.
+        A closed peer accepts all.
         """
         if self.closed:
             return True
@@ -85,6 +94,20 @@ class Peer:
             self._wait()
         return True
 
+    def send(self, data: bytes) -> bool:
+        """Give a message to the kernel, or keep it until the kernel takes more; return whether it
+        was taken."""
+        if not self._waiting and self.take(data):
+            return True
+        self._waiting.append(data)
+        self.waiting_bytes += len(data)
+        return False
+
+    def forget(self) -> None:
+        """Send no message that waits."""
+        self._waiting.clear()
+        self.waiting_bytes = 0
+
     def turn_out(self, why: str) -> None:
         """Close it, and log why."""
         log.info("%r ended: %s", self, why)
@@ -101,6 +124,7 @@ class Peer:
             self._sock.recv(READ_BYTES)
         self._sock.close()
         self._server.left(self)
+        self.forget()
 
     def _readable(self) -> None:
         try:
@@ -168,7 +192,27 @@ class Peer:
         if not self._rest:
             self._waits = False
             self._loop.remove_writer(self._sock.fileno())
-            self._server.owner.room(self)
+            waited = len(self._waiting)
+            while self._waiting and self._take_some():
+                pass
+            if len(self._waiting) < waited:
+                self._server.owner.took(self)
+
+    def _take_some(self) -> bool:
+        """Give the first waiting messages to the kernel; False if it does not take them now."""
+        batch, nbytes = [], 0
+        for data in self._waiting:
+            batch.append(data)
+            nbytes += len(data)
+            if nbytes >= BATCH_BYTES:
+                break
+        if not self.take(b"".join(batch)):
+            return False
+        if not self.closed:
+            for _ in batch:
+                self._waiting.popleft()
+            self.waiting_bytes -= nbytes
+        return True
 
 
 class SocketTerms(NamedTuple):
@@ -188,8 +232,8 @@ class PeerOwner(Protocol):
 
     def received(self, peer: Peer, frames: list[bytes]) -> None: ...
 
-    def room(self, peer: Peer) -> None:
-        """The peer has room again after it took nothing for a while."""
+    def took(self, peer: Peer) -> None:
+        """The peer has taken some of what waited for it."""
 
     def left(self, peer: Peer) -> None:
         """The peer is closed."""
@@ -233,8 +277,10 @@ class Peers:
         self._guests.stay(peer)
 
     def unsettle(self, peer: Peer) -> None:
-        """The peer belongs to no session any more, and may stay as long as a guest."""
+        """The peer belongs to no session any more, and may stay as long as a guest. It gets no
+        reply that it has not read."""
         peer.session = 0
+        peer.forget()
         self._guests.enter(peer)
 
     def count(self, peer: Peer, kept: int) -> None:

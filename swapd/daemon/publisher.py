@@ -8,7 +8,6 @@ missed ones; the numbers of records tell it too.
 import asyncio
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,8 +20,6 @@ BACKLOG_MAX = 100_000
 BACKLOG_MAX_BYTES = 64 << 20
 #: How long the last records may take when the stream ends.
 LINGER_S = 0.2
-#: Bytes to give to the kernel in one call.
-BATCH_BYTES = 64 << 10
 #: Limits of one subscriber: number of its topics, and bytes of one.
 TOPICS_MAX = 64
 TOPIC_MAX_BYTES = 1024
@@ -31,61 +28,31 @@ _TERMS = SocketTerms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
 
 
 class _Subscriber:
-    """The topics of one peer, and the records that it has not taken."""
+    """The topics of one peer."""
 
     def __init__(self, peer: Peer) -> None:
         self.topics: dict[bytes, int] = {}
         self._peer = peer
-        self._backlog: deque[bytes] = deque()
-        self._nbytes = 0
         #: Records that it has missed, and was not told of.
         self._missed = 0
-
-    @property
-    def behind(self) -> bool:
-        return bool(self._backlog)
 
     def publish(self, lines: Sequence[bytes], frames: Sequence[bytes]) -> None:
         for line, frame in zip(lines, frames, strict=True):
             if self._wants(line):
                 self._add(line, frame)
-        self.flush()
 
     def _add(self, line: bytes, frame: bytes) -> None:
-        if not self._has_room():
-            self.flush()
-        if not self._has_room():
+        peer = self._peer
+        if peer.waiting >= BACKLOG_MAX or peer.waiting_bytes >= BACKLOG_MAX_BYTES:
             self._missed += 1
             return
         if self._missed:
-            self._keep(zmtp.frame(missed(line, self._missed)))
+            peer.send(zmtp.frame(missed(line, self._missed)))
             self._missed = 0
-        self._keep(frame)
-
-    def _keep(self, frame: bytes) -> None:
-        self._backlog.append(frame)
-        self._nbytes += len(frame)
-
-    def flush(self) -> None:
-        """Give the peer as much as it takes."""
-        while self._backlog:
-            batch, nbytes = [], 0
-            for frame in self._backlog:
-                batch.append(frame)
-                nbytes += len(frame)
-                if nbytes >= BATCH_BYTES:
-                    break
-            if not self._peer.take(b"".join(batch)):
-                return
-            for _ in batch:
-                self._backlog.popleft()
-            self._nbytes -= nbytes
+        peer.send(frame)
 
     def _wants(self, line: bytes) -> bool:
         return b"" in self.topics or any(line.startswith(topic) for topic in self.topics)
-
-    def _has_room(self) -> bool:
-        return len(self._backlog) < BACKLOG_MAX and self._nbytes < BACKLOG_MAX_BYTES
 
 
 class Publisher:
@@ -121,8 +88,7 @@ class Publisher:
         self._peers.close()
 
     def _behind(self) -> dict[int, Peer]:
-        subscribers = self._subscribers.items()
-        return {peer.fileno(): peer for peer, one in subscribers if one.behind or peer.behind}
+        return {peer.fileno(): peer for peer in self._subscribers if peer.behind}
 
     # --- of the peers --------------------------------------------------------------------
 
@@ -143,8 +109,8 @@ class Publisher:
             if not topics[topic]:
                 del topics[topic]
 
-    def room(self, peer: Peer) -> None:
-        self._subscribers[peer].flush()
+    def took(self, peer: Peer) -> None:
+        """Nothing waits for that."""
 
     def left(self, peer: Peer) -> None:
         self._subscribers.pop(peer, None)

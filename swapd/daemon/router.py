@@ -11,7 +11,6 @@ decides when it is late with reading.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,40 +49,6 @@ PEERS_SHARE = 10
 _TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
-class _Unread:
-    """Replies that the peers of one session do not take: by peer, in order."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Peer, deque[bytes]] = {}
-        self.count = 0
-        self.nbytes = 0
-
-    def add(self, peer: Peer, data: bytes) -> None:
-        self.waiting.setdefault(peer, deque()).append(data)
-        self.count += 1
-        self.nbytes += len(data)
-
-    def flush(self, peer: Peer) -> None:
-        """Give the peer as much as it takes."""
-        waiting = self.waiting[peer]
-        while waiting and peer.take(waiting[0]):
-            self.count -= 1
-            self.nbytes -= len(waiting.popleft())
-        if not waiting:
-            del self.waiting[peer]
-
-    def forget(self, peer: Peer) -> None:
-        waiting = self.waiting.pop(peer, ())
-        self.count -= len(waiting)
-        self.nbytes -= sum(map(len, waiting))
-
-    def problem(self) -> str | None:
-        """Why no more can be kept for its session; None if there is room."""
-        if self.count > UNREAD_MAX or self.nbytes > UNREAD_MAX_BYTES:
-            return f"does not read: {self.count} replies unread, {self.nbytes} bytes"
-        return None
-
-
 class Router:
     """Serves requests of open sessions; refuses all others."""
 
@@ -110,7 +75,8 @@ class Router:
         self._sessions: dict[bytes, int] = {}
         #: The peers of each session.
         self._of: dict[int, set[Peer]] = {}
-        self._unread: dict[int, _Unread] = {}
+        #: Sessions for which replies wait.
+        self._behind: set[int] = set()
         self._closed = False
         self._peers = Peers(path, loop, _TERMS, self, crashed)
 
@@ -122,7 +88,7 @@ class Router:
         """Take the peers from their session, and drop replies that they have not read."""
         session = self._sessions.pop(token, None)
         if session is not None:
-            self._unread.pop(session, None)
+            self._behind.discard(session)
             for peer in self._of.pop(session):
                 self._peers.unsettle(peer)
 
@@ -162,21 +128,15 @@ class Router:
             return
         self._on_request(peer.session, peer, request)
 
-    def room(self, peer: Peer) -> None:
-        unread = self._unread.get(peer.session)
-        if unread is not None and peer in unread.waiting:
-            before = unread.count
-            unread.flush(peer)
-            if unread.count < before:
-                self._took_some(peer.session, unread)
+    def took(self, peer: Peer) -> None:
+        if peer.session in self._behind:
+            self._note_taken(peer.session)
 
     def left(self, peer: Peer) -> None:
         if peers := self._of.get(peer.session):
             peers.discard(peer)
-        if unread := self._unread.get(peer.session):
-            unread.forget(peer)
-            if not unread.count:
-                self._took_some(peer.session, unread)
+        if peer.session in self._behind and peer.waiting and not self._unread(peer.session)[0]:
+            self._note_taken(peer.session)
 
     def _why_not(self, peer: Peer) -> tuple[Code, str]:
         """Why a request of a peer without a session is refused."""
@@ -191,23 +151,28 @@ class Router:
     # --- what is not read ----------------------------------------------------------------
 
     def _send(self, peer: Peer, data: bytes) -> None:
-        unread = self._unread.get(peer.session)
-        behind = unread is not None and peer in unread.waiting
-        if (not behind and peer.take(data)) or not peer.session:
-            return
-        first = unread is None
-        unread = unread or self._unread.setdefault(peer.session, _Unread())
-        unread.add(peer, data)
-        if problem := unread.problem():
-            self._on_deaf(peer.session, problem)
-        elif first:
-            self._on_unread(peer.session, unread.count)
+        session = peer.session
+        if not session:
+            peer.take(data)
+        elif not peer.send(data):
+            count, nbytes = self._unread(session)
+            if count > UNREAD_MAX or nbytes > UNREAD_MAX_BYTES:
+                self._on_deaf(session, f"does not read: {count} replies unread, {nbytes} bytes")
+            elif session not in self._behind:
+                self._behind.add(session)
+                self._on_unread(session, count)
 
-    def _took_some(self, session: int, unread: _Unread) -> None:
-        if not unread.count:
-            self._unread.pop(session, None)
+    def _unread(self, session: int) -> tuple[int, int]:
+        """The replies that wait for a session, and their bytes."""
+        peers = self._of[session]
+        return sum(p.waiting for p in peers), sum(p.waiting_bytes for p in peers)
+
+    def _note_taken(self, session: int) -> None:
+        count, _ = self._unread(session)
+        if not count:
+            self._behind.discard(session)
         if not self._closed:
-            self._on_unread(session, unread.count)
+            self._on_unread(session, count)
 
 
 def _request_id(rest: list[bytes]) -> int:
