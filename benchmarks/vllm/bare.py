@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swapd_client.vllm.cpu import CPUWorker
-from swapd_client.vllm.scheduler import Hearing
-from swapd_client.vllm.worker import Leased
+from swapd_client.vllm.scheduler import LossAwareScheduler
+from swapd_client.vllm.worker import SwapdWorkerMixin
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Above
@@ -61,7 +61,7 @@ class Sides:
             self._lease.enter_context(self._worker._swapd.using())
             for name in ("execute_model", "sample_tokens"):
                 self._lease.callback(self._worker.__dict__.pop, name)
-                setattr(self._worker, name, getattr(super(Leased, self._worker), name))
+                setattr(self._worker, name, getattr(super(SwapdWorkerMixin, self._worker), name))
 
 
 class Scheduler(_Above):  # type: ignore[misc]
@@ -77,8 +77,8 @@ class Scheduler(_Above):  # type: ignore[misc]
         return self._of_side().update_from_output(*args, **kwargs)
 
     def _of_side(self) -> Any:
-        bare = self.sides.bare and isinstance(self, Hearing)
-        return super(Hearing if bare else Scheduler, self)
+        bare = self.sides.bare and isinstance(self, LossAwareScheduler)
+        return super(LossAwareScheduler if bare else Scheduler, self)
 
 
 class Worker(CPUWorker):

@@ -442,6 +442,10 @@ class Client:
         """
         self._leasing.call(prefetch_of(self.session.next_id(), names, over))
 
+    def hint(self, *names: str, over: Collection[str] | None = None) -> None:
+        """As `prefetch`, without an answer: unknown names are ignored. Blocks as `Channel.send`."""
+        self._leasing.hint(*names, over=over)
+
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and
         values.

@@ -73,7 +73,7 @@ class BaseLease:
         return self._granted.id
 
     @property
-    def _placements(self) -> tuple[Placement, ...]:
+    def placements(self) -> tuple[Placement, ...]:
         """Addresses of the components that this process registered."""
         return self._granted.placements
 

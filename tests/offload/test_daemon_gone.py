@@ -39,7 +39,7 @@ def test_a_model_whose_daemon_dies_in_a_call_goes_on_if_somebody_lets_go(
     wanted = model(TOKENS)
     with swapd() as (daemon, client):
         attachment = client.attach(model, **how)
-        attachment._when_gone = lambda _: client.close()
+        attachment.when_gone = lambda _: client.close()
         assert torch.equal(model(TOKENS), wanted)
         model.transformer[1].register_forward_hook(lambda *_: kill(daemon))
         assert torch.equal(model(TOKENS), wanted)  # finds it gone at the next block, or at the VAE

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from swapd_client.vllm.neighbours import in_order
 from swapd_client.vllm.options import options_of
-from swapd_client.vllm.order import in_order
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import Daemon
 from tests.plugin.test_stage import Model, Scene, daemon, leases, patient, resident, scene
@@ -29,7 +29,7 @@ class Pipeline:
         options = options_of(endpoint, name)
         stage = Stage.connect(options, name, gpu=None, neighbours=in_order(self.order, name))
         self.scene.stages.append(stage)
-        stage.take({"": Model()})
+        stage.memory.take({"": Model()})
         return stage
 
     def begin(self, name: str, request: str) -> None:
@@ -131,7 +131,7 @@ def test_a_rank_expects_its_own_rank_of_the_next_stage(scene: Scene) -> None:
     neighbours = in_order(ORDER, "talker")
     stage = Stage.connect(options, "talker.tp1", gpu=None, neighbours=neighbours)
     scene.stages.append(stage)
-    stage.take({"": Model()})
+    stage.memory.take({"": Model()})
     stage.note(["1"], [])
     stage.begin()
     stage.end()

@@ -10,8 +10,8 @@ from torch import nn
 
 from swapd_client.vllm import layers
 from swapd_client.vllm.eager import eager
-from swapd_client.vllm.moving import Moving
 from swapd_client.vllm.stage.segments import found_in
+from swapd_client.vllm.weight_move import WeightMove
 from tests.plugin.test_segments import Model, X, layers_of
 from tests.plugin.test_stage import Scene, daemon, scene
 
@@ -156,18 +156,22 @@ def test_a_compiled_part_of_a_stage_is_compiled_as_without_swapd(
             module.compiled = None
     torch._dynamo.reset()
 
-    stage, models, moving = scene.connect("talker"), {"": model}, Moving("talker", keep_place=True)
+    stage, models, moving = (
+        scene.connect("talker"),
+        {"": model},
+        WeightMove("talker", keep_place=True),
+    )
 
     def forward() -> None:
         model(torch.zeros(1, WIDTH))
 
     COMPILER.graphs = 0
     with torch.inference_mode():
-        moving.move(models, partial(stage.take, models), forward)
+        moving.move(models, partial(stage.memory.take, models), forward)
         with stage.using():
             moving.compare()
         stage.find_segments(models, forward)
-    assert stage._turns.segments, "it leaves by layers"
+    assert stage.turns.segments, "it leaves by layers"
     assert COMPILER.graphs == 0, "nothing was compiled yet"
     with stage.using():
         now, again = steps(model)

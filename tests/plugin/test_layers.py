@@ -11,9 +11,9 @@ from swapd_client import DuplicateName, connect
 from swapd_client.vllm import layers
 from swapd_client.vllm.layers import by_layers, divide, nbytes_of
 from swapd_client.vllm.options import options_of
-from swapd_client.vllm.parts import Part, parts_of
+from swapd_client.vllm.parts import StagePart, parts_of
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.cache import Layer, Terms
+from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
 from swapd_client.vllm.stage.rejoining import Rejoining
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
@@ -141,7 +141,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 small = pytest.mark.usefixtures("_small")
 
 
-def divided(room: int = 1 << 40, **given: Any) -> list[Part]:
+def divided(room: int = 1 << 40, **given: Any) -> list[StagePart]:
     model = nn.Module()
     model.talker, model.visual = Layered(), Layered()
     parts = parts_of({"": model}, options_of({"swapd": given}, "stage"), "stage")
@@ -198,7 +198,7 @@ def test_a_drafters_layers_are_parts_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def stage_of(scene: Scene, name: str, seed: int = 0, **given: Any) -> tuple[Stage, Layered]:
     stage, model = scene.connect(name, **given), Layered(seed)
-    assert stage.take({"": model}) == 8 * MIB + MIB // 2
+    assert stage.memory.take({"": model}) == 8 * MIB + MIB // 2
     return stage, model
 
 
@@ -241,7 +241,7 @@ def test_a_turn_takes_what_it_needs_of_another_and_the_same_each_time(scene: Sce
 @small
 def test_with_its_cache_beside_it_a_stage_that_fits_only_whole_stays_whole(scene: Scene) -> None:
     for name, beside in (("parts", 3 * CHUNK), ("whole", 3 * CHUNK + 1)):
-        scene.connect(name).take({"": Layered()}, beside=beside)
+        scene.connect(name).memory.take({"": Layered()}, beside=beside)
     families = [c.part_of for c in scene.daemon.status().components]
     assert families == ["parts"] * len(PARTS) + [""]
 
@@ -264,7 +264,7 @@ def test_all_parts_are_held_and_given_back_together(scene: Scene) -> None:
 @small
 def test_a_cache_is_held_with_all_parts(scene: Scene) -> None:
     stage, model = stage_of(scene, "thinker")
-    stage.lend_cache(CHUNK, Terms("drop", prefixes=False, layers=[Layer(0, CHUNK)]))
+    stage.memory.lend_cache(CHUNK, KvTerms("drop", prefixes=False, layers=[Layer(0, CHUNK)]))
     stage.note(["a"], ())
     step(stage, model)
     assert leases(scene.daemon).keys() == {"thinker.kv", *(f"thinker/{part}" for part in PARTS)}
@@ -277,7 +277,7 @@ def test_a_name_that_is_taken_leaves_the_stage_as_it_was(scene: Scene, taken: st
         other.register(taken, {"a": torch.ones(3)})
         stage, model = scene.connect("thinker"), Layered()
         with pytest.raises(DuplicateName, match=r"\{swapd: \{component: \.\.\.\}\}"):
-            stage.take({"": model})
+            stage.memory.take({"": model})
         assert {c.name for c in scene.daemon.status().components} == {taken}
         assert torch.equal(model(X), Layered()(X))
 
@@ -286,7 +286,7 @@ def test_a_name_that_is_taken_leaves_the_stage_as_it_was(scene: Scene, taken: st
 def test_it_can_be_taken_back(scene: Scene) -> None:
     stage, model = stage_of(scene, "thinker")
     before = addresses(model)
-    stage.take_back()
+    stage.memory.take_back()
     assert not scene.daemon.status().components
     assert torch.equal(model(X), Layered()(X))
     assert addresses(model) == before
@@ -297,11 +297,11 @@ def test_new_weights_are_in_all_parts(scene: Scene) -> None:
     stage, model = stage_of(scene, "thinker")
     step(stage, model)
     before = addresses(model)
-    with stage.changing():
+    with stage.memory.changing():
         test_stage.double(model)
     assert addresses(model) == before
     step(stage, model, times=2**5)
-    with pytest.raises(ZeroDivisionError), stage.changing():
+    with pytest.raises(ZeroDivisionError), stage.memory.changing():
         test_stage.double(model, fail=True)
     step(stage, model, times=2**5)
 
@@ -346,7 +346,7 @@ def test_it_does_not_come_back_where_its_parts_fit_one_by_one_only(
 ) -> None:
     stage, model = stage_of(lives, "thinker")
     if cache:
-        stage.lend_cache(cache, Terms("drop", prefixes=False, layers=[Layer(0, cache)]))
+        stage.memory.lend_cache(cache, KvTerms("drop", prefixes=False, layers=[Layer(0, cache)]))
     before = addresses(model)
     refused = threading.Event()
     could_not = Rejoining._could_not_join

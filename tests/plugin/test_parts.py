@@ -7,7 +7,7 @@ from torch import nn
 
 from swapd_client.errors import InvalidSettings
 from swapd_client.vllm.options import options_of
-from swapd_client.vllm.parts import Part, parts_of
+from swapd_client.vllm.parts import StagePart, parts_of
 
 
 class Thinker(nn.Module):
@@ -39,12 +39,12 @@ VISUAL = {f"thinker.visual.{n}.{which}" for n in (0, 1) for which in ("weight", 
 AUDIO = {"thinker.audio_tower.weight", "thinker.audio_tower.bias"}
 
 
-def parts(model: nn.Module | None = None, name: str = "thinker", **given: Any) -> list[Part]:
+def parts(model: nn.Module | None = None, name: str = "thinker", **given: Any) -> list[StagePart]:
     options = options_of({"swapd": given}, "stage")
     return parts_of({"": model or Stage()}, options, name)
 
 
-def described(found: list[Part]) -> list[tuple[str, str, bool]]:
+def described(found: list[StagePart]) -> list[tuple[str, str, bool]]:
     return [(part.name, part.policy, part.encoder) for part in found]
 
 

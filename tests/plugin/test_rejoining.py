@@ -251,7 +251,7 @@ def test_one_that_stays_does_not_come_back_where_that_takes_anothers_room_for_go
     monkeypatch.setattr(Rejoining, "_could_not_join", lambda _, error: refused.put(error))
     first, model = lives.stage("thinker")
     late, other = lives.connect("code2wav", cpu_offload_enabled=False), Model(1)
-    late.take({"": nn.ModuleList([other.visual, other.audio_tower])})
+    late.memory.take({"": nn.ModuleList([other.visual, other.audio_tower])})
     with late.computing():
         daemon = lives.restart(budget="10MiB")
         lives.await_back(first)
@@ -333,7 +333,7 @@ def test_weights_that_are_changed_meanwhile_come_back_changed(lives: Lives, fail
     before = addresses(model)
 
     def change() -> None:
-        with stage.changing(), torch.no_grad():
+        with stage.memory.changing(), torch.no_grad():
             lives.restart()
             lives.await_connected(stage)
             if fails:
@@ -359,7 +359,7 @@ def test_what_changes_while_it_is_alone_comes_back_too(lives: Lives) -> None:
     lives.daemon.kill()
     assert ended.wait(PATIENCE_S)
     step(stage, model)
-    with stage.changing(), torch.no_grad():
+    with stage.memory.changing(), torch.no_grad():
         model.language_model.weight.mul_(2)
         lives.restart()
         lives.await_connected(stage)

@@ -118,19 +118,20 @@ class Turn:
     ) -> None:
         self.copies = Copies(*there)
         self.copies.streams = streams
+        session: Any = SimpleNamespace(leases=self.copies)
+        self.session = session
         self.model = model
         self.alone: list[SwapdError] = []
         names = ("thinker.kv", "thinker/rest", "thinker/layers.0-1", "thinker/layers.2-3")
         lease: Any = SimpleNamespace(
             loaded=loaded,
-            _placements=[SimpleNamespace(name=name) for name in names],
-            _session=SimpleNamespace(leases=self.copies),
+            placements=[SimpleNamespace(name=name) for name in names],
             wait=self.wait,
         )
         self.lease = lease
         self.segments = Segments(self.go_alone)
         self.segments.use(found_in(layers_of(model), lambda: model(X)))
-        self.coming = self.segments.begin(self.lease)
+        self.coming = self.segments.begin(self.lease, self.session)
 
     def wait(self, name: str, stream: int | None = None) -> None:
         if stream is None:
@@ -294,4 +295,4 @@ def test_a_stage_without_segments_begins_when_all_is_there(model: Model) -> None
     assert turn.segments
     turn.segments.use({})
     assert not turn.segments
-    assert turn.segments.begin(turn.lease) == 0
+    assert turn.segments.begin(turn.lease, turn.session) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client.vllm.selfcheck import Calls, Place, PointerKept
+from swapd_client.vllm.selfcheck import OldMemory, PointerKept, RecordedCalls
 
 X = torch.ones(1, 8)
 
@@ -101,14 +101,16 @@ class Uncalled(nn.Linear):
     """As an encoder's: no dummy forward calls it."""
 
 
-def moved(model: nn.Module, call: Callable[[], object] | None = None) -> tuple[Calls, Place]:
+def moved(
+    model: nn.Module, call: Callable[[], object] | None = None
+) -> tuple[RecordedCalls, OldMemory]:
     """`model` with its weights elsewhere, and their old place overwritten."""
-    calls = Calls()
+    calls = RecordedCalls()
     with calls.noted({"": model}):
         model(X) if call is None else call()
     calls.add_linear({"": model})
     calls.settle()
-    place = Place(model.parameters())
+    place = OldMemory(model.parameters())
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     place.overwrite()
@@ -148,7 +150,7 @@ def test_a_layer_that_raises_once_it_has_moved_is_refused() -> None:
 
 def test_what_has_not_moved_is_not_overwritten() -> None:
     one, two = torch.ones(3), torch.ones(3)
-    place = Place([one, two])
+    place = OldMemory([one, two])
     one.data = one.data.clone()
     place.overwrite()
     assert one.tolist() == two.tolist() == [1, 1, 1]
@@ -161,7 +163,7 @@ def test_an_old_place_is_overwritten_whatever_was_there(dtype: torch.dtype) -> N
     tensor = torch.arange(1, 25).view(4, 6).to(dtype).t()[1:].data
     address, nbytes = tensor.data_ptr(), 23 * dtype.itemsize
     before = ctypes.string_at(address, nbytes)
-    place = Place([tensor])
+    place = OldMemory([tensor])
     tensor.data = tensor.data.clone()
     assert not place.overwrite()
     now = ctypes.string_at(address, nbytes)
@@ -174,7 +176,7 @@ def test_an_old_place_is_overwritten_whatever_was_there(dtype: torch.dtype) -> N
 def test_memory_that_another_tensor_lies_over_is_left_to_it() -> None:
     tensor = torch.ones(4)
     alias = tensor[1:]
-    place = Place([tensor])
+    place = OldMemory([tensor])
     tensor.data = tensor.data.clone()
     assert [id(one) for one in place.overwrite()] == [id(alias)]
     assert alias.tolist() == [1, 1, 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.cache import Fate, Layer, Terms
+from swapd_client.vllm.stage.kv_cache import Fate, KvTerms, Layer
 from tests.guarantees.harness import MIB, Daemon
 from tests.plugin import test_rejoining, test_stage
 from tests.plugin.test_rejoining import Lives, addresses, gone, step
@@ -34,8 +34,8 @@ def with_cache(
 ) -> tuple[Stage, Model]:
     """A stage that has computed a step of request "a", whose cache has one block of ones."""
     stage, model = scene.stage(name, kv=fate)
-    terms = Terms(fate, prefixes=prefixes, layers=[Layer(0, BLOCK)])
-    cache = stage.lend_cache(4 * BLOCK, terms)
+    terms = KvTerms(fate, prefixes=prefixes, layers=[Layer(0, BLOCK)])
+    cache = stage.memory.lend_cache(4 * BLOCK, terms)
     stage.note(["a"], ())
     stage.begin()
     assert stage.components.cache is not None
@@ -115,7 +115,7 @@ def test_new_weights_in_its_sleep_are_those_that_it_wakes_with(scene: Scene, fat
     stage.sleep()
     stage.wake_up(["weights"])
     await_off(scene.daemon)
-    with stage.changing():
+    with stage.memory.changing():
         double(model)
     stage.wake_up(["kv_cache"])
     with torch.inference_mode(), stage.using():

@@ -20,8 +20,8 @@ from swapd.shared.units import size
 from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage, turns
-from swapd_client.vllm.stage.cache import Layer, Terms
 from swapd_client.vllm.stage.connection import Stopped
+from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 
@@ -78,7 +78,7 @@ class Scene:
 
     def stage(self, name: str, seed: int = 0, **given: Any) -> tuple[Stage, Model]:
         stage, model = self.connect(name, **given), Model(seed)
-        stage.take({"": model})
+        stage.memory.take({"": model})
         return stage, model
 
     def meanwhile(self, call: Callable[[], object]) -> threading.Event:
@@ -345,7 +345,7 @@ def test_a_step_that_encodes_waits_with_empty_hands(scene: Scene) -> None:
 def test_loading_has_memory_that_others_gave_up(scene: Scene) -> None:
     scene.stage("thinker")
     second = scene.connect("talker")
-    with second.loading(8 * MIB):
+    with second.memory.loading(8 * MIB):
         (workspace,) = [c for c in scene.daemon.status().components if "workspace" in c.name]
         assert workspace.nbytes == 8 * MIB
     scene.daemon.await_record("Reclaimed")
@@ -358,7 +358,7 @@ def test_it_has_no_more_than_there_is(scene: Scene, nbytes: int | None) -> None:
     first.end()
     kept = scene.daemon.component("thinker")
     second = scene.connect("talker")
-    with second.loading(nbytes):
+    with second.memory.loading(nbytes):
         (workspace,) = [c for c in scene.daemon.status().components if "workspace" in c.name]
     status = scene.daemon.status()
     assert workspace.nbytes <= status.budget_bytes - kept.nbytes
@@ -368,13 +368,13 @@ def test_it_has_no_more_than_there_is(scene: Scene, nbytes: int | None) -> None:
 
 def test_no_workspace_is_no_workspace(scene: Scene) -> None:
     stage = scene.connect("thinker")
-    with stage.loading(0):
+    with stage.memory.loading(0):
         assert not scene.daemon.status().components
 
 
 def test_after_an_error_the_memory_is_given_back(scene: Scene) -> None:
     stage = scene.connect("thinker")
-    with pytest.raises(ZeroDivisionError), stage.loading(MIB):
+    with pytest.raises(ZeroDivisionError), stage.memory.loading(MIB):
         raise ZeroDivisionError
     scene.daemon.await_record("Reclaimed")
 
@@ -384,7 +384,7 @@ def test_taking_says_how_much_and_in_words_what_becomes_of_it(
 ) -> None:
     caplog.set_level(logging.INFO, "swapd_client")
     stage, model = scene.connect("thinker", cpu_offload_enabled=True), Model()
-    assert stage.take({"": model}) == 10 * MIB
+    assert stage.memory.take({"": model}) == 10 * MIB
     said = caplog.messages[-1]
     assert said.startswith(f"in swapd at {scene.daemon.folder}: ")
     assert "thinker (8 MiB) takes turns" in said
@@ -398,7 +398,7 @@ def test_two_stages_of_one_name_are_told_what_to_do_and_the_second_is_as_it_was(
     second, model = scene.connect("thinker"), Model()
     before = [p.data_ptr() for p in model.parameters()]
     with pytest.raises(DuplicateName, match=r"\{swapd: \{component: \.\.\.\}\}"):
-        second.take({"": model})
+        second.memory.take({"": model})
     assert [p.data_ptr() for p in model.parameters()] == before
 
 
@@ -409,7 +409,7 @@ def test_what_was_taken_is_given_back_if_the_rest_cannot_be(scene: Scene) -> Non
         other.register("thinker.visual", {"a": torch.ones(3)})
         stage, model = scene.connect("thinker", cpu_offload_enabled=True), Model()
         with pytest.raises(DuplicateName):
-            stage.take({"": model})
+            stage.memory.take({"": model})
         assert {c.name for c in scene.daemon.status().components} == {"thinker.visual"}
         assert torch.equal(model(X), Model()(X))
 
@@ -417,7 +417,7 @@ def test_what_was_taken_is_given_back_if_the_rest_cannot_be(scene: Scene) -> Non
 def test_a_stage_that_can_never_fit_is_refused(scene: Scene) -> None:
     stage, model = scene.connect("thinker"), nn.Linear(1024, 8 * ROWS, bias=False)
     with pytest.raises(TooLarge):
-        stage.take({"": model})
+        stage.memory.take({"": model})
     assert not scene.daemon.status().components
 
 
@@ -427,15 +427,15 @@ def test_a_stage_whose_cache_does_not_fit_beside_its_weights_is_told_how_much_wo
     status = scene.daemon.status()
     chunk, budget = status.chunk_bytes, status.budget_bytes
     stage, model = scene.connect("thinker"), Model()
-    weights = -(-stage.take({"": model}) // chunk) * chunk
-    terms = Terms("drop", prefixes=False, layers=[Layer(0, budget)])
+    weights = -(-stage.memory.take({"": model}) // chunk) * chunk
+    terms = KvTerms("drop", prefixes=False, layers=[Layer(0, budget)])
     with pytest.raises(TooLarge) as refused:
-        stage.lend_cache(budget, terms)
+        stage.memory.lend_cache(budget, terms)
     said = str(refused.value)
     assert f"its KV cache of {size(budget)} at once" in said
     assert f"a --budget of {(budget + weights) // MIB}MiB at least" in said
     assert f"a kv_cache_memory_bytes of {budget - weights} at most" in said
-    stage.lend_cache(budget - weights, terms)
+    stage.memory.lend_cache(budget - weights, terms)
     with stage.using():
         assert torch.equal(model(X), Model()(X))
 
@@ -560,7 +560,7 @@ def test_new_weights_are_at_the_addresses_of_the_old_ones(scene: Scene) -> None:
     stage.begin()
     stage.end()
     addresses = [p.data_ptr() for p in model.parameters()]
-    with stage.changing():
+    with stage.memory.changing():
         assert not leases(scene.daemon).keys() & {"thinker", "thinker.visual"}
         double(model)
     assert [p.data_ptr() for p in model.parameters()] == addresses
@@ -576,7 +576,7 @@ def test_weights_change_when_no_other_stage_starts(scene: Scene) -> None:
     expected = Model()(X) * 2
 
     def change() -> None:
-        with stage.changing():
+        with stage.memory.changing():
             double(model)
 
     with swapd_client.connect(scene.daemon.folder, label="other") as other:
@@ -598,8 +598,8 @@ def test_tied_weights_are_still_tied(scene: Scene) -> None:
     model.embed = nn.Embedding(4, 2)
     model.head = nn.Linear(2, 4, bias=False)
     model.head.weight = model.embed.weight
-    stage.take({"": model})
-    with stage.changing():
+    stage.memory.take({"": model})
+    with stage.memory.changing():
         double(model)
     with stage.using():
         assert torch.equal(model.head.weight, model.embed.weight)
@@ -607,7 +607,7 @@ def test_tied_weights_are_still_tied(scene: Scene) -> None:
 
 def test_a_change_that_fails_changes_nothing(scene: Scene) -> None:
     stage, model = scene.stage("thinker")
-    with pytest.raises(ZeroDivisionError), stage.changing():
+    with pytest.raises(ZeroDivisionError), stage.memory.changing():
         double(model, fail=True)
     with stage.using():
         assert torch.equal(model(X), Model()(X))
@@ -615,7 +615,7 @@ def test_a_change_that_fails_changes_nothing(scene: Scene) -> None:
 
 def test_nor_does_one_of_another_shape(scene: Scene) -> None:
     stage, model = scene.stage("thinker")
-    with pytest.raises(InvalidSource, match=r"language_model\.weight"), stage.changing():
+    with pytest.raises(InvalidSource, match=r"language_model\.weight"), stage.memory.changing():
         model.language_model.weight.data = torch.ones(3)
     with stage.using():
         assert torch.equal(model(X), Model()(X))
@@ -625,8 +625,8 @@ def test_what_wraps_others_cannot_be_changed_and_says_so(scene: Scene) -> None:
     stage = scene.connect("thinker")
     model = nn.Module()
     model.weight = nn.Parameter(Scaled(torch.ones(2), torch.ones(1)), requires_grad=False)
-    stage.take({"": model})
-    with pytest.raises(InvalidSource, match="'weight' is a Scaled"), stage.changing():
+    stage.memory.take({"": model})
+    with pytest.raises(InvalidSource, match="'weight' is a Scaled"), stage.memory.changing():
         raise AssertionError
 
 
@@ -638,7 +638,7 @@ def test_weights_can_be_changed_though_the_daemon_is_gone(scene: Scene, when: st
     if when == "before":
         scene.daemon.kill()
         assert ended.wait(PATIENCE_S)
-    with stage.changing():
+    with stage.memory.changing():
         if when == "meanwhile":
             scene.daemon.kill()
             assert ended.wait(PATIENCE_S)
@@ -661,5 +661,5 @@ def test_weights_that_are_nowhere_are_not_changed(
         scene.daemon.kill()
         assert ended.wait(PATIENCE_S)
         for _ in range(2):
-            with pytest.raises(Stopped, match="Start swapd again"), stage.changing():
+            with pytest.raises(Stopped, match="Start swapd again"), stage.memory.changing():
                 raise AssertionError

@@ -1,6 +1,6 @@
 """How long a stage keeps its lease: until its requests end, others wait, or time is over."""
 
-from swapd_client.leases.keeping import StageKeeping
+from swapd_client.vllm.stage.keeping import StageKeeping
 
 
 def made(*came: str, finish_within_s: float = 10.0, slice_s: float | None = None) -> StageKeeping:

@@ -58,7 +58,7 @@ class Rank:
         self._model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
         with torch.no_grad():
             self._model.weight.fill_(self._value)
-        self._stage.take({"": self._model})
+        self._stage.memory.take({"": self._model})
 
     def _serve(self) -> None:
         assert self._stage is not None
@@ -79,7 +79,7 @@ class Rank:
     def _change(self) -> None:
         assert self._stage is not None
         self._value += 1
-        with self._stage.changing(), torch.no_grad():
+        with self._stage.memory.changing(), torch.no_grad():
             self._together.wait(PATIENCE_S)
             self._model.weight.fill_(self._value)
 

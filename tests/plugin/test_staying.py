@@ -9,7 +9,7 @@ from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.shares import divide
 from swapd_client import TooLarge
 from swapd_client.vllm.pipeline import Components
-from swapd_client.vllm.stage.cache import Layer, Terms
+from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
 from tests.guarantees.harness import MIB
 from tests.plugin.test_stage import (
     PATIENCE_S,
@@ -44,7 +44,7 @@ def test_a_stage_that_would_take_anothers_room_for_good_is_refused_when_it_start
     first.end()
     late = scene.connect("code2wav", **STAYS)
     with pytest.raises(TooLarge) as refused:
-        late.take({"": of(8)})
+        late.memory.take({"": of(8)})
     assert (
         "stage 'code2wav' would stay, and leave thinker no room for its turn. Staying components "
         "(8 MiB of code2wav) and the turn of thinker (10 MiB) need 18 MiB, and swapd has a "
@@ -64,12 +64,12 @@ def test_what_stays_is_added_up(scene: Scene) -> None:
     with first.using():
         pass
     small, small_one = scene.connect("encoder", **STAYS), of(2)
-    small.take({"": small_one})
+    small.memory.take({"": small_one})
     late = scene.connect("code2wav", **STAYS)
     with pytest.raises(TooLarge) as refused:
-        late.take({"": of(6)})
+        late.memory.take({"": of(6)})
     assert "Staying components (2 MiB of encoder + 6 MiB of code2wav)" in str(refused.value)
-    late.take({"": of(4)})
+    late.memory.take({"": of(4)})
     with late.using(), small.using():
         pass
     with first.using():
@@ -82,7 +82,7 @@ def test_one_that_takes_turns_takes_nobodys_room(scene: Scene) -> None:
     with first.using():
         pass
     second = scene.connect("talker")
-    second.take({"": of(12)})
+    second.memory.take({"": of(12)})
     with second.using():
         pass
     with first.using():
@@ -91,13 +91,13 @@ def test_one_that_takes_turns_takes_nobodys_room(scene: Scene) -> None:
 
 def test_a_turn_has_to_fit_beside_what_stays_in_use_or_still_to_come(scene: Scene) -> None:
     stays = scene.connect("code2wav", **STAYS)
-    stays.take({"": of(8)})
+    stays.memory.take({"": of(8)})
     late = scene.connect("thinker")
     with pytest.raises(TooLarge, match="can lend 8 MiB"):
-        late.take({"": Model()})
+        late.memory.take({"": Model()})
     with stays.using(), pytest.raises(TooLarge, match="can lend 8 MiB"):
-        late.take({"": Model()})
-    late.take({"": of(8)})
+        late.memory.take({"": Model()})
+    late.memory.take({"": of(8)})
 
 
 def test_a_pin_has_no_stage_refused(scene: Scene) -> None:
@@ -105,7 +105,7 @@ def test_a_pin_has_no_stage_refused(scene: Scene) -> None:
     with first.using():
         scene.daemon.observer.pin("thinker")
     late = scene.connect("talker")
-    late.take({"": of(12)})
+    late.memory.take({"": of(12)})
     with late.using():
         assert leases(scene.daemon) == {"talker": 1}
 
@@ -125,11 +125,11 @@ def test_a_pipeline_that_stays_is_refused_too(scene: Scene) -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_small_stage_that_streams_stays_where_others_have_room_beside_it(scene: Scene) -> None:
     small, first, second = (scene.connect(name) for name in ("code2wav", "thinker", "talker"))
-    small.take({"": of(2)})
-    small.streaming.begin_with(dict, receives=True)
-    first.take({"": of(6)})
-    first.lend_cache(4 * MIB, Terms("auto", prefixes=False, layers=[Layer(0, 2 * MIB)]))
-    second.take({"": of(10)})
+    small.memory.take({"": of(2)})
+    small.turns.streaming.begin_with(dict, receives=True)
+    first.memory.take({"": of(6)})
+    first.memory.lend_cache(4 * MIB, KvTerms("auto", prefixes=False, layers=[Layer(0, 2 * MIB)]))
+    second.memory.take({"": of(10)})
     asked = wanted(small)
     for stage in small, first:
         stage.note(["a"], ())
@@ -169,18 +169,18 @@ def test_the_plan_and_the_stages_count_alike_what_stays_and_what_takes_turns(sce
         claims = [claim("talker", 6, 4, stays=True), claim("thinker", 4, late_cache, stays=False)]
         return divide(0, claims, status.budget_bytes * scale, 1e9, overhead=0).budget_bytes // scale
 
-    terms = Terms("drop", prefixes=False, layers=[Layer(0, 2 * MIB)])
+    terms = KvTerms("drop", prefixes=False, layers=[Layer(0, 2 * MIB)])
     stays = scene.connect("talker", **STAYS)
-    stays.take({"": of(6)})
-    stays.lend_cache(4 * MIB, terms)
+    stays.memory.take({"": of(6)})
+    stays.memory.lend_cache(4 * MIB, terms)
     late = scene.connect("thinker")
-    late.take({"": of(4)})
+    late.memory.take({"": of(4)})
     with pytest.raises(DoesNotFit):
         planned(8)
     with pytest.raises(TooLarge):
-        late.lend_cache(8 * MIB, terms)
+        late.memory.lend_cache(8 * MIB, terms)
     assert planned(6) == status.budget_bytes
-    late.lend_cache(6 * MIB, terms)
+    late.memory.lend_cache(6 * MIB, terms)
     for stage in (stays, late, stays, late):
         with stage.using():
             pass

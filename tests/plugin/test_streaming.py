@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from swapd_client.errors import SessionEnded
-from swapd_client.leases.keeping import StageKeeping
-from swapd_client.vllm.stage.streaming import Streaming, staying
+from swapd_client.vllm.stage.keeping import StageKeeping
+from swapd_client.vllm.stage.streaming import ChunkStreaming, staying
 
 MIB = 1 << 20
 
@@ -54,7 +54,7 @@ class Sender:
         self.daemon = Daemon()
         self.sent: dict[str, int] = {}
         connection: Any = SimpleNamespace(client=self.daemon, stage="thinker")
-        self.streaming = Streaming(connection, after, chunks)
+        self.streaming = ChunkStreaming(connection, after, chunks)
         self.streaming.begin_with(lambda: dict(self.sent), receives=False)
         self.streaming.begin()
 
@@ -141,7 +141,7 @@ def test_a_stage_that_sends_none_or_is_to_finish_first_never_has_enough(chunks: 
     one.daemon.waits = {"talker"}
     if chunks:
         connection: Any = SimpleNamespace(client=one.daemon, stage="thinker")
-        one.streaming = Streaming(connection, ("talker",), chunks)
+        one.streaming = ChunkStreaming(connection, ("talker",), chunks)
     one.streaming.begin()
     one.sent = {"a": 100}
     assert not one.streaming.enough()
@@ -276,4 +276,4 @@ def test_a_server_that_streams_may_be_slow_to_step() -> None:
     assert one.patience_s(1, 0.05) > 0.05
     assert one.patience_s(0, 0.05) == 0.05
     connection: Any = SimpleNamespace(client=Daemon(), stage="thinker")
-    assert Streaming(connection, (), 4).patience_s(1, 0.05) == 0.05
+    assert ChunkStreaming(connection, (), 4).patience_s(1, 0.05) == 0.05

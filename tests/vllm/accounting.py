@@ -73,6 +73,7 @@ class Stage:
     def __init__(self, gpu: Gpu, weights: int) -> None:
         self.gpu = gpu
         self.weights = weights
+        self.memory = self
 
     @contextlib.contextmanager
     def loading(self, nbytes: int) -> Iterator[None]:
@@ -88,8 +89,8 @@ class Stage:
     options = SimpleNamespace(kv="private")
 
 
-class Moving:
-    """Plays `swapd_client.vllm.moving.Moving` without a model."""
+class WeightMove:
+    """Plays `swapd_client.vllm.weight_move.WeightMove` without a model."""
 
     def move(self, models: object, take: Callable[..., int], *of_models: object) -> int:
         return take({}, ())
@@ -143,8 +144,8 @@ def start(gpu: Gpu, share: GpuShare) -> int:
     worker.parallel_config = SimpleNamespace(tensor_parallel_size=1)
     worker.get_draft_model = lambda: None
     worker._swapd = stage = Stage(gpu, share.weights_bytes)
-    worker._moving = Moving()
-    with stage.loading(share.weights_bytes):
+    worker._moving = WeightMove()
+    with stage.memory.loading(share.weights_bytes):
         worker._load(share.name)
     kv_cache = int(worker.determine_available_memory())
     gpu.allocate(PEAK)  # a request as large as in the profile

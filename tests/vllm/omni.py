@@ -13,7 +13,7 @@ from vllm_omni.config.pipeline_registry import register_pipeline
 from vllm_omni.config.stage_config import PipelineConfig, StagePipelineConfig
 from vllm_omni.model_executor.models.output_templates import OmniOutput
 
-from swapd_client.vllm.worker import Leased
+from swapd_client.vllm.worker import SwapdWorkerMixin
 from tests.vllm.omni_server import workers
 
 #: A pipeline of three test models, registered like those of vllm-omni.
@@ -99,7 +99,7 @@ class PlainARWorker(workers.PlainARWorker):
         return [kind.__name__ for kind in type(self.model_runner).__mro__]
 
 
-class ARWorker(Leased, PlainARWorker):
+class ARWorker(SwapdWorkerMixin, PlainARWorker):
     """As `swapd_client.vllm.omni.ARWorker`."""
 
 
@@ -130,7 +130,7 @@ class PlainGenerationWorker(PlainARWorker):
         return self._sounds
 
 
-class GenerationWorker(Leased, PlainGenerationWorker):
+class GenerationWorker(SwapdWorkerMixin, PlainGenerationWorker):
     """As `swapd_client.vllm.omni.GenerationWorker`."""
 
 
@@ -138,7 +138,7 @@ class NoLeaseWhileSampling(ARWorker):
     """Releases its lease one call too early."""
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        self._swapd.note((), list(self._swapd._turns.keeping.in_flight))
+        self._swapd.note((), list(self._swapd.turns.keeping.in_flight))
         self._swapd.end()
         return super().sample_tokens(grammar_output)
 

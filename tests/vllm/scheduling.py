@@ -26,7 +26,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from swapd_client.vllm import scheduler
-from swapd_client.vllm.stage.cache import Cache, Hears, Layer, Terms
+from swapd_client.vllm.stage.kv_cache import KvTerms, Layer, LossReporting, StageCache
 
 BLOCK = 16
 PROMPT = list(range(40))
@@ -41,7 +41,7 @@ class Model:
     def __init__(
         self,
         lost_before: set[int],
-        hears: Hears,
+        reporting: LossReporting,
         *,
         prefixes: bool,
         fenced_in: Collection[int] = (),
@@ -52,8 +52,8 @@ class Model:
         self._steps = 0
         self.losses = 0
         component: Any = SimpleNamespace(name="model.kv", nbytes=0, lost=True)
-        terms = Terms("drop", prefixes, [Layer(0, 0)], hears=hears, block_tokens=[BLOCK])
-        self._cache = Cache(component, terms)
+        terms = KvTerms("drop", prefixes, [Layer(0, 0)], reporting=reporting, block_tokens=[BLOCK])
+        self._cache = StageCache(component, terms)
         #: The contents of each block's slots: a number that depends on all tokens before.
         self._there: dict[int, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
@@ -71,7 +71,7 @@ class Model:
             self.losses += 1
             self._cache.go_alone()
             self._there.clear()
-        word = scheduler.word_of(self._cache, scheduled)
+        verdict = scheduler.verdict_of(self._cache, scheduled)
         said = {
             name: self._token(scheduled, name, fenced=fenced)
             for name in scheduled.num_scheduled_tokens
@@ -83,8 +83,8 @@ class Model:
         )
 
         def get_output() -> ModelRunnerOutput:
-            told = partial(scheduler.word_of_fence, self._cache) if fenced else word
-            counted = scheduler.counted(output, told)
+            told = partial(scheduler.verdict_of_fence, self._cache) if fenced else verdict
+            counted = scheduler.with_verdict(output, told)
             self.void += counted is not output
             return counted
 
@@ -134,7 +134,7 @@ def said(
     """
     kind = scheduler.AsyncScheduler if ahead else scheduler.Scheduler
     made = _scheduler(model, kind, prefixes=prefixes, ahead=ahead)
-    worker = Model({*lost_before}, Hears.BY_NUMBER, prefixes=prefixes, fenced_in=fenced_in)
+    worker = Model({*lost_before}, LossReporting.BY_NUMBER, prefixes=prefixes, fenced_in=fenced_in)
     got: dict[str, list[int]] = {}
     running: deque[tuple[Any, Callable[[], ModelRunnerOutput]]] = deque()
     coming = ["a", "b"]
@@ -170,7 +170,7 @@ def _history(
 ) -> tuple[dict[str, list[int]], dict[str, int], int]:
     lost_before = {chance.randrange(1, 60) for _ in range(6)}
     made.reset_prefix_cache()
-    worker = Model(lost_before, Hears.BY_BLOCKS, prefixes=prefixes)
+    worker = Model(lost_before, LossReporting.BY_BLOCKS, prefixes=prefixes)
     got: dict[str, list[int]] = {}
     long = {f"{name}": chance.choice([5, 40, 64, 70, 100]) for name in range(8)}
     coming = [*long]
@@ -249,7 +249,7 @@ def streams() -> dict[str, list[str]]:
         )
         stage: Any = SimpleNamespace(name="talker")
         with patch.object(scheduler.log, "info") as info:
-            scheduler.have_it_stream(config, stage)
+            scheduler.use_chunk_counting(config, stage)
             of_scheduler.scheduler_cls()
         return [call.args[0] % call.args[1:] for call in info.call_args_list]
 

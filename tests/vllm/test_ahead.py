@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from swapd_client.vllm.neighbours import Neighbours, neighbours_of
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.order import Neighbours
-from swapd_client.vllm.topology import neighbours_of
 from tests.guarantees.harness import Daemon
 from tests.vllm.engines import (
     REQUESTS,

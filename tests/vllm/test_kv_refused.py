@@ -40,7 +40,7 @@ def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str |
     )
 
     from swapd_client.vllm import kv
-    from swapd_client.vllm.stage.cache import Terms
+    from swapd_client.vllm.stage.kv_cache import KvTerms
 
     heads: Any = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
     specs = {
@@ -57,7 +57,7 @@ def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str |
         model_config=SimpleNamespace(omni_kv_config=of_omni),
         compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(names, attention)),
     )
-    return kv.problem_with(cache, config, Terms("auto", prefixes, ()), apart=False)
+    return kv.problem_with(cache, config, KvTerms("auto", prefixes, ()), apart=False)
 
 
 @pytest.mark.parametrize(

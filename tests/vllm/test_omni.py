@@ -207,13 +207,13 @@ def compare_classes() -> None:
     from vllm_omni.worker.gpu_generation_worker import GPUGenerationWorker
 
     from swapd_client.vllm.omni import ARWorker, GenerationWorker
-    from swapd_client.vllm.worker import Leased
+    from swapd_client.vllm.worker import SwapdWorkerMixin
 
     later = {"discard", "compute_weight_checksums", "reset_weights"}  # since vLLM 0.31, and 0.32
     for mine, theirs in (ARWorker, GPUARWorker), (GenerationWorker, GPUGenerationWorker):
-        assert mine.__mro__[:3] == (mine, Leased, theirs)
+        assert mine.__mro__[:3] == (mine, SwapdWorkerMixin, theirs)
         assert mine.model_runner_cls is theirs.model_runner_cls
-        for name, method in vars(Leased).items():
+        for name, method in vars(SwapdWorkerMixin).items():
             if callable(method) and not name.startswith("_") and name not in later:
                 assert callable(getattr(theirs, name)), name
 

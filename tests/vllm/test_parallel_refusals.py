@@ -11,7 +11,7 @@ from tests.vllm.engines import Nursery
 
 def refusals(asked: Sequence[tuple[bool, Mapping[str, int]]]) -> list[str]:
     """The plugin's refusal of each, in a process that has vLLM."""
-    from swapd_client.vllm.worker import Unsupported, _refuse
+    from swapd_client.vllm.refusals import WORKER, Unsupported, refuse
 
     nothing: Any = SimpleNamespace(cpu_offload_gb=0, offload_group_size=0)
 
@@ -23,7 +23,7 @@ def refusals(asked: Sequence[tuple[bool, Mapping[str, int]]]) -> list[str]:
             weight_transfer_config=None,
         )
         try:
-            _refuse(config, "thinker")
+            refuse(WORKER, config, "stage 'thinker'")
         except Unsupported as exc:
             return str(exc)
         return ""

@@ -48,4 +48,4 @@ class Worker(CPUWorker, Warms):
     def turns(self) -> list[Any]:
         """The plugin's requests, and whether it is in a call."""
         stage = self._swapd
-        return [len(stage._turns.keeping.in_flight), stage._gate.depth]
+        return [len(stage.turns.keeping.in_flight), stage._gate.depth]

@@ -19,15 +19,15 @@ class HookedWorker(cpu.CPUWorker):
     def forwards(self, rounds: int) -> list[tuple[float, float]]:
         """CPU seconds for a forward whose layers do not wait, and for one where each does."""
         stage, found = self._swapd, []
-        segments = stage._turns.segments
+        segments = stage.turns.segments
         with stage.using():
-            lease: Any = stage._turns._lease
-            parts = [one for one in lease._placements if one.name in segments._layers]
+            lease: Any = stage.turns._lease
+            parts = [one for one in lease.placements if one.name in segments._layers]
             for number in range(rounds):
                 taken = {}
                 for waits in (False, True) if number % 2 else (True, False):
                     if waits:
-                        segments.expect(lease, parts)
+                        segments.expect(parts)
                     taken[waits] = self._forward_s()
                     segments.drop()
                 found.append((taken[False], taken[True]))

@@ -128,7 +128,7 @@ class Attachment:
         self._again: Callable[[], None] = _nothing
         #: Called when a call of a component finds that the daemon is gone. It must make the model
         #: private (`Client.close`); then the call goes on. None: the call raises.
-        self._when_gone: Callable[[SessionEnded], None] | None = None
+        self.when_gone: Callable[[SessionEnded], None] | None = None
         self._client = client
         self._prefix = prefix
         #: Removes hooks and guards from the modules.
@@ -214,10 +214,10 @@ class Attachment:
         return quiet({self._client: self._client.session.registry.family(name)})
 
     def _daemon_gone(self, error: SessionEnded) -> None:
-        """A call found that the daemon is gone. Raises `error` unless `_when_gone` is set."""
-        if self._when_gone is None:
+        """A call found that the daemon is gone. Raises `error` unless `when_gone` is set."""
+        if self.when_gone is None:
             raise error
-        self._when_gone(error)
+        self.when_gone(error)
 
     def _to_undo(self, undo: Callable[[], None]) -> None:
         """Call `undo()` at `detach`."""

@@ -134,7 +134,7 @@ class Stream:
         The pass releases the lease, also if the pass is collected.
         """
         lease.answered_for()
-        places = lease._placements
+        places = lease.placements
         if places is not self._noted:  # a lease kept between passes has the same object
             self._transient.update((place.name, place.transient) for place in places)
             self.may_be_in = not any(self._transient.values())

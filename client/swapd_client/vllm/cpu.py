@@ -5,7 +5,7 @@ import vllm._custom_ops
 from vllm.model_executor.layers import utils
 from vllm.v1.worker.cpu_worker import CPUWorker as VllmCPUWorker
 
-from swapd_client.vllm.worker import Leased
+from swapd_client.vllm.worker import SwapdWorkerMixin
 
 
 def keep_weights() -> None:
@@ -21,7 +21,7 @@ def keep_weights() -> None:
     torch.cpu._init_amx()
 
 
-class CPUWorker(Leased, VllmCPUWorker):  # type: ignore[misc]
+class CPUWorker(SwapdWorkerMixin, VllmCPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker, with its weights in swapd."""
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:

@@ -20,13 +20,15 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 )
 
 from swapd_client.offload.strategy import Kind
-from swapd_client.vllm import checkpoint, gpus, register, versions
-from swapd_client.vllm.moving import Moving
+from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
 from swapd_client.vllm.options import Options, options_of
-from swapd_client.vllm.pipeline import Components, Weights, Whole, as_whole
+from swapd_client.vllm.pipeline import Components, PipelineWeights, Whole, as_whole
+from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.starting import Start
-from swapd_client.vllm.worker import SLEEP_MODE, Unsupported, gather, number_of
+from swapd_client.vllm.start_turn import StartTurn
+from swapd_client.vllm.weight_move import WeightMove
+from swapd_client.vllm.worker_methods import during
+from swapd_client.vllm.worker_start import gather, number_of
 
 if TYPE_CHECKING:
 
@@ -46,7 +48,7 @@ class _Swapd:
         config = worker.od_config
         where = f"stage {config.stage_id}"
         options = options_of(config.additional_config, where)
-        _refuse(config, where)
+        refusals.refuse(refusals.DIFFUSION, config, where)
         if options.kv != "private":
             raise Unsupported(f"{where}: a diffusion stage has no KV cache: leave out kv")
         if options.slice_s is not None:
@@ -61,13 +63,13 @@ class _Swapd:
             name, share = f"{name}.tp{worker.rank}", partial(gather, get_world_group())
         self.options = options
         self.whole = whole is not None
-        self._moving = Moving(name, keep_place=worker.device.type == "cpu")
+        self._moving = WeightMove(name, keep_place=worker.device.type == "cpu")
         gpu = number_of(worker.device)
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
-        self._start = Start(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
+        self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
         #: Set once they are loaded.
-        self.weights: Weights | None = None
+        self.weights: PipelineWeights | None = None
         #: The workspace lease, and the turn to start, during loading.
         self.loading = ExitStack()
 
@@ -79,7 +81,7 @@ class _Swapd:
         """
         self.loading.callback(self._start.end)
         self._start.begin(self._share)
-        self.loading.enter_context(self.stage.loading(nbytes))
+        self.loading.enter_context(self.stage.memory.loading(nbytes))
 
     def take(self, pipeline: Any) -> int:
         """Move a pipeline's weights into swapd; return the bytes. Raises as `Components`,
@@ -113,6 +115,20 @@ class _Overriding(type):
         return [name for name in super().__dir__() if not hasattr(DiffusionWorker, name)]
 
 
+def _request(worker: Any) -> AbstractContextManager[None]:
+    swapd = worker._swapd
+    return nullcontext() if swapd is None or swapd.weights is None else swapd.weights.request()
+
+
+@during(
+    _request,
+    "execute_model",
+    "execute_model_batch",
+    "execute_stepwise",
+    "determine_available_kv_memory",
+    "submit_interaction",
+    "add_lora",
+)
 class DiffusionExtension(_Above, metaclass=_Overriding):
     """vllm-omni's diffusion worker, with its pipeline's weights in swapd."""
 
@@ -156,40 +172,10 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
     def re_init_pipeline(self, custom_pipeline_args: dict[str, Any]) -> None:
         swapd = self._swapd
         if swapd is not None and swapd.weights is not None:
-            with swapd.stage.loading(swapd.weights.nbytes):
+            with swapd.stage.memory.loading(swapd.weights.nbytes):
                 swapd.weights.take_back()
                 swapd.weights = None
         super().re_init_pipeline(custom_pipeline_args)
-
-    # --- calls that compute --------------------------------------------------------------
-
-    def _request(self) -> AbstractContextManager[None]:
-        swapd = self._swapd
-        return nullcontext() if swapd is None or swapd.weights is None else swapd.weights.request()
-
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        with self._request():
-            return super().execute_model(*args, **kwargs)
-
-    def execute_model_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with self._request():
-            return super().execute_model_batch(*args, **kwargs)
-
-    def execute_stepwise(self, *args: Any, **kwargs: Any) -> Any:
-        with self._request():
-            return super().execute_stepwise(*args, **kwargs)
-
-    def determine_available_kv_memory(self, *args: Any, **kwargs: Any) -> Any:
-        with self._request():
-            return super().determine_available_kv_memory(*args, **kwargs)
-
-    def submit_interaction(self, *args: Any, **kwargs: Any) -> Any:
-        with self._request():
-            return super().submit_interaction(*args, **kwargs)
-
-    def add_lora(self, lora_request: Any) -> Any:
-        with self._request():
-            return super().add_lora(lora_request)
 
     # --- sleep and end ---------------------------------------------------------------------
     # vllm-omni's `handle_sleep_task` and `handle_wake_task` call these.
@@ -212,33 +198,6 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             self._swapd = None
             swapd.loading.close()
             swapd.stage.close()
-
-
-def _refuse(config: Any, where: str) -> None:
-    """Raise Unsupported for settings that are not possible with swapd."""
-    why = ""
-    if config.enable_sleep_mode:
-        why = SLEEP_MODE
-    elif theirs := config.diffusion_offload_config:
-        layers = str(theirs.get("mode")) == "layer"
-        why = _instead("diffusion_offload_config", "layerwise" if layers else "cpu")
-    elif config.enable_distributed_layerwise_offload:
-        why = _instead("enable_distributed_layerwise_offload", "layerwise")
-    elif config.enable_layerwise_offload:
-        why = _instead("enable_layerwise_offload", "layerwise")
-    elif config.enable_cpu_offload:
-        why = _instead("enable_cpu_offload", "cpu")
-    elif config.parallel_config.use_hsdp:
-        why = "HSDP keeps parts of the weights on other GPUs: set use_hsdp: false"
-    if why:
-        raise Unsupported(f"{where}: {why}")
-
-
-def _instead(theirs: str, what: str) -> str:
-    return (
-        f"vllm-omni's own offloading moves weights too: instead of {theirs} set additional_config: "
-        f"{{swapd: {{enable_{what}_offload: true}}}}"
-    )
 
 
 def _kinds(pipeline: Any) -> Mapping[str, Kind]:

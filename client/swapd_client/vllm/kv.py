@@ -1,6 +1,6 @@
 """vLLM's KV cache in a buffer of swapd: its size, the places of its blocks, and refusals.
 
-`stage/cache.py` defines its contents between two turns.
+`stage/kv_cache.py` defines its contents between two turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm import envs
 
-from swapd_client.vllm.stage.cache import Cache, InUse, Layer, Terms
-from swapd_client.vllm.stage.gone import Share
+from swapd_client.vllm.stage.kv_cache import InUse, KvTerms, Layer, StageCache
+from swapd_client.vllm.stage.lost_blocks import RequestStep
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -38,7 +38,7 @@ def block_tokens_of(config: "KVCacheConfig") -> list[int]:
 
 
 def problem_with(
-    config: "KVCacheConfig", vllm_config: Any, terms: Terms, *, apart: bool
+    config: "KVCacheConfig", vllm_config: Any, terms: KvTerms, *, apart: bool
 ) -> str | None:
     """The reason why this cache cannot take turns, with a remedy; None if it can.
 
@@ -46,30 +46,38 @@ def problem_with(
     """
     if connector := _connector_of(vllm_config):
         return f"a KV connector copies blocks at any time: leave out {connector}"
-    if not terms.saved:
-        if terms.prefixes and terms.deaf:
-            return (
-                f"its scheduler would reuse dropped blocks as prefixes: {terms.deaf}"
-                "; or enable_prefix_caching: false, or kv: auto"
-            )
-        if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
-            return (
-                "an engine without a process of its own does not report that its last request has "
-                "ended: set VLLM_ENABLE_V1_MULTIPROCESSING=1, or kv: auto"
-            )
-        if apart or vllm_config.parallel_config.tensor_parallel_size > 1:
-            return "several ranks, or encoders that come and go, give way in between: set kv: auto"
-    if len({tensor.size for tensor in config.kv_cache_tensors}) > 1 or any(
-        getattr(tensor, "host_resident", False) for tensor in config.kv_cache_tensors
+    if not terms.saved and (problem := _problem_with_dropping(vllm_config, terms, apart=apart)):
+        return problem
+    tensors = config.kv_cache_tensors
+    if len({tensor.size for tensor in tensors}) > 1 or any(
+        getattr(tensor, "host_resident", False) for tensor in tensors
     ):
         return "it is not one buffer of device memory"
-    if problem := _problem_with_dtype(config, vllm_config):
-        return problem
-    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
-    odd = sorted({type(s).__name__ for s in specs if type(s).__name__ not in _TESTED})
-    if odd:
-        return f"{', '.join(odd)}: swapd has not been tested with it"
-    if len(specs) > 1 and terms.prefixes:
+    return _problem_with_dtype(config, vllm_config) or _problem_with_layers(config, terms)
+
+
+def _problem_with_dropping(vllm_config: Any, terms: KvTerms, *, apart: bool) -> str | None:
+    """Reason why contents cannot be dropped between two turns."""
+    if terms.prefixes and terms.unreported:
+        return (
+            f"its scheduler would reuse dropped blocks as prefixes: {terms.unreported}"
+            "; or enable_prefix_caching: false, or kv: auto"
+        )
+    if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        return (
+            "an engine without a process of its own does not report that its last request has "
+            "ended: set VLLM_ENABLE_V1_MULTIPROCESSING=1, or kv: auto"
+        )
+    if apart or vllm_config.parallel_config.tensor_parallel_size > 1:
+        return "several ranks, or encoders that come and go, give way in between: set kv: auto"
+    return None
+
+
+def _problem_with_layers(config: "KVCacheConfig", terms: KvTerms) -> str | None:
+    kinds = [type(group.kv_cache_spec).__name__ for group in config.kv_cache_groups]
+    if odd := {*kinds}.difference(_TESTED):
+        return f"{', '.join(sorted(odd))}: swapd has not been tested with it"
+    if len(kinds) > 1 and terms.prefixes:
         return (
             "its layers are of several kinds, and prefixes are cached: set "
             "enable_prefix_caching: false"
@@ -152,7 +160,7 @@ def note(in_use: InUse, scheduled: Any) -> None:
             (in_use.has if request in cached.resumed_req_ids else in_use.gets)(request, blocks)
 
 
-def shares_of(cache: Cache, scheduled: Any) -> Iterator[Share]:
+def steps_of(cache: StageCache, scheduled: Any) -> Iterator[RequestStep]:
     """Reads and writes of each request in a step that was noted, in the order of scheduling."""
     cached = scheduled.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -160,4 +168,6 @@ def shares_of(cache: Cache, scheduled: Any) -> Iterator[Share]:
     anew = {*new, *cached.resumed_req_ids}
     computed |= new
     for request, tokens in scheduled.num_scheduled_tokens.items():
-        yield Share(request, cache.tables(request), computed[request], tokens, request in anew)
+        yield RequestStep(
+            request, cache.tables(request), computed[request], tokens, request in anew
+        )

@@ -7,6 +7,7 @@ here: the assignment of tensors to parts. Does not import vLLM.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch.nn import Module
@@ -18,24 +19,30 @@ from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.blocks import lists_of
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.options import PART_CHUNKS
-from swapd_client.vllm.parts import Part, Tensors
+from swapd_client.vllm.parts import StagePart, Tensors
 
 
-def divide(parts: Iterable[Part], models: Mapping[str, Module], chunk: int, room: int) -> None:
+def divide(
+    parts: Collection[StagePart], models: Mapping[str, Module], chunk: int, room: int
+) -> None:
     """Divide those components of a stage that take turns and are large enough.
 
     `models`: as in `parts.parts_of`. `chunk`: the daemon's chunk in bytes. A stage that fits into
     `room` bytes whole, but not in parts, stays whole.
     """
-    parts = tuple(parts)
     lists = [list(layers) for key, model in models.items() for _, layers in lists_of(model, key)]
-    for part in parts:
-        if part.policy == "lru" and not part.encoder:
-            part.layers = by_layers(part.tensors, lists, PART_CHUNKS * chunk)
-    taken = [nbytes_of(ts) for part in parts for ts in part.sources.values()]
-    if sum(vm.round_up(nbytes, chunk) for nbytes in taken) > room:
-        for part in parts:
+    divided = [part for part in parts if part.policy == "lru" and not part.encoder]
+    for part in divided:
+        part.layers = by_layers(part.tensors, lists, PART_CHUNKS * chunk)
+    if _taken(parts, chunk) > room:
+        for part in divided:
             part.layers = {}
+
+
+def _taken(parts: Iterable[StagePart], chunk: int) -> int:
+    """The bytes of their chunks."""
+    sources = chain.from_iterable(part.sources.values() for part in parts)
+    return sum(vm.round_up(nbytes_of(tensors), chunk) for tensors in sources)
 
 
 def by_layers(
@@ -45,22 +52,18 @@ def by_layers(
 
     `lists`: the paths of consecutive layers. {} if there would be only one part of layers.
     """
-    lists = [tuple(layers) for layers in lists]
-    layer_of = _layers(tensors, {layer for layers in lists for layer in layers})
-    of_layer: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    for name, layer in layer_of.items():
-        of_layer[layer][name] = tensors[name]
+    lists = list(map(tuple, lists))
+    of_layer = _by_layer(tensors, set(chain.from_iterable(lists)))
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for layers in lists:
-        there = [layer for layer in layers if layer in of_layer]
-        for group in _grouped(there, {one: nbytes_of(of_layer[one]) for one in there}, least):
-            found = parts[_called(group)] = {}
-            for layer in group:
-                found |= of_layer.pop(layer)
+        sizes = {layer: nbytes_of(of_layer[layer]) for layer in layers if layer in of_layer}
+        for group in _grouped(sizes, least):
+            found = (of_layer.pop(layer).items() for layer in group)
+            parts[_called(group)] = dict(chain.from_iterable(found))
     if len(parts) < 2:
         return {}
-    grouped = {name for part in parts.values() for name in part}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in grouped}
+    left = set(chain.from_iterable(of_layer.values()))
+    rest = {name: tensor for name, tensor in tensors.items() if name in left}
     return {REST: rest, **parts} if rest else parts
 
 
@@ -83,21 +86,29 @@ def nbytes_of(tensors: Tensors) -> int:
     return sum(vm.round_up(n, ALIGN_BYTES) for n in stores.values())
 
 
-def _layers(tensors: Tensors, layers: Collection[str]) -> dict[str, str]:
-    """The layer of each tensor; "" if it is in none, or shares memory with tensors elsewhere."""
+def _by_layer(tensors: Tensors, layers: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of each layer; under "" those in none, and those that share memory with others
+    elsewhere.
+    """
     layer_of = {name: _around(name, layers) for name in tensors}
     stores = {name: {start for start, _ in _stores(one)} for name, one in tensors.items()}
-    while True:  # all tensors inside one wrapper must stay together
-        users: dict[int, set[str]] = defaultdict(set)
-        for name, starts in stores.items():
-            for start in starts:
-                users[start].add(layer_of[name])
-        shared = {start for start, of in users.items() if len(of) > 1}
-        if not shared:
-            return layer_of
+    while shared := _shared(stores, layer_of):  # all tensors inside one wrapper stay together
         for name, starts in stores.items():
             if not shared.isdisjoint(starts):
                 layer_of[name] = ""
+    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for name, layer in layer_of.items():
+        found[layer][name] = tensors[name]
+    return found
+
+
+def _shared(stores: Mapping[str, set[int]], layer_of: Mapping[str, str]) -> set[int]:
+    """The storages that several layers use."""
+    users: dict[int, set[str]] = defaultdict(set)
+    for name, starts in stores.items():
+        for start in starts:
+            users[start].add(layer_of[name])
+    return {start for start, of in users.items() if len(of) > 1}
 
 
 def _around(name: str, layers: Collection[str]) -> str:
@@ -115,16 +126,16 @@ def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
         yield start, tensor.untyped_storage().nbytes()
 
 
-def _grouped(layers: Iterable[str], nbytes: Mapping[str, int], least: int) -> list[list[str]]:
-    """Group neighbours of at least `least` bytes together; the remainder joins the last group.
+def _grouped(sizes: Mapping[str, int], least: int) -> list[list[str]]:
+    """Groups of neighbours of at least `least` bytes together; the last one has the remainder.
 
-    [] if all have less.
+    [] if all have less. `sizes`: bytes by layer, in order.
     """
     groups: list[list[str]] = []
     group: list[str] = []
-    for layer in layers:
+    for layer in sizes:
         group.append(layer)
-        if sum(nbytes[one] for one in group) >= least:
+        if sum(sizes[one] for one in group) >= least:
             groups.append(group)
             group = []
     if groups:

@@ -3,11 +3,13 @@
 Lives here: names, defaults, meanings, and checks. Neither torch nor vLLM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal
+from math import isfinite
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from swapd.shared.units import parse_size
 from swapd_client.errors import InvalidSettings
@@ -30,9 +32,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: The daemon's runtime folder; "": `$SWAPD_ENDPOINT`, or that of the rank's GPU.
     endpoint: str = ""
     #: Seconds that requests in flight may take to finish when another stage waits.
-    finish_within_s: float = 10.0
+    finish_within_s: Annotated[float, Meta(ge=0)] = 10.0
     #: Seconds of a turn when another stage waits, even with requests in flight; None: as above.
-    slice_s: float | None = None
+    slice_s: Annotated[float, Meta(gt=0)] | None = None
     #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
     load_workspace: int | None = None
     #: Names in the daemon of the pipeline's stages, in the order in which a request passes them;
@@ -46,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: With `async_chunk`: chunks of a request that a stage makes in a turn before it gives way to
     #: the stage that consumes them; for the same request twice as many each time. 0: it first
     #: finishes the requests in flight.
-    chunks_per_turn: int = 32
+    chunks_per_turn: Annotated[int, Meta(ge=0)] = 32
     #: Whether the stage names the weights it accessed outside of its turn before it dies of that.
     faults: Literal["explain", "silent"] = "explain"
     #: The `cpu_offload_*` keys, and vllm-omni's others.
@@ -55,10 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     offload_said: bool = False
 
 
-_OWN = (
-    *("component", "endpoint", "finish_within_s", "slice_s"),
-    *("load_workspace", "faults", "kv", "order", "chunks_per_turn"),
-)
+_OWN = tuple(name for name in Options.__struct_fields__ if not name.startswith("offload"))
 NAMES = (*_OWN, *settings.NAMES)
 
 
@@ -73,7 +72,18 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
     if not isinstance(given, Mapping):
         raise InvalidSettings(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
     for name in given:
-        _known(str(name), where)
+        _check_name(str(name), where)
+    own = {name: given[name] for name in _OWN if given.get(name) is not None}
+    _check_slices(own, where)
+    return Options(
+        **{name: _converted(name, value, where) for name, value in own.items()},
+        offload=_offload_of(given, where),
+        offload_said=given.get("cpu_offload_enabled") is not None,
+    )
+
+
+def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:
+    """The settings that are vllm-omni's too. Raises: InvalidSettings."""
     try:
         offload = settings.from_keywords(**{n: v for n, v in given.items() if n not in _OWN})
     except InvalidSettings as exc:
@@ -82,13 +92,7 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
         raise InvalidSettings(
             f"{where}.cpu_offload_components does nothing without cpu_offload_enabled: true"
         )
-    own = {n: v for n, v in given.items() if n in _OWN and v is not None}
-    _check_slices(own, where)
-    return Options(
-        **{name: _parsed(name, value, f"{where}.{name}") for name, value in own.items()},
-        offload=offload,
-        offload_said=given.get("cpu_offload_enabled") is not None,
-    )
+    return offload
 
 
 def _check_slices(own: Mapping[str, Any], where: str) -> None:
@@ -107,7 +111,7 @@ def _check_slices(own: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _known(name: str, where: str) -> None:
+def _check_name(name: str, where: str) -> None:
     if name in NAMES:
         return
     near = get_close_matches(name, NAMES, n=1)
@@ -115,37 +119,34 @@ def _known(name: str, where: str) -> None:
     raise InvalidSettings(f"{where}.{name} is no option of swapd; {hint}")
 
 
-def _parsed(name: str, value: Any, where: str) -> Any:
-    try:
-        if name == "load_workspace":
-            return _size(value)
-        if name == "finish_within_s":
-            seconds = msgspec.convert(value, float)
-            if not 0 <= seconds < float("inf"):
-                raise ValueError("give seconds, 0 or more")
-            return seconds
-        if name == "slice_s":
-            seconds = msgspec.convert(value, float)
-            if not 0 < seconds < float("inf"):
-                raise ValueError("give seconds, more than 0")
-            return seconds
-        if name == "chunks_per_turn":
-            chunks = msgspec.convert(value, int)
-            if chunks < 0:
-                raise ValueError("give a number of chunks, 0 or more")
-            return chunks
-        if name == "kv":
-            return msgspec.convert(value, Literal["private", "drop", "auto", "save"])
-        if name == "order":
-            return msgspec.convert(value, tuple[str, ...])
-        if name == "faults":
-            return msgspec.convert(value, Literal["explain", "silent"])
-        return msgspec.convert(value, str)
-    except ValueError as exc:  # msgspec's errors too
-        raise InvalidSettings(f"{where}: {exc}; it is {value!r}") from exc
-
-
 def _size(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return parse_size(msgspec.convert(value, str))
+
+
+def _finite(value: Any) -> float:
+    seconds = msgspec.convert(value, float)
+    if not isfinite(seconds):
+        raise ValueError("give a number of seconds")
+    return seconds
+
+
+#: Conversions of options whose type does not tell everything, before that to their type.
+_FIRST: Mapping[str, Callable[[Any], Any]] = {
+    "load_workspace": _size,
+    "finish_within_s": _finite,
+    "slice_s": _finite,
+}
+_TYPES = get_type_hints(Options, include_extras=True)
+
+
+def _converted(name: str, value: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(_FIRST.get(name, _same)(value), _TYPES[name])
+    except ValueError as exc:  # msgspec's errors too
+        raise InvalidSettings(f"{where}.{name}: {exc}; it is {value!r}") from exc
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -26,7 +26,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass
-class Part:
+class StagePart:
     """One component to register."""
 
     #: Name in the daemon; of a component that is evicted by layers, its family's name.
@@ -57,7 +57,7 @@ def parts_of(
     name: str,
     outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
     aliases: Iterable[torch.Tensor] = (),
-) -> list[Part]:
+) -> list[StagePart]:
     """The components of a stage called `name`, the stage itself first; none is empty.
 
     `models`: the model, under "", and other models with weights (a drafter), under their names.
@@ -67,25 +67,24 @@ def parts_of(
     """
     _refuse(options, name)
     modules = {
-        ".".join(filter(None, (key, path))): module
+        path: module
         for key, model in models.items()
-        for path, module in model.named_modules()
+        for path, module in model.named_modules(prefix=key)
     }
-    paths = _paths(modules, options, name)
-    inner = {id(modules[path]): _inner(path, options, name) for path in paths}
-    main = Part(name, _policy_of_main(options, name))
+    inner = {path: _inner(path, options, name) for path in _paths(modules, options, name)}
+    main = StagePart(name, _policy_of_main(options, name))
+    stops = {id(modules[path]) for path in inner}
     for key, model in models.items():
-        main.tensors |= dict(_parameters(key, model, inner))
-    for path in paths:
+        main.tensors |= dict(_parameters(key, model, stops))
+    for path, part in inner.items():
         module = modules[path]
-        others = inner.keys() - {id(module)}
-        inner[id(module)].tensors = dict(_parameters(path, module, others))
+        part.tensors = dict(_parameters(path, module, stops - {id(module)}))
     for where, tensor in outside.items():
-        at = next((path for path in paths if where.startswith(f"{path}.")), None)
-        (main if at is None else inner[id(modules[at])]).tensors[where] = tensor
-    _keep_together([main, *inner.values()])
-    _add_aliases([main, *inner.values()], aliases)
-    return [part for part in (main, *inner.values()) if part.tensors]
+        inner.get(_prefix_of(where, inner), main).tensors[where] = tensor
+    parts = [main, *inner.values()]
+    _keep_together(parts)
+    _add_aliases(parts, aliases)
+    return [part for part in parts if part.tensors]
 
 
 def _refuse(options: Options, name: str) -> None:
@@ -114,9 +113,9 @@ def _taking_turns(options: Options) -> Policy:
     return "sequential" if options.offload.cpu_offload_strategy == "sequential" else "lru"
 
 
-def _inner(path: str, options: Options, name: str) -> Part:
+def _inner(path: str, options: Options, name: str) -> StagePart:
     last = path.rpartition(".")[2]
-    return Part(f"{name}.{last}", _taking_turns(options), encoder=last in ENCODERS)
+    return StagePart(f"{name}.{last}", _taking_turns(options), encoder=last in ENCODERS)
 
 
 def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[str]:
@@ -125,18 +124,33 @@ def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[s
     if not offload.cpu_offload_enabled:
         return []
     named = offload.cpu_offload_components
-    found: list[str] = []
-    for one in ENCODERS if named is None else named:
-        if named is not None and _stage_itself((one,), name):
-            continue
-        matches = [path for path in modules if path == one or path.endswith(f".{one}")]
-        if not matches and named is not None:
-            raise InvalidSettings(
-                f"{name}: cpu_offload_components names {one!r}, but the stage has no such module; "
-                f"there are: {name} itself, {', '.join(_children(modules))}"
-            )
-        found += sorted(matches, key=lambda path: path.count("."))[:1]
-    return [path for path in found if not any(path.startswith(f"{outer}.") for outer in found)]
+    if named is None:
+        found = [_outermost(one, modules) for one in ENCODERS]
+    else:
+        found = [_named(one, modules, name) for one in named if not _stage_itself((one,), name)]
+    paths = list(filter(None, found))
+    return [path for path in paths if not _prefix_of(path, paths)]
+
+
+def _prefix_of(name: str, paths: Iterable[str]) -> str:
+    """The first of these paths that `name` is inside of; "" if there is none."""
+    return next((path for path in paths if name.startswith(f"{path}.")), "")
+
+
+def _named(one: str, modules: Mapping[str, Module], name: str) -> str:
+    """The path of a module that the stage's settings name. Raises: InvalidSettings."""
+    if path := _outermost(one, modules):
+        return path
+    raise InvalidSettings(
+        f"{name}: cpu_offload_components names {one!r}, but the stage has no such module; there "
+        f"are: {name} itself, {', '.join(_children(modules))}"
+    )
+
+
+def _outermost(last: str, modules: Iterable[str]) -> str:
+    """The shortest path that ends with `last`; "" if there is none."""
+    matches = [path for path in modules if path == last or path.endswith(f".{last}")]
+    return min(matches, key=lambda path: path.count("."), default="")
 
 
 def _children(modules: Mapping[str, Module]) -> Iterator[str]:
@@ -156,11 +170,11 @@ def _parameters(
             yield from module.named_parameters(prefix=where, recurse=False)
 
 
-def _keep_together(parts: Sequence[Part]) -> None:
+def _keep_together(parts: Sequence[StagePart]) -> None:
     """Put tensors that share memory into one part, the first that has one of them; each tensor
     once.
     """
-    owner: dict[int, Part] = {}
+    owner: dict[int, StagePart] = {}
     seen: set[int] = set()
     for part in parts:
         for name, tensor in list(part.tensors.items()):
@@ -173,7 +187,7 @@ def _keep_together(parts: Sequence[Part]) -> None:
                 other.tensors[name] = part.tensors.pop(name)
 
 
-def _add_aliases(parts: Sequence[Part], aliases: Iterable[torch.Tensor]) -> None:
+def _add_aliases(parts: Sequence[StagePart], aliases: Iterable[torch.Tensor]) -> None:
     """Put each alias into the part of the first tensor in its storage, and name it after that
     tensor.
     """

@@ -31,7 +31,8 @@ from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.between_calls import kept_between_calls
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.stage import Stage, loading
+from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage.room import check_others
 
 log = logging.getLogger("swapd_client")
 
@@ -52,7 +53,7 @@ _IN_WORDS = {
 _PRIVATE = ("_encode", "_decode")
 
 
-class Weights(Protocol):
+class PipelineWeights(Protocol):
     """The weights of one loaded pipeline, in swapd."""
 
     #: Bytes of these weights.
@@ -91,7 +92,7 @@ class Components:
         self._attachment = self._attach(stage.client)
         try:
             session = stage.client.session.welcome.session
-            loading.check_others(stage.client.status(), session, stage.name)
+            check_others(stage.client.status(), session, stage.name)
         except BaseException:
             self._attachment.detach()
             raise
@@ -113,7 +114,7 @@ class Components:
         """
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
-                self._stage.go_alone(error)
+                self._stage.turns.go_alone(error)
             with kept_between_calls(self._stage.client, self._options.finish_within_s):
                 yield
 
@@ -135,7 +136,7 @@ class Components:
         attachment = _attach(
             client, self._stage.name, self._options, self._pipeline, self._found, self._stay
         )
-        attachment._when_gone = partial(self._gone, attachment)
+        attachment.when_gone = partial(self._gone, attachment)
         return attachment
 
     def _attach_again(self, client: Client) -> None:
@@ -146,7 +147,7 @@ class Components:
         """Called in a request. Raises `error` if the results so far may be wrong."""
         if attachment is not self._attachment:
             return  # compiled code may call old hooks too
-        self._stage.go_alone(error)
+        self._stage.turns.go_alone(error)
         if isinstance(error, SessionFenced):
             raise error
 
@@ -161,10 +162,10 @@ class Whole:
         outside: Mapping[str, Tensor] = MappingProxyType({}),
         aliases: Sequence[Tensor] = (),
     ) -> None:
-        """Move the weights into swapd. Blocks for the copies. Raises as `Stage.take`."""
+        """Move the weights into swapd. Blocks for the copies. Raises as `StageMemory.take`."""
         self._stage = stage
         self._pipeline = pipeline
-        self.nbytes = stage.take({"": pipeline}, outside, aliases)
+        self.nbytes = stage.memory.take({"": pipeline}, outside, aliases)
 
     def request(self) -> AbstractContextManager[None]:
         return self._stage.using()
@@ -176,7 +177,7 @@ class Whole:
         return self._stage.using()
 
     def take_back(self) -> None:
-        self._stage.take_back()
+        self._stage.memory.take_back()
 
 
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:

@@ -28,7 +28,7 @@ rank does not rejoin.
 
 All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
 each connected with the next, so the others notice when one dies. When they meet, they also pass the
-memory of their `tally` from rank to rank.
+memory of their `loss_counts` from rank to rank.
 
 May not live here: leases, torch, vLLM.
 """
@@ -47,7 +47,7 @@ import msgspec
 
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd_client.errors import SwapdError
-from swapd_client.vllm.tally import Tally, memory_for
+from swapd_client.vllm.loss_counts import LossCounts, memory_for
 
 #: Seconds that a rank waits for the next one to connect; all ranks exist by then.
 MEET_S = 60.0
@@ -117,7 +117,7 @@ class Ranks:
                 if at + 1 < len(seats):
                     self._next = self._let_in(door, seats[at + 1])
                 #: How often each rank has lost its KV cache.
-                self.tally = self._meet(len(seats))
+                self.loss_counts = self._meet(len(seats))
             except BaseException:
                 _close(self._last)
                 _close(self._next)
@@ -216,10 +216,10 @@ class Ranks:
             raise self._gone(link.rank)
         return said
 
-    def _tell(self, word: bytes) -> None:
+    def _tell(self, message: bytes) -> None:
         if self._next is not None:
             try:
-                self._next.sock.send(word)
+                self._next.sock.send(message)
             except OSError as exc:
                 raise self._gone(self._next.rank) from exc
 
@@ -233,7 +233,7 @@ class Ranks:
         what = str(exc) or type(exc).__name__
         return f"rank {self._rank} of {self._stage} could not get its memory: {what}"
 
-    def _meet(self, ranks: int) -> Tally:
+    def _meet(self, ranks: int) -> LossCounts:
         """The counts of all ranks, in memory that the first of them makes."""
         with self._memory(ranks) as memory:
             if self._next is not None:
@@ -241,7 +241,7 @@ class Ranks:
                     send_packet(self._next.sock, _HOLDS, [memory.fileno()])
                 except OSError as exc:
                     raise self._gone(self._next.rank) from exc
-            return Tally(memory.fileno(), self._rank, ranks)
+            return LossCounts(memory.fileno(), self._rank, ranks)
 
     def _memory(self, ranks: int) -> OwnedFd:
         if self._last is None:

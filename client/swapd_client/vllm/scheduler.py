@@ -33,10 +33,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput
 
 from swapd_client.tracing import are_provided
-from swapd_client.vllm.kv import note, shares_of
+from swapd_client.vllm.kv import note, steps_of
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.cache import Cache, Hears
-from swapd_client.vllm.stage.streaming import Streaming
+from swapd_client.vllm.stage.kv_cache import LossReporting, StageCache
+from swapd_client.vllm.stage.streaming import ChunkStreaming
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Above
@@ -47,27 +47,27 @@ else:
 log = logging.getLogger("swapd_client")
 
 #: The message to a scheduler about a step; None if all of the step counts.
-Word = Callable[[], KVConnectorOutput | None]
+StepVerdict = Callable[[], KVConnectorOutput | None]
 
 #: Added attribute of a `SchedulerOutput`: the number of the last loss its scheduler knew.
-_HEARD = "swapd_heard"
+_KNOWN_LOSS = "swapd_known_loss"
 
 
 @dataclass
-class Lost(KVConnectorOutput):  # type: ignore[misc]
+class LossOutput(KVConnectorOutput):  # type: ignore[misc]
     """About a step: it read from a cache whose contents were lost."""
 
     #: The number of that loss.
     loss: int = 0
 
 
-class Hearing(_Above):  # type: ignore[misc]
+class LossAwareScheduler(_Above):  # type: ignore[misc]
     """Mixed into a scheduler class of vLLM, first."""
 
     #: In the worker's process: the stage whose lease it takes before it looks up prefixes.
     swapd: ClassVar[Stage | None] = None
     #: The number of the last loss that this scheduler knows.
-    _heard = 0
+    _known_loss = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         stage = self.swapd
@@ -75,7 +75,7 @@ class Hearing(_Above):  # type: ignore[misc]
             output = super().schedule(*args, **kwargs)
         else:
             output = self._schedule_leased(stage, *args, **kwargs)
-        setattr(output, _HEARD, self._heard)
+        setattr(output, _KNOWN_LOSS, self._known_loss)
         return output
 
     def _schedule_leased(self, stage: Stage, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ class Hearing(_Above):  # type: ignore[misc]
             stage.note((), self.finished_req_ids)  # or the turn would last for these
         stage.begin()
         try:
-            self._hear(stage.components.losses)
+            self._handle_loss(stage.components.losses)
             output = super().schedule(*args, **kwargs)
         except BaseException:
             stage.end()
@@ -94,20 +94,20 @@ class Hearing(_Above):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        word = model_runner_output.kv_connector_output
-        if isinstance(word, Lost):
+        verdict = model_runner_output.kv_connector_output
+        if isinstance(verdict, LossOutput):
             model_runner_output.kv_connector_output = None
-            self._hear(word.loss)
+            self._handle_loss(verdict.loss)
         return super().update_from_output(scheduler_output, model_runner_output)
 
-    def _hear(self, loss: int) -> None:
+    def _handle_loss(self, loss: int) -> None:
         """Discard the steps in flight, and compute all their requests again."""
-        if loss > self._heard:
-            self._heard = loss
+        if loss > self._known_loss:
+            self._known_loss = loss
             self.reset_prefix_cache(reset_running_requests=True)
 
 
-class Streams(_Above):  # type: ignore[misc]
+class ChunkCountingScheduler(_Above):  # type: ignore[misc]
     """Mixed into a scheduler class of vllm-omni, first: tells its stage the number of chunks
     sent."""
 
@@ -117,13 +117,13 @@ class Streams(_Above):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if (adapter := getattr(self, "chunk_transfer_adapter", None)) is None:
             return _counts_no_chunks(self.stage, "leave out model_runner: v2")
-        streaming, first = self.stage.streaming, not self.vllm_config.model_config.stage_id
+        streaming, first = self.stage.turns.streaming, not self.vllm_config.model_config.stage_id
         receives = adapter.receives_chunks and not first
         streaming.begin_with(lambda: dict(adapter.put_req_chunk), receives=receives)
         adapter.connector.get = _looked(adapter.connector.get, streaming)
 
 
-class Traced(_Above):  # type: ignore[misc]
+class TracedScheduler(_Above):  # type: ignore[misc]
     """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests.
 
     vLLM does not pass them to workers.
@@ -133,21 +133,21 @@ class Traced(_Above):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stage.trace(self._headers)
+        self.stage.turns.headers = self._headers
 
     def _headers(self) -> list[Mapping[str, str]]:
         return [headers for r in list(self.requests.values()) if (headers := r.trace_headers)]
 
 
-class Scheduler(Hearing, VllmScheduler):  # type: ignore[misc]
+class Scheduler(LossAwareScheduler, VllmScheduler):  # type: ignore[misc]
     """vLLM's scheduler. For `scheduler_cls`, where the worker has a process of its own."""
 
 
-class AsyncScheduler(Hearing, VllmAsyncScheduler):  # type: ignore[misc]
+class AsyncScheduler(LossAwareScheduler, VllmAsyncScheduler):  # type: ignore[misc]
     """The same, for `async_scheduling`."""
 
 
-def _looked(get: Callable[..., Any], streaming: Streaming) -> Callable[..., Any]:
+def _looked(get: Callable[..., Any], streaming: ChunkStreaming) -> Callable[..., Any]:
     """A connector's `get`, which also tells a stage whether a chunk was there."""
 
     def look(*args: Any, **kwargs: Any) -> Any:
@@ -158,15 +158,17 @@ def _looked(get: Callable[..., Any], streaming: Streaming) -> Callable[..., Any]
     return look
 
 
-def hears_of(config: Any, cache: "KVCacheConfig", *, second_runner: bool) -> tuple[Hears, str]:
+def reporting_of(
+    config: Any, cache: "KVCacheConfig", *, second_runner: bool
+) -> tuple[LossReporting, str]:
     """How the scheduler of this configuration learns of a loss; and if it does not, the remedy.
 
     The second is "" if it does. `second_runner`: the worker has Model Runner V2.
     """
     if problem := _problem_with_numbers(config, second_runner=second_runner):
-        deaf = second_runner or _problem_with_blocks(config, cache)
-        return Hears.BY_BLOCKS, problem if deaf else ""
-    return Hears.BY_NUMBER, ""
+        unreported = second_runner or _problem_with_blocks(config, cache)
+        return LossReporting.BY_BLOCKS, problem if unreported else ""
+    return LossReporting.BY_NUMBER, ""
 
 
 def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
@@ -174,7 +176,7 @@ def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
     if _is_told_by_all(config):
         return "set distributed_executor_backend: mp, where one rank reports for all"
     base = config.scheduler_config.get_scheduler_cls()
-    if issubclass(base, Hearing):
+    if issubclass(base, LossAwareScheduler):
         return ""
     if config.parallel_config.distributed_executor_backend != "uni":
         mine = AsyncScheduler if issubclass(base, VllmAsyncScheduler) else Scheduler
@@ -202,23 +204,31 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
     vLLM 0.30 to 0.33 do this alike. For layers in several groups 0.30 restarts such a request, and
     the others raise an error. Model Runner V2 does not go back in a request, in any of them.
     """
-    base = config.scheduler_config.get_scheduler_cls()
-    if base is not VllmScheduler and not _is_of_generation(base):
-        return f"{base.__name__} is not vLLM's own"
-    if _is_told_by_all(config):
-        return "each rank may lose blocks that others have"
-    if config.scheduler_config.async_scheduling:
-        return "steps are scheduled ahead"
-    if config.speculative_config is not None:
-        return "a drafter has a cache as well"
-    if config.parallel_config.decode_context_parallel_size > 1:
-        return "a block is in several ranks"
+    scheduler = config.scheduler_config
+    base = scheduler.get_scheduler_cls()
     specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
-    if len(specs) > 1 or not all(_has_all_blocks(spec) for spec in specs):
-        return "requests have given back blocks that would be computed again"
-    if 0 < config.scheduler_config.long_prefill_token_threshold < specs[0].block_size:
-        return "a part of a prompt is shorter than a block"
-    return ""
+    problems = (
+        (
+            base is not VllmScheduler and not _is_of_generation(base),
+            f"{base.__name__} is not vLLM's own",
+        ),
+        (_is_told_by_all(config), "each rank may lose blocks that others have"),
+        (scheduler.async_scheduling, "steps are scheduled ahead"),
+        (config.speculative_config is not None, "a drafter has a cache as well"),
+        (
+            config.parallel_config.decode_context_parallel_size > 1,
+            "a block is in several ranks",
+        ),
+        (
+            len(specs) > 1 or not all(map(_has_all_blocks, specs)),
+            "requests have given back blocks that would be computed again",
+        ),
+        (
+            0 < scheduler.long_prefill_token_threshold < specs[0].block_size,
+            "a part of a prompt is shorter than a block",
+        ),
+    )
+    return next((why for is_so, why in problems if is_so), "")
 
 
 def _is_told_by_all(config: Any) -> bool:
@@ -234,7 +244,7 @@ def _has_all_blocks(spec: Any) -> bool:
     return all(isinstance(one, FullAttentionSpec) for one in specs)
 
 
-def have_it_hear(config: Any, stage: Stage) -> None:
+def use_loss_aware(config: Any, stage: Stage) -> None:
     """Make vLLM use a scheduler that learns of losses, if it will make it in this process.
 
     Call it before vLLM makes one. Only for losses by number.
@@ -246,12 +256,12 @@ def have_it_hear(config: Any, stage: Stage) -> None:
     first = base in (VllmScheduler, VllmAsyncScheduler, Scheduler, AsyncScheduler)
     config.scheduler_config.scheduler_cls = type(
         base.__name__,
-        (base,) if issubclass(base, Hearing) else (Hearing, base),
+        (base,) if issubclass(base, LossAwareScheduler) else (LossAwareScheduler, base),
         {"swapd": stage if first else None},
     )
 
 
-def have_it_stream(config: Any, stage: Stage) -> None:
+def use_chunk_counting(config: Any, stage: Stage) -> None:
     """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes one.
 
     Only if vLLM makes it in this process, and the stage streams.
@@ -261,7 +271,9 @@ def have_it_stream(config: Any, stage: Stage) -> None:
     if config.parallel_config.distributed_executor_backend != "uni":
         return _counts_no_chunks(stage, "set distributed_executor_backend: uni")
     base = config.scheduler_config.get_scheduler_cls()
-    config.scheduler_config.scheduler_cls = type(base.__name__, (Streams, base), {"stage": stage})
+    config.scheduler_config.scheduler_cls = type(
+        base.__name__, (ChunkCountingScheduler, base), {"stage": stage}
+    )
 
 
 def _counts_no_chunks(stage: Stage, remedy: str) -> None:
@@ -272,7 +284,7 @@ def _counts_no_chunks(stage: Stage, remedy: str) -> None:
     )
 
 
-def have_it_trace(config: Any, stage: Stage) -> None:
+def use_traced(config: Any, stage: Stage) -> None:
     """Make vLLM use a scheduler that knows its requests' traces. Call it after all other changes.
 
     Only if vLLM makes it in this process, and the process has a provider of spans.
@@ -280,62 +292,62 @@ def have_it_trace(config: Any, stage: Stage) -> None:
     if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
         base = config.scheduler_config.get_scheduler_cls()
         config.scheduler_config.scheduler_cls = type(
-            base.__name__, (Traced, base), {"stage": stage}
+            base.__name__, (TracedScheduler, base), {"stage": stage}
         )
 
 
-def word_of(cache: Cache, scheduler_output: Any) -> Word:
-    """The message about a step that has its lease, made by a call; `nothing` if all of it counts.
+def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:
+    """The message about a step that has its lease, made by a call; `all_counts` if it all counts.
 
     Call the message when the step has computed: by then the other ranks have counted their losses.
     Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
     """
     note(cache.in_use, scheduler_output)
-    if cache.counts_alone and getattr(scheduler_output, _HEARD, 0) >= cache.losses:
-        return nothing
-    cache.tell()
-    if cache.has_others and not cache.deaf:
-        return partial(_word_of_ranks, cache, scheduler_output) if cache.speaks else nothing
-    said = _word_of(cache, scheduler_output)
+    if cache.counts_alone and getattr(scheduler_output, _KNOWN_LOSS, 0) >= cache.losses:
+        return all_counts
+    cache.publish_losses()
+    if cache.has_others and not cache.unreported:
+        return partial(_verdict_of_ranks, cache, scheduler_output) if cache.reports else all_counts
+    said = _verdict_of(cache, scheduler_output)
     return lambda: said
 
 
-def _word_of(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
-    if cache.hears_by_number:
-        heard, losses = getattr(scheduler_output, _HEARD, 0), cache.all_losses
-        return Lost(loss=losses) if heard < losses else None
-    gone = cache.read(shares_of(cache, scheduler_output))
+def _verdict_of(cache: StageCache, scheduler_output: Any) -> KVConnectorOutput | None:
+    if cache.reports_number:
+        heard, losses = getattr(scheduler_output, _KNOWN_LOSS, 0), cache.all_losses
+        return LossOutput(loss=losses) if heard < losses else None
+    gone = cache.read(steps_of(cache, scheduler_output))
     return KVConnectorOutput(invalid_block_ids=gone) if gone else None
 
 
-def _word_of_ranks(cache: Cache, scheduler_output: Any) -> KVConnectorOutput | None:
-    if not cache.hears_by_number:
-        cache.hear()
-    return _word_of(cache, scheduler_output)
+def _verdict_of_ranks(cache: StageCache, scheduler_output: Any) -> KVConnectorOutput | None:
+    if not cache.reports_number:
+        cache.take_in_losses()
+    return _verdict_of(cache, scheduler_output)
 
 
-def nothing() -> None:
+def all_counts() -> None:
     """The message about a step that counts, and of a rank that vLLM does not ask."""
 
 
-def word_of_fence(cache: Cache) -> KVConnectorOutput | None:
+def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
     """The message about a step that may have computed on others' memory; None if impossible.
 
     It is so for a rank that vLLM does not ask: the output of that step may be out already.
     """
-    heard = cache.hears_by_number and cache.speaks
-    return Lost(loss=cache.doubt()) if heard else None
+    heard = cache.reports_number and cache.reports
+    return LossOutput(loss=cache.count_doubtful()) if heard else None
 
 
-def counted(output: Any, word: Word) -> Any:
-    """A step's result, with the message about results that do not count. Raises as `word`.
+def with_verdict(output: Any, verdict: StepVerdict) -> Any:
+    """A step's result, with the message about results that do not count. Raises as `verdict`.
 
-    `word()` is called after the step has computed.
+    `verdict()` is called after the step has computed.
     """
     if isinstance(output, AsyncModelRunnerOutput):
-        output.__class__, output.swapd_word = _counting(output.__class__), word
+        output.__class__, output.swapd_verdict = _counting(output.__class__), verdict
         return output
-    if (said := word()) is None:
+    if (said := verdict()) is None:
         return output
     output = copy.copy(output)
     output.kv_connector_output = said
@@ -347,7 +359,7 @@ def _counting(kind: Any) -> type:
     """The class of a later output of `kind` that counts it, and is as vLLM's in all else."""
 
     def get_output(self: Any) -> Any:
-        return counted(kind.get_output(self), self.swapd_word)
+        return with_verdict(kind.get_output(self), self.swapd_verdict)
 
     return type(kind.__name__, (kind,), {"get_output": get_output})
 

@@ -2,12 +2,12 @@
 
 A kernel may keep the address of a weight, or a copy of it, in a hidden place. Once the weights are
 in swapd, and other data is in their old place, such a layer computes with that data. So a dummy
-forward runs first, and every call of a module that computes with weights is recorded: `Calls`. Each
-call is repeated with the same inputs, before the weights move and afterwards, when their old place
-has been overwritten: `Place`. The outputs must be equal, bit for bit. Calls are compared one by
-one, because attention has no cache yet and no comparable output. Floating-point inputs are random
-numbers: a dummy forward often computes zeros, and zero times anything is zero. Does not import
-vLLM.
+forward runs first, and every call of a module that computes with weights is recorded:
+`RecordedCalls`. Each call is repeated with the same inputs, before the weights move and afterwards,
+when their old place has been overwritten: `OldMemory`. The outputs must be equal, bit for bit.
+Calls are compared one by one: attention has no cache yet, so its output is not comparable. Inputs
+in floating point are random: a dummy forward often computes zeros, and zero times anything is zero.
+Does not import vLLM.
 """
 
 import logging
@@ -25,7 +25,7 @@ from swapd_client.errors import SwapdError
 from swapd_client.memory.tensors import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.eager import eager
-from swapd_client.vllm.outside import INPUT, aliases_of, width_of
+from swapd_client.vllm.kernel_tensors import INPUT, aliases_of, width_of
 
 log = logging.getLogger("swapd_client")
 
@@ -63,7 +63,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Calls:
+class RecordedCalls:
     """Calls of a stage's modules, and their outputs before the weights moved."""
 
     def __init__(self, context: Context = nullcontext) -> None:
@@ -127,7 +127,7 @@ class Calls:
     def __repr__(self) -> str:
         checked = sum(out is not None for out in self._expected)
         left = len(self._calls) - checked
-        return f"<Calls of {checked} layers; {left} have no comparable output when called alone>"
+        return f"<RecordedCalls of {checked} layers; {left} more are not comparable>"
 
     def _noting(self, name: str) -> Callable[..., None]:
         noted = False
@@ -157,7 +157,7 @@ class Calls:
         return out
 
 
-class Place:
+class OldMemory:
     """The old place of tensors, to be overwritten after they have moved."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -1,7 +1,8 @@
 """Supported versions of vLLM and vllm-omni.
 
-The worker classes override methods that other versions may call in another order; `calls.py` lists
-those methods. Imports neither package: both are loaded already wherever it matters.
+The worker classes override methods that other versions may call in another order;
+`worker_methods.py` lists those methods. Imports neither package: both are loaded already wherever
+it matters.
 """
 
 import sys

@@ -17,7 +17,7 @@ def read_out_of_turn(folder: str, faults: str) -> None:
 def load(folder: str, nbytes: str) -> None:
     """Print the free device memory during loading, and afterwards."""
     stage = Stage.connect(Options(endpoint=folder), "s", gpu=0)
-    with stage.loading(int(nbytes)):
+    with stage.memory.loading(int(nbytes)):
         print(stage.client.status().device_free_bytes)  # noqa: T201
     print(stage.client.status().device_free_bytes)  # noqa: T201
     stage.close()

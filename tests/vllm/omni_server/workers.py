@@ -13,7 +13,7 @@ from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunne
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
 from swapd_client.vllm.cpu import keep_weights
-from swapd_client.vllm.worker import Leased
+from swapd_client.vllm.worker import SwapdWorkerMixin
 
 SEED = 7
 
@@ -71,9 +71,9 @@ class PlainGenerationWorker(PlainARWorker):
     model_runner_cls = GenerationRunner
 
 
-class ARWorker(Leased, PlainARWorker):
+class ARWorker(SwapdWorkerMixin, PlainARWorker):
     """As `swapd_client.vllm.omni.ARWorker`."""
 
 
-class GenerationWorker(Leased, PlainGenerationWorker):
+class GenerationWorker(SwapdWorkerMixin, PlainGenerationWorker):
     """As `swapd_client.vllm.omni.GenerationWorker`."""

@@ -18,11 +18,11 @@ from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, TooLarge
 from swapd_client.session.session import Session
 from swapd_client.vllm import layers
-from swapd_client.vllm.parts import Part, Tensors
-from swapd_client.vllm.stage.cache import Cache, Terms
-from swapd_client.vllm.stage.loading import lendable
+from swapd_client.vllm.loss_counts import LossCounts
+from swapd_client.vllm.parts import StagePart, Tensors
+from swapd_client.vllm.stage.kv_cache import KvTerms, StageCache
+from swapd_client.vllm.stage.room import lendable
 from swapd_client.vllm.stage.segments import Layers
-from swapd_client.vllm.tally import Tally
 
 log = logging.getLogger("swapd_client")
 
@@ -37,15 +37,15 @@ class StageComponents:
         self.all: tuple[str, ...] = ()
         #: Parameters by component.
         self.tensors: Mapping[str, Tensors] = {}
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[StagePart, ...] = ()
         #: The KV cache, if it takes turns with the weights.
-        self.cache: Cache | None = None
+        self.cache: StageCache | None = None
         #: Bytes of each registered component; of a family, of each part.
         self._sizes: list[int] = []
         #: Registers all components with another client, at their addresses. None: there are none.
         self.register_again: Callable[[Client], None] | None = None
 
-    def register(self, client: Client, parts: Iterable[Part]) -> int:
+    def register(self, client: Client, parts: Iterable[StagePart]) -> int:
         """Move `parts` into swapd, all or none; return the bytes moved.
 
         Blocks for the copies. Raises as `Client.register`.
@@ -60,35 +60,37 @@ class StageComponents:
         except BaseException as exc:
             for name in done:
                 client.unregister(name)
-            if isinstance(exc, DuplicateName):
-                raise DuplicateName(
-                    f"{exc}. Give this stage a name of its own: additional_config: "
-                    "{swapd: {component: ...}}"
-                ) from exc
-            raise
-        self._parts = parts
-        self.tensors = {part.name: part.tensors for part in parts}
+            if not isinstance(exc, DuplicateName):
+                raise
+            raise DuplicateName(
+                f"{exc}. Give this stage a name of its own: additional_config: "
+                "{swapd: {component: ...}}"
+            ) from exc
+        self._set(parts)
         self._sizes = [client.session.own(name).nbytes for name in done]
         self.register_again = partial(_register_again, parts, self._sizes)
-        self.main = tuple(part.name for part in parts if not part.encoder)
-        names = tuple(part.name for part in parts)
-        self.all = names if len(names) > len(self.main) else self.main
         of = sizes_of(client.session)
         said = ", ".join(f"{p.name} ({size(of[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
         return sum(self._sizes)
 
+    def _set(self, parts: tuple[StagePart, ...]) -> None:
+        self._parts = parts
+        self.tensors = {part.name: part.tensors for part in parts}
+        self.main = tuple(part.name for part in parts if not part.encoder)
+        self.all = self.main if len(self.main) == len(parts) else tuple(self.tensors)
+
     def lend_cache(
-        self, client: Client, name: str, nbytes: int, terms: Terms, tally: Tally | None
+        self, client: Client, name: str, nbytes: int, terms: KvTerms, counts: LossCounts | None
     ) -> torch.Tensor:
         """Register a KV cache that takes turns with the weights; return its tensor, zeros.
 
-        `tally`: with the other ranks, if the stage has several. Raises as
+        `counts`: with the other ranks, if the stage has several. Raises as
         `Client.register_scratch`.
         """
         assert self.register_again is not None
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
-        cache = self.cache = Cache(component, terms, tally)
+        cache = self.cache = StageCache(component, terms, counts)
         weights = self.register_again
         self._sizes.append(nbytes)
 
@@ -138,7 +140,7 @@ def sizes_of(session: Session) -> dict[str, int]:
     return sizes
 
 
-def _register_again(parts: Iterable[Part], sizes: Iterable[int], client: Client) -> None:
+def _register_again(parts: Iterable[StagePart], sizes: Iterable[int], client: Client) -> None:
     """`sizes`: bytes of all components leased together. Raises as `Client.register`."""
     status = client.status()
     need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in sizes)
@@ -154,7 +156,7 @@ def _register_again(parts: Iterable[Part], sizes: Iterable[int], client: Client)
     )
 
 
-def _in_words(part: Part) -> str:
+def _in_words(part: StagePart) -> str:
     if part.policy == "permanent":
         return "stays"
     when = "is loaded for steps with encoder inputs" if part.encoder else "takes turns"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Gate:
+class CallGate:
     """The gate of one stage. Methods marked "under the lock" require `lock`."""
 
     def __init__(self) -> None:

@@ -16,10 +16,10 @@ from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded
-from swapd_client.vllm.stage import loading
 from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import Connection, close, connect
-from swapd_client.vllm.stage.gate import Gate
+from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.room import check_others
 from swapd_client.vllm.stage.turns import Turns
 
 log = logging.getLogger("swapd_client")
@@ -75,7 +75,7 @@ class Rejoining:
         self,
         connection: Connection,
         components: StageComponents,
-        gate: Gate,
+        gate: CallGate,
         turns: Turns,
         within_s: float,
         closed: Event,
@@ -173,9 +173,7 @@ class Rejoining:
         self._connection.check(client)
         assert self._components.register_again is not None
         self._components.register_again(client)
-        loading.check_others(
-            client.status(), client.session.welcome.session, self._connection.stage
-        )
+        check_others(client.status(), client.session.welcome.session, self._connection.stage)
         self._connection.come_back(client)
         self._refusals.forget()
         session = client.session

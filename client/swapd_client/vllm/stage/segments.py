@@ -25,7 +25,9 @@ from torch.utils._pytree import tree_leaves
 from swapd.shared.protocol import Placement
 from swapd_client.errors import ClientClosed, DeviceFailed, SessionEnded, SessionFenced, SwapdError
 from swapd_client.lease import Lease
+from swapd_client.leases.leases import Leases
 from swapd_client.offload.copies import start_of
+from swapd_client.session.session import Session
 from swapd_client.vllm.parts import Tensors
 
 #: Parts of a stage, by name in the daemon: their layers, and their weights.
@@ -41,6 +43,7 @@ class Segments:
         self._go_alone = go_alone
         self._layers: Mapping[str, Sequence[Module]] = {}
         self._lease: Lease | None = None
+        self._leases: Leases | None = None
         #: Parts that had not arrived when the turn began, the last of them first.
         self._coming: dict[str, Placement] = {}
         #: Parts of layers already waited for, and the streams that waited; () is Python.
@@ -61,27 +64,27 @@ class Segments:
         """Let layers wait for these parts, as `found_in` returns them."""
         self._layers = layers
 
-    def begin(self, lease: Lease) -> int:
-        """A turn begins; return the number of parts still to come, all of them of layers.
+    def begin(self, lease: Lease, session: Session) -> int:
+        """A turn begins, with a lease of this session; return the number of parts still to come.
+
+        All of these are parts of layers.
 
         Blocks until all others have arrived. Raises: DeviceFailed; the error that ended the
         session.
         """
         self.drop()
-        self._lease = lease
+        self._lease, self._leases = lease, session.leases
         if not (self._layers and lease.loaded):
             return 0
-        leases = lease._session.leases
-        coming = [one for one in lease._placements if not leases.is_complete(one)]
-        self.expect(lease, coming)
+        coming = [one for one in lease.placements if not self._leases.is_complete(one)]
+        self.expect(coming)
         for one in coming:
             if one.name not in self._layers:
                 self._await(one.name)
         return len(self._waiting)
 
-    def expect(self, lease: Lease, coming: Sequence[Placement]) -> None:
-        """Make the layers of these parts wait, in this lease."""
-        self._lease = lease
+    def expect(self, coming: Sequence[Placement]) -> None:
+        """Make the layers of these parts wait, in the current lease."""
         self._coming = {one.name: one for one in reversed(coming)}
         for one in coming:
             if layers := self._layers.get(one.name):
@@ -114,13 +117,13 @@ class Segments:
             self._let_go(name)
         self._coming = {}
         self._waited.clear()
-        self._lease = None
+        self._lease = self._leases = None
         self.broken = False
 
     def _before(self, name: str) -> None:
         """Called before a layer's forward."""
-        lease = self._lease
-        if lease is not None and all(map(lease._session.leases.is_complete, self._coming.values())):
+        leases = self._leases
+        if leases is not None and all(map(leases.is_complete, self._coming.values())):
             self.drop()  # no stream has to wait any more
             return
         try:
@@ -131,10 +134,10 @@ class Segments:
             self._let_go(name)
 
     def _await(self, name: str, *, in_python: bool = False) -> None:
-        lease = self._lease
-        if lease is None:
+        lease, leases = self._lease, self._leases
+        if lease is None or leases is None:
             return
-        streams = () if in_python else lease._session.leases.current_streams()
+        streams = () if in_python else leases.current_streams()
         if self._waited.get(name) == streams:
             return
         try:

@@ -4,50 +4,40 @@
 own thread; and the connections between the other files:
 
 - `components.py`: the registered components, and those of each call;
-- `turns.py`: when the stage takes its lease, and when it gives way;
+- `memory.py`: the workspace that it loads in, its weights and its KV cache, and changes of these;
+- `turns.py`: when the stage takes its lease, and when it gives way; `keeping.py` decides;
 - `segments.py`: how a turn begins before all parts have arrived;
 - `streaming.py`: when it has made enough for the next stage, if both work on one request;
-- `ahead.py`: how the next stage of its requests is loaded meanwhile;
 - `gate.py`: the running calls, and how to keep calls out for a while;
 - `connection.py`: its daemon; or, if that is gone, the stage alone, its weights in private memory;
-- `rejoining.py`: how it comes back to the next daemon;
-- `loading.py`: the workspace that it loads in.
+- `rejoining.py`: how it comes back to the next daemon.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
+from contextlib import contextmanager
 
-import torch
 from torch.nn import Module
 
 import swapd_client
-from swapd.shared import vm
 from swapd_client.client import Client
-from swapd_client.errors import Conflict, SessionFenced, SwapdError
-from swapd_client.leases.keeping import StageKeeping
-from swapd_client.vllm import gpus, layers
-from swapd_client.vllm.changing import changing
+from swapd_client.errors import Conflict, SwapdError
+from swapd_client.vllm import gpus
 from swapd_client.vllm.eager import eager
+from swapd_client.vllm.neighbours import ALONE, Neighbours
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.order import ALONE, Neighbours
-from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import Ranks
-from swapd_client.vllm.stage import loading, segments
-from swapd_client.vllm.stage.ahead import Ahead
-from swapd_client.vllm.stage.cache import Busy, Terms
+from swapd_client.vllm.stage import segments
 from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import (
     Connection,
-    Stopped,
     close,
     connect_to_start,
 )
-from swapd_client.vllm.stage.gate import Gate
+from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.memory import StageMemory
 from swapd_client.vllm.stage.rejoining import Rejoining
-from swapd_client.vllm.stage.streaming import Streaming
 from swapd_client.vllm.stage.turns import Turns
 
 log = logging.getLogger("swapd_client")
@@ -80,35 +70,26 @@ class Stage:
         self._closed = threading.Event()
         #: The registered components.
         self.components = StageComponents()
-        self._gate = Gate()
-        self._connection = Connection(name, client, self._wake, ranks)
-        keeping = StageKeeping(options.finish_within_s, options.slice_s)
-        self._ahead = Ahead(self._connection, neighbours)
-        #: Counts its output for the next stage in a turn; it sets the numbers itself once it
-        #: streams.
-        self.streaming = Streaming(self._connection, neighbours.after, options.chunks_per_turn)
-        self._turns = Turns(
-            self._connection,
-            self.components,
-            self._gate,
-            keeping,
-            self._ahead,
-            self.streaming,
-            ranks,
-            self._wake,
+        self._gate = CallGate()
+        self.connection = Connection(name, client, self._wake, ranks)
+        self.turns = Turns(
+            self.connection, self.components, self._gate, options, neighbours, ranks, self._wake
+        )
+        self.memory = StageMemory(
+            options, self.connection, self.components, self._gate, self.turns, ranks, self._closed
         )
         self._rejoining = Rejoining(
-            self._connection,
+            self.connection,
             self.components,
             self._gate,
-            self._turns,
+            self.turns,
             options.finish_within_s if options.slice_s is None else options.slice_s,
             self._closed,
         )
         #: `Segments.arrive` and `Turns.fence`, for a step. Every step calls them, and a call that
         #: only passes on costs 2 us.
-        self.arrive = self._turns.segments.arrive
-        self.fence = self._turns.fence
+        self.arrive = self.turns.segments.arrive
+        self.fence = self.turns.fence
         #: Between `begin` and `end`.
         self._stepping = False
         #: What sleeps: of `EVERYTHING`.
@@ -117,18 +98,18 @@ class Stage:
         self._thread.start()
 
     def __repr__(self) -> str:
-        state = "alone" if self.alone else "held" if self._turns.held else "not held"
-        return f"<Stage {self.name} {state}, {len(self._turns.keeping.in_flight)} requests>"
+        state = "alone" if self.alone else "held" if self.turns.held else "not held"
+        return f"<Stage {self.name} {state}, {len(self.turns.keeping.in_flight)} requests>"
 
     @property
     def client(self) -> Client:
         """The client of its daemon, or of the last one."""
-        return self._connection.client
+        return self.connection.client
 
     @property
     def alone(self) -> bool:
         """Whether the daemon is gone, and the weights are in private memory."""
-        return self._connection.alone
+        return self.connection.alone
 
     @classmethod
     def connect(
@@ -172,108 +153,10 @@ class Stage:
         self._wake.set()
         self._rejoining.give_up()
         self._thread.join()
-        self._turns.end()
+        self.turns.end()
         if self._ranks is not None:
             self._ranks.close()
         close(self.client)
-
-    # --- weights ---------------------------------------------------------------------------
-
-    @contextmanager
-    def loading(self, nbytes: int | None, *, started: bool = False) -> Iterator[None]:
-        """In the block, `nbytes` of device memory are this process's workspace; 0: nothing.
-
-        None, or more than the daemon can lend, means as much as it can. Blocks until others have
-        given way, so stages that start at the same time load one after the other. Blocks at the end
-        until swapd has the memory back: vLLM then reads the free memory of the GPU, and would count
-        it. `started`: the stage has already started, so it also takes the turn to start for this.
-        """
-        if nbytes == 0:
-            yield
-            return
-        with ExitStack() as turn:
-            with self._turns.in_order(waits=True):
-                if started:
-                    turn.enter_context(loading.alone(self.client))
-                lease = loading.workspace(self.client, self.name, nbytes)
-            with lease:
-                yield
-            loading.await_return(self.client, self.name, self._closed)
-
-    def take(
-        self,
-        models: Mapping[str, Module],
-        outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
-        aliases: Iterable[torch.Tensor] = (),
-        *,
-        beside: int = 0,
-    ) -> int:
-        """Move the weights into swapd; return the bytes moved.
-
-        `models`: the stage's model under "", and others (a drafter) under their names. `outside`,
-        `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be leased with
-        them. Raises: InvalidSettings, and as `Client.register`; then the models are unchanged.
-        """
-        parts = parts_of(models, self.options, self.name, outside, aliases)
-        status = self.client.status()
-        room = loading.lendable(status) - vm.round_up(beside, status.chunk_bytes)
-        layers.divide(parts, models, status.chunk_bytes, room)
-        moved = self.components.register(self.client, parts)
-        try:
-            loading.check_turn(self.client, self.name)
-        except BaseException:
-            self.components.take_back(self.client)
-            raise
-        return moved
-
-    def lend_cache(self, nbytes: int, terms: Terms) -> torch.Tensor:
-        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
-
-        Not in a call. Raises as `Client.register_scratch`; TooLarge also if both do not fit.
-        """
-        loading.check_turn(self.client, self.name, nbytes)
-        with self._gate.lock:
-            self._turns.end()
-            self._turns.keeping.whole = not terms.saved
-            tally = None if self._ranks is None else self._ranks.tally
-            return self.components.lend_cache(self.client, f"{self.name}.kv", nbytes, terms, tally)
-
-    def take_back(self) -> None:
-        """Move all weights back to private memory. Raises as `Client.unregister`."""
-        self.components.take_back(self.client)
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """In the block the weights may be written to, in private memory; then swapd has the new
-        values.
-
-        Their addresses in swapd do not change. Not in a step, nor in `using`. If the block raises,
-        the weights are unchanged. Blocks until there is memory for a second copy, and until no
-        other stage starts, which would measure the device meanwhile. Raises: Busy if requests are
-        in flight whose cache would be dropped.
-        """
-        if self._turns.keeping.whole and (requests := len(self._turns.keeping.in_flight)):
-            raise Busy(
-                f"stage {self.name!r} has {requests} requests in flight, whose KV cache would be "
-                "dropped: change its weights when they have finished, or set kv: auto"
-            )
-        with self._gate.changing(self._turns.end), self._changing():
-            yield
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        if (error := self._connection.error) is not None:
-            with self._turns.in_order():  # the other ranks wait for this one as usual
-                self.go_alone(error)
-                self._connection.refuse_stopped()
-            yield
-            return
-        client, components = self.client, self.components
-        with (
-            self.loading(components.nbytes(client), started=True),
-            changing(client, components.tensors, self.go_alone),
-        ):
-            yield
 
     # --- sleep -----------------------------------------------------------------------------
 
@@ -286,7 +169,7 @@ class Stage:
         with self._gate.lock:
             self._gate.await_open()
             self._asleep.update(what)
-            self._turns.sleep()
+            self.turns.sleep()
         if self.alone:
             return log.warning("%s sleeps without swapd: it keeps its memory", self.name)
         names: Iterable[str] = [f"{self.name}.kv"]
@@ -315,7 +198,7 @@ class Stage:
         if self._asleep:
             return
         with self._gate.lock:
-            self._turns.wake()
+            self.turns.wake()
         if self.components.main:  # else each component is loaded for its own calls
             self.begin()
             self.end()
@@ -327,17 +210,9 @@ class Stage:
         """Before a step: requests that are new in it, and those that ended."""
         if (cache := self.components.cache) is not None:
             cache.in_use.ended(went := tuple(went))
-        self._turns.keeping.note(came := tuple(came), went)
-        if came and self._turns.held:
-            self._ahead.ask()  # otherwise `_begin` asks
-
-    def trace(self, headers: Callable[[], Sequence[Mapping[str, str]]]) -> None:
-        """Make turns belong to the traces of requests.
-
-        `headers()` returns the `traceparent` of each of the stage's requests, the oldest first; it
-        is called when a turn begins.
-        """
-        self._turns.headers = headers
+        self.turns.keeping.note(came := tuple(came), went)
+        if came and self.turns.held:
+            self.turns.load_next()  # otherwise the turn's begin asks
 
     def begin(self, *, encoders: bool = False) -> None:
         """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
@@ -349,7 +224,7 @@ class Stage:
             self._stepping = True
             self._gate.enter()
         try:
-            self._turns.hold(encoders=encoders)
+            self.turns.hold(encoders=encoders)
         except BaseException:
             self.end()
             raise
@@ -357,7 +232,7 @@ class Stage:
     @property
     def begun(self) -> bool:
         """Whether a step has begun, and has its lease."""
-        return self._stepping and self._turns._lease is not None
+        return self._stepping and self.turns._lease is not None
 
     def end(self) -> None:
         """After a step; the lease is kept, or given back, as `StageKeeping` decides."""
@@ -370,14 +245,14 @@ class Stage:
         with self._gate.lock:
             self._gate.tell()  # requests may have ended
             if not self._gate.depth:
-                self._turns.rest()
+                self.turns.rest()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Context of a call that takes leases of its own: the stage rejoins before it, or after."""
         self._gate.enter()
         try:
-            self._connection.refuse_stopped()
+            self.connection.refuse_stopped()
             yield
         finally:
             self._leave()
@@ -390,10 +265,10 @@ class Stage:
         """
         self._gate.enter()
         try:
-            self._turns.hold(encoders=True)
-            self._turns.segments.arrive()
+            self.turns.hold(encoders=True)
+            self.turns.segments.arrive()
             yield
-            if (fenced := self._turns.fence()()) is not None:
+            if (fenced := self.turns.fence()()) is not None:
                 raise fenced
         finally:
             self._leave()
@@ -408,7 +283,7 @@ class Stage:
         with self.using(), eager(models.values()):
             found = segments.found_in(layers, forward)
         with self._gate.lock:
-            self._turns.segments.use(found)
+            self.turns.segments.use(found)
         log.info(
             "%s begins its turns with the first of its layers: %d of %d parts may come later",
             self.name,
@@ -416,24 +291,9 @@ class Stage:
             len(layers),
         )
 
-    def stop(self, error: SessionFenced) -> Stopped:
-        """The last results are wrong and the scheduler cannot learn of it: return the error to
-        raise.
-
-        Every later step raises it, too.
-        """
-        return self._connection.stop(error)
-
-    def go_alone(self, error: SwapdError) -> None:
-        """Move the weights to private memory, and take no turns until swapd is back.
-
-        In a call, or in a change. Idempotent. Raises: Stopped if there is no room for the weights.
-        """
-        self._turns.go_alone(error)
-
     def _leave(self) -> None:
         if self._gate.depth == 1:
-            self._turns.settle()
+            self.turns.settle()
         self._gate.leave()
 
     # --- in the stage's own thread ---------------------------------------------------------
@@ -449,7 +309,7 @@ class Stage:
             self._wake.clear()
             if every_s is not None:
                 self._rejoining.look()
-            while self._turns.is_wanted() and not self._closed.is_set():
+            while self.turns.is_wanted() and not self._closed.is_set():
                 with self._gate.lock:
-                    again_s = self._turns.end_if_idle()
+                    again_s = self.turns.end_if_idle()
                 self._closed.wait(again_s)

@@ -29,7 +29,7 @@ IDLE_S = 1.0
 LOOKS = 2
 
 
-class Streaming:
+class ChunkStreaming:
     """State of one stage, or of one of its ranks, even if it does not stream."""
 
     def __init__(self, connection: Connection, after: Sequence[str], chunks: int) -> None:

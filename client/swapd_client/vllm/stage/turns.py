@@ -11,7 +11,7 @@ lock.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event
 
@@ -24,15 +24,16 @@ from swapd_client.errors import (
     SwapdError,
 )
 from swapd_client.lease import Lease
-from swapd_client.leases.keeping import StageKeeping
 from swapd_client.tracing import in_traces_of
+from swapd_client.vllm.neighbours import Neighbours
+from swapd_client.vllm.options import Options
 from swapd_client.vllm.ranks import Ranks
-from swapd_client.vllm.stage.ahead import Ahead
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection
-from swapd_client.vllm.stage.gate import Gate
+from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.keeping import StageKeeping
 from swapd_client.vllm.stage.segments import Segments
-from swapd_client.vllm.stage.streaming import Streaming
+from swapd_client.vllm.stage.streaming import ChunkStreaming
 
 log = logging.getLogger("swapd_client")
 
@@ -47,10 +48,9 @@ class Turns:
         self,
         connection: Connection,
         components: StageComponents,
-        gate: Gate,
-        keeping: StageKeeping,
-        ahead: Ahead,
-        streaming: Streaming,
+        gate: CallGate,
+        options: Options,
+        neighbours: Neighbours,
         ranks: Ranks | None,
         wake: Event,
     ) -> None:
@@ -59,11 +59,14 @@ class Turns:
         self._components = components
         self._gate = gate
         #: The requests in flight, and whether the lease is kept for them.
-        self.keeping = keeping
-        self._ahead = ahead
-        self._streaming = streaming
+        self.keeping = StageKeeping(options.finish_within_s, options.slice_s)
+        #: Counts the stage's output for the next stage; the scheduler sets the numbers.
+        self.streaming = ChunkStreaming(connection, neighbours.after, options.chunks_per_turn)
         #: Parts that may arrive after a turn has begun.
         self.segments = Segments(self.go_alone)
+        self._after, self._before = (
+            _components_of(names, connection.stage) for names in neighbours
+        )
         self._ranks = ranks
         self._wake = wake
         #: The `traceparent` headers of the stage's requests, the oldest first.
@@ -103,7 +106,7 @@ class Turns:
             with in_traces_of(self.headers):
                 lease = self._connection.client.acquire(*names, early=bool(self.segments))
             self._lease, self._held = lease, names
-            coming = self.segments.begin(lease)
+            coming = self.segments.begin(lease, self._connection.client.session)
         except (SessionEnded, ClientClosed) as exc:
             self.go_alone(exc)
             return
@@ -117,10 +120,21 @@ class Turns:
                 log.info("%s begins, after %s; %d parts are still to come", named, after, coming)
             else:
                 log.info("%s is loaded, after %s", named, after)
-        self.keeping.stays = self._streaming.stays(loaded=lease.loaded)
-        self._streaming.begin()
+        self.keeping.stays = self.streaming.stays(loaded=lease.loaded)
+        self.streaming.begin()
         if self.keeping.in_flight:
-            self._ahead.ask()
+            self.load_next()
+
+    def load_next(self) -> None:
+        """Have the daemon load the next stage while this one computes: its requests go there.
+
+        Uses free memory, and memory that stages which are done with these requests have released.
+        Call it once this stage holds its own lease. A hint: it costs a message and has no answer.
+        Blocks only as `Client.hint`.
+        """
+        if self._after and not self._connection.alone:
+            with suppress(SwapdError):  # the next acquire reports it
+                self._connection.client.hint(*self._after, over=self._before)
 
     def end(self) -> None:
         """Give the lease back if there is one; in a call, or under the lock.
@@ -137,7 +151,7 @@ class Turns:
             if inside := len(self.keeping.in_flight):
                 requests += f", inside {_counted(inside)}"
             log.info("%s gives way after %s, %s", self._connection.stage, requests, spent)
-        self._streaming.end(in_flight=bool(self.keeping.in_flight))
+        self.streaming.end(in_flight=bool(self.keeping.in_flight))
         if (cache := self._components.cache) is not None:
             cache.leave()
         with suppress(SessionEnded):  # the next acquire reports it
@@ -267,8 +281,8 @@ class Turns:
             self.end()
 
     def _keeps(self, *, wanted: bool) -> bool:
-        enough = wanted and self._streaming.enough()
-        beside = self._streaming.stays_beside(wanted=wanted)
+        enough = wanted and self.streaming.enough()
+        beside = self.streaming.stays_beside(wanted=wanted)
         now = time.monotonic()
         return self.keeping.keeps(now, wanted=wanted, enough=enough, beside=beside)
 
@@ -280,8 +294,8 @@ class Turns:
         if lease is None:
             return
         wanted, now = lease.wanted, time.monotonic()
-        computed = self._streaming.may_go_on(len(self.keeping.in_flight), self._gate.idle_s())
-        beside = self._streaming.stays_beside(wanted=wanted)
+        computed = self.streaming.may_go_on(len(self.keeping.in_flight), self._gate.idle_s())
+        beside = self.streaming.stays_beside(wanted=wanted)
         if not self.keeping.keeps(now, wanted=wanted, computed=computed, beside=beside):
             self.end()
 
@@ -291,12 +305,12 @@ class Turns:
         """
         if self.keeping.whole and self.keeping.in_flight:
             return IDLE_S
-        if self._lease is not None and self._streaming.stays_beside(wanted=True):
+        if self._lease is not None and self.streaming.stays_beside(wanted=True):
             if self.keeping.keeps(time.monotonic(), wanted=True, beside=True):
                 return IDLE_S
             self.end()
             return 0.0
-        patience_s = self._streaming.patience_s(len(self.keeping.in_flight), IDLE_S)
+        patience_s = self.streaming.patience_s(len(self.keeping.in_flight), IDLE_S)
         left = patience_s - self._gate.idle_s()
         if left <= 0:
             self.end()
@@ -305,3 +319,10 @@ class Turns:
 
 def _counted(requests: int) -> str:
     return f"{requests} request" + "s" * (requests != 1)
+
+
+def _components_of(stages: Iterable[str], mine: str) -> tuple[str, ...]:
+    """Names of the components that these stages may have: of one rank, or of this same rank."""
+    _, ranked, rank = mine.partition(".tp")
+    ranks = ("", f"{ranked}{rank}") if ranked else ("",)
+    return tuple(f"{name}{of}{what}" for name in stages for of in ranks for what in ("", ".kv"))

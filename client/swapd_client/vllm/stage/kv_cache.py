@@ -7,11 +7,11 @@ A turn may end with requests in flight, whose blocks are then saved. With prefix
 block ever written is saved, because the scheduler may hand it out again. Otherwise the cache is
 dropped: nothing is copied, and it loads as zeros. Contents that are gone but that the scheduler
 counts on are a loss. A scheduler of swapd gets the number of the loss. For other schedulers
-`gone.py` tracks the lost blocks, and which of them each step has read. `scheduler.py` passes this
-on.
+`lost_blocks.py` tracks the lost blocks, and which of them each step has read. `scheduler.py` passes
+this on.
 
 Each of several ranks has a part of every block, and may lose it alone. The other parts are then of
-no use either, so the losses of all ranks count. Rank 0 reports for all (`tally.py`).
+no use either, so the losses of all ranks count. Rank 0 reports for all (`loss_counts.py`).
 """
 
 import logging
@@ -24,8 +24,8 @@ from swapd_client.client import Client
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
-from swapd_client.vllm.stage.gone import Gone, Share
-from swapd_client.vllm.tally import Tally
+from swapd_client.vllm.loss_counts import LossCounts
+from swapd_client.vllm.stage.lost_blocks import LostBlocks, RequestStep
 
 log = logging.getLogger("swapd_client")
 
@@ -44,7 +44,7 @@ class CacheLost(SwapdError, RuntimeError):
     """A step would read lost contents of the cache, and the scheduler cannot learn of it."""
 
 
-class Hears(Enum):
+class LossReporting(Enum):
     """How a stage's scheduler learns of a loss."""
 
     #: A scheduler of swapd: by the loss's number.
@@ -125,7 +125,7 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-class Terms(NamedTuple):
+class KvTerms(NamedTuple):
     """Contents of a cache between two turns, and the reasons."""
 
     fate: Fate
@@ -133,11 +133,11 @@ class Terms(NamedTuple):
     prefixes: bool
     layers: Sequence[Layer]
     #: Reason why the scheduler would not learn of a loss, with the remedy; "": it learns.
-    deaf: str = ""
+    unreported: str = ""
     #: Seconds of a turn if another stage waits, even with requests in flight; None: they finish.
     slice_s: float | None = None
     #: How the scheduler learns of a loss, if it does.
-    hears: Hears = Hears.BY_NUMBER
+    reporting: LossReporting = LossReporting.BY_NUMBER
     #: Tokens in a block, by group of layers.
     block_tokens: Sequence[int] = ()
 
@@ -148,7 +148,7 @@ class Terms(NamedTuple):
 
     def __str__(self) -> str:
         ends = "; a step that would read lost blocks ends the stage: to have them computed again, "
-        lost = ends + self.deaf if self.deaf else ""
+        lost = ends + self.unreported if self.unreported else ""
         if self.fate == "drop":
             return f"and is dropped after a turn, which lasts until no request is in flight{lost}"
         whole = self.fate == "save" or self.prefixes
@@ -157,11 +157,13 @@ class Terms(NamedTuple):
         return f"and {what} are saved{turns}{lost}"
 
 
-class Cache:
+class StageCache:
     """The KV cache of a stage, or of one of its ranks: its component, and the contents to save."""
 
-    def __init__(self, component: Component, terms: Terms, tally: Tally | None = None) -> None:
-        """`tally`: with the other ranks, if the stage has several."""
+    def __init__(
+        self, component: Component, terms: KvTerms, counts: LossCounts | None = None
+    ) -> None:
+        """`counts`: with the other ranks, if the stage has several."""
         self.component = component
         self._terms = terms
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
@@ -169,12 +171,12 @@ class Cache:
         self.losses = 0
         #: Whether the contents are void since the last turn.
         self._void = False
-        self._gone = Gone()
-        self._tally = tally
+        self._lost_blocks = LostBlocks()
+        self._counts_of_ranks = counts
         #: Whether a loss can only be this process's own, and the scheduler gets its number.
-        self.counts_alone = tally is None and self.hears_by_number
-        #: Number of losses of all ranks that `hear` has taken in.
-        self._heard = 0
+        self.counts_alone = counts is None and self.reports_number
+        #: Number of losses of all ranks that `take_in_losses` has taken in.
+        self._known_loss = 0
 
     @property
     def name(self) -> str:
@@ -214,8 +216,8 @@ class Cache:
         if not blocks:
             return
         self.losses += 1
-        if not self.hears_by_number:
-            self._gone.lose(blocks)
+        if not self.reports_number:
+            self._lost_blocks.lose(blocks)
         self.in_use.forget_prefixes()
         if self._terms.saved and not void:
             log.warning(
@@ -223,67 +225,69 @@ class Cache:
                 "%s. swapd's log has the reason",
                 len(blocks),
                 self.name,
-                "are needed, so the stage ends" if self._terms.deaf else "are computed again",
+                "are needed, so the stage ends" if self._terms.unreported else "are computed again",
             )
 
-    def doubt(self) -> int:
+    def count_doubtful(self) -> int:
         """Count the last results as a loss, because they may be wrong; its number. From any
         thread."""
         self.losses += 1
-        self.tell()
+        self.publish_losses()
         return self.all_losses
 
     @property
     def has_others(self) -> bool:
         """Whether there are other ranks, which may lose their parts."""
-        return self._tally is not None
+        return self._counts_of_ranks is not None
 
     @property
-    def speaks(self) -> bool:
+    def reports(self) -> bool:
         """Whether vLLM takes the result of a step from this rank."""
-        return self._tally is None or self._tally.speaks
+        return self._counts_of_ranks is None or self._counts_of_ranks.reports
 
     @property
     def all_losses(self) -> int:
         """Number of losses of all ranks that have counted them."""
-        return self.losses if self._tally is None else self._tally.total
+        return self.losses if self._counts_of_ranks is None else self._counts_of_ranks.total
 
-    def tell(self) -> None:
+    def publish_losses(self) -> None:
         """Before a step, under its lease: show the other ranks this one's number of losses."""
-        if self._tally is not None:
-            self._tally.say(self.losses)
+        if self._counts_of_ranks is not None:
+            self._counts_of_ranks.set(self.losses)
 
-    def hear(self) -> None:
+    def take_in_losses(self) -> None:
         """After a noted step: take in the losses of other ranks before that step."""
-        if self._tally is not None and self._heard < (losses := self._tally.total):
-            self._heard = losses
-            self._gone.lose(self.in_use.blocks)  # also the new blocks: no step has read them
+        if self._counts_of_ranks is not None and self._known_loss < (
+            losses := self._counts_of_ranks.total
+        ):
+            self._known_loss = losses
+            self._lost_blocks.lose(self.in_use.blocks)  # also the new blocks: no step has read them
             self.in_use.forget_prefixes()
 
     @property
-    def deaf(self) -> bool:
+    def unreported(self) -> bool:
         """Whether the scheduler cannot learn of a loss."""
-        return bool(self._terms.deaf)
+        return bool(self._terms.unreported)
 
     @property
-    def hears_by_number(self) -> bool:
+    def reports_number(self) -> bool:
         """Whether the scheduler gets the number of a loss, and computes all again."""
-        return not self._terms.deaf and self._terms.hears is Hears.BY_NUMBER
+        return not self._terms.unreported and self._terms.reporting is LossReporting.BY_NUMBER
 
     def tables(self, request: str) -> list[tuple[Sequence[int], int]]:
-        """The block tables of a request, as in `Share`."""
+        """The block tables of a request, as in `RequestStep`."""
         return list(zip(self.in_use.tables(request), self._terms.block_tokens, strict=False))
 
-    def read(self, shares: Iterable[Share]) -> set[int]:
+    def read(self, shares: Iterable[RequestStep]) -> set[int]:
         """Before a step, under its lease: the lost blocks that it will read.
 
         Raises: CacheLost if there are some, and the scheduler would not learn of it.
         """
-        gone = self._gone.step(shares)
-        if gone and self._terms.deaf:
+        gone = self._lost_blocks.step(shares)
+        if gone and self._terms.unreported:
             raise CacheLost(
                 f"{len(gone)} blocks of {self.name} are gone, which requests would read: start the "
                 "stage again, because it would go on with zeros. swapd's log has the reason. To "
-                f"have such requests computed again, {self._terms.deaf}"
+                f"have such requests computed again, {self._terms.unreported}"
             )
         return gone

@@ -1,12 +1,12 @@
-"""The tests of `test_calls.py`, for vllm-omni's workers."""
+"""The tests of `test_worker_methods.py`, for vllm-omni's workers."""
 
 from typing import Any
 
 import pytest
 
-from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
+from swapd_client.vllm.worker_methods import DIFFUSION, WORKER, WorkerMethods
 from tests.vllm.engines import Nursery
-from tests.vllm.test_calls import check_does, said_of, unknown
+from tests.vllm.test_worker_methods import check_does, said_of, unknown
 
 OURS = "swapd_client.vllm.diffusion:DiffusionExtension"
 WORKERS = "vllm_omni.diffusion.worker.diffusion_worker"
@@ -24,7 +24,9 @@ def said(nursery: Nursery) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "calls"), THEIRS.items())
-def test_every_public_method_is_known(said: dict[str, Any], kind: str, calls: Calls) -> None:
+def test_every_public_method_is_known(
+    said: dict[str, Any], kind: str, calls: WorkerMethods
+) -> None:
     assert said[kind]
     assert unknown(kind, said[kind], calls) == []
 
@@ -41,7 +43,7 @@ def test_every_public_method_is_known(said: dict[str, Any], kind: str, calls: Ca
 def test_each_override_can_be_called_as_vllm_omnis_own(
     nursery: Nursery, kinds: tuple[str, ...]
 ) -> None:
-    assert nursery.call("tests.vllm.calls:misfits", *kinds) == []
+    assert nursery.call("tests.vllm.worker_methods:misfits", *kinds) == []
 
 
 def test_each_is_called_as_is_said_of_it(said: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import gc
 import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
@@ -198,28 +198,26 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def _inside(thing: Any) -> Mapping[str, Any]:
     """The objects that an object refers to, by name."""
-    match thing:
-        case str() | bytes() | int() | float() | None:
+    if isinstance(thing, dict | list | tuple | set):
+        if len(thing) >= _LONG:
             return {}
-        case dict():
-            return {str(key): value for key, value in thing.items()} if len(thing) < _LONG else {}
-        case list() | tuple() | set():
-            return {str(n): value for n, value in enumerate(thing)} if len(thing) < _LONG else {}
-        case types.FunctionType():
-            return _closure(thing)
-        case types.MethodType():
-            return {"self": thing.__self__, "function": thing.__func__}
-        case functools.partial():
-            return {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        return {str(key): value for key, value in items}
+    for kind, inside in _KINDS:
+        if isinstance(thing, kind):
+            return inside(thing)
     if f"{type(thing).__module__}.".startswith(_FOREIGN):
         return {}
-    slots = {
+    return _slots(thing) | getattr(thing, "__dict__", {})
+
+
+def _slots(thing: Any) -> dict[str, Any]:
+    return {
         name: getattr(thing, name)
         for kind in type(thing).__mro__
         for name in _listed(vars(kind).get("__slots__", ()))
         if hasattr(thing, name)
     }
-    return slots | getattr(thing, "__dict__", {})
 
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
@@ -229,6 +227,18 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
         with suppress(ValueError):  # not assigned yet
             found[name] = cell.cell_contents
     return defaults | found
+
+
+#: The objects that an object of a kind refers to, by name.
+_KINDS: tuple[tuple[Any, Callable[[Any], Mapping[str, Any]]], ...] = (
+    (str | bytes | int | float | None, lambda _: {}),
+    (types.FunctionType, _closure),
+    (types.MethodType, lambda method: {"self": method.__self__, "function": method.__func__}),
+    (
+        functools.partial,
+        lambda call: {"function": call.func, "args": call.args, "keywords": call.keywords},
+    ),
+)
 
 
 def _listed(names: str | Iterable[str]) -> Iterable[str]:

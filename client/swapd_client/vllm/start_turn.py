@@ -24,7 +24,7 @@ from swapd_client.vllm.stage.connection import connect_to_start
 log = logging.getLogger("swapd_client")
 
 
-class Start:
+class StartTurn:
     """A stage's turn to start. Used by the thread that starts it."""
 
     def __init__(self, stage: str, folder: Path) -> None:

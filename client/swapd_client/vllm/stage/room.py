@@ -1,79 +1,14 @@
-"""The workspace in which a stage loads, until the weights move into swapd.
-
-Plain functions without state. `stage.py` decides when a stage may ask for a workspace.
+"""Whether a stage's components fit into a daemon's memory, beside those of other stages. Pure,
+but for the status that they read.
 """
-
-import logging
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from threading import Event
 
 from swapd.shared import vm
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import size
 from swapd_client.client import Client
-from swapd_client.errors import ClientClosed, SessionEnded, TooLarge
-from swapd_client.lease import Lease
-
-log = logging.getLogger("swapd_client")
+from swapd_client.errors import TooLarge
 
 MIB = 1 << 20
-
-#: Seconds to wait until swapd has the workspace back, and between two checks.
-RETURN_S = 10.0
-RETURN_STEP_S = 0.02
-
-
-def workspace(client: Client, stage: str, nbytes: int | None) -> Lease:
-    """A lease of `nbytes` of device memory; of as much as possible, if that is less, or for None.
-
-    Blocks until others have given way. Raises as `Client.acquire_workspace`.
-    """
-    most = lendable(client.status())
-    nbytes = most if nbytes is None else min(nbytes, most)
-    try:
-        lease = client.acquire_workspace(nbytes)
-    except TooLarge as exc:
-        raise TooLarge(
-            f"stage {stage!r} cannot have {size(nbytes)} to load its weights: {exc}. Give "
-            "swapd a larger --budget, or the stage a smaller load_workspace"
-        ) from exc
-    log.info("%s loads, with a workspace of %s", stage, size(nbytes))
-    return lease
-
-
-@contextmanager
-def alone(client: Client) -> Iterator[None]:
-    """In the block no other stage starts, so that none measures the device during a workspace.
-
-    Not with a lease. Blocks until running starts have ended. Raises as `Client.acquire_start`.
-    """
-    turn = client.acquire_start()
-    try:
-        yield
-    finally:
-        with suppress(SessionEnded, ClientClosed):  # the turn ended with the daemon
-            turn.release()
-
-
-def await_return(client: Client, stage: str, closed: Event) -> None:
-    """Wait until the driver has given swapd the workspace back; at most RETURN_S, or until
-    `closed`.
-    """
-    mine = client.session.welcome.session
-    until = time.monotonic() + RETURN_S
-    with suppress(SessionEnded, ClientClosed):  # the next acquire reports it
-        while _lends(status := client.status(), mine):
-            if time.monotonic() > until:
-                log.warning(
-                    "%s has loaded, but swapd has not got back the workspace for that: vLLM may "
-                    "count it as free. %s",
-                    stage,
-                    "; ".join(status.notes),
-                )
-                return
-            closed.wait(RETURN_STEP_S)
 
 
 def lendable(status: StatusReply) -> int:
@@ -144,8 +79,3 @@ def _budget(status: StatusReply, short: int) -> str:
 def _name(label: str) -> str:
     """The name of a session's stage."""
     return label.rpartition(":")[0] or label
-
-
-def _lends(status: StatusReply, session: int) -> bool:
-    """Whether a session has a workspace, or one on its way back."""
-    return any(c.session == session and c.kind == "workspace" for c in status.components)

@@ -18,7 +18,7 @@ from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
 
 
-class _Moved(NamedTuple):
+class _PrivateCopy(NamedTuple):
     """A parameter that points to a copy, and its old place."""
 
     tensor: torch.Tensor
@@ -35,7 +35,7 @@ class WritableCopies:
         Needs memory for all of them on the device of the parameters. Raises: InvalidSource.
         """
         self._client = client
-        self._moved: dict[str, dict[str, _Moved]] = {}
+        self._moved: dict[str, dict[str, _PrivateCopy]] = {}
         owned = client.session.components
         copies = Copies(client.session, lambda at: _at(owned, at), nullcontext)
         for tensors in parts.values():
@@ -46,7 +46,7 @@ class WritableCopies:
                         "reloaded in place. Start the stage again with the new weights"
                     )
         for part, tensors in parts.items():
-            self._moved[part] = {name: _Moved(t, t.data) for name, t in tensors.items()}
+            self._moved[part] = {name: _PrivateCopy(t, t.data) for name, t in tensors.items()}
             for tensor in tensors.values():
                 _point(tensor, copies.of(tensor).to(tensor.device))
 

@@ -20,7 +20,7 @@ from swapd.shared.fds import OwnedFd
 _BYTES = 8
 
 
-class Tally:
+class LossCounts:
     """The counts of one stage, for one of its ranks."""
 
     def __init__(self, fd: int, rank: int, ranks: int) -> None:
@@ -31,10 +31,10 @@ class Tally:
         vm.free_with(self, address, _BYTES * ranks)
 
     def __repr__(self) -> str:
-        return f"<Tally of rank {self._rank}: {list(self._counts)}>"
+        return f"<LossCounts of rank {self._rank}: {list(self._counts)}>"
 
     @property
-    def speaks(self) -> bool:
+    def reports(self) -> bool:
         """Whether vLLM listens to this rank: it takes the output of rank 0 only."""
         return self._rank == 0
 
@@ -43,7 +43,7 @@ class Tally:
         """The losses of all ranks; it never decreases."""
         return sum(self._counts)
 
-    def say(self, losses: int) -> None:
+    def set(self, losses: int) -> None:
         """This rank has lost something so often."""
         self._counts[self._rank] = losses
 

@@ -5,18 +5,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from swapd_client.vllm.stage.cache import (
-    Cache,
+from swapd_client.vllm.loss_counts import LossCounts, memory_for
+from swapd_client.vllm.stage.kv_cache import (
     CacheLost,
     Fate,
-    Hears,
     InUse,
+    KvTerms,
     Layer,
-    Terms,
+    LossReporting,
+    StageCache,
     ranges_of,
 )
-from swapd_client.vllm.stage.gone import Share
-from swapd_client.vllm.tally import Tally, memory_for
+from swapd_client.vllm.stage.lost_blocks import RequestStep
 
 MIB = 1 << 20
 
@@ -66,14 +66,14 @@ def test_blocks_are_where_their_layers_have_them() -> None:
 
 def test_terms_say_what_becomes_of_it() -> None:
     layers = [Layer(0, 1)]
-    assert not Terms("drop", prefixes=False, layers=layers).saved
-    assert "until no request is in flight" in str(Terms("drop", prefixes=False, layers=layers))
-    assert "requests in flight" in str(Terms("auto", prefixes=False, layers=layers))
-    assert str(Terms("save", False, layers, slice_s=2.0)).endswith("; a turn lasts 2 s")
+    assert not KvTerms("drop", prefixes=False, layers=layers).saved
+    assert "until no request is in flight" in str(KvTerms("drop", prefixes=False, layers=layers))
+    assert "requests in flight" in str(KvTerms("auto", prefixes=False, layers=layers))
+    assert str(KvTerms("save", False, layers, slice_s=2.0)).endswith("; a turn lasts 2 s")
     for fate in ("drop", "auto", "save"):
-        deaf = str(Terms(fate, False, layers, deaf="set scheduler_cls: x"))
-        assert "ends the stage: to have them computed again, set scheduler_cls: x" in deaf
-    for terms in (Terms("auto", prefixes=True, layers=layers), Terms("save", False, layers)):
+        unreported = str(KvTerms(fate, False, layers, unreported="set scheduler_cls: x"))
+        assert "ends the stage: to have them computed again, set scheduler_cls: x" in unreported
+    for terms in (KvTerms("auto", prefixes=True, layers=layers), KvTerms("save", False, layers)):
         assert terms.saved
         assert str(terms) == "and all blocks are saved"
 
@@ -82,14 +82,16 @@ def cache_of(
     fate: Fate,
     *,
     prefixes: bool = False,
-    deaf: str = "",
-    hears: Hears = Hears.BY_NUMBER,
-    tally: Tally | None = None,
-) -> Cache:
+    unreported: str = "",
+    reporting: LossReporting = LossReporting.BY_NUMBER,
+    counts: LossCounts | None = None,
+) -> StageCache:
     """A cache in which a request has the first block."""
     component: Any = Mock(nbytes=100, lost=False)
     component.name = "thinker.kv"
-    made = Cache(component, Terms(fate, prefixes, [Layer(0, 10)], deaf, hears=hears), tally)
+    made = StageCache(
+        component, KvTerms(fate, prefixes, [Layer(0, 10)], unreported, reporting=reporting), counts
+    )
     made.in_use.has("a", ([1],))
     return made
 
@@ -127,12 +129,12 @@ def test_what_could_not_be_saved_is_gone_though_the_daemon_is_gone_next() -> Non
     assert cache.losses == 1
 
 
-def share(name: str, *, computed: int, scheduled: int = 1) -> Share:
-    return Share(name, [([1], 16)], computed, scheduled, anew=True)
+def share(name: str, *, computed: int, scheduled: int = 1) -> RequestStep:
+    return RequestStep(name, [([1], 16)], computed, scheduled, anew=True)
 
 
 def test_a_loss_that_the_scheduler_would_not_hear_of_is_raised_when_it_is_read() -> None:
-    cache = cache_of("auto", deaf="set scheduler_cls: x")
+    cache = cache_of("auto", unreported="set scheduler_cls: x")
     cache.come(lease(fresh=True))
     assert cache.read([share("b", computed=0)]) == set(), "it reads nothing"
     cache.come(lease(fresh=True))
@@ -141,7 +143,7 @@ def test_a_loss_that_the_scheduler_would_not_hear_of_is_raised_when_it_is_read()
 
 
 def test_a_scheduler_that_hears_by_blocks_is_told_of_those_that_are_read() -> None:
-    cache = cache_of("auto", hears=Hears.BY_BLOCKS)
+    cache = cache_of("auto", reporting=LossReporting.BY_BLOCKS)
     cache.come(lease(fresh=True))
     assert cache.read([share("a", computed=3)]) == {1}
     assert cache.read([share("a", computed=0, scheduled=4)]) == set()
@@ -151,44 +153,53 @@ def test_a_scheduler_that_hears_by_blocks_is_told_of_those_that_are_read() -> No
 def test_a_scheduler_that_hears_by_numbers_is_told_of_no_block() -> None:
     cache = cache_of("auto")
     cache.come(lease(fresh=True))
-    assert cache.hears_by_number
+    assert cache.reports_number
     assert cache.read([share("a", computed=3)]) == set()
 
 
 @pytest.mark.parametrize("loser", [0, 1])
-@pytest.mark.parametrize("hears", list(Hears))
-def test_what_one_rank_has_lost_is_gone_for_all(hears: Hears, loser: int) -> None:
+@pytest.mark.parametrize("reporting", list(LossReporting))
+def test_what_one_rank_has_lost_is_gone_for_all(reporting: LossReporting, loser: int) -> None:
     with memory_for(2) as memory:
         caches = [
-            cache_of("auto", prefixes=True, hears=hears, tally=Tally(memory.fileno(), rank, 2))
+            cache_of(
+                "auto",
+                prefixes=True,
+                reporting=reporting,
+                counts=LossCounts(memory.fileno(), rank, 2),
+            )
             for rank in range(2)
         ]
-    speaks, _ = caches
+    reports, _ = caches
     for rank, cache in enumerate(caches):
         cache.come(lease(fresh=rank == loser))
-        cache.tell()
-    assert speaks.all_losses == 1
-    if hears is Hears.BY_NUMBER:
-        assert speaks.doubt() == 2
+        cache.publish_losses()
+    assert reports.all_losses == 1
+    if reporting is LossReporting.BY_NUMBER:
+        assert reports.count_doubtful() == 2
         return
-    speaks.in_use.has("b", ([2],))  # it begins in this step
-    step = [share("a", computed=3), Share("b", [([2], 16)], 0, 4, anew=True)]
-    speaks.hear()
-    assert speaks.read(step) == {1}
-    speaks.hear()
-    again = [share("a", computed=0, scheduled=4), Share("b", [([2], 16)], 4, 1, anew=False)]
-    assert speaks.read(again) == set(), "no rank has lost more"
+    reports.in_use.has("b", ([2],))  # it begins in this step
+    step = [share("a", computed=3), RequestStep("b", [([2], 16)], 0, 4, anew=True)]
+    reports.take_in_losses()
+    assert reports.read(step) == {1}
+    reports.take_in_losses()
+    again = [share("a", computed=0, scheduled=4), RequestStep("b", [([2], 16)], 4, 1, anew=False)]
+    assert reports.read(again) == set(), "no rank has lost more"
 
 
 def test_a_loss_that_a_rank_has_not_told_of_is_in_no_step() -> None:
     with memory_for(2) as memory:
-        speaks, other = (
-            cache_of("auto", hears=Hears.BY_BLOCKS, tally=Tally(memory.fileno(), rank, 2))
+        reports, other = (
+            cache_of(
+                "auto",
+                reporting=LossReporting.BY_BLOCKS,
+                counts=LossCounts(memory.fileno(), rank, 2),
+            )
             for rank in range(2)
         )
     other.come(lease(fresh=True))  # for the next step
-    speaks.hear()
-    assert speaks.read([share("a", computed=3)]) == set()
-    other.tell()
-    speaks.hear()
-    assert speaks.read([share("a", computed=4)]) == {1}
+    reports.take_in_losses()
+    assert reports.read([share("a", computed=3)]) == set()
+    other.publish_losses()
+    reports.take_in_losses()
+    assert reports.read([share("a", computed=4)]) == {1}

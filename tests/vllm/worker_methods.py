@@ -12,8 +12,8 @@ from unittest.mock import MagicMock
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from swapd_client.vllm import scheduler
-from swapd_client.vllm.calls import DIFFUSION, WORKER, Calls
-from swapd_client.vllm.worker import Unsupported
+from swapd_client.vllm.refusals import Unsupported
+from swapd_client.vllm.worker_methods import DIFFUSION, WORKER, WorkerMethods
 
 #: vLLM calls these in this order, and nothing changes between two of them.
 SERIES = (
@@ -45,6 +45,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.state = "without"
+        self.memory = self
 
     def begin(self, *, encoders: bool = False) -> None:
         self.state = "leased"
@@ -75,7 +76,7 @@ class Stage:
     def wake_up(self, what: object = None) -> None: ...
 
 
-def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, str]:
+def does(kind: type, calls: WorkerMethods, swapd: Stage, **state: object) -> dict[str, str]:
     """The state of the weights in each method of `calls`, when it is called on a `kind`."""
     seen: dict[str, str] = {}
 
@@ -105,7 +106,7 @@ def does(kind: type, calls: Calls, swapd: Stage, **state: object) -> dict[str, s
 
 def of_swapd(name: str) -> dict[str, str]:
     kind, stage = resolve_name(name), Stage()
-    if name.endswith(":Leased"):
+    if name.endswith(":SwapdWorkerMixin"):
         parallel = SimpleNamespace(data_parallel_size=1)
         state = {
             "_swapd": stage,
@@ -161,7 +162,7 @@ def passed_on() -> dict[str, str]:
     """The answer of each of its methods, through swapd."""
     names: Any = ToCome.__abstractmethods__
     answers = {name: lambda self, name=name: name for name in names}
-    later = scheduler.counted(type("Later", (ToCome,), answers)(), scheduler.nothing)
+    later = scheduler.with_verdict(type("Later", (ToCome,), answers)(), scheduler.all_counts)
     return {name: getattr(later, name)() for name in names}
 
 

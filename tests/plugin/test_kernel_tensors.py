@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client.vllm import outside
-from swapd_client.vllm.outside import Candidates
+from swapd_client.vllm import kernel_tensors
+from swapd_client.vllm.kernel_tensors import Candidates
 
-WIDE = outside.LARGE // 4
+WIDE = kernel_tensors.LARGE // 4
 
 
 def numbers() -> torch.Tensor:
@@ -150,7 +150,7 @@ def test_every_view_of_a_parameter_is_an_alias_whoever_keeps_it() -> None:
     model = nn.Linear(4, 4, bias=False).requires_grad_(False)
     with torch.inference_mode():
         kept = SimpleNamespace(views=[model.weight[1:], model.weight.view(torch.int32)])
-    found = outside.aliases_of(list(model.parameters()))
+    found = kernel_tensors.aliases_of(list(model.parameters()))
     assert {id(one) for one in found} == {id(one) for one in kept.views}
 
 
@@ -163,14 +163,14 @@ class Rude(torch.Tensor):
 def test_tensors_of_others_in_the_process_are_not_asked() -> None:
     model = nn.Linear(4, 4, bias=False).requires_grad_(False)
     others = nn.LazyLinear(3), torch.ones(3).as_subclass(Rude)
-    assert outside.aliases_of(list(model.parameters())) == []
+    assert kernel_tensors.aliases_of(list(model.parameters())) == []
     assert others
 
 
 def test_what_was_left_is_named_largest_first() -> None:
     model: Any = nn.Module()
     model.tables = [numbers(), torch.arange(2.0 * WIDE), torch.ones(3)]
-    named = outside.largest(Candidates({"thinker": model}).found, 5)
+    named = kernel_tensors.largest(Candidates({"thinker": model}).found, 5)
     assert [one.name for one in named] == ["thinker.tables.1", "thinker.tables.0"]
 
 
@@ -204,4 +204,4 @@ def test_a_weight_that_nothing_can_see_is_counted_by_the_widths_of_its_layer(
     layer = Linear(nbytes)
     layer.quant_method.kept = kept
     models = {"": nn.Sequential(layer, nn.Linear(128, 128), Layer())}
-    assert outside.packed_bytes(models, outside.found_in(models)) == packed
+    assert kernel_tensors.packed_bytes(models, kernel_tensors.found_in(models)) == packed

@@ -14,7 +14,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd_client import NotRunning
-from swapd_client.vllm.starting import Start, once_ranks_meet
+from swapd_client.vllm.start_turn import StartTurn, once_ranks_meet
 from tests.plugin.gather import Gather
 
 #: A limit for hangs, in seconds.
@@ -25,7 +25,7 @@ class Stage:
     """The ranks of a stage, a thread each."""
 
     def __init__(self, name: str, *folders: Path) -> None:
-        self._starts = [Start(f"{name}.tp{i}", folder) for i, folder in enumerate(folders)]
+        self._starts = [StartTurn(f"{name}.tp{i}", folder) for i, folder in enumerate(folders)]
         self._threads = ThreadPoolExecutor(len(folders))
         self._gather = Gather(len(folders))
 
@@ -91,7 +91,7 @@ def test_ranks_that_share_a_daemon_are_left_to_be_refused(daemons: list[spawn.Sp
 
 def test_a_stage_without_a_daemon_is_told_the_command_to_run(tmp_path: Path) -> None:
     with pytest.raises(NotRunning, match=r"'thinker' .*swapd serve"):
-        Start("thinker", tmp_path).begin()
+        StartTurn("thinker", tmp_path).begin()
 
 
 def test_the_turn_is_asked_for_when_the_ranks_have_met() -> None:

@@ -1,18 +1,18 @@
 """Which blocks of a KV cache are lost, and which requests would read them."""
 
-from swapd_client.vllm.stage.gone import NOBODYS, Gone, Share
+from swapd_client.vllm.stage.lost_blocks import NOBODYS, LostBlocks, RequestStep
 
 SIZE = 4
 
 
 def share(
     name: str, table: list[int], computed: int, scheduled: int, *, anew: bool = False
-) -> Share:
-    return Share(name, [(table, SIZE)], computed, scheduled, anew)
+) -> RequestStep:
+    return RequestStep(name, [(table, SIZE)], computed, scheduled, anew)
 
 
-def gone_of(*blocks: int) -> Gone:
-    made = Gone()
+def gone_of(*blocks: int) -> LostBlocks:
+    made = LostBlocks()
     made.lose(blocks)
     return made
 
@@ -74,6 +74,6 @@ def test_the_block_that_is_nobodys_is_never_gone() -> None:
 
 def test_groups_of_layers_have_blocks_of_their_own_sizes() -> None:
     gone = gone_of(7)
-    assert gone.step([Share("a", [([1], 8), ([3, 7], 4)], 4, 1, anew=True)]) == set()
+    assert gone.step([RequestStep("a", [([1], 8), ([3, 7], 4)], 4, 1, anew=True)]) == set()
     gone.lose([7])
-    assert gone.step([Share("a", [([1], 8), ([3, 7], 4)], 5, 1, anew=False)]) == {7}
+    assert gone.step([RequestStep("a", [([1], 8), ([3, 7], 4)], 5, 1, anew=False)]) == {7}

@@ -3,9 +3,8 @@
 import pytest
 
 from swapd_client.errors import InvalidSettings
+from swapd_client.vllm.neighbours import ALONE, Neighbours, among, in_order, neighbours_of
 from swapd_client.vllm.options import Options, options_of
-from swapd_client.vllm.order import ALONE, Neighbours, among, in_order
-from swapd_client.vllm.topology import neighbours_of
 
 THREE = ("thinker", "talker", "code2wav")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 NOBODYS = 0
 
 
-class Share(NamedTuple):
+class RequestStep(NamedTuple):
     """A request's share of a step: it reads `computed` tokens, writes `scheduled` after them."""
 
     request: str
@@ -23,7 +23,7 @@ class Share(NamedTuple):
     anew: bool
 
 
-class Gone:
+class LostBlocks:
     """Lost contents of one cache."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Gone:
         self._whole.pop(NOBODYS, None)
         self._sound.clear()
 
-    def step(self, shares: Iterable[Share]) -> set[int]:
+    def step(self, shares: Iterable[RequestStep]) -> set[int]:
         """Note a step of these, in this order; return the lost blocks read in it."""
         if not self._whole:
             return set()
@@ -57,7 +57,7 @@ class Gone:
         self._sound = set() if gone else sound
         return gone
 
-    def _not_whole(self, share: Share) -> list[int]:
+    def _not_whole(self, share: RequestStep) -> list[int]:
         return [
             block
             for table, size in share.tables
@@ -65,7 +65,7 @@ class Gone:
             if self._whole.get(block, slots) < slots
         ]
 
-    def _write(self, share: Share, *, of_use: bool) -> None:
+    def _write(self, share: RequestStep, *, of_use: bool) -> None:
         end = share.computed + share.scheduled
         for table, size in share.tables:
             for block, first, last in _spans(table, size, share.computed, end):

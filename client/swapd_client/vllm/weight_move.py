@@ -6,15 +6,16 @@ Does not import vLLM.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 
 import torch
 from torch.nn import Module
 
 from swapd.shared.units import size
-from swapd_client.vllm import outside
+from swapd_client.vllm import kernel_tensors
 from swapd_client.vllm.eager import eager
-from swapd_client.vllm.outside import Candidates
-from swapd_client.vllm.selfcheck import Around, Calls, Context, Hold, Place, nothing
+from swapd_client.vllm.kernel_tensors import Candidates
+from swapd_client.vllm.selfcheck import Around, Context, Hold, OldMemory, RecordedCalls, nothing
 
 log = logging.getLogger("swapd_client")
 
@@ -26,7 +27,7 @@ _NAMED = 3
 Take = Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], int]
 
 
-class Moving:
+class WeightMove:
     """The move of one stage's weights: `move`, then `compare` once they can be leased."""
 
     def __init__(self, name: str, *, keep_place: bool) -> None:
@@ -35,13 +36,13 @@ class Moving:
         """
         self._name = name
         self._keep_place = keep_place
-        self._calls = Calls()
-        self._place = Place(())
+        self._calls = RecordedCalls()
+        self._place = OldMemory(())
         #: Moved tensors that are not parameters, by name; and the tensors that have not moved.
         self._outside: Mapping[str, torch.Tensor] = {}
         #: Bytes of weights that the models had before, wherever a kernel had put them.
         self.held = 0
-        self._left: list[outside.Outside] = []
+        self._left: list[kernel_tensors.Outside] = []
 
     def move(
         self,
@@ -56,15 +57,15 @@ class Moving:
         `parts.parts_of`. `forward()` computes with all layers, and `context()` surrounds calls of
         single layers. Raises as `take`.
         """
-        parameters = [one for model in models.values() for one in model.parameters()]
         found = Candidates(models)
         self._note(models, forward, context)
         weights = found.weights()
+        parameters = chain.from_iterable(one.parameters() for one in models.values())
         all_of_it = [*parameters, *weights.values()]
-        packed = outside.packed_bytes(models, found.found)
+        packed = kernel_tensors.packed_bytes(models, found.found)
         self.held = sum(one.nbytes for one in all_of_it) + packed
-        aliases = [one for one in outside.aliases_of(all_of_it) if outside.is_plain(one)]
-        self._place = Place([*all_of_it, *aliases])
+        aliases = [*filter(kernel_tensors.is_plain, kernel_tensors.aliases_of(all_of_it))]
+        self._place = OldMemory([*all_of_it, *aliases])
         places = [one.tensor.data_ptr() for one in found.found]
         moved = take(weights, aliases)
         if still := self._place.overwrite():
@@ -84,7 +85,7 @@ class Moving:
     def _note(
         self, models: Mapping[str, Module], forward: Callable[[], None], context: Context
     ) -> None:
-        self._calls = Calls(context)
+        self._calls = RecordedCalls(context)
         try:
             with eager(models.values()), self._calls.noted(models):
                 forward()
@@ -98,10 +99,10 @@ class Moving:
         self._calls.settle()
 
     def compare(self, around: Around = nothing, hold: Hold = nullcontext) -> None:
-        """Compare the layers' outputs with those before the move: `Calls.compare`."""
+        """Compare the layers' outputs with those before the move: `RecordedCalls.compare`."""
         self._calls.compare(self._name, around, hold)
         self._place.leave()
-        self._calls = Calls()  # they hold inputs and outputs of every layer
+        self._calls = RecordedCalls()  # they hold inputs and outputs of every layer
 
     def warn_of_rest(self, read: int | None, moved: int) -> None:
         """Warn if too few of the `read` bytes of weights (None: unknown) were moved.
@@ -110,7 +111,7 @@ class Moving:
         """
         if not read or moved >= read * ENOUGH:
             return
-        left = outside.largest(self._left, _NAMED)
+        left = kernel_tensors.largest(self._left, _NAMED)
         named = ", ".join(f"{one.name} ({size(one.tensor.nbytes)})" for one in left)
         log.warning(
             "%s has %s of weights, and %s of them in swapd (%d %%): the rest is in private memory, "
@@ -141,7 +142,7 @@ class Moving:
             return
         new = [
             one.tensor.nbytes
-            for one in outside.found_in(models)
+            for one in kernel_tensors.found_in(models)
             if one.tensor is not self._outside.get(one.name, one.tensor)
         ]
         if new:

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from swapd_client.vllm.calls import WORKER, Calls
+from swapd_client.vllm.worker_methods import WORKER, WorkerMethods
 from tests.vllm.engines import Nursery
 
-OURS = "swapd_client.vllm.worker:Leased"
+OURS = "swapd_client.vllm.worker:SwapdWorkerMixin"
 THEIRS = ("vllm.v1.worker.gpu_worker:Worker", "vllm.v1.worker.cpu_worker:CPUWorker")
 
 
 def said_of(nursery: Nursery, *classes: str) -> dict[str, Any]:
     """The output of `calls` about them."""
-    said: dict[str, Any] = nursery.call("tests.vllm.calls:said_of", *classes)
+    said: dict[str, Any] = nursery.call("tests.vllm.worker_methods:said_of", *classes)
     return said
 
 
-def unknown(kind: str, public: list[str], calls: Calls) -> list[str]:
+def unknown(kind: str, public: list[str], calls: WorkerMethods) -> list[str]:
     return [
         f"{kind} has the public method {name}, and the plugin does not know whether it uses "
-        "weights: read it and its callers, and add it to swapd_client/vllm/calls.py"
+        "weights: read it and its callers, and add it to swapd_client/vllm/worker_methods.py"
         for name in public
         if name not in calls.known
     ]
 
 
-def check_does(does: dict[str, str], calls: Calls) -> None:
+def check_does(does: dict[str, str], calls: WorkerMethods) -> None:
     for group in ("leased", "changing", "refused", "without"):
         names = {name for name, what in does.items() if what == group}
         assert names == getattr(calls, group), group
@@ -63,11 +63,11 @@ def test_a_new_method_is_named_with_what_to_do() -> None:
     ids=str,
 )
 def test_each_override_can_be_called_as_vllms_own(nursery: Nursery, kinds: tuple[str, ...]) -> None:
-    assert nursery.call("tests.vllm.calls:misfits", *kinds) == []
+    assert nursery.call("tests.vllm.worker_methods:misfits", *kinds) == []
 
 
 def test_a_steps_later_output_answers_all_that_a_version_asks_of_it(nursery: Nursery) -> None:
-    said = nursery.call("tests.vllm.calls:passed_on")
+    said = nursery.call("tests.vllm.worker_methods:passed_on")
     assert said.keys() >= {"get_output", "get_more"}
     assert all(answer == name for name, answer in said.items())
 

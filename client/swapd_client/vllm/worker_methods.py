@@ -2,13 +2,17 @@
 
 Lists all methods of the supported versions, of GPU and CPU workers; a version need not have each of
 them. vLLM calls workers by these names. List a new method here before vLLM can call it;
-`tests/vllm/test_calls.py` compares. Imports neither vLLM nor torch.
+`tests/vllm/test_worker_methods.py` compares. Imports neither vLLM nor torch.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeVar
+
+_Kind = TypeVar("_Kind", bound=type)
 
 
-class Calls(NamedTuple):
+class WorkerMethods(NamedTuple):
     """Names of methods, by their use of weights."""
 
     #: Connect, load or end the stage.
@@ -27,8 +31,8 @@ class Calls(NamedTuple):
         return self.life | self.leased | self.changing | self.refused | self.without
 
 
-#: Of `worker.Leased`: workers of vLLM, and of vllm-omni's AR and generation stages.
-WORKER = Calls(
+#: Of `worker.SwapdWorkerMixin`: workers of vLLM, and of vllm-omni's AR and generation stages.
+WORKER = WorkerMethods(
     life=frozenset({"init_device", "load_model", "shutdown"}),
     leased=frozenset(
         {
@@ -107,7 +111,7 @@ WORKER = Calls(
 )
 
 #: Of `diffusion.DiffusionExtension`: workers of vllm-omni's diffusion stages.
-DIFFUSION = Calls(
+DIFFUSION = WorkerMethods(
     life=frozenset({"init_lora_manager", "load_model", "re_init_pipeline", "shutdown"}),
     leased=frozenset(
         {
@@ -142,3 +146,27 @@ DIFFUSION = Calls(
         }
     ),
 )
+
+
+def during(
+    context: Callable[[Any], AbstractContextManager[object]], *names: str
+) -> Callable[[_Kind], _Kind]:
+    """Override these methods of a class: each runs as before, in `context(self)`."""
+
+    def override(kind: _Kind) -> _Kind:
+        for name in names:
+            setattr(kind, name, _in_context(kind, name, context))
+        return kind
+
+    return override
+
+
+def _in_context(
+    kind: type, name: str, context: Callable[[Any], AbstractContextManager[object]]
+) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context(self):
+            return getattr(super(kind, self), name)(*args, **kwargs)
+
+    call.__name__, call.__qualname__ = name, f"{kind.__name__}.{name}"
+    return call

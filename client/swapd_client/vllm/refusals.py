@@ -1,0 +1,105 @@
+"""Settings of vLLM and vllm-omni that are not possible with swapd, and what to set instead."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from swapd_client.errors import SwapdError
+
+
+class Unsupported(SwapdError, RuntimeError):
+    """This stage's configuration is not possible with swapd; the message tells the change."""
+
+
+#: Whether a configuration has a setting, and why that is refused.
+Refusal = tuple[Callable[[Any], object], str]
+
+_SLEEP_MODE = (
+    "enable_sleep_mode would allocate the weights in a pool of vLLM's, but swapd has them. Leave "
+    "it out: sleep and wake_up work without it, and a stage that sleeps leaves the device"
+)
+CHECKPOINT = (
+    "a checkpoint of this process would lack its weights, which are in swapd's memory: "
+    "end the stage, and start it again"
+)
+ELASTIC = (
+    "elastic expert parallelism moves weights to other ranks while they are in use: set "
+    "enable_elastic_ep: false"
+)
+#: Weight transfer backends that find the weights at their current addresses. Others may write to
+#: the weights' first addresses, where they are read-only.
+_TRANSFERS = ("nccl", "ipc", "sparse_nccl", "sharded_rdt")
+
+#: Of AR and generation stages, by vLLM's configuration.
+WORKER: tuple[Refusal, ...] = (
+    (lambda c: getattr(c.model_config, "enable_sleep_mode", False), _SLEEP_MODE),
+    (
+        lambda c: c.parallel_config.enable_eplb,
+        "EPLB moves weights while they are in use: set enable_eplb: false",
+    ),
+    (
+        lambda c: c.parallel_config.pipeline_parallel_size > 1,
+        "pipeline parallelism is not supported: set pipeline_parallel_size: 1",
+    ),
+    (
+        lambda c: c.parallel_config.prefill_context_parallel_size > 1,
+        "its ranks are not in the order of leases: set prefill_context_parallel_size: 1",
+    ),
+    (
+        lambda c: c.parallel_config.data_parallel_size > 1 and c.model_config.is_moe,
+        "replicas of a model with experts wait for each other in every step, unknown to the "
+        "daemons: set data_parallel_size: 1, or use more tensor_parallel_size",
+    ),
+    (
+        lambda c: (
+            c.offload_config.uva.cpu_offload_gb or c.offload_config.prefetch.offload_group_size
+        ),
+        "vLLM's own offloading moves weights too: leave out cpu_offload_gb and "
+        "offload_group_size, and set the options of additional_config.swapd instead",
+    ),
+    (
+        lambda c: (
+            c.weight_transfer_config is not None
+            and c.weight_transfer_config.backend not in _TRANSFERS
+        ),
+        "this weight transfer may write to the weights' first addresses: "
+        f"set the backend of weight_transfer_config to one of {', '.join(_TRANSFERS)}",
+    ),
+)
+
+
+def _instead_of(theirs: str, what: str) -> str:
+    return (
+        f"vllm-omni's own offloading moves weights too: instead of {theirs} set additional_config: "
+        f"{{swapd: {{enable_{what}_offload: true}}}}"
+    )
+
+
+def _by_layers(config: Any) -> bool:
+    return str((config.diffusion_offload_config or {}).get("mode")) == "layer"
+
+
+#: Of diffusion stages, by vllm-omni's configuration.
+DIFFUSION: tuple[Refusal, ...] = (
+    (lambda c: c.enable_sleep_mode, _SLEEP_MODE),
+    (_by_layers, _instead_of("diffusion_offload_config", "layerwise")),
+    (lambda c: c.diffusion_offload_config, _instead_of("diffusion_offload_config", "cpu")),
+    *(
+        (lambda c, name=name: getattr(c, name), _instead_of(name, what))
+        for name, what in (
+            ("enable_distributed_layerwise_offload", "layerwise"),
+            ("enable_layerwise_offload", "layerwise"),
+            ("enable_cpu_offload", "cpu"),
+        )
+    ),
+    (
+        lambda c: c.parallel_config.use_hsdp,
+        "HSDP keeps parts of the weights on other GPUs: set use_hsdp: false",
+    ),
+)
+
+
+def refuse(refusals: Iterable[Refusal], config: Any, where: str) -> None:
+    """Raise Unsupported for the first setting that is not possible with swapd."""
+    for has, why in refusals:
+        if has(config):
+            raise Unsupported(f"{where}: {why}")

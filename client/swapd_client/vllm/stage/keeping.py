@@ -1,0 +1,86 @@
+"""How long a stage keeps its lease while others wait. Pure.
+
+No clock, thread or socket; times are seconds on the caller's clock. Not thread-safe.
+"""
+
+from collections.abc import Iterable
+
+
+class StageKeeping:
+    """Whether a stage keeps its lease from step to step.
+
+    While no acquire waits for it: as long as requests are in flight. Once the lease is wanted (the
+    daemon reports that after the minimum residency), the stage finishes the requests in flight at
+    that time, within a bound, and no later ones. With a time slice, it instead serves any requests
+    until its turn has lasted that long. It gives way at once after a step without anything to
+    compute, and after it has made enough output for a waiting stage that consumes that output.
+    """
+
+    def __init__(self, finish_within_s: float, slice_s: float | None = None) -> None:
+        """`finish_within_s`: bound on finishing the requests in flight while others wait.
+        `slice_s`: length of a turn while others wait, instead.
+        """
+        self._finish_within_s = finish_within_s
+        self._slice_s = slice_s
+        #: Time at which the turn began.
+        self._since = 0.0
+        #: Requests that were scheduled and have not finished.
+        self.in_flight: set[str] = set()
+        #: Number of requests finished since the stage last gave way.
+        self.finished = 0
+        #: Whether it never gives way while any request is in flight, however long others wait.
+        self.whole = False
+        #: Whether it also keeps its lease between requests, until it is wanted.
+        self.stays = False
+        #: Requests to finish before the stage gives way, and by when. None: no stage waits.
+        self._asked: tuple[frozenset[str], float] | None = None
+
+    def note(self, came: Iterable[str], went: Iterable[str]) -> None:
+        """Note requests scheduled for the first time, and requests that ended."""
+        for one in went:
+            if one in self.in_flight:
+                self.in_flight.remove(one)
+                self.finished += 1
+        self.in_flight.update(came)
+
+    def begin(self, now: float) -> None:
+        """The stage has the lease from now on."""
+        self._since = now
+
+    def keeps(
+        self,
+        now: float,
+        *,
+        wanted: bool,
+        computed: bool = True,
+        enough: bool = False,
+        beside: bool = False,
+    ) -> bool:
+        """Whether the lease is kept, asked between two steps.
+
+        `wanted`: an acquire waits for it and may have it. `computed`: the last step computed
+        something. `enough`: the waiting stage consumes this turn's output, and has enough for a
+        while. `beside`: the waiting stage fits beside this one once others give way, in a bounded
+        time.
+        """
+        if not wanted or self.whole:
+            self._asked = None
+            return bool(self.in_flight) or (self.stays and not wanted)
+        if beside:
+            if self._asked is None:
+                self._asked = frozenset(self.in_flight), now + self._finish_within_s
+            return now < self._asked[1]
+        if self._slice_s is not None:
+            lasts = now < self._since + self._slice_s
+            return computed and lasts and bool(self.in_flight) and not enough
+        if self._asked is None:
+            self._asked = frozenset(self.in_flight), now + self._finish_within_s
+        to_finish, until = self._asked
+        within = computed and not enough and now < until
+        return within and not to_finish.isdisjoint(self.in_flight)
+
+    def over(self) -> int:
+        """The stage gave way; return the number of requests finished in the turn."""
+        self._asked = None
+        finished, self.finished = self.finished, 0
+        return finished

@@ -1,0 +1,210 @@
+"""The device memory of a stage: a workspace to load in, its weights, its KV cache.
+
+`components.py` registers them, `room.py` checks that they fit, and `turns.py` leases them.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event
+from types import MappingProxyType
+
+import torch
+from torch.nn import Module
+
+from swapd.shared import vm
+from swapd.shared.protocol import StatusReply
+from swapd.shared.units import size
+from swapd_client.client import Client
+from swapd_client.errors import ClientClosed, SessionEnded, TooLarge
+from swapd_client.lease import Lease
+from swapd_client.vllm import layers
+from swapd_client.vllm.options import Options
+from swapd_client.vllm.parts import parts_of
+from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.stage.components import StageComponents
+from swapd_client.vllm.stage.connection import Connection
+from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.kv_cache import Busy, KvTerms
+from swapd_client.vllm.stage.room import check_turn, lendable
+from swapd_client.vllm.stage.turns import Turns
+from swapd_client.vllm.weight_updates import changing
+
+log = logging.getLogger("swapd_client")
+
+#: Seconds to wait until swapd has the workspace back, and between two checks.
+RETURN_S = 10.0
+RETURN_STEP_S = 0.02
+
+
+class StageMemory:
+    """The memory of one stage, or of one of its ranks. Used by the thread that steps the engine."""
+
+    def __init__(
+        self,
+        options: Options,
+        connection: Connection,
+        components: StageComponents,
+        gate: CallGate,
+        turns: Turns,
+        ranks: Ranks | None,
+        closed: Event,
+    ) -> None:
+        """`closed`: set when the stage is over."""
+        self._options = options
+        self._connection = connection
+        self._components = components
+        self._gate = gate
+        self._turns = turns
+        self._ranks = ranks
+        self._closed = closed
+
+    @contextmanager
+    def loading(self, nbytes: int | None, *, started: bool = False) -> Iterator[None]:
+        """In the block, `nbytes` of device memory are this process's workspace; 0: nothing.
+
+        None, or more than the daemon can lend, means as much as it can. Blocks until others have
+        given way, so stages that start at the same time load one after the other. Blocks at the end
+        until swapd has the memory back: vLLM then reads the free memory of the GPU, and would count
+        it. `started`: the stage has already started, so it also takes the turn to start for this.
+        """
+        if nbytes == 0:
+            yield
+            return
+        with ExitStack() as turn:
+            with self._turns.in_order(waits=True):
+                if started:
+                    turn.enter_context(_no_other_starts(self._connection.client))
+                lease = self._workspace(nbytes)
+            with lease:
+                yield
+            self._await_return()
+
+    def take(
+        self,
+        models: Mapping[str, Module],
+        outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        aliases: Iterable[torch.Tensor] = (),
+        *,
+        beside: int = 0,
+    ) -> int:
+        """Move the weights into swapd; return the bytes moved.
+
+        `models`: the stage's model under "", and others (a drafter) under their names. `outside`,
+        `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be leased with
+        them. Raises: InvalidSettings, and as `Client.register`; then the models are unchanged.
+        """
+        client, stage = self._connection.client, self._connection.stage
+        parts = parts_of(models, self._options, stage, outside, aliases)
+        status = client.status()
+        room = lendable(status) - vm.round_up(beside, status.chunk_bytes)
+        layers.divide(parts, models, status.chunk_bytes, room)
+        moved = self._components.register(client, parts)
+        try:
+            check_turn(client, stage)
+        except BaseException:
+            self.take_back()
+            raise
+        return moved
+
+    def take_back(self) -> None:
+        """Move all weights back to private memory. Raises as `Client.unregister`."""
+        self._components.take_back(self._connection.client)
+
+    def lend_cache(self, nbytes: int, terms: KvTerms) -> torch.Tensor:
+        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
+
+        Not in a call. Raises as `Client.register_scratch`; TooLarge also if both do not fit.
+        """
+        client, stage = self._connection.client, self._connection.stage
+        check_turn(client, stage, nbytes)
+        with self._gate.lock:
+            self._turns.end()
+            self._turns.keeping.whole = not terms.saved
+            counts = None if self._ranks is None else self._ranks.loss_counts
+            return self._components.lend_cache(client, f"{stage}.kv", nbytes, terms, counts)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """In the block the weights may be written to, in private memory; then swapd has the new
+        values.
+
+        Their addresses in swapd do not change. Not in a step, nor in `using`. If the block raises,
+        the weights are unchanged. Blocks until there is memory for a second copy, and until no
+        other stage starts, which would measure the device meanwhile. Raises: Busy if requests are
+        in flight whose cache would be dropped.
+        """
+        keeping = self._turns.keeping
+        if keeping.whole and (requests := len(keeping.in_flight)):
+            raise Busy(
+                f"stage {self._connection.stage!r} has {requests} requests in flight, whose KV "
+                "cache would be dropped: change its weights when they have finished, or set "
+                "kv: auto"
+            )
+        with self._gate.changing(self._turns.end):
+            if (error := self._connection.error) is not None:
+                with self._turns.in_order():  # the other ranks wait for this one as usual
+                    self._turns.go_alone(error)
+                    self._connection.refuse_stopped()
+                yield
+                return
+            client, components = self._connection.client, self._components
+            with (
+                self.loading(components.nbytes(client), started=True),
+                changing(client, components.tensors, self._turns.go_alone),
+            ):
+                yield
+
+    def _workspace(self, nbytes: int | None) -> Lease:
+        """A lease of `nbytes` of memory; of as much as possible, if that is less, or for None.
+
+        Blocks until others have given way. Raises as `Client.acquire_workspace`.
+        """
+        client, stage = self._connection.client, self._connection.stage
+        most = lendable(client.status())
+        nbytes = most if nbytes is None else min(nbytes, most)
+        try:
+            lease = client.acquire_workspace(nbytes)
+        except TooLarge as exc:
+            raise TooLarge(
+                f"stage {stage!r} cannot have {size(nbytes)} to load its weights: {exc}. Give "
+                "swapd a larger --budget, or the stage a smaller load_workspace"
+            ) from exc
+        log.info("%s loads, with a workspace of %s", stage, size(nbytes))
+        return lease
+
+    def _await_return(self) -> None:
+        """Wait until the driver has given swapd the workspace back, at most `RETURN_S`."""
+        client, until = self._connection.client, time.monotonic() + RETURN_S
+        mine = client.session.welcome.session
+        with suppress(SessionEnded, ClientClosed):  # the next acquire reports it
+            while _lends(status := client.status(), mine):
+                if time.monotonic() > until:
+                    log.warning(
+                        "%s has loaded, but swapd has not got back the workspace for that: vLLM "
+                        "may count it as free. %s",
+                        self._connection.stage,
+                        "; ".join(status.notes),
+                    )
+                    return
+                self._closed.wait(RETURN_STEP_S)
+
+
+def _lends(status: StatusReply, session: int) -> bool:
+    """Whether a session has a workspace, or one on its way back."""
+    return any(c.session == session and c.kind == "workspace" for c in status.components)
+
+
+@contextmanager
+def _no_other_starts(client: Client) -> Iterator[None]:
+    """In the block no other stage starts, so that none measures the device during a workspace.
+
+    Not with a lease. Blocks until running starts have ended. Raises as `Client.acquire_start`.
+    """
+    turn = client.acquire_start()
+    try:
+        yield
+    finally:
+        with suppress(SessionEnded, ClientClosed):  # the turn ended with the daemon
+            turn.release()

@@ -1,0 +1,277 @@
+"""How the worker of an AR or generation stage starts: loading, memory, warm-up.
+
+Lives here: vLLM's memory accounting. `worker.py` has the methods of a worker that has started.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import Module
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.forward_context import set_forward_context
+from vllm.v1.worker import gpu_worker
+
+from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
+from swapd_client.vllm.neighbours import neighbours_of
+from swapd_client.vllm.options import Options, options_of
+from swapd_client.vllm.refusals import Unsupported
+from swapd_client.vllm.stage import Stage
+from swapd_client.vllm.stage.kv_cache import KvTerms, LossReporting
+from swapd_client.vllm.start_turn import StartTurn, once_ranks_meet
+from swapd_client.vllm.weight_move import WeightMove
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as _Above
+else:
+    _Above = object
+
+log = logging.getLogger("swapd_client")
+
+#: Tokens of the dummy forward that checks a stage's layers.
+DUMMY_TOKENS = 2
+
+
+class WorkerStart(_Above):  # type: ignore[misc]
+    """The part of `SwapdWorkerMixin` that is used once."""
+
+    _swapd: Stage
+    _start: StartTurn | None = None
+    _moving: WeightMove
+
+    # --- starting ------------------------------------------------------------------------
+
+    def init_device(self) -> None:
+        """Take the turn to start before vLLM reads the device's free memory.
+
+        Raises: UnsupportedVersion, InvalidSettings, NotRunning.
+        """
+        versions.check()
+        with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
+            super().init_device()
+
+    def _begin_start(self) -> None:
+        name, options = self._settings()
+        folder = gpus.folder_of(options.endpoint, number_of(self.device), self.rank)
+        self._start = StartTurn(name, folder)
+        self._start.begin(self._share())
+
+    @contextmanager
+    def _starting(self, *, to_the_end: bool = False) -> Iterator[None]:
+        """A step of the start. The start ends after its last step, or with an error."""
+        try:
+            yield
+        except BaseException:
+            to_the_end = True
+            raise
+        finally:
+            if to_the_end and self._start is not None:
+                self._start.end()
+
+    def _share(self) -> Callable[[str], list[str]] | None:
+        """The function that sends a text to all ranks of the stage; None for a single rank."""
+        if self.parallel_config.tensor_parallel_size > 1:
+            return partial(gather, get_tp_group())
+        return None
+
+    # --- loading -------------------------------------------------------------------------
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load under a workspace lease, then move the weights into swapd.
+
+        Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning, and as `Stage.take`.
+        """
+        versions.check()
+        register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
+        name, options = self._settings()
+        refusals.refuse(refusals.WORKER, self.vllm_config, f"stage {name!r}")
+        gpu, share = number_of(self.device), self._share()
+        neighbours = neighbours_of(options, self.model_config, name.partition(".tp")[0])
+        with self._starting():
+            self._swapd = Stage.connect(
+                options, name, gpu=gpu, rank=self.rank, share=share, neighbours=neighbours
+            )
+            self._moving = WeightMove(
+                name, keep_place=gpu is None
+            )  # a GPU has no room for them twice
+            try:
+                with self._swapd.memory.loading(self._load_bytes(options)):
+                    self._load(name, *args, **kwargs)
+                with self._swapd.using():
+                    self._moving.compare()
+                self._find_segments()
+                scheduler.use_chunk_counting(self.vllm_config, self._swapd)
+            except BaseException:
+                self._swapd.close()
+                raise
+
+    def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
+        graphs = _graphs()
+        super().load_model(*args, **kwargs)
+        if _graphs() > graphs:
+            raise Unsupported(
+                f"stage {name!r} captures CUDA graphs while it loads, which would hold the "
+                "addresses its weights have then, before they move into swapd: set "
+                "enforce_eager: true on this stage"
+            )
+        models, moving = self._models(), self._moving
+        take = partial(self._swapd.memory.take, models, beside=self._cache_bytes())
+        moved = moving.move(models, take, self._dummy_forward, self._forward_context)
+        of_all_ranks = moved * self.parallel_config.tensor_parallel_size
+        moving.warn_of_rest(read := self._read_bytes(), of_all_ranks)
+        moving.warn_of_more(read, of_all_ranks)
+        # vLLM subtracts this from the memory it may use; these bytes are in swapd's --budget
+        # instead
+        if used := getattr(self.model_runner, "model_memory_usage", 0):
+            self.model_runner.model_memory_usage = max(used - moved, 0)
+
+    def _find_segments(self) -> None:
+        """Let turns begin with the first layers, if Python calls each layer: its hook waits."""
+        config = self.vllm_config.compilation_config
+        if config.mode or (config.cudagraph_mode and config.cudagraph_mode.value):
+            log.info("%s begins a turn when all is loaded: it is compiled", self._swapd.name)
+            return
+        try:
+            self._swapd.find_segments(self._models(), self._dummy_forward)
+        except Exception as exc:  # noqa: BLE001 - a model may need more than exists while it loads
+            log.info("%s begins a turn when all is loaded: %r", self._swapd.name, exc)
+
+    def _models(self) -> Mapping[str, Module]:
+        models = {"": self.model_runner.get_model()}
+        if isinstance(draft := self.get_draft_model(), Module):
+            models["drafter"] = draft
+        return models
+
+    def _dummy_forward(self) -> None:
+        """Run every computation with the model's weights, on minimal input."""
+        model = self.model_runner.get_model()
+        without_cache = {"skip_attn": True} if self._has_second_runner() else {}
+        with torch.inference_mode():
+            hidden, _ = self.model_runner._dummy_run(
+                DUMMY_TOKENS, is_profile=True, skip_eplb=True, **without_cache
+            )
+            # a generation stage has none: its model may pass the call on to an inner one without it
+            ar = getattr(self.model_config, "worker_type", None) != "generation"
+            if ar and isinstance(hidden, torch.Tensor) and hasattr(model, "compute_logits"):
+                model.compute_logits(hidden)
+
+    def _has_second_runner(self) -> bool:
+        """Whether its model runner is V2. vllm-omni's need not be vLLM's default."""
+        return bool(getattr(self, "use_v2_model_runner", False))
+
+    def _forward_context(self) -> AbstractContextManager[None]:
+        """The context that vLLM's layers need when they are called."""
+        context: AbstractContextManager[None] = set_forward_context(
+            None, self.vllm_config, num_tokens=DUMMY_TOKENS
+        )
+        return context
+
+    def _settings(self) -> tuple[str, Options]:
+        """The stage's name and options. Raises: InvalidSettings."""
+        where = f"stage {self._stage_name('')!r}"
+        options = options_of(self.vllm_config.additional_config, where)
+        return self._stage_name(options.component), options
+
+    def _stage_name(self, component: str) -> str:
+        """The stage's name in the daemon; each of its ranks has a name of its own."""
+        config, parallel = self.model_config, self.parallel_config
+        name = component or getattr(config, "model_stage", None) or Path(config.model).name
+        return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
+
+    def _read_bytes(self) -> int | None:
+        """The bytes that the loader has read, in the model's dtype; None if unknown."""
+        config = self.vllm_config
+        if config.load_config.load_format not in ("auto", "safetensors"):
+            return None
+        stage = str(getattr(self.model_config, "model_stage", None) or "")
+        return checkpoint.loaded_bytes(
+            self.model_config.model, stage, self.model_config.dtype.itemsize
+        )
+
+    def _cache_bytes(self) -> int:
+        """The bytes of the KV cache in swapd, if configured; else 0."""
+        private = self._swapd.options.kv == "private"
+        return 0 if private else self.cache_config.kv_cache_memory_bytes or 0
+
+    def _load_bytes(self, options: Options) -> int | None:
+        if options.load_workspace is not None:
+            return options.load_workspace
+        stage = str(getattr(self.model_config, "model_stage", None) or "")
+        nbytes = checkpoint.nbytes_of(self.model_config.model, stage)
+        ranks = self.parallel_config.tensor_parallel_size
+        return None if nbytes is None else -(-nbytes // ranks)
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def determine_available_memory(self) -> Any:
+        with self._starting(), self._swapd.using():
+            return super().determine_available_memory()
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        try:
+            with self._starting():
+                making = self._lend_cache(kv_cache_config)
+                with self._swapd.using(), making:
+                    super().initialize_from_config(kv_cache_config)
+            scheduler.use_traced(self.vllm_config, self._swapd)
+        except BaseException:
+            self._swapd.close()
+            raise
+
+    def _lend_cache(self, config: Any) -> AbstractContextManager[None]:
+        """Put the KV cache into swapd, if configured: a context for its allocation."""
+        stage, nbytes = self._swapd, kv.nbytes_of(config)
+        fate = stage.options.kv
+        if fate == "private" or not nbytes:
+            return nullcontext()
+        caching = bool(self.cache_config.enable_prefix_caching)
+        second_runner = self._has_second_runner()
+        reporting, unreported = scheduler.reporting_of(
+            self.vllm_config, config, second_runner=second_runner
+        )
+        terms = KvTerms(
+            fate,
+            caching,
+            kv.layers_of(config),
+            unreported,
+            stage.options.slice_s,
+            reporting,
+            kv.block_tokens_of(config),
+        )
+        apart = stage.components.all is not stage.components.main
+        if problem := kv.problem_with(config, self.vllm_config, terms, apart=apart):
+            raise Unsupported(
+                f"the KV cache of stage {stage.name!r} cannot take turns: {problem}; or set "
+                "kv: private"
+            )
+        if reporting is LossReporting.BY_NUMBER:
+            scheduler.use_loss_aware(self.vllm_config, stage)
+        return kv.made_over(stage.memory.lend_cache(nbytes, terms))
+
+    def compile_or_warm_up_model(self) -> Any:
+        with self._starting(to_the_end=True), self._swapd.using():
+            return super().compile_or_warm_up_model()
+
+
+def number_of(device: torch.device | None) -> int | None:
+    """The number of a worker's GPU in this process; None on a CPU."""
+    if device is None or device.type != "cuda":
+        return None
+    return device.index or 0
+
+
+def gather(group: Any, mine: str) -> list[str]:
+    """The texts of all ranks of vLLM's `group`. Blocks until all have called."""
+    said: list[str] = [""] * group.world_size
+    torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
+    return said
+
+
+def _graphs() -> int:
+    """The number of CUDA graphs, wherever a model keeps them."""
+    return sum(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
