@@ -66,7 +66,7 @@ test-vllm: $(VLLM_VENV)/ready
 OTHER_VERSIONS := 0.31 0.32 0.33
 DECISIVE := tests/vllm/test_worker_methods.py tests/vllm/test_weights.py \
   tests/vllm/test_turns.py::test_engines_that_are_busy_at_once_take_turns_of_whole_requests \
-  tests/vllm/test_sleep.py::test_what_sleeps_leaves_the_device_and_wakes_with_the_tokens_of_plain_vllm \
+  tests/vllm/test_sleep.py::test_what_sleeps_leaves_the_device_and_wakes_with_the_tokens_of_plain_vllm[auto] \
   tests/vllm/test_scheduling.py \
   tests/vllm/test_kv_lost.py::test_vllms_own_scheduler_computes_it_again_where_the_daemon_dies_next
 OF_OTHER_VERSIONS := $(OTHER_VERSIONS:%=test-vllm-%)

@@ -361,13 +361,12 @@ class Scene:
         self,
         *arguments: Mapping[str, object],
         imports: str = "",
-        spawns: bool = False,
         **options: Any,
     ) -> list[Engine]:
         """Start an engine for each set of arguments, all at once; returns when all are ready.
 
         `imports`: a module that changes vLLM, for the engine and the processes that it starts.
-        `spawns`: processes for a core or a rank import all anew, as with users: it takes seconds.
+        A process for a core or a rank is forked from the engine's; `servers.py` has spawned ones.
         """
         apart = bool(imports) or options.get("multiprocessing")
         apart = apart or any(one.get("tensor_parallel_size", 1) != 1 for one in arguments)
@@ -375,7 +374,7 @@ class Scene:
         for engine in engines:
             if imports:
                 engine.imports(imports)
-            if apart and not spawns:
+            if apart:
                 engine.fork_workers()
         for engine, one in zip(engines, arguments, strict=True):
             engine.begin("start", **one)

@@ -101,17 +101,12 @@ MODES = (
     Mode("drop", {"kv": "drop"}, apart=True),
     Mode("drop, prefixes", {"kv": "drop"}, prefixes=True, apart=True, arguments=HEARS),
     Mode("drop, async scheduling", {"kv": "drop"}, apart=True, ahead=True),
-    Mode("auto", {"kv": "auto"}),
-    Mode("auto, prefixes", {"kv": "auto"}, prefixes=True),
-    Mode("save", {"kv": "save"}),
     Mode("save, prefixes", {"kv": "save"}, prefixes=True),
     Mode("sliced", SLICED),
     Mode("sliced, prefixes", SLICED, prefixes=True),
     Mode("sliced, a process for the core", SLICED, apart=True),
-    Mode("sliced, saves fail", SLICED, failing=True),
     Mode("sliced, prefixes, saves fail", SLICED, prefixes=True, failing=True),
     Mode("auto, prefixes, async scheduling", {"kv": "auto"}, prefixes=True, ahead=True),
-    Mode("sliced, async scheduling", SLICED, ahead=True),
     Mode("sliced, async scheduling, saves fail", SLICED, ahead=True, failing=True),
 )
 

@@ -17,7 +17,6 @@ import swapd_client
 from tests.guarantees.harness import Daemon
 from tests.vllm.engines import MIB, Engine, EngineDied, EngineFailed, Scene, on_swapd, plain
 from tests.vllm.test_kv import ALONE, TOKENS
-from tests.vllm.test_kv_lost import HEARS
 from tests.vllm.test_tensor_parallel import HEARS_AHEAD
 
 #: Room for the stage, with its KV cache if that takes turns, its other component, and 10 MiB.
@@ -75,8 +74,11 @@ def frozen_in_a_request(
     return stage
 
 
-@pytest.mark.parametrize("kv", ["auto", "private"])
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("kv", "ahead"),
+    [("auto", False), ("auto", True), ("private", True)],
+    ids=["auto, sync", "auto, async", "private, async"],
+)
 def test_what_a_stage_computed_while_its_session_was_ended_does_not_count(
     scene: Scene, kv: str, *, ahead: bool
 ) -> None:
@@ -95,18 +97,16 @@ def test_what_a_stage_computed_while_its_session_was_ended_does_not_count(
     assert stage.generate(ALONE[1], TOKENS) == alone.generate(ALONE[1], TOKENS)
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
-def test_a_stage_ends_whose_second_rank_computed_so(scene: Scene, *, ahead: bool) -> None:
+def test_a_stage_ends_whose_second_rank_computed_so(scene: Scene) -> None:
     """vLLM listens to the first one, and would wait for the other for good in the next step."""
     first, second = scene.daemon(budget="96MiB"), scene.daemon(budget="96MiB", ack_timeout=0.2)
     stage = scene.process("talker")
-    if ahead:
-        stage.imports("tests.vllm.running_ahead")
+    stage.imports("tests.vllm.running_ahead")
     stage.fork_workers()
     of_engine = {
         "worker_cls": "tests.vllm.freezing.Worker",
-        "scheduler_cls": HEARS_AHEAD if ahead else HEARS,
-        "async_scheduling": ahead,
+        "scheduler_cls": HEARS_AHEAD,
+        "async_scheduling": True,
         "tensor_parallel_size": 2,
         **OPTIONS,
     }

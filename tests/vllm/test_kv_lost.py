@@ -17,7 +17,6 @@ from tests.guarantees.harness import Daemon
 from tests.guarantees.held_save import door
 from tests.vllm import engines
 from tests.vllm.engines import (
-    Engine,
     EngineFailed,
     Nursery,
     Scene,
@@ -66,10 +65,9 @@ def daemon_that_loses(scene: Scene) -> Daemon:
     return scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0.5, residency_bound=0.5)
 
 
-@pytest.mark.parametrize("prefixes", [False, True])
 @pytest.mark.parametrize(
-    ("apart", "more"),
-    [(False, {}), (True, {"scheduler_cls": HEARS}), (True, BY_BLOCKS)],
+    ("apart", "more", "prefixes"),
+    [(False, {}, True), (True, {"scheduler_cls": HEARS}, False), (True, BY_BLOCKS, True)],
     ids=["one process", "several", "several, and vLLM's own scheduler"],
 )
 def test_what_could_not_be_saved_is_computed_again(
@@ -92,12 +90,8 @@ def test_what_could_not_be_saved_is_computed_again(
     )
 
 
-@pytest.mark.parametrize(
-    "more", [{"scheduler_cls": HEARS}, BY_BLOCKS], ids=["swapd's scheduler", "vLLM's own"]
-)
-def test_a_dropped_cache_has_no_prefixes_any_more(
-    scene: Scene, alone: Said, more: Mapping[str, Any]
-) -> None:
+def test_a_dropped_cache_has_no_prefixes_any_more(scene: Scene, alone: Said) -> None:
+    """With vLLM's own scheduler; `test_kv_features.py` has swapd's."""
     daemon = scene.daemon(budget=BUDGET, residency_factor=0.5, residency_bound=0.5)
     serve(
         scene,
@@ -109,7 +103,7 @@ def test_a_dropped_cache_has_no_prefixes_any_more(
         prompts=ALONE,
         multiprocessing=True,
         dtype="float32",
-        **more,
+        **BY_BLOCKS,
     )
     assert daemon.status().bytes_out == 0
 
@@ -126,15 +120,14 @@ def lose(daemon: Daemon, budget: str = BUDGET) -> None:
                     daemon.kill()
 
 
-@pytest.mark.parametrize("prefixes", [False, True])
 def test_what_could_not_be_saved_is_computed_again_where_the_daemon_dies_next(
-    scene: Scene, alone: Said, *, prefixes: bool
+    scene: Scene, alone: Said
 ) -> None:
     """Its host copy has only half of the contents then."""
     daemon = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
     settings = {"kv": "auto", "finish_within_s": 0}
     (engine,) = scene.start(
-        on_swapd(scene.models / "thinker", daemon.folder, settings, **options(prefixes=prefixes))
+        on_swapd(scene.models / "thinker", daemon.folder, settings, **options(prefixes=True))
     )
     engine.ask(ALONE[0], TOKENS)
     engine.step(5)
@@ -144,13 +137,12 @@ def test_what_could_not_be_saved_is_computed_again_where_the_daemon_dies_next(
     assert "goes on without swapd" in engine.log
 
 
-@pytest.mark.parametrize("prefixes", [False, True])
 def test_vllms_own_scheduler_computes_it_again_where_the_daemon_dies_next(
-    scene: Scene, alone: Said, *, prefixes: bool
+    scene: Scene, alone: Said
 ) -> None:
     daemon = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
     settings = {"kv": "auto", "finish_within_s": 0}
-    of_engine = {**options(prefixes=prefixes), **BY_BLOCKS}
+    of_engine = {**options(prefixes=True), **BY_BLOCKS}
     (engine,) = scene.start(
         on_swapd(scene.models / "thinker", daemon.folder, settings, **of_engine),
         multiprocessing=True,
@@ -182,30 +174,6 @@ def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_though_the_daemon_dies
     assert "ends the stage: to have them computed again, set scheduler_cls" in at_its_start
     assert "CacheLost" in engine.log
     assert f"set scheduler_cls: {HEARS}" in engine.log
-
-
-def test_a_loss_that_no_scheduler_hears_of_ends_the_stage_and_it_is_said_what_to_set(
-    scene: Scene,
-) -> None:
-    daemon = daemon_that_loses(scene)
-    settings = {"kv": "auto", "finish_within_s": 0}
-    of_engine = {**options(prefixes=False), **DEAF}
-    both = scene.start(
-        *(on_swapd(scene.models / name, daemon.folder, settings, **of_engine) for name in NAMES),
-        multiprocessing=True,
-    )
-    failed: set[Engine] = set()
-    for number in rounds_until(lambda: bool(failed), "a cache could not be saved"):
-        for engine in both * number:
-            engine.begin("serve", ALONE, TOKENS)
-        for engine in both * number:
-            try:
-                engine.result()
-            except EngineFailed:
-                failed.add(engine)
-    for engine in failed:
-        assert "CacheLost" in engine.log
-        assert f"set scheduler_cls: {HEARS}" in engine.log
 
 
 def test_a_cache_that_is_dropped_is_refused_where_its_scheduler_would_not_hear(

@@ -35,7 +35,6 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
     ("cache", "budget", "prefixes"),
     [
         pytest.param(0, BUDGET, False, id="weights"),
-        pytest.param(CACHE, BUDGET + 2 * CACHE, False, id="weights fit beside one cache"),
         pytest.param(CACHE, BUDGET, False, id="weights do not fit beside a cache"),
         pytest.param(CACHE, BUDGET, True, id="prefixes are cached"),
     ],

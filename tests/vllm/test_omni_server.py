@@ -149,6 +149,7 @@ def test_it_answers_as_plain_vllm_omni_does_while_each_stage_evicts_the_others(
     assert status.peak_bytes <= status.budget_bytes < sum(c.nbytes for c in status.components)
 
 
+@pytest.mark.parametrize("place", ["qwen3_omni_moe"], indirect=True)
 def test_clients_that_leave_in_the_middle_leave_no_lease(place: Place, plain: Plain) -> None:
     server = place.server()
     # before the text, in it, and between text and sound
@@ -160,6 +161,7 @@ def test_clients_that_leave_in_the_middle_leave_no_lease(place: Place, plain: Pl
     await_leases_back(place.daemon)
 
 
+@pytest.mark.parametrize("place", ["qwen3_omni_moe"], indirect=True)
 def test_a_daemon_that_is_killed_and_started_again_under_load_costs_no_request(
     place: Place, plain: Plain
 ) -> None:

@@ -111,9 +111,10 @@ def coming(daemon: Daemon) -> int:
     return sum(one.state == "loading" for one in by_component(daemon)[LATE])
 
 
-def test_layers_compute_while_the_last_are_still_to_come(
+def test_layers_compute_while_the_last_are_still_to_come_and_a_daemon_killed_then_costs_no_token(
     place: Scene, expected_deep: Expected
 ) -> None:
+    """The host copies have the parts that were not loaded."""
     daemon, late, other = two_of_them(place)
     assert to_come(daemon) > 2
     begin_a_step(place, daemon, late)
@@ -122,19 +123,27 @@ def test_layers_compute_while_the_last_are_still_to_come(
     open_door(daemon)
     assert late.result() == expected_deep[LATE][1]
     late.step(1)
-    for number in (2, 3):
-        for engine in (other, late):
-            assert engine.generate(REQUESTS[number], TOKENS) == expected_deep[engine.label][number]
-            engine.step(1)
+    for engine in (other, late, other):
+        assert engine.generate(REQUESTS[2], TOKENS) == expected_deep[engine.label][2]
+        engine.step(1)
     assert "parts are still to come" in late.log
+    await_leases_back(daemon)
     status = daemon.status()
     assert status.bytes_out == 0
     assert status.peak_bytes <= status.budget_bytes
 
+    begin_a_step(place, daemon, late)
+    daemon.kill()
+    assert late.result() == expected_deep[LATE][1]
+    for engine in (late, other):
+        assert engine.generate(REQUESTS[2], TOKENS) == expected_deep[engine.label][2]
+    assert "goes on without swapd" in late.log
 
-def test_a_load_that_fails_inside_a_step_ends_it_and_nothing_wrong_is_said(
+
+def test_a_load_that_fails_or_a_kill_inside_a_step_ends_that_stage_alone(
     place: Scene, expected_deep: Expected
 ) -> None:
+    """And nothing wrong is said."""
     daemon, late, other = two_of_them(place)
     order(daemon.folder, "fail", to_come(daemon))
     late.begin("generate", REQUESTS[1], TOKENS)
@@ -142,18 +151,18 @@ def test_a_load_that_fails_inside_a_step_ends_it_and_nothing_wrong_is_said(
         late.result()
     await_leases_back(daemon)
     assert other.generate(REQUESTS[1], TOKENS) == expected_deep[OTHER][1]
+    other.step(1)
     late.kill()
     await_components(daemon, OTHER)
     (again,) = start(place, daemon, LATE)
     assert again.generate(REQUESTS[2], TOKENS) == expected_deep[LATE][2]
+    again.step(1)
+    assert other.generate(REQUESTS[2], TOKENS) == expected_deep[OTHER][2]
+    other.step(1)
+    await_leases_back(daemon)
 
-
-def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
-    place: Scene, expected_deep: Expected
-) -> None:
-    daemon, late, other = two_of_them(place)
-    begin_a_step(place, daemon, late)
-    late.kill()
+    begin_a_step(place, daemon, again)
+    again.kill()
     other.begin("generate", REQUESTS[1], TOKENS)
     open_door(daemon)
     assert other.result() == expected_deep[OTHER][1]
@@ -161,19 +170,6 @@ def test_a_stage_killed_inside_such_a_step_costs_the_others_nothing(
     (again,) = start(place, daemon, LATE)
     assert again.generate(REQUESTS[2], TOKENS) == expected_deep[LATE][2]
     assert daemon.status().quarantined_bytes == 0
-
-
-def test_a_daemon_killed_inside_such_a_step_costs_no_token(
-    place: Scene, expected_deep: Expected
-) -> None:
-    """The host copies have the parts that were not loaded."""
-    daemon, late, other = two_of_them(place)
-    begin_a_step(place, daemon, late)
-    daemon.kill()
-    assert late.result() == expected_deep[LATE][1]
-    for engine in (late, other):
-        assert engine.generate(REQUESTS[2], TOKENS) == expected_deep[engine.label][2]
-    assert "goes on without swapd" in late.log
 
 
 def test_compiled_code_in_such_a_stage_computes_as_without_swapd(

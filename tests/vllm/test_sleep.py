@@ -70,8 +70,8 @@ def test_what_sleeps_leaves_the_device_and_wakes_with_the_tokens_of_plain_vllm(
 
 @pytest.mark.parametrize(
     ("kv", "more"),
-    [("auto", {"scheduler_cls": HEARS}), ("auto", BY_BLOCKS), ("drop", BY_BLOCKS)],
-    ids=["swapd's scheduler", "vLLM's own", "vLLM's own, a dropped cache"],
+    [("auto", {"scheduler_cls": HEARS}), ("drop", BY_BLOCKS)],
+    ids=["swapd's scheduler", "vLLM's own, a dropped cache"],
 )
 def test_requests_of_a_server_go_on_after_its_sleep_as_their_mode_says(
     scene: Scene, kv: str, more: Mapping[str, Any]

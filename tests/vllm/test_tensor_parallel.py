@@ -53,9 +53,7 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     """With the tokens of plain vLLM; and when a rank of one is killed, the other goes on."""
     expected = []
     for name in NAMES:  # one at a time: ranks wait for each other by computing
-        without = scene.process(name)
-        without.fork_workers()  # those below spawn theirs, as vLLM does
-        without.start(**plain(scene.models / name, tensor_parallel_size=RANKS))
+        (without,) = scene.start(plain(scene.models / name, tensor_parallel_size=RANKS))
         expected += serve([without])
         without.close()
 
@@ -63,7 +61,6 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     pattern = daemons[0].folder.with_name("d{gpu}")
     thinker, talker = scene.start(
         *(on_swapd(scene.models / name, pattern, tensor_parallel_size=RANKS) for name in NAMES),
-        spawns=True,
     )
     for rank, daemon in enumerate(daemons):
         assert by_component(daemon).keys() == {f"{name}.tp{rank}" for name in NAMES}
@@ -113,12 +110,10 @@ def alone(models: Path, nursery: Nursery) -> Iterator[list[list[list[int]]]]:
     ("more", "loser"),
     [
         ({"scheduler_cls": HEARS}, 0),
-        ({"scheduler_cls": HEARS}, 1),
         ({"scheduler_cls": HEARS_AHEAD, "async_scheduling": True}, 1),
-        (BY_BLOCKS, 0),
         (BY_BLOCKS, 1),
     ],
-    ids=["by number, rank 0", "rank 1", "rank 1, async", "by blocks, rank 0", "by blocks, rank 1"],
+    ids=["by number, rank 0", "by number, rank 1, async", "by blocks, rank 1"],
 )
 def test_what_one_rank_could_not_save_is_computed_again_by_all(
     scene: Scene, alone: list[list[list[int]]], more: Mapping[str, Any], loser: int

@@ -30,6 +30,8 @@ from tests.vllm.environment import ROOT
 from tests.vllm.zoo import AUDIO, BEGIN, END, IMAGE
 
 DRIVEN: Any = {DRIVES: "tests.vllm.asked:Asked"}
+#: vLLM compiles small functions of its own even in eager mode, and each takes seconds.
+NOT_COMPILED: Any = {"TORCHDYNAMO_DISABLE": "1"}
 
 Requests = Sequence[Mapping[str, Any]]
 
@@ -140,7 +142,8 @@ class Evictor:
 
 
 def begun(scene: Scene, label: str, arguments: Mapping[str, object]) -> Engine:
-    engine = scene.process(label, **DRIVEN)
+    eager: Any = NOT_COMPILED if arguments["enforce_eager"] else {}
+    engine = scene.process(label, **DRIVEN, **eager)
     engine.begin("start", **arguments)
     return engine
 

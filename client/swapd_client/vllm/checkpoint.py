@@ -65,7 +65,6 @@ def prefixes_of(model_type: str, stage: str) -> tuple[str, ...]:
 
 
 def _type_of(folder: Path) -> str:
-    """The `model_type` of a model; empty if it has none."""
     with suppress(OSError, ValueError):
         config = read_json(folder / "config.json")
         return str(config.get("model_type")) if isinstance(config, dict) else ""

@@ -39,8 +39,6 @@ else:
 
 
 class _Swapd:
-    """The swapd state of one worker."""
-
     def __init__(self, worker: Any) -> None:
         """Connect. Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning."""
         register()  # vllm-omni does so too, unless its plugins are filtered
@@ -201,7 +199,6 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
 
 
 def _kinds(pipeline: Any) -> Mapping[str, Kind]:
-    """Kinds of a pipeline's components, as in vllm-omni's own offloading."""
     found = ModuleDiscovery.discover(pipeline)
     kinds: dict[str, Kind] = dict.fromkeys(found.encoder_names, "encoder")
     kinds |= dict.fromkeys(found.dit_names, "dit")

@@ -37,7 +37,6 @@ def eager(models: Iterable[Module] = ()) -> Iterator[None]:
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Each attribute, and a copy of its contents if it is a container."""
     return {
         name: (value, value.copy() if type(value) in (dict, list, set) else None)
         for name, value in attributes.items()

@@ -176,7 +176,6 @@ def _attributes(module: Module) -> dict[str, Any]:
 def _reached(
     things: Mapping[str, Any], path: str, seen: set[int], deep: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors with bytes of their own that are reachable from `things`, each once."""
     for key, thing in things.items():
         if id(thing) in seen or isinstance(thing, Module | type | types.ModuleType):
             continue

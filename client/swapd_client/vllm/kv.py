@@ -57,7 +57,6 @@ def problem_with(
 
 
 def _problem_with_dropping(vllm_config: Any, terms: KvTerms, *, apart: bool) -> str | None:
-    """Reason why contents cannot be dropped between two turns."""
     if terms.prefixes and terms.unreported:
         return (
             f"its scheduler would reuse dropped blocks as prefixes: {terms.unreported}"
@@ -97,7 +96,6 @@ def _problem_with_dtype(config: "KVCacheConfig", vllm_config: Any) -> str | None
 
 
 def _connector_of(vllm_config: Any) -> str | None:
-    """The setting by which another stage, or a store, reads or writes blocks."""
     if vllm_config.kv_transfer_config is not None:
         return "kv_transfer_config"
     of_omni = getattr(vllm_config.model_config, "omni_kv_config", None) or {}

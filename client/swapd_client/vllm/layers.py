@@ -40,7 +40,6 @@ def divide(
 
 
 def _taken(parts: Iterable[StagePart], chunk: int) -> int:
-    """The bytes of their chunks."""
     sources = chain.from_iterable(part.sources.values() for part in parts)
     return sum(vm.round_up(nbytes_of(tensors), chunk) for tensors in sources)
 
@@ -103,7 +102,6 @@ def _by_layer(tensors: Tensors, layers: Collection[str]) -> dict[str, dict[str, 
 
 
 def _shared(stores: Mapping[str, set[int]], layer_of: Mapping[str, str]) -> set[int]:
-    """The storages that several layers use."""
     users: dict[int, set[str]] = defaultdict(set)
     for name, starts in stores.items():
         for start in starts:

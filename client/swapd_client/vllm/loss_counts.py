@@ -30,9 +30,6 @@ class LossCounts:
         self._counts = (ctypes.c_uint64 * ranks).from_address(address)
         vm.free_with(self, address, _BYTES * ranks)
 
-    def __repr__(self) -> str:
-        return f"<LossCounts of rank {self._rank}: {list(self._counts)}>"
-
     @property
     def reports(self) -> bool:
         """Whether vLLM listens to this rank: it takes the output of rank 0 only."""

@@ -83,7 +83,6 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
 
 
 def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:
-    """The settings that are vllm-omni's too. Raises: InvalidSettings."""
     try:
         offload = settings.from_keywords(**{n: v for n, v in given.items() if n not in _OWN})
     except InvalidSettings as exc:
@@ -96,7 +95,6 @@ def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:
 
 
 def _check_slices(own: Mapping[str, Any], where: str) -> None:
-    """Check that a turn ends in one way. Raises: InvalidSettings."""
     if "slice_s" not in own:
         return
     if "finish_within_s" in own:

@@ -133,12 +133,10 @@ def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[s
 
 
 def _prefix_of(name: str, paths: Iterable[str]) -> str:
-    """The first of these paths that `name` is inside of; "" if there is none."""
     return next((path for path in paths if name.startswith(f"{path}.")), "")
 
 
 def _named(one: str, modules: Mapping[str, Module], name: str) -> str:
-    """The path of a module that the stage's settings name. Raises: InvalidSettings."""
     if path := _outermost(one, modules):
         return path
     raise InvalidSettings(
@@ -148,7 +146,6 @@ def _named(one: str, modules: Mapping[str, Module], name: str) -> str:
 
 
 def _outermost(last: str, modules: Iterable[str]) -> str:
-    """The shortest path that ends with `last`; "" if there is none."""
     matches = [path for path in modules if path == last or path.endswith(f".{last}")]
     return min(matches, key=lambda path: path.count("."), default="")
 
@@ -163,7 +160,6 @@ def _children(modules: Mapping[str, Module]) -> Iterator[str]:
 def _parameters(
     path: str, root: Module, stops: Iterable[int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters of the modules in `root`, except those in the modules `stops`."""
     inside = {id(module) for module in walk(root, stops)}
     for where, module in root.named_modules(prefix=path):
         if id(module) in inside:

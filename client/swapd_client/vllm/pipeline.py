@@ -103,9 +103,6 @@ class Components:
             said += f"; on the GPU for good, once loaded: {', '.join(stay)}"
         log.info("%s has %s in swapd%s", stage.name, size(self.nbytes), said)
 
-    def __repr__(self) -> str:
-        return f"<Components {self._attachment}>"
-
     @contextmanager
     def request(self) -> Iterator[None]:
         """In the block, components that a call has loaded stay until another one is called.
@@ -140,7 +137,6 @@ class Components:
         return attachment
 
     def _attach_again(self, client: Client) -> None:
-        """Attach to a restarted daemon. Raises as `Client.attach`."""
         self._attachment = self._attach(client)
 
     def _gone(self, attachment: Attachment, error: SessionEnded) -> None:
@@ -279,7 +275,6 @@ def _attach(
 
 
 def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:
-    """Methods that are called from outside without hooks."""
     if not found:
         return ["forward"]  # vllm-omni calls the pipeline's own
     return {

@@ -79,8 +79,6 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class _Link(NamedTuple):
-    """The connection to a neighbour in the order."""
-
     rank: int
     sock: socket.socket
 
@@ -198,7 +196,6 @@ class Ranks:
                 self._sleep()
 
     def _sleep(self) -> None:
-        """Wait until the rank before sends a message, or `wake` is called."""
         ready = self._poll.poll()
         with self._lock:
             if not self._closed and (self._wake.fileno(), select.POLLIN) in ready:

@@ -148,8 +148,6 @@ class AsyncScheduler(LossAwareScheduler, VllmAsyncScheduler):  # type: ignore[mi
 
 
 def _looked(get: Callable[..., Any], streaming: ChunkStreaming) -> Callable[..., Any]:
-    """A connector's `get`, which also tells a stage whether a chunk was there."""
-
     def look(*args: Any, **kwargs: Any) -> Any:
         found = get(*args, **kwargs)
         streaming.looked(found=found is not None)
@@ -172,7 +170,6 @@ def reporting_of(
 
 
 def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
-    """Reason why the scheduler is not one of swapd's."""
     if _is_told_by_all(config):
         return "set distributed_executor_backend: mp, where one rank reports for all"
     base = config.scheduler_config.get_scheduler_cls()

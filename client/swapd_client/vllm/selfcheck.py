@@ -124,11 +124,6 @@ class RecordedCalls:
             again = {_out_of(call) for _ in range(_AGAIN)}
         return before not in again and len(again) == 1
 
-    def __repr__(self) -> str:
-        checked = sum(out is not None for out in self._expected)
-        left = len(self._calls) - checked
-        return f"<RecordedCalls of {checked} layers; {left} more are not comparable>"
-
     def _noting(self, name: str) -> Callable[..., None]:
         noted = False
 
@@ -143,12 +138,10 @@ class RecordedCalls:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Context of repeated calls."""
         with torch.inference_mode(), eager(), self._context():
             yield
 
     def _made(self, around: Around = nothing, hold: Hold = nullcontext) -> list[Out | None]:
-        """The current output of each call; None for a call that raises."""
         out: list[Out | None] = []
         with self._alone():
             for held, calls in groupby(self._calls, lambda call: around(call.module)):
@@ -200,7 +193,6 @@ def _computes_with_weights(module: Module, args: tuple[Any, ...]) -> bool:
 
 
 def _linear_input(module: Module) -> torch.Tensor | None:
-    """An input for a linear layer of vLLM or torch."""
     if not _computes_with_weights(module, ()):
         return None
     width = width_of(module, INPUT)
@@ -236,7 +228,6 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor itself, or the tensors inside a wrapper."""
     if not is_wrapper(tensor):
         yield tensor
         return

@@ -64,7 +64,6 @@ class StartTurn:
             client.close()
 
     def _problem(self) -> str:
-        """Take the turn; return the error's text, or ""."""
         try:
             self._take()
         except SwapdError as exc:

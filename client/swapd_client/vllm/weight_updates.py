@@ -19,8 +19,6 @@ from swapd_client.offload.copies import Copies
 
 
 class _PrivateCopy(NamedTuple):
-    """A parameter that points to a copy, and its old place."""
-
     tensor: torch.Tensor
     home: torch.Tensor
 

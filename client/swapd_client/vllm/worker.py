@@ -73,7 +73,6 @@ class SwapdWorkerMixin(WorkerStart):
         return result
 
     def _computed(self, scheduler_output: Any) -> Any:
-        """The result of a step that has its lease; None if it has none yet. Raises: CacheLost."""
         if (cache := self._swapd.components.cache) is not None:
             self._verdict = scheduler.verdict_of(cache, scheduler_output)
         if (result := super().execute_model(scheduler_output)) is not None:
@@ -119,7 +118,6 @@ class SwapdWorkerMixin(WorkerStart):
     def _verdict_then(
         self, verdict: scheduler.StepVerdict, fence: Callable[[], SessionFenced | None]
     ) -> Any:
-        """The message about a step that has computed. Raises: Stopped."""
         said = verdict()
         if (fenced := fence()) is None:
             return said
@@ -174,7 +172,6 @@ class SwapdWorkerMixin(WorkerStart):
         self._moving.warn_of_new(self._models())
 
     def _start_change(self, start: Callable[[], None]) -> None:
-        """Replace the weights by private copies until the update is finished."""
         if self._weight_update_active:
             return start()  # it raises vLLM's own error
         with ExitStack() as stack:

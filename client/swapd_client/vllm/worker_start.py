@@ -63,7 +63,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
 
     @contextmanager
     def _starting(self, *, to_the_end: bool = False) -> Iterator[None]:
-        """A step of the start. The start ends after its last step, or with an error."""
         try:
             yield
         except BaseException:
@@ -165,14 +164,12 @@ class WorkerStart(_Above):  # type: ignore[misc]
         return bool(getattr(self, "use_v2_model_runner", False))
 
     def _forward_context(self) -> AbstractContextManager[None]:
-        """The context that vLLM's layers need when they are called."""
         context: AbstractContextManager[None] = set_forward_context(
             None, self.vllm_config, num_tokens=DUMMY_TOKENS
         )
         return context
 
     def _settings(self) -> tuple[str, Options]:
-        """The stage's name and options. Raises: InvalidSettings."""
         where = f"stage {self._stage_name('')!r}"
         options = options_of(self.vllm_config.additional_config, where)
         return self._stage_name(options.component), options
@@ -194,7 +191,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
         )
 
     def _cache_bytes(self) -> int:
-        """The bytes of the KV cache in swapd, if configured; else 0."""
         private = self._swapd.options.kv == "private"
         return 0 if private else self.cache_config.kv_cache_memory_bytes or 0
 
@@ -224,7 +220,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
             raise
 
     def _lend_cache(self, config: Any) -> AbstractContextManager[None]:
-        """Put the KV cache into swapd, if configured: a context for its allocation."""
         stage, nbytes = self._swapd, kv.nbytes_of(config)
         fate = stage.options.kv
         if fate == "private" or not nbytes:
@@ -273,5 +268,4 @@ def gather(group: Any, mine: str) -> list[str]:
 
 
 def _graphs() -> int:
-    """The number of CUDA graphs, wherever a model keeps them."""
     return sum(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())

@@ -57,9 +57,6 @@ class Connection:
         self.stopped: Stopped | None = None
         self._listen(client)
 
-    def __repr__(self) -> str:
-        return f"<Connection of {self.stage} {'alone' if self.alone else self.client}>"
-
     @property
     def error(self) -> SwapdError | None:
         """Reason why there is no daemon; None while there is one."""

@@ -28,11 +28,6 @@ class CallGate:
         self._free = threading.Condition(self.lock)
         self._awaited = False
 
-    def __repr__(self) -> str:
-        return (
-            f"<Gate {'shut' if self.shut else 'open'}, {self.depth} calls, {self.changes} changes>"
-        )
-
     @property
     def busy(self) -> bool:
         return self.depth > 0 or self.changes > 0

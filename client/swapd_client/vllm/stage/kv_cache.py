@@ -114,7 +114,6 @@ def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> li
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs of neighbours, as (first, last)."""
     first = last = None
     for block in blocks:
         if last is not None and first is not None and block != last + 1:

@@ -192,7 +192,6 @@ class StageMemory:
 
 
 def _lends(status: StatusReply, session: int) -> bool:
-    """Whether a session has a workspace, or one on its way back."""
     return any(c.session == session and c.kind == "workspace" for c in status.components)
 
 

@@ -93,9 +93,6 @@ class Rejoining:
         self._closing = threading.Lock()
         self._refusals = Refusals()
 
-    def __repr__(self) -> str:
-        return f"<Rejoining {self._newcomer or 'nobody'}>"
-
     def looks_every_s(self) -> float | None:
         """Seconds between two calls of `look`; None: there is a daemon."""
         lost = self._connection.error is not None and self._components.register_again is not None
@@ -137,7 +134,6 @@ class Rejoining:
             self._turns.go_alone(error)
 
     def _join(self, client: Client) -> None:
-        """Between two calls, register all components with this client, and switch to it."""
         with self._gate.lock:
             try:
                 if self._await_free(client):
@@ -168,7 +164,6 @@ class Rejoining:
         return False
 
     def _move_to(self, client: Client) -> None:
-        """Register everything with this client. Under the lock, without a running call."""
         self._be_alone()
         self._connection.check(client)
         assert self._components.register_again is not None

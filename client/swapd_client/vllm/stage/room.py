@@ -72,10 +72,8 @@ def check_others(status: StatusReply, mine: int, stage: str) -> None:
 
 
 def _budget(status: StatusReply, short: int) -> str:
-    """The `--budget` that is larger by `short`."""
     return f"{-(-(status.budget_bytes + short) // MIB)}MiB"
 
 
 def _name(label: str) -> str:
-    """The name of a session's stage."""
     return label.rpartition(":")[0] or label

@@ -53,9 +53,6 @@ class Segments:
         #: Whether a part failed to load: no further computation is valid under this lease.
         self.broken = False
 
-    def __repr__(self) -> str:
-        return f"<Segments: {len(self._coming)} of {len(self._layers)} parts to come>"
-
     def __bool__(self) -> bool:
         """Whether a turn may begin before all parts have arrived."""
         return bool(self._layers)
@@ -92,7 +89,6 @@ class Segments:
                 self._waiting[one.name] = [_calling_first(layer, before) for layer in layers]
 
     def _let_go(self, name: str) -> None:
-        """Stop the waits of this part's layers."""
         for undo in self._waiting.pop(name, ()):
             undo()
 
@@ -121,7 +117,6 @@ class Segments:
         self.broken = False
 
     def _before(self, name: str) -> None:
-        """Called before a layer's forward."""
         leases = self._leases
         if leases is not None and all(map(leases.is_complete, self._coming.values())):
             self.drop()  # no stream has to wait any more
@@ -224,8 +219,6 @@ def _in_compiled_code() -> bool:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Parts whose weights are used before one of their layers has begun."""
-
     def __init__(self, owner: Mapping[int, str], began: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner

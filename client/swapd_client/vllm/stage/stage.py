@@ -180,7 +180,6 @@ class Stage:
         log.info("%s sleeps: others may have its memory%s", self.name, said)
 
     def _stays(self, name: str) -> bool:
-        """Evict a component; return whether it may not leave."""
         try:
             self.client.evict(name)
         except SwapdError as exc:  # any other: it leaves when its room is needed

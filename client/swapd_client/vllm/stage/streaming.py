@@ -56,9 +56,6 @@ class ChunkStreaming:
         #: Whether waiting stages now have room beside it; None: not checked yet.
         self._beside: bool | None = None
 
-    def __repr__(self) -> str:
-        return f"<Streaming of {self._connection.stage}: {self._chunks} chunks a turn>"
-
     def begin_with(self, sent: Callable[[], Mapping[str, int]], *, receives: bool) -> None:
         """The stage streams: `sent` returns the number of chunks sent for each request."""
         self._sent = sent if self._chunks else None

@@ -81,11 +81,6 @@ class Turns:
         #: Requests that were in flight when the stage fell asleep.
         self._sleeping: set[str] = set()
 
-    def __repr__(self) -> str:
-        return (
-            f"<Turns {'held' if self.held else 'not held'}, {len(self.keeping.in_flight)} requests>"
-        )
-
     @property
     def held(self) -> bool:
         return self._lease is not None
@@ -264,7 +259,6 @@ class Turns:
             self._begin(names)
 
     def _exchange(self, names: tuple[str, ...]) -> bool:
-        """Exchange the lease for one of `names`, in the same turn, if that needs no wait."""
         held = self._lease
         try:
             self._lease = self._connection.client.acquire(*names, timeout=0)
@@ -276,7 +270,6 @@ class Turns:
         return True
 
     def _give_way(self) -> None:
-        """Between two steps: end the turn if it must end."""
         if self.is_wanted() and not self._keeps(wanted=True):
             self.end()
 
