@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swapd_client.vllm.worker_methods import WORKER, WorkerMethods
 from tests.vllm.engines import Nursery
+from tests.vllm.method_table import WORKER, WorkerMethods
 
 OURS = "swapd_client.vllm.worker:SwapdWorkerMixin"
 THEIRS = ("vllm.v1.worker.gpu_worker:Worker", "vllm.v1.worker.cpu_worker:CPUWorker")
@@ -24,7 +24,7 @@ def said_of(nursery: Nursery, *classes: str) -> dict[str, Any]:
 def unknown(kind: str, public: list[str], calls: WorkerMethods) -> list[str]:
     return [
         f"{kind} has the public method {name}, and the plugin does not know whether it uses "
-        "weights: read it and its callers, and add it to swapd_client/vllm/worker_methods.py"
+        "weights: read it and its callers, and add it to tests/vllm/method_table.py"
         for name in public
         if name not in calls.known
     ]

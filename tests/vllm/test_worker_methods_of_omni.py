@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from swapd_client.vllm.worker_methods import DIFFUSION, WORKER, WorkerMethods
 from tests.vllm.engines import Nursery
+from tests.vllm.method_table import DIFFUSION, WORKER, WorkerMethods
 from tests.vllm.test_worker_methods import check_does, said_of, unknown
 
 OURS = "swapd_client.vllm.diffusion:DiffusionExtension"

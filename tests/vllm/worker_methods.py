@@ -13,7 +13,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from swapd_client.vllm import scheduler
 from swapd_client.vllm.refusals import Unsupported
-from swapd_client.vllm.worker_methods import DIFFUSION, WORKER, WorkerMethods
+from tests.vllm.method_table import DIFFUSION, WORKER, WorkerMethods
 
 #: vLLM calls these in this order, and nothing changes between two of them.
 SERIES = (

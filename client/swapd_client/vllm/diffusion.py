@@ -2,7 +2,7 @@
 
 vllm-omni puts it before its own worker class, so overrides here are called first. The pipeline
 loads under a workspace lease. Then its components' weights move into swapd, and each component is
-loaded for the calls that use it. Lives here: those calls, and refusals.
+loaded for the calls that use it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
+from swapd_client.vllm.in_context import during
 from swapd_client.vllm.options import Options, options_of
-from swapd_client.vllm.pipeline import Components, PipelineWeights, Whole, as_whole
+from swapd_client.vllm.pipeline import Components, Whole, as_whole
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.start_turn import StartTurn
 from swapd_client.vllm.weight_move import WeightMove
-from swapd_client.vllm.worker_methods import during
 from swapd_client.vllm.worker_start import gather, number_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Swapd:
         self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
         #: Set once they are loaded.
-        self.weights: PipelineWeights | None = None
+        self.weights: Components | Whole | None = None
         #: The workspace lease, and the turn to start, during loading.
         self.loading = ExitStack()
 

@@ -2,7 +2,7 @@
 
 `torch.compile` binds code to the hooks at its first call, which are soon removed, and gives code up
 for ever that runs under a dispatch mode. And a module may prepare itself in its first call, and
-remember that it has. Does not import vLLM.
+remember that it has.
 """
 
 from collections.abc import Iterable, Iterator

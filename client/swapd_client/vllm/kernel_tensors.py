@@ -11,7 +11,7 @@ the parameters:
   their names are not usual for scratch memory. A dummy forward does not run attention, so tensors
   of attention must also have the name of a weight.
 
-Everything else stays in place. Does not import vLLM.
+Everything else stays in place.
 """
 
 import functools

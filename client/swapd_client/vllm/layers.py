@@ -1,8 +1,7 @@
 """Division of a component into parts of neighbouring layers, so that it is evicted in parts.
 
 The component is registered as a family of these parts. Tensors in no layer, or in several
-(embeddings, head, norms, tied weights), are the part `rest`. All parts are leased together. Lives
-here: the assignment of tensors to parts. Does not import vLLM.
+(embeddings, head, norms, tied weights), are the part `rest`. All parts are leased together.
 """
 
 from collections import defaultdict

@@ -7,8 +7,6 @@ reads at least the losses that the step can have read. It may read a later one, 
 is computed again without need.
 
 The memory belongs to the ranks alone, and a rank that dies leaves its count in it.
-
-May not live here: contents of caches, leases, torch, vLLM.
 """
 
 import ctypes

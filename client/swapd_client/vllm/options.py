@@ -1,7 +1,4 @@
-"""Options of a stage in `additional_config.swapd`.
-
-Lives here: names, defaults, meanings, and checks. Neither torch nor vLLM.
-"""
+"""Options of a stage in `additional_config.swapd`."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches

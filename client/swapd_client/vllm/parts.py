@@ -1,7 +1,6 @@
 """Division of a stage's model into components, and their policies.
 
-A stage is one component, or itself and its encoders. Lives here: names, tensors, policies.
-`layers.py` divides components by layers. May not live here: the daemon, leases, vLLM.
+A stage is one component, or itself and its encoders. `layers.py` divides components by layers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

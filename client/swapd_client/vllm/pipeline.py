@@ -1,8 +1,4 @@
-"""A diffusion pipeline's weights in swapd: its components, and how they share the GPU.
-
-Lives here: the meaning of the settings for a pipeline, its hooks, a request's turn. May not live
-here: vLLM, and the order of a worker's calls.
-"""
+"""A diffusion pipeline's weights in swapd: its components, and how they share the GPU."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +7,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 from torch import Tensor
@@ -51,25 +46,6 @@ _IN_WORDS = {
 
 #: Methods of VAEs that some pipelines call.
 _PRIVATE = ("_encode", "_decode")
-
-
-class PipelineWeights(Protocol):
-    """The weights of one loaded pipeline, in swapd."""
-
-    #: Bytes of these weights.
-    nbytes: int
-
-    def request(self) -> AbstractContextManager[None]:
-        """Context of any call that computes."""
-
-    def around(self, module: Module) -> Module | None:
-        """The module to hold before a single call of `module`; None: nothing."""
-
-    def hold(self, what: Module | None) -> AbstractContextManager[object]:
-        """Context in which `what` is on the device."""
-
-    def take_back(self) -> None:
-        """Move all weights back to private memory. Raises as `Client.unregister`."""
 
 
 class Components:
@@ -116,6 +92,7 @@ class Components:
                 yield
 
     def around(self, module: Module) -> Module | None:
+        """The module to hold before a single call of `module`; None: nothing."""
         for one in self._attachment.components.values():
             if module in set(one.module.modules()):
                 blocks = [block for block in one.blocks if module in set(block.modules())]

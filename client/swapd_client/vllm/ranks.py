@@ -29,8 +29,6 @@ rank does not rejoin.
 All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
 each connected with the next, so the others notice when one dies. When they meet, they also pass the
 memory of their `loss_counts` from rank to rank.
-
-May not live here: leases, torch, vLLM.
 """
 
 import os

@@ -11,7 +11,7 @@ Each of several ranks may lose its part; rank 0 reports for all, once a step has
 
 In the worker's own process the worker makes vLLM use this scheduler, which takes the lease before
 it looks up prefixes. For another process the configuration names it (`scheduler_cls`), and it
-learns of losses from the worker's results. Lives here: the scheduler's side, and its messages.
+learns of losses from the worker's results.
 
 Otherwise vLLM's own scheduler learns of the ids of lost blocks that a step has read, as if a KV
 connector had failed to load them. It then drops the results of requests with such blocks, and

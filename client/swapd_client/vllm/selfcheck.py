@@ -7,7 +7,6 @@ forward runs first, and every call of a module that computes with weights is rec
 when their old place has been overwritten: `OldMemory`. The outputs must be equal, bit for bit.
 Calls are compared one by one: attention has no cache yet, so its output is not comparable. Inputs
 in floating point are random: a dummy forward often computes zeros, and zero times anything is zero.
-Does not import vLLM.
 """
 
 import logging

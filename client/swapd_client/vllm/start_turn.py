@@ -5,8 +5,6 @@ warmed up. Others wait, and hold nothing meanwhile. So no stage counts memory th
 allocates, or has as workspace, as its own or as free. The ranks of a stage ask in the order of
 their daemons, each after the rank before it has its turn: so two stages on two GPUs never wait for
 each other.
-
-May not live here: torch, vLLM, the methods that a start spans (`worker.py`).
 """
 
 import logging

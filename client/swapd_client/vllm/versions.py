@@ -1,8 +1,8 @@
 """Supported versions of vLLM and vllm-omni.
 
 The worker classes override methods that other versions may call in another order;
-`worker_methods.py` lists those methods. Imports neither package: both are loaded already wherever
-it matters.
+`tests/vllm/method_table.py` lists those methods. Imports neither package: both are loaded already
+wherever it matters.
 """
 
 import sys

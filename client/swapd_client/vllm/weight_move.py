@@ -1,7 +1,4 @@
-"""The move of a stage's weights into swapd, the check that it computes the same, and the remainder.
-
-Does not import vLLM.
-"""
+"""The move of a stage's weights into swapd, and the check that it computes the same."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

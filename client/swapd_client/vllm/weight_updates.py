@@ -2,7 +2,7 @@
 
 A component is read-only for its worker, and its addresses are in CUDA graphs. So while weights are
 reloaded, the parameters point to private copies. Afterwards they point to their old addresses, and
-swapd has the new values. Does not import vLLM.
+swapd has the new values.
 """
 
 from collections.abc import Callable, Iterator, Mapping

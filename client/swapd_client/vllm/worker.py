@@ -1,8 +1,8 @@
 """The worker class of AR and generation stages: use and new weights.
 
 vLLM calls a worker's methods one after the other, in one thread. `worker_start.py` has those of the
-start, `stage/turns.py` the leases. `worker_methods.py` lists all methods that vLLM calls, also
-those not overridden here.
+start, `stage/turns.py` the leases. `tests/vllm/method_table.py` lists all methods that vLLM calls,
+also those not overridden here.
 """
 
 import logging
@@ -18,9 +18,9 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import refusals, scheduler
+from swapd_client.vllm.in_context import during
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage.kv_cache import CacheLost
-from swapd_client.vllm.worker_methods import during
 from swapd_client.vllm.worker_start import WorkerStart
 
 log = logging.getLogger("swapd_client")

@@ -1,7 +1,7 @@
 """A stage's components in swapd: their registration, and the components of each call.
 
-Lives here: names. `parts.py` assigns weights to components, `layers.py` divides them by layers, and
-`turns.py` leases them.
+`parts.py` assigns weights to components, `layers.py` divides them by layers, and `turns.py` leases
+them.
 """
 
 import logging

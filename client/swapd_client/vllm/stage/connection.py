@@ -1,7 +1,6 @@
 """The daemon of a stage, or its loss: then the stage is alone, with its weights in private memory.
 
-Lives here: the client, and the weights when it is closed. `turns.py` decides when a stage goes
-alone, and `rejoining.py` how it comes back.
+`turns.py` decides when a stage goes alone, and `rejoining.py` how it comes back.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Tracks the calls that use a stage's weights, and can keep further calls out.
 
 Calls enter and leave in the thread that steps the engine. While no call is in, the stage's own
-thread may work under the lock, or shut the gate until it has. Lives here: the lock, counts and
-waits. May not live here: leases, daemons.
+thread may work under the lock, or shut the gate until it has.
 """
 
 import threading

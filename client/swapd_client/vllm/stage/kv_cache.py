@@ -1,14 +1,11 @@
 """A stage's KV cache as scratch, leased with the weights, and its contents between two turns.
 
-Lives here: the blocks whose contents may be read again, and their places. `kv.py` makes vLLM's
-cache over a buffer of swapd. Does not import vLLM.
-
-A turn may end with requests in flight, whose blocks are then saved. With prefix caching, every
-block ever written is saved, because the scheduler may hand it out again. Otherwise the cache is
-dropped: nothing is copied, and it loads as zeros. Contents that are gone but that the scheduler
-counts on are a loss. A scheduler of swapd gets the number of the loss. For other schedulers
-`lost_blocks.py` tracks the lost blocks, and which of them each step has read. `scheduler.py` passes
-this on.
+`kv.py` makes vLLM's cache over a buffer of swapd. A turn may end with requests in flight, whose
+blocks are then saved. With prefix caching, every block ever written is saved, because the scheduler
+may hand it out again. Otherwise the cache is dropped: nothing is copied, and it loads as zeros.
+Contents that are gone but that the scheduler counts on are a loss. A scheduler of swapd gets the
+number of the loss. For other schedulers `lost_blocks.py` tracks the lost blocks, and which of them
+each step has read. `scheduler.py` passes this on.
 
 Each of several ranks has a part of every block, and may lose it alone. The other parts are then of
 no use either, so the losses of all ranks count. Rank 0 reports for all (`loss_counts.py`).

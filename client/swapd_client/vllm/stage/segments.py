@@ -8,7 +8,7 @@ forward pre-hook would do the same, but torch's dispatch of hooks costs more tha
 
 This requires that each layer's weights are used in that layer's own forward only, and that Python
 runs it: a replayed graph, or compiled code, calls no `forward`, and is compiled again if there is
-another. `found_in` checks a forward of the model. Does not import vLLM.
+another. `found_in` checks a forward of the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

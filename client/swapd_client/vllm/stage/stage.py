@@ -1,7 +1,6 @@
 """One worker process of a stage, as its worker class uses it.
 
-`worker.py` has the steps, and their schedules. Lives here: calls, which begin and end; the stage's
-own thread; and the connections between the other files:
+Its calls, which begin and end, its sleep, its own thread; and the parts that the other files have:
 
 - `components.py`: the registered components, and those of each call;
 - `memory.py`: the workspace that it loads in, its weights and its KV cache, and changes of these;

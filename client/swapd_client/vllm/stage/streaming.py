@@ -4,10 +4,8 @@ A stage makes chunks, and the next stage consumes them. If both do not fit, they
 first gives way when the next one waits and has enough chunks of one request to begin with, or when
 it has finished. So the next one starts early. A request then needs twice as many chunks each time,
 so they do not change places all the time. A stage that is small enough to stay beside the largest
-keeps its lease, so that the daemon evicts only stages that are done.
-
-Lives here: how much is enough, and which stages stay. `scheduler.py` counts the chunks that
-vllm-omni has sent.
+keeps its lease, so that the daemon evicts only stages that are done. `scheduler.py` counts the
+chunks that vllm-omni has sent.
 """
 
 import logging

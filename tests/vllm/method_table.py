@@ -1,15 +1,10 @@
 """Uses of weights by the public methods of vLLM's and vllm-omni's workers.
 
-Lists all methods of the supported versions, of GPU and CPU workers; a version need not have each of
-them. vLLM calls workers by these names. List a new method here before vLLM can call it;
-`tests/vllm/test_worker_methods.py` compares. Imports neither vLLM nor torch.
+All methods of the supported versions, of GPU and CPU workers; a version need not have each of them.
+vLLM calls workers by these names. Neither vLLM nor torch is imported.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
-
-_Kind = TypeVar("_Kind", bound=type)
+from typing import NamedTuple
 
 
 class WorkerMethods(NamedTuple):
@@ -146,27 +141,3 @@ DIFFUSION = WorkerMethods(
         }
     ),
 )
-
-
-def during(
-    context: Callable[[Any], AbstractContextManager[object]], *names: str
-) -> Callable[[_Kind], _Kind]:
-    """Override these methods of a class: each runs as before, in `context(self)`."""
-
-    def override(kind: _Kind) -> _Kind:
-        for name in names:
-            setattr(kind, name, _in_context(kind, name, context))
-        return kind
-
-    return override
-
-
-def _in_context(
-    kind: type, name: str, context: Callable[[Any], AbstractContextManager[object]]
-) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with context(self):
-            return getattr(super(kind, self), name)(*args, **kwargs)
-
-    call.__name__, call.__qualname__ = name, f"{kind.__name__}.{name}"
-    return call
