@@ -30,22 +30,6 @@ def await_another(daemon: Daemon, name: str, waited: int) -> None:
         daemon.await_record("Waiting", names=(name,))
 
 
-def test_three_start_at_once_on_an_arena_for_one(scene: Scene, expected: Expected) -> None:
-    daemon = scene.daemon()
-    engines = scene.on_swapd(daemon, *MODELS)
-    status = daemon.status()
-    sizes = {n: sum(c.nbytes for c in parts) for n, parts in by_component(daemon).items()}
-    lent = sorted(
-        sum(count for _, count in one.runs) * status.chunk_bytes
-        for one in daemon.watch.seen("Lend")
-    )
-    assert len(lent) == len(MODELS), "each loaded under a workspace lease"
-    assert all(a >= b for a, b in zip(lent, sorted(sizes.values()), strict=True))
-    assert status.peak_bytes <= status.budget_bytes < sum(sizes.values())
-    for engine in engines:
-        assert engine.generate(REQUESTS[0], TOKENS) == expected[engine.label][0]
-
-
 def test_one_killed_in_a_request_costs_the_others_only_their_wait_and_comes_back(
     scene: Scene, expected: Expected
 ) -> None:

@@ -79,9 +79,8 @@ def test_engines_take_turns_and_lose_nothing(scene: Scene, answers: Answers) -> 
         one.shut_down()
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
 def test_requests_in_flight_keep_their_cache_from_turn_to_turn(
-    scene: Scene, answers: Answers, *, async_scheduling: bool
+    scene: Scene, answers: Answers
 ) -> None:
     daemon = scene.daemon(budget=BUDGET, residency_factor=0.5, residency_bound=0.5)
     test_kv.serve(
@@ -94,7 +93,7 @@ def test_requests_in_flight_keep_their_cache_from_turn_to_turn(
         what="a turn of each ended inside of requests, so that its cache was saved",
         finish_within_s=0,
         worker_cls=WORKER,
-        async_scheduling=async_scheduling,
+        async_scheduling=True,
     )
 
 

@@ -1,8 +1,6 @@
 """`swapd run -- vllm serve MODEL`: a real server that shares its device, by one command."""
 
-import os
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,21 +11,6 @@ from tests.vllm import servers
 from tests.vllm.engines import TAIL_CHARS
 
 COMPLETES = Path(__file__).parents[1] / "programs" / "completes.py"
-
-
-def test_a_server_of_vllm_serves_with_a_daemon_of_its_own_and_ends_with_it(
-    models: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    servers.write(folder, models)
-    serve = servers.command(folder, tmp_path / "s")
-    with servers.under_swapd(tmp_path, tmp_path / "s", "--", *serve) as server:
-        said = server.ready().complete([1, 2, 3], 4)
-        assert len(said) == 4
-        os.kill(server.pid, signal.SIGTERM)
-        assert server.exit_status() in (0, 143)
-        assert "swapd on host at" in server.log
-        assert "1 swaps, " in server.log.replace("2 swaps", "1 swaps")
 
 
 def test_a_server_of_vllm_is_measured_without_swapd_and_with_it(

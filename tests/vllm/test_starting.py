@@ -1,13 +1,16 @@
 """Engines that start at once on one device measure it, load and warm up one after the other."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.records import Record
 from swapd.shared import protocol
-from tests.vllm.engines import Scene
+from tests.vllm.engines import REQUESTS, TOKENS, Scene, by_component
 from tests.vllm.models import MODELS
+
+Expected = Mapping[str, list[list[list[int]]]]
 
 
 def spans(records: list[Record]) -> list[tuple[float, float]]:
@@ -33,10 +36,13 @@ def ending(begun: dict[tuple[int, int], float], session: int) -> list[float]:
     return [begun.pop(key) for key in list(begun) if key[0] == session]
 
 
-def test_three_engines_that_start_at_once_start_one_after_the_other(scene: Scene) -> None:
+def test_three_engines_that_start_at_once_on_an_arena_for_one_start_one_after_the_other(
+    scene: Scene, expected: Expected
+) -> None:
     daemon = scene.daemon()
-    scene.on_swapd(daemon, *MODELS)
-    assert daemon.status().starting == ()
+    engines = scene.on_swapd(daemon, *MODELS)
+    status = daemon.status()
+    assert status.starting == ()
     records = [line.record for line in history.read(daemon.swap_log)]
     turns = spans(records)
     assert len(turns) == len(MODELS)
@@ -46,3 +52,12 @@ def test_three_engines_that_start_at_once_start_one_after_the_other(scene: Scene
     assert len(lent) == len(MODELS)
     for at, (began, ended) in zip(lent, turns, strict=True):
         assert began < at < ended, "memory was lent to load in while another stage measured"
+    sizes = sorted(sum(c.nbytes for c in parts) for parts in by_component(daemon).values())
+    workspaces = sorted(
+        sum(count for _, count in one.runs) * status.chunk_bytes
+        for one in daemon.watch.seen("Lend")
+    )
+    assert all(a >= b for a, b in zip(workspaces, sizes, strict=True))
+    assert status.peak_bytes <= status.budget_bytes < sum(sizes)
+    for engine in engines:
+        assert engine.generate(REQUESTS[0], TOKENS) == expected[engine.label][0]

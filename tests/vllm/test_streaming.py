@@ -11,7 +11,7 @@ import pytest
 
 from tests.guarantees.harness import Daemon
 from tests.vllm import streams, swaps
-from tests.vllm.engines import MIB, Engine, Nursery, Scene, await_leases_back, rounds_until, scene
+from tests.vllm.engines import MIB, Engine, Nursery, Scene, rounds_until, scene
 
 ROUNDS = 3
 #: The number of requests at once; each has room in its stage's KV cache, which takes turns.
@@ -135,14 +135,3 @@ def test_requests_that_come_at_once_are_answered_as_each_alone_and_share_the_swa
         assert CODE2WAV not in stages, "it fits beside the largest"
     status = daemon.status()
     assert status.peak_bytes <= status.budget_bytes < sum(c.nbytes for c in status.components)
-
-
-def test_where_all_fit_nothing_is_swapped(place: Scene, said: list[list[Any]]) -> None:
-    daemon = place.daemon(budget=streams.ROOM_FOR_ALL)
-    engines = streams.start(place, daemon, {"chunks_per_turn": CHUNKS})
-    for number in range(ROUNDS):
-        assert streams.ask(engines, number).said == said[number]
-    assert daemon.status().evictions == 0
-    for engine in engines:
-        engine.shut_down()
-    await_leases_back(daemon)
