@@ -251,11 +251,7 @@ def use_loss_aware(config: Any, stage: Stage) -> None:
     base = config.scheduler_config.get_scheduler_cls()
     # other schedulers may schedule nothing for long, while requests wait for another stage
     first = base in (VllmScheduler, VllmAsyncScheduler, Scheduler, AsyncScheduler)
-    config.scheduler_config.scheduler_cls = type(
-        base.__name__,
-        (base,) if issubclass(base, LossAwareScheduler) else (LossAwareScheduler, base),
-        {"swapd": stage if first else None},
-    )
+    _extend(config, LossAwareScheduler, swapd=stage if first else None)
 
 
 def use_chunk_counting(config: Any, stage: Stage) -> None:
@@ -267,10 +263,7 @@ def use_chunk_counting(config: Any, stage: Stage) -> None:
         return
     if config.parallel_config.distributed_executor_backend != "uni":
         return _counts_no_chunks(stage, "set distributed_executor_backend: uni")
-    base = config.scheduler_config.get_scheduler_cls()
-    config.scheduler_config.scheduler_cls = type(
-        base.__name__, (ChunkCountingScheduler, base), {"stage": stage}
-    )
+    _extend(config, ChunkCountingScheduler, stage=stage)
 
 
 def _counts_no_chunks(stage: Stage, remedy: str) -> None:
@@ -287,10 +280,14 @@ def use_traced(config: Any, stage: Stage) -> None:
     Only if vLLM makes it in this process, and the process has a provider of spans.
     """
     if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
-        base = config.scheduler_config.get_scheduler_cls()
-        config.scheduler_config.scheduler_cls = type(
-            base.__name__, (TracedScheduler, base), {"stage": stage}
-        )
+        _extend(config, TracedScheduler, stage=stage)
+
+
+def _extend(config: Any, mixin: type, **attributes: Stage | None) -> None:
+    """Put a mixin before the scheduler class of a configuration, unless it has it."""
+    base = config.scheduler_config.get_scheduler_cls()
+    bases = (base,) if issubclass(base, mixin) else (mixin, base)
+    config.scheduler_config.scheduler_cls = type(base.__name__, bases, attributes)
 
 
 def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:

@@ -7,7 +7,7 @@ swapd has the new values.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from itertools import chain
 
 import torch
 
@@ -18,58 +18,6 @@ from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
 
 
-class _PrivateCopy(NamedTuple):
-    tensor: torch.Tensor
-    home: torch.Tensor
-
-
-class WritableCopies:
-    """The parameters of some components, in private copies. Values are read from the host
-    copies."""
-
-    def __init__(self, client: Client, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """`parts`: by component, its parameters as they were registered.
-
-        Needs memory for all of them on the device of the parameters. Raises: InvalidSource.
-        """
-        self._client = client
-        self._moved: dict[str, dict[str, _PrivateCopy]] = {}
-        owned = client.session.components
-        copies = Copies(client.session, lambda at: _at(owned, at), nullcontext)
-        for tensors in parts.values():
-            for name, tensor in tensors.items():
-                if is_wrapper(tensor):
-                    raise InvalidSource(
-                        f"{name!r} is a {type(tensor).__name__}, which wraps others: it cannot be "
-                        "reloaded in place. Start the stage again with the new weights"
-                    )
-        for part, tensors in parts.items():
-            self._moved[part] = {name: _PrivateCopy(t, t.data) for name, t in tensors.items()}
-            for tensor in tensors.values():
-                _point(tensor, copies.of(tensor).to(tensor.device))
-
-    def keep(self) -> None:
-        """Give swapd the values of the copies. Blocks for the copies.
-
-        Raises as `Client.update`; components not updated by then are unchanged.
-        """
-        for part, moved in self._moved.items():
-            self._client.update(part, {name: one.tensor.data for name, one in moved.items()})
-
-    def keep_private(self) -> None:
-        """The same, when the client is closed and the weights are private memory."""
-        with torch.no_grad():
-            for moved in self._moved.values():
-                for tensor, home in moved.values():
-                    home.copy_(tensor.data)
-
-    def put_back(self) -> None:
-        """Point the parameters to their old places."""
-        for moved in self._moved.values():
-            for tensor, home in moved.values():
-                _point(tensor, home)
-
-
 @contextmanager
 def changing(
     client: Client,
@@ -78,19 +26,35 @@ def changing(
 ) -> Iterator[None]:
     """In the block the parameters may be written to; at its end, swapd has the new values.
 
-    If the block raises, or the new values do not fit, the old values stay. If the daemon is gone by
-    then, `when_gone` must close the client, and the new values are in private memory.
+    `parts`: by component, its parameters as they were registered. They point to private copies, for
+    which there must be memory on their device. If the block raises, or the new values do not fit,
+    the old values stay. If the daemon is gone by then, `when_gone` must close the client, and the
+    new values are in private memory. Raises: InvalidSource for a tensor that wraps others.
     """
-    aside = WritableCopies(client, parts)
+    for name, tensor in chain.from_iterable(tensors.items() for tensors in parts.values()):
+        if is_wrapper(tensor):
+            raise InvalidSource(
+                f"{name!r} is a {type(tensor).__name__}, which wraps others: it cannot be "
+                "reloaded in place. Start the stage again with the new weights"
+            )
+    homes = [(t, t.data) for tensors in parts.values() for t in tensors.values()]
+    owned = client.session.components
+    copies = Copies(client.session, lambda at: _at(owned, at), nullcontext)
     try:
+        for tensor, _ in homes:
+            _point(tensor, copies.of(tensor).to(tensor.device))
         yield
         try:
-            aside.keep()
+            for part, tensors in parts.items():
+                client.update(part, {name: tensor.data for name, tensor in tensors.items()})
         except SessionEnded as exc:
             when_gone(exc)
-            aside.keep_private()
+            with torch.no_grad():
+                for tensor, home in homes:
+                    home.copy_(tensor.data)
     finally:
-        aside.put_back()
+        for tensor, home in homes:
+            _point(tensor, home)
 
 
 def _at(components: Mapping[str, Part], address: int) -> Part | None:
