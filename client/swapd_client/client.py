@@ -97,6 +97,11 @@ class Client:
         #: The attached models keep them alive: see `offload/dropped.py`.
         self._attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
+    @property
+    def leasing(self) -> Leasing:
+        """The leases of its threads."""
+        return self._leasing
+
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
 
@@ -441,10 +446,6 @@ class Client:
         Ignores unknown names in `over`.
         """
         self._leasing.call(prefetch_of(self.session.next_id(), names, over))
-
-    def hint(self, *names: str, over: Collection[str] | None = None) -> None:
-        """As `prefetch`, without an answer: unknown names are ignored. Blocks as `Channel.send`."""
-        self._leasing.hint(*names, over=over)
 
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and

@@ -125,11 +125,11 @@ class Turns:
 
         Uses free memory, and memory that stages which are done with these requests have released.
         Call it once this stage holds its own lease. A hint: it costs a message and has no answer.
-        Blocks only as `Client.hint`.
+        Blocks only as `Leasing.hint`.
         """
         if self._after and not self._connection.alone:
             with suppress(SwapdError):  # the next acquire reports it
-                self._connection.client.hint(*self._after, over=self._before)
+                self._connection.client.leasing.hint(*self._after, over=self._before)
 
     def end(self) -> None:
         """Give the lease back if there is one; in a call, or under the lock.
