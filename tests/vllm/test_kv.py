@@ -52,29 +52,24 @@ def options(*, prefixes: bool) -> dict[str, object]:
 class Answers(NamedTuple):
     """The answers of plain vLLM, by model."""
 
-    without_prefixes: Said
-    with_prefixes: Said
+    prompts: Said
     alone: Said
     long: Said
 
 
 @pytest.fixture(scope="module")
 def answers(models: Path, nursery: Nursery) -> Answers:
-    def ask(*asked: tuple[list[list[list[int]]], int], prefixes: bool) -> list[Said]:
-        with engines.scene(models, nursery) as made:
-            started = made.start(
-                *(plain(made.models / name, **options(prefixes=prefixes)) for name in NAMES)
-            )
-            return [
+    with engines.scene(models, nursery) as made:
+        started = made.start(
+            *(plain(made.models / name, **options(prefixes=False)) for name in NAMES)
+        )
+        asked = (PROMPTS, TOKENS), (ALONE, TOKENS), (LONG, LONG_TOKENS)
+        return Answers(
+            *(
                 {one.label: [one.generate(few, tokens) for few in prompts] for one in started}
                 for prompts, tokens in asked
-            ]
-
-    without, alone, long = ask(
-        (PROMPTS, TOKENS), (ALONE, TOKENS), (LONG, LONG_TOKENS), prefixes=False
-    )
-    (found,) = ask((PROMPTS, TOKENS), prefixes=True)
-    return Answers(without_prefixes=without, with_prefixes=found, alone=alone, long=long)
+            )
+        )
 
 
 def serve(
@@ -165,7 +160,7 @@ def test_what_requests_in_flight_have_is_saved_when_a_turn_ends_inside_of_them(
         scene,
         daemon,
         "auto",
-        expected=answers.without_prefixes,
+        expected=answers.prompts,
         prefixes=False,
         seen=lambda: copied_out(daemon).keys() == CACHES,
         what="a turn of each ended inside of requests, so that its cache was saved",
@@ -208,22 +203,6 @@ def test_two_busy_stages_share_by_slices_of_the_length_that_is_stated(
         imports=PATIENT,
     )
     assert min(map(min, lasted_s(daemon).values())) >= SLICE_S
-
-
-def test_prefixes_that_are_cached_are_found_again_after_other_turns(
-    scene: Scene, answers: Answers
-) -> None:
-    daemon = scene.daemon(budget=BUDGET)
-    serve(
-        scene,
-        daemon,
-        "auto",
-        expected=answers.with_prefixes,
-        prefixes=True,
-        seen=lambda: bool(copied_out(daemon)),
-        what="prefixes were saved",
-        finish_within_s=10,
-    )
 
 
 def test_a_cache_that_does_not_fit_is_refused_in_words(scene: Scene) -> None:

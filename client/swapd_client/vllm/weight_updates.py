@@ -5,7 +5,7 @@ reloaded, the parameters point to private copies. Afterwards they point to their
 swapd has the new values.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 
@@ -31,12 +31,7 @@ def changing(
     the old values stay. If the daemon is gone by then, `when_gone` must close the client, and the
     new values are in private memory. Raises: InvalidSource for a tensor that wraps others.
     """
-    for name, tensor in chain.from_iterable(tensors.items() for tensors in parts.values()):
-        if is_wrapper(tensor):
-            raise InvalidSource(
-                f"{name!r} is a {type(tensor).__name__}, which wraps others: it cannot be "
-                "reloaded in place. Start the stage again with the new weights"
-            )
+    _refuse_wrappers(chain.from_iterable(tensors.items() for tensors in parts.values()))
     homes = [(t, t.data) for tensors in parts.values() for t in tensors.values()]
     owned = client.session.components
     copies = Copies(client.session, lambda at: _at(owned, at), nullcontext)
@@ -55,6 +50,15 @@ def changing(
     finally:
         for tensor, home in homes:
             _point(tensor, home)
+
+
+def _refuse_wrappers(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in tensors:
+        if is_wrapper(tensor):
+            raise InvalidSource(
+                f"{name!r} is a {type(tensor).__name__}, which wraps others: it cannot be "
+                "reloaded in place. Start the stage again with the new weights"
+            )
 
 
 def _at(components: Mapping[str, Part], address: int) -> Part | None:

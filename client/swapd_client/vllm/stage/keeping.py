@@ -67,17 +67,22 @@ class StageKeeping:
             self._asked = None
             return bool(self.in_flight) or (self.stays and not wanted)
         if beside:
-            if self._asked is None:
-                self._asked = frozenset(self.in_flight), now + self._finish_within_s
-            return now < self._asked[1]
+            return now < self._finishing(now)[1]
         if self._slice_s is not None:
-            lasts = now < self._since + self._slice_s
-            return computed and lasts and bool(self.in_flight) and not enough
+            to_finish, until = frozenset(self.in_flight), self._since + self._slice_s
+        else:
+            to_finish, until = self._finishing(now)
+        going_on = computed and not enough and now < until
+        return going_on and not to_finish.isdisjoint(self.in_flight)
+
+    def _finishing(self, now: float) -> tuple[frozenset[str], float]:
+        """The requests that were in flight when a stage began to wait, and until when they may be.
+
+        Now, if none waited.
+        """
         if self._asked is None:
             self._asked = frozenset(self.in_flight), now + self._finish_within_s
-        to_finish, until = self._asked
-        within = computed and not enough and now < until
-        return within and not to_finish.isdisjoint(self.in_flight)
+        return self._asked
 
     def over(self) -> int:
         """The stage gave way; return the number of requests finished in the turn."""
