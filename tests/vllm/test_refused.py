@@ -31,12 +31,10 @@ def refused(scene: Scene, settings: Mapping[str, object], **more: Any) -> Engine
     ("settings", "said"),
     [
         ({"componant": "x"}, "did you mean component?"),
-        ({"cpu_offload_components": ["visual"]}, "does nothing without cpu_offload_enabled: true"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]},
             "cpu_offload_components names 'visual', but the stage has no such module",
         ),
-        ({"enable_layerwise_offload": True}, "enable_layerwise_offload is for diffusion stages"),
     ],
 )
 def test_settings_that_make_no_sense(
