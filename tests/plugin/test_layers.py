@@ -1,6 +1,6 @@
 """A stage in parts, by layers: the weights of each part, and the parts that are copied."""
 
-import threading
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from swapd_client.vllm.options import options_of
 from swapd_client.vllm.parts import StagePart, parts_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
-from swapd_client.vllm.stage.rejoining import Rejoining
 from tests.guarantees.harness import MIB, Daemon
 from tests.offload.test_wrappers import Scaled
 from tests.plugin import test_rejoining, test_stage
@@ -22,6 +21,7 @@ from tests.plugin.test_rejoining import Lives
 from tests.plugin.test_stage import PATIENCE_S, Scene, await_leases, leases, resident
 
 daemon, scene, lives = test_stage.daemon, test_stage.scene, test_rejoining.lives
+refusals = test_rejoining.refusals
 
 LAYERS = [f"layers.{number}" for number in range(5)]
 
@@ -342,22 +342,17 @@ def test_a_stage_that_comes_back_leaves_by_layers_again(
 @small
 @pytest.mark.parametrize("cache", [0, CHUNK])
 def test_it_does_not_come_back_where_its_parts_fit_one_by_one_only(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache: int
+    lives: Lives,
+    refusals: SimpleQueue[Exception],
+    caplog: pytest.LogCaptureFixture,
+    cache: int,
 ) -> None:
     stage, model = stage_of(lives, "thinker")
     if cache:
         stage.memory.lend_cache(cache, KvTerms("drop", prefixes=False, layers=[Layer(0, cache)]))
     before = addresses(model)
-    refused = threading.Event()
-    could_not = Rejoining._could_not_join
-
-    def told(one: Rejoining, error: Exception) -> None:
-        could_not(one, error)
-        refused.set()
-
-    monkeypatch.setattr(Rejoining, "_could_not_join", told)
     daemon = lives.restart(budget=4 * CHUNK + cache)
-    assert refused.wait(PATIENCE_S)
+    refusals.get(timeout=PATIENCE_S)
     step(stage, model)
     assert stage.alone
     assert not daemon.status().components

@@ -69,6 +69,19 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lives]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[Exception]:
+    """The errors with which stages could not join, each once it was reported."""
+    could_not, found = Rejoining._could_not_join, SimpleQueue[Exception]()
+
+    def noted(one: Rejoining, error: Exception) -> None:
+        could_not(one, error)
+        found.put(error)
+
+    monkeypatch.setattr(Rejoining, "_could_not_join", noted)
+    return found
+
+
 def step(stage: Stage, model: Model, seed: int = 0, **options: Any) -> None:
     """Make one step, and check its result."""
     stage.begin(**options)
@@ -199,18 +212,11 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
     lives: Lives,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    refusals: SimpleQueue[Exception],
     why: str,
 ) -> None:
     stage, model = lives.stage("thinker")
     before = addresses(model)
-    refusals = threading.Semaphore(0)
-    could_not = Rejoining._could_not_join
-
-    def refused(one: Rejoining, error: Exception) -> None:
-        could_not(one, error)
-        refusals.release()
-
-    monkeypatch.setattr(Rejoining, "_could_not_join", refused)
     said = {"name taken": "is registered", "too large": "4 MiB"}.get(why, "injected")
     error = VersionMismatch(said) if why == "version" else OSError(said)
 
@@ -230,7 +236,7 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
                 other.register("thinker", {"x": b"x"})
                 daemon.await_record("Commit", name="thinker")
         for _ in range(3):
-            assert refusals.acquire(timeout=PATIENCE_S)
+            refusals.get(timeout=PATIENCE_S)
         step(stage, model)
         assert addresses(model) == before
         told = [m for m in caplog.messages if m.startswith("thinker cannot come back to swapd")]
@@ -245,10 +251,8 @@ def test_one_that_cannot_come_back_says_so_once_and_goes_on(
 
 
 def test_one_that_stays_does_not_come_back_where_that_takes_anothers_room_for_good(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
+    lives: Lives, refusals: SimpleQueue[Exception]
 ) -> None:
-    refused: SimpleQueue[Exception] = SimpleQueue()
-    monkeypatch.setattr(Rejoining, "_could_not_join", lambda _, error: refused.put(error))
     first, model = lives.stage("thinker")
     late, other = lives.connect("code2wav", cpu_offload_enabled=False), Model(1)
     late.memory.take({"": nn.ModuleList([other.visual, other.audio_tower])})
@@ -256,7 +260,7 @@ def test_one_that_stays_does_not_come_back_where_that_takes_anothers_room_for_go
         daemon = lives.restart(budget="10MiB")
         lives.await_back(first)
         step(first, model)
-    error = refused.get(timeout=PATIENCE_S)
+    error = refusals.get(timeout=PATIENCE_S)
     assert "stage 'code2wav' would stay, and leave thinker no room for its turn" in str(error)
     while {c.name for c in daemon.status().components} != {"thinker"}:
         daemon.await_record("SessionGone")  # the one of the refused stage, each time
@@ -391,21 +395,13 @@ def test_the_next_daemon_is_asked_at_once_whatever_the_last_one_said(
 
 
 def test_a_daemon_of_another_device_is_none_of_its_own(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lives: Lives, refusals: SimpleQueue[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     stage, model = lives.stage("thinker")
-    told = threading.Event()
-    could_not = Rejoining._could_not_join
-
-    def refused(one: Rejoining, error: Exception) -> None:
-        could_not(one, error)
-        told.set()
-
-    monkeypatch.setattr(Rejoining, "_could_not_join", refused)
     with stage.computing():
         stage.client.session.welcome = _on_a_gpu(stage.client.session.welcome)
         lives.restart()
-    assert told.wait(PATIENCE_S)
+    refusals.get(timeout=PATIENCE_S)
     assert "serves host, but the weights are on cuda:0" in caplog.text
     step(stage, model)
 

@@ -213,30 +213,20 @@ def test_requests_in_flight_finish_before_a_stage_gives_way(scene: Scene) -> Non
 
 
 @pytest.mark.usefixtures("patient")
-def test_not_longer_than_they_may_take(scene: Scene) -> None:
-    first, _ = scene.stage("thinker", finish_within_s=0)
+@pytest.mark.parametrize("works", [True, False], ids=["over time", "without work"])
+def test_a_step_gives_way_when_requests_may_take_no_longer_or_have_nothing_to_compute(
+    scene: Scene, works: bool
+) -> None:
+    first, _ = scene.stage("thinker", finish_within_s=0 if works else 10)
     second, _ = scene.stage("talker", 1)
     asked = wanted(first)
     first.note(["a"], ())
     first.begin()
+    if not works:
+        first.end()
     came = scene.meanwhile(second.begin)
     assert asked.wait(PATIENCE_S)
-    first.end()
-    assert came.wait(PATIENCE_S)
-    second.end()
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_step_without_work_gives_way_at_once(scene: Scene) -> None:
-    first, _ = scene.stage("thinker")
-    second, _ = scene.stage("talker", 1)
-    asked = wanted(first)
-    first.note(["a"], ())
-    first.begin()
-    first.end()
-    came = scene.meanwhile(second.begin)
-    assert asked.wait(PATIENCE_S)
-    first.rest()
+    (first.end if works else first.rest)()
     assert came.wait(PATIENCE_S)
     second.end()
 
