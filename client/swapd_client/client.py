@@ -94,8 +94,8 @@ class Client:
         self._leasing = Leasing(session, factory, tracing_of(session, tracing))
         self._dropped = weakref.finalize(self, session.leave_behind, self._leasing.close_late)
         self._dropped.atexit = False
-        #: The attached models keep them alive: see `offload/dropped.py`.
-        self._attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
+        #: The attached models keep them alive: see `offload/garbage.py`.
+        self.attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
     @property
     def leasing(self) -> Leasing:
@@ -522,7 +522,8 @@ class Client:
         which names the weights that cannot be attached, InvalidSettings, and as `register`.
         """
         with needed("attach"):
-            from swapd_client.offload.attaching import arguments_of, attach
+            from swapd_client.offload.arguments import arguments_of
+            from swapd_client.offload.attach import attach
 
         arguments = arguments_of(
             components,
@@ -539,8 +540,13 @@ class Client:
             flags=flags,
         )
         attachment = attach(self, model, arguments)
-        self._attachments.add(attachment)
+        self.attachments.add(attachment)
         return attachment
+
+    @property
+    def leasing(self) -> Leasing:
+        """How this client's threads ask for leases and give them back."""
+        return self._leasing
 
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
@@ -574,8 +580,8 @@ class Client:
         updates it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
         with ExitStack() as stack:
-            for attachment in list(self._attachments):
-                stack.enter_context(attachment._between_passes(name))
+            for attachment in list(self.attachments):
+                stack.enter_context(attachment.between_passes(name))
             self._update_together({name: values})
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -626,7 +632,7 @@ class Client:
     def _let_go(self) -> None:
         """After closing: restore the attached models."""
         self._dropped.detach()
-        for attachment in list(self._attachments):
+        for attachment in list(self.attachments):
             attachment._let_go()
 
     def _take(self, steps: moving.Steps[_T]) -> _T:

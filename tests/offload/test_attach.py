@@ -132,7 +132,7 @@ def test_all_of_it_is_attached_or_nothing(client: Client) -> None:
         client.attach(model)
     assert names(client) == {"vae"}
     assert torch.equal(model(TOKENS), expected)
-    assert not any(m._forward_hooks for m in model.modules())
+    assert not any("_call_impl" in vars(m) for m in model.modules())
 
 
 def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> None:
@@ -145,9 +145,9 @@ def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> No
     attachment.detach()
     attachment.detach()
     assert {name: set(module.__dict__) for name, module in model.named_modules()} == before
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any("_call_impl" in vars(m) for m in model.modules())
     assert model.vae.decode.__func__ is Decoder.decode
-    assert not client._attachments
+    assert not client.attachments
     assert names(client) == set()
     model.head.weight.add_(0)
     for parameter in model.parameters():
@@ -208,7 +208,7 @@ def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:
     client.attach(model)
     client.close()
     assert torch.equal(model(TOKENS), expected)
-    assert not any(m._forward_hooks for m in model.modules())
+    assert not any("_call_impl" in vars(m) for m in model.modules())
 
 
 class Nothing(nn.Module):
@@ -227,7 +227,7 @@ def test_a_component_without_parameters_is_free(client: Client) -> None:
     with client.attach(model) as attachment:
         assert names(client) == {"dit"}
         assert attachment.components["vae"].nbytes == 0
-        assert not model.vae._forward_hooks
+        assert "_call_impl" not in vars(model.vae)
         with attachment.use("vae"):
             assert not client.session.leases
         model(torch.ones(2, 8))

@@ -11,7 +11,7 @@ from torch import nn
 
 from swapd_client import Client
 from swapd_client.offload.automatic import parts_of
-from swapd_client.offload.staying import staying
+from swapd_client.offload.private import staying
 from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evict, seeded
 
 

@@ -10,9 +10,7 @@ from torch import nn
 import swapd_client
 from swapd import spawn
 from swapd_client import Client
-from swapd_client.leases.keeping import RequestKeeping
-from swapd_client.offload.between_calls import KeptBetweenCalls, kept_between_calls
-from swapd_client.offload.scope import Leased, here
+from swapd_client.offload.scope import here, kept_between_calls
 from tests.offload.modules import Model, leases, seeded
 
 
@@ -40,7 +38,7 @@ def test_a_component_is_held_from_call_to_call_until_another_is_needed(client: C
             model.vae.decode(hidden)
             assert leases(client) == {"text_encoder": 0, "transformer": 0, "vae": 1}
         assert set(leases(client).values()) == {0}
-        assert here().kept is None
+        assert here().request is None
 
 
 def test_a_turn_that_fails_gives_all_back(client: Client) -> None:
@@ -101,25 +99,25 @@ def test_what_is_wanted_is_not_kept_beyond_the_bound(
     busy: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = busy
-    one.register("dit", {"x": bytes(100)})
-    held = Leased(one, ["dit"])
+    model = seeded(nn.ModuleDict, {"dit": nn.Linear(256, 256)})
     now = 100.0
-    monkeypatch.setattr("swapd_client.offload.between_calls.time.monotonic", lambda: now)
-    kept = KeptBetweenCalls(one, RequestKeeping(10.0))
-    kept.take(held)()
-    assert leases(one) == {"dit": 1}
-    one.session.told.wanted.add("dit")
-    kept.take(held)()
-    now = 109.0
-    kept.take(held)()
-    assert leases(one) == {"dit": 1}
-    now = 110.0
-    kept.take(held)()
-    assert leases(one) == {"dit": 0}
-    kept.take(held)()  # wanted again, or still: the bound starts again
-    assert leases(one) == {"dit": 1}
-    kept.end()
-    assert leases(one) == {"dit": 0}
+    monkeypatch.setattr("swapd_client.offload.scope.time.monotonic", lambda: now)
+
+    def held_after_a_call() -> bool:
+        model["dit"](torch.zeros(1, 256))
+        return bool(leases(one)["dit"])
+
+    with one.attach(model), torch.inference_mode(), kept_between_calls(one, 10.0):
+        assert held_after_a_call()
+        one.session.told.wanted.add("dit")
+        assert held_after_a_call()
+        now = 109.0
+        assert held_after_a_call()
+        now = 110.0
+        assert not held_after_a_call()
+        assert held_after_a_call()  # wanted again, or still: the bound starts again
+        one.session.told.wanted.discard("dit")
+    assert not leases(one)
 
 
 def test_what_each_call_under_a_kept_lease_worked_on_is_waited_for(
@@ -128,11 +126,11 @@ def test_what_each_call_under_a_kept_lease_worked_on_is_waited_for(
     """The end of the call records its stream: by the release it may be destroyed."""
     rested: list[int] = []
     monkeypatch.setattr(swapd_client.Lease, "rests", lambda lease: rested.append(id(lease)))
-    client.register("dit", {"x": bytes(100)})
-    held, kept = Leased(client, ["dit"]), KeptBetweenCalls(client, RequestKeeping(10.0))
-    for calls in range(1, 4):
-        kept.take(held)()
-        assert len(rested) == calls
-    assert leases(client) == {"dit": 1}
-    kept.end()
-    assert len(set(rested)) == 1
+    model = seeded(nn.ModuleDict, {"dit": nn.Linear(256, 256)})
+    with client.attach(model), torch.inference_mode():
+        with kept_between_calls(client, 10.0):
+            for calls in range(1, 4):
+                model["dit"](torch.zeros(1, 256))
+                assert len(rested) == calls
+            assert leases(client) == {"dit": 1}
+        assert len(set(rested)) == 1

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client, ComponentInUse
-from swapd_client.offload import calls_under_way
+from swapd_client.offload import attach_barrier
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, evict, leases, seeded
 from tests.processes import output_of
@@ -147,11 +147,11 @@ def stopped() -> Iterator[Any]:
 def test_a_call_that_does_not_end_is_named_and_nothing_is_attached(
     client: Client, stopped: Stops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls_under_way, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(attach_barrier, "PATIENCE_S", 0.0)
     with pytest.raises(ComponentInUse, match=r"Stops in thread 'server'"):
         client.attach({"m": stopped}, ".")
     assert leases(client) == {}
-    assert not stopped._forward_pre_hooks
+    assert "_call_impl" not in vars(stopped)
     with client.attach({"other": seeded(Stops)}, "."):  # its calls are others
         pass
 
@@ -165,7 +165,7 @@ def test_an_interrupt_while_attach_waits_leaves_nothing_attached(
     with Said("attach waits for calls", interrupt), pytest.raises(KeyboardInterrupt):
         client.attach({"m": stopped}, ".")
     assert leases(client) == {}
-    assert not stopped._forward_pre_hooks
+    assert "_call_impl" not in vars(stopped)
 
 
 def test_a_model_in_a_call_is_detached_once_the_call_has_ended(client: Client) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from swapd_client import Client
-from swapd_client.offload.ours import Ours
+from swapd_client.offload.copies import Marker
 from tests.offload.test_state_dict import Block, Tied
 from tests.offload.twins import Lent, same
 
@@ -20,7 +20,7 @@ from tests.offload.twins import Lent, same
 def is_plain(module: nn.Module) -> bool:
     """Whether a module and its children have no attribute of swapd."""
     return not any(
-        isinstance(value, Ours) or isinstance(getattr(value, "__self__", None), Ours)
+        isinstance(value, Marker) or isinstance(getattr(value, "__self__", None), Marker)
         for one in module.modules()
         for value in (*vars(one).values(), *all_hooks(one))
     )

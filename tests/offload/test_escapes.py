@@ -23,13 +23,13 @@ PREPARE = """
     from torch import nn
     from swapd_client import connect
     from swapd_client.offload.guards import guard
-    from swapd_client.offload.weights_of import Registered
+    from swapd_client.offload.weights import ComponentWeights
 
     client = connect({folder!r}, label="child")
     module = nn.Linear(64, 64)
     early = module.weight.detach()
     client.register("child", module)
-    guard(module, Registered(client, "child", [client.session.own("child")]))
+    guard(module, ComponentWeights(client, "child", [client.session.own("child")]))
     weight = module.weight
 """
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from swapd_client import Client, NotWhileAttached
-from swapd_client.offload import loading
+from swapd_client.offload import state_dict
 from swapd_client.offload.guards import guard
-from swapd_client.offload.weights_of import Registered
+from swapd_client.offload.weights import ComponentWeights
 from tests.offload.modules import evict
 from tests.offload.test_state_dict import Block, Tied
 from tests.offload.twins import Lent, same
@@ -213,7 +213,7 @@ def test_what_raises_on_the_way_has_loaded_nothing(client: Client, mutable: bool
     odd.broken = True
     with pytest.raises(KeyError, match="broken"):
         lent.module.load_state_dict(new)
-    assert not loading._loads()
+    assert not state_dict._loads()
     assert same(lent.module.state_dict(), lent.twin.state_dict())
     odd.broken = False
     lent.module.load_state_dict(new)
@@ -241,7 +241,7 @@ def test_an_exception_elsewhere_leaves_the_next_load_alone(client: Client) -> No
     new = others(lent.twin)
     lent.module.load_state_dict(new)
     assert same(dict(lent.module.state_dict()), new)
-    assert not loading._loads()
+    assert not state_dict._loads()
 
 
 def test_two_components_of_one_model_are_each_given_theirs_once(client: Client) -> None:
@@ -262,7 +262,7 @@ def test_a_component_in_blocks_is_given_its_values_by_one_update(client: Client)
     twin = copy.deepcopy(model)
     blocks: dict[str, Any] = {f"blocks.{i}": block for i, block in enumerate(model)}
     parts = client.register_family("dit", blocks)
-    guard(model, Registered(client, "dit", [client.session.own(part.name) for part in parts]))
+    guard(model, ComponentWeights(client, "dit", [client.session.own(part.name) for part in parts]))
     evict(client, *(part.name for part in parts))
     assert same(model.state_dict(), twin.state_dict())
     given: list[Any] = []

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client
-from swapd_client.offload.changing import changing
+from swapd_client.offload.update_barrier import _changing
 from tests.offload.modules import evict
 
 #: A block of 4 MiB.
@@ -240,7 +240,7 @@ def test_it_waits_for_calls_that_are_under_way_and_new_ones_wait_for_it(
         del block.during
         block.during = lambda: None
         load = pool.submit(loading.model.load_state_dict, loading.states[1])
-        while changing.now is None:
+        while _changing.now is None:
             assert not load.done()
         second = pool.submit(call)
         assert not load.done()
@@ -253,7 +253,7 @@ def test_it_waits_for_calls_that_are_under_way_and_new_ones_wait_for_it(
 def test_who_holds_it_may_wait_for_another_thread_to_load_it(client: Client) -> None:
     """Loading waits for calls, not for `use`; a call itself may load."""
     with attached(client, "buffers") as (loading, _), ThreadPoolExecutor(1) as pool:
-        (attachment,) = client._attachments
+        (attachment,) = client.attachments
         with attachment.use("dit"):
             pool.submit(loading.model.load_state_dict, loading.states[1]).result()
         block: Any = loading.model.get_submodule("blocks.3")

@@ -309,16 +309,14 @@ async def test_what_is_awaited(lent: Lending) -> None:
             lent.check(value, twin)
 
 
-def test_hooks_that_were_there_see_the_weights_themselves(lent: Lending) -> None:
-    """They run during the lease; hooks registered later get the caller's copies."""
-    lent.attachment.detach()
+def test_hooks_see_the_weights_themselves_and_the_caller_gets_copies(lent: Lending) -> None:
     seen: list[Any] = []
-    lent.module.register_forward_hook(lambda m, a, out: seen.append(out))
-    lent.attachment = lent.client.attach({"prompt": lent.module}, ".")
     lent.module.register_forward_hook(lambda m, a, out: seen.append(out))
     out = lent.module(X)
     assert seen[0] is lent.module.table.weight
-    assert seen[1] is out
+    with lent.attachment.use("prompt"):
+        assert torch.equal(out, seen[0])
+    assert out is not seen[0]
 
 
 @pytest.mark.parametrize("resident", [None, 0], ids=["whole", "streamed"])

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swapd_client import Client, InvalidSource
-from swapd_client.offload import find
+from swapd_client.offload import ownership
 from tests.offload.modules import TOKENS, WIDTH, Encoder, evict, leases, seeded
 
 
@@ -209,7 +209,7 @@ def test_a_component_on_two_devices_is_refused(client: Client) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.second.weight = nn.Parameter(torch.empty(2, 2, device="cuda:1"))
         with pytest.raises(InvalidSource, match=r"'first.weight' on cpu and 'second.weight' on cu"):
-            find._check("dit", dict(model.named_parameters()))
+            ownership._check("dit", dict(model.named_parameters()))
 
 
 def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: Client) -> None:

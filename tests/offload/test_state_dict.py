@@ -15,7 +15,7 @@ from torch import nn
 
 from swapd_client import Client
 from swapd_client.offload.guards import guard
-from swapd_client.offload.weights_of import Registered
+from swapd_client.offload.weights import ComponentWeights
 from tests.offload.twins import Lent, same
 
 
@@ -232,7 +232,7 @@ def test_a_part_of_a_large_tensor_is_saved_as_that_part(client: Client) -> None:
     module = nn.Module()
     module.part = nn.Parameter(part)
     client.register("small", module)
-    guard(module, Registered(client, "small", [client.session.own("small")]))
+    guard(module, ComponentWeights(client, "small", [client.session.own("small")]))
     assert len(saved(module.state_dict())) < 4096
 
 

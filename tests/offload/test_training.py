@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import optimizer as torchs
 
 from swapd_client import Client, InvalidSource, NotWhileAttached
-from swapd_client.offload import dropped, training
+from swapd_client.offload import garbage, private
 from swapd_client.offload.attachment import Attachment
 from tests.offload.modules import TOKENS, WIDTH, Encoder, Model, evict, leases, seeded
 from tests.offload.twins import same
@@ -313,10 +313,10 @@ def test_weights_that_are_mutable_may_be_trained(client: Client) -> None:
 
 def test_no_step_is_looked_at_when_nothing_is_attached(client: Client) -> None:
     def looked_at() -> bool:
-        return training.refuse_step in torchs._global_optimizer_pre_hooks.values()
+        return private.refuse_step in torchs._global_optimizer_pre_hooks.values()
 
     gc.collect()
-    dropped.settle()  # models of earlier tests
+    garbage.settle()  # models of earlier tests
     first, second = client.attach({"a": adapted()}), client.attach({"b": adapted()})
     assert looked_at()
     first.refresh()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client, ComponentInUse
-from swapd_client.offload import dropped, hooks
+from swapd_client.offload import garbage, hooks
 from tests.offload.modules import WIDTH, evict, seeded
 from tests.offload.test_attach import names
 
@@ -94,7 +94,7 @@ def test_either_is_detached_and_both_go_on(client: Client, kinds: Any, first: in
     pair.attachments[1 - first].detach()
     pair.check()
     assert not names(client)
-    assert not any(hooks.is_hooked(m) for model in pair.models for m in model.modules())
+    assert not any(hooks.is_attached(m) for model in pair.models for m in model.modules())
 
 
 @pairs
@@ -118,7 +118,7 @@ def test_either_is_garbage_and_the_other_goes_on(client: Client, first: int) -> 
     pair = Pair(client, (Around, Tied))
     del pair.models[first], pair.expected[first], pair.attachments[first]
     gc.collect()
-    dropped.settle()
+    garbage.settle()
     pair.check()
     if first == 0:
         while names(client) != {"b"}:  # a thread may have been quicker than this one

@@ -14,8 +14,8 @@ from torch import nn
 
 from swapd_client import Client, NotWhileAttached
 from swapd_client.offload.attachment import Attachment
-from swapd_client.offload.editing import edits
 from swapd_client.offload.scope import here
+from swapd_client.offload.weights import edits
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, Encoder, evict, seeded
 from tests.offload.twins import same

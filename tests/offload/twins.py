@@ -7,7 +7,7 @@ import torch
 
 from swapd_client import Client, Component
 from swapd_client.offload.guards import guard
-from swapd_client.offload.weights_of import Registered
+from swapd_client.offload.weights import ComponentWeights
 from tests.offload.modules import evict
 
 Make = Callable[[], torch.nn.Module]
@@ -24,7 +24,7 @@ class Lent:
         self.twin = make()
         self.name = name
         self.component: Component = client.register(name, self.module, **options)
-        self.weights = Registered(client, name, [client.session.own(name)])
+        self.weights = ComponentWeights(client, name, [client.session.own(name)])
         self.undo = guard(self.module, self.weights)
         evict(client, name)
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -14,12 +15,13 @@ import torch
 from swapd.shared.units import size
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
 from swapd_client.leases.collected import await_given_back
-from swapd_client.offload.changing import quiet
 from swapd_client.offload.guards import writable
-from swapd_client.offload.lender import Lender
-from swapd_client.offload.registering import Streamed
-from swapd_client.offload.scope import Block, Holdable, Leased, Passed, here
-from swapd_client.offload.training import Trained
+from swapd_client.offload.holdables import BlockHold, ComponentHold, Holdable, PassHold
+from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.private import Trained
+from swapd_client.offload.scope import Entry, here
+from swapd_client.offload.stream import Stream
+from swapd_client.offload.update_barrier import quiet
 
 log = logging.getLogger("swapd_client")
 
@@ -31,15 +33,15 @@ ONE_AT_A_TIME = threading.Lock()
 _counting = threading.Lock()
 
 
-class Attached:
+class AttachedComponent:
     """One component of an attachment."""
 
     def __init__(
         self,
         name: str,
         module: torch.nn.Module,
-        held: Leased | Passed | None,
-        all_of_it: Leased,
+        held: ComponentHold | PassHold | None,
+        all_of_it: ComponentHold,
         nbytes: int,
     ) -> None:
         self.name = name
@@ -50,17 +52,26 @@ class Attached:
         self.all_of_it = all_of_it
         self.nbytes = nbytes
         #: The blocks of a streamed component, by module.
-        self.blocks: dict[torch.nn.Module, Block] = {}
+        self.blocks: dict[torch.nn.Module, BlockHold] = {}
 
     def __repr__(self) -> str:
         return f"<Attached {self.name} {size(self.nbytes)}>"
+
+
+@dataclass(frozen=True)
+class StreamedComponent:
+    """A streamed component: its stream and its blocks."""
+
+    stream: Stream
+    #: The modules of each part of the stream.
+    blocks: tuple[tuple[torch.nn.Module, ...], ...]
 
 
 class Use:
     """A `with` block that holds components. It may be nested, and used more than once."""
 
     def __init__(
-        self, client: Lender, all_of: Sequence[Attached], parts: Sequence[Holdable]
+        self, client: AttachClient, all_of: Sequence[AttachedComponent], parts: Sequence[Holdable]
     ) -> None:
         """Hold `all_of` these components, and the `parts` that a call of others would hold."""
         names = dict.fromkeys(name for one in all_of for name in one.all_of_it.names)
@@ -69,17 +80,16 @@ class Use:
         if len(all_of) == 1:
             self._taken.insert(0, all_of[0].all_of_it)
         elif all_of:
-            self._taken.insert(0, Leased(client, list(names)))
+            self._taken.insert(0, ComponentHold(client, list(names)))
         #: Calls inside the block find these held, and acquire nothing.
         self._lent = [one.held for one in all_of if one.held is not None]
         self._lent += [one.all_of_it for one in all_of]
 
     def __enter__(self) -> None:
         scope = here()
-        scope.reap()
         with ExitStack() as undo:
             for held in self._taken:
-                scope.enter(held, None, self, is_call=False)
+                scope.enter(Entry(held, self, is_call=False))
                 undo.callback(self._leave_last)
             undo.pop_all()
         for held in self._lent:
@@ -113,13 +123,13 @@ class Use:
 class Attachment:
     """The result of `Client.attach`. `detach`, or the end of a `with` block, undoes it."""
 
-    def __init__(self, client: Lender, prefix: str) -> None:
-        self.components: dict[str, Attached] = {}
+    def __init__(self, client: AttachClient, prefix: str) -> None:
+        self.components: dict[str, AttachedComponent] = {}
         #: Components that `detach` unregisters, by their names in the daemon, in order of
         #: registration.
         self.registered: list[str] = []
         #: The streamed components, by name.
-        self.streamed: dict[str, Streamed] = {}
+        self.streamed: dict[str, StreamedComponent] = {}
         #: Parameters that stay private.
         self.trained: Trained = {}
         #: One line for the log and for `str()`.
@@ -157,7 +167,7 @@ class Attachment:
         reads weights outside of forward. One acquire takes all. Entering it raises the errors of
         `Client.acquire`.
         """
-        whole: dict[str, Attached] = {}
+        whole: dict[str, AttachedComponent] = {}
         parts: dict[Holdable, None] = {}
         for item in what:
             found, part = self._meant_by(item)
@@ -187,14 +197,12 @@ class Attachment:
                 modules[item] = None
         return writable(*modules)
 
-    def _meant_by(self, what: str | torch.nn.Module) -> tuple[list[Attached], Holdable | None]:
+    def _meant_by(
+        self, what: str | torch.nn.Module
+    ) -> tuple[list[AttachedComponent], Holdable | None]:
         """The components that `what` names; or the holdable of a module inside one."""
         if isinstance(what, str):
-            name = what.removeprefix(f"{self._prefix}.") if self._prefix else what
-            if (one := self.components.get(what) or self.components.get(name)) is None:
-                there = ", ".join(self.components)
-                raise InvalidSource(f"no component is called {what!r}; there are: {there}")
-            return [one], None
+            return [self._called(what)], None
         inside = set(what.modules())
         if within := [one for one in self.components.values() if one.module in inside]:
             return within, None
@@ -207,19 +215,26 @@ class Attachment:
         blocks = (b for m, b in one.blocks.items() if what in set(m.modules()))
         return [], next(blocks, one.held)
 
-    def _between_passes(self, name: str) -> AbstractContextManager[None]:
+    def _called(self, name: str) -> AttachedComponent:
+        short = name.removeprefix(f"{self._prefix}.") if self._prefix else name
+        if (one := self.components.get(name) or self.components.get(short)) is None:
+            there = ", ".join(self.components)
+            raise InvalidSource(f"no component is called {name!r}; there are: {there}")
+        return one
+
+    def between_passes(self, name: str) -> AbstractContextManager[None]:
         """A `with` block in which no other thread calls a module of a family."""
         if all(name != streamed.stream.family for streamed in self.streamed.values()):
             return nullcontext()
         return quiet({self._client: self._client.session.registry.family(name)})
 
-    def _daemon_gone(self, error: SessionEnded) -> None:
+    def daemon_gone(self, error: SessionEnded) -> None:
         """A call found that the daemon is gone. Raises `error` unless `when_gone` is set."""
         if self.when_gone is None:
             raise error
         self.when_gone(error)
 
-    def _to_undo(self, undo: Callable[[], None]) -> None:
+    def to_undo(self, undo: Callable[[], None]) -> None:
         """Call `undo()` at `detach`."""
         self._installed.callback(undo)
 
@@ -250,7 +265,7 @@ class Attachment:
         """
         await_given_back()  # garbage that the caller dropped is not in use
         with suppress(ClientClosed):
-            self._client._leasing.refuse_in_use(self.registered)  # before anything is undone
+            self._client.leasing.refuse_in_use(self.registered)  # before anything is undone
         with quiet({self._client: tuple(self.registered)}), ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private already
                 self._take_back()
@@ -258,7 +273,7 @@ class Attachment:
 
     def _end(self) -> None:
         """Remove the hooks, unless they acquire components of another attached model."""
-        others = [one for one in self._client._attachments if one is not self]
+        others = [one for one in self._client.attachments if one is not self]
         lent = {name for one in others for name in one.registered}
         left = self._left()
         if lent.isdisjoint(left):
@@ -312,7 +327,7 @@ class Attachment:
         self.trained = {}
         self._again = _nothing
         self._uninstall()
-        self._client._attachments.discard(self)
+        self._client.attachments.discard(self)
 
     def _uninstall(self) -> None:
         """Remove the hooks; the weights stay in swapd."""

@@ -29,7 +29,7 @@ _LITTLE = 0.05
 
 
 @dataclass(frozen=True)
-class Block:
+class ModelBlock:
     """One part of a component: a block, or several small neighbours."""
 
     #: Path in the component: "transformer_blocks.3", or "transformer_blocks.0-3".
@@ -39,7 +39,9 @@ class Block:
     nbytes: int
 
 
-def blocks_of(component: Module, named: Sequence[str] | None = None, least: int = 0) -> list[Block]:
+def blocks_of(
+    component: Module, named: Sequence[str] | None = None, least: int = 0
+) -> list[ModelBlock]:
     """The blocks of a component, in order of declaration; [] if none are found.
 
     `named`: paths of lists of blocks, or of single blocks. Default: the names that the component's
@@ -130,7 +132,7 @@ def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
             yield from lists_of(child, name)
 
 
-def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[Block]:
+def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[ModelBlock]:
     """The blocks of one list; small neighbours are joined until they have `least` bytes."""
     path, children = found
     names: list[str] = []
@@ -159,10 +161,10 @@ def _called(module: Module) -> Iterator[Module]:
             yield from _called(child)
 
 
-def _block(path: str, names: list[str], modules: list[Module], nbytes: int) -> Block:
+def _block(path: str, names: list[str], modules: list[Module], nbytes: int) -> ModelBlock:
     first, last = names[0], names[-1]
     name = first if len(names) == 1 else f"{first}-{last[len(path) + 1 :]}"
-    return Block(name, tuple(modules), nbytes)
+    return ModelBlock(name, tuple(modules), nbytes)
 
 
 def _nbytes(modules: Iterable[Module]) -> int:

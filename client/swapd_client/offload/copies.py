@@ -1,14 +1,19 @@
-"""Private tensors with the bytes of components, whether these are on the device or not.
+"""Copies of tensors and modules whose bytes may not be on the device.
 
 A clean component's bytes are in its host copy, so reading it needs no lease and no device memory:
 the copies are a private mapping of the host copy, whose pages are copied on write. A mutable
 component's latest bytes may be on the device only: they are copied under a lease.
+
+Copies and pickles of a module have none of swapd's attributes: they have weights of their own, and
+no client. `Marker` marks these attributes.
 """
 
+import copy
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -108,3 +113,101 @@ def _copied(storage: torch.UntypedStorage) -> torch.Tensor:
     """A copy of bytes that are readable now."""
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return whole.set_(storage).to("cpu", copy=True)
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The module's own tensors: parameters, buffers, attributes, and tensors in lists and dicts."""
+    for value in vars(module).values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (dict, list, tuple)):
+            inside = value.values() if isinstance(value, dict) else value
+            yield from (one for one in inside if isinstance(one, torch.Tensor))
+
+
+def stand_in(
+    tensor: torch.Tensor, copies: Copies, device: torch.device | None = None
+) -> torch.Tensor:
+    """The tensor to pickle instead of `tensor`: an equal one, private, on the CPU or `device`."""
+    with torch.inference_mode(False):
+        made = copies.of(tensor).to(device or "cpu")
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        if not is_wrapper(tensor):  # a wrapper's attributes are its inner tensors
+            vars(made).update(vars(tensor))
+        return made
+
+
+def private(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
+    """As `copy.deepcopy` of an ordinary tensor."""
+    return copy.deepcopy(stand_in(tensor, copies, tensor.device))
+
+
+def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
+    """`copy.deepcopy` of a module without swapd's attributes. `memo` has its tensors' copies."""
+    if (own := getattr(type(module), "__deepcopy__", None)) is not None:
+        made = own(module, memo)
+        object.__setattr__(made, "__dict__", without_markers(vars(made)))
+        return made
+    reduced: Any = type(module).__reduce_ex__(module, 4)
+    make, arguments, *rest = reduced
+    state: Any = rest[0] if rest else None
+    made = memo[id(module)] = make(*copy.deepcopy(arguments, memo))
+    if isinstance(state, dict):
+        state = without_markers(state)
+    # a second item: the state in slots
+    elif isinstance(state, tuple) and isinstance(state[0], dict):
+        state = without_markers(state[0]), *state[1:]
+    if state is not None:
+        made.__setstate__(copy.deepcopy(state, memo))
+    return made
+
+
+class Marker:
+    """Base of every hook and attribute that swapd puts on a module."""
+
+    __slots__ = ()
+
+    def before(self, name: str) -> Any:
+        """The module's own attribute of that name; None if it had none."""
+        return None
+
+
+def without_markers(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A module's `__dict__` without swapd's attributes; does not change its tables of hooks."""
+    plain = {}
+    for name, value in attributes.items():
+        own = _own(name, value)
+        if own is not None or value is None:
+            plain[name] = own
+    gone = _numbers_of_markers(plain)
+    for name, table in plain.items():
+        if _is_hooks(name, table) and not gone.isdisjoint(table):
+            plain[name] = type(table)((k, v) for k, v in table.items() if k not in gone)
+    return plain
+
+
+def _numbers_of_markers(attributes: dict[str, Any]) -> set[int]:
+    """swapd's numbers in tables of hooks; other tables have the same, with options of the hooks."""
+    tables = (table for name, table in attributes.items() if _is_hooks(name, table))
+    return {n for table in tables for n, hook in table.items() if _marker_of(hook)}
+
+
+def _own(name: str, value: Any) -> Any:
+    """A module's own attribute, behind swapd's of that name; None if there is none."""
+    while (marker := _marker_of(value)) is not None:
+        value = marker.before(name)
+    return value
+
+
+def _is_hooks(name: str, value: object) -> bool:
+    return "_hooks" in name and isinstance(value, dict)
+
+
+def _marker_of(value: object) -> Marker | None:
+    """The marked object: the value itself, its `__self__`, or its function's mark."""
+    function = getattr(value, "__func__", None)
+    for one in (value, getattr(value, "__self__", None), getattr(function, "marker", None)):
+        if isinstance(one, Marker):
+            return one
+    return None

@@ -1,20 +1,30 @@
-"""Work that needs `torch._dynamo`, done once another module imports it, and not before.
+"""What an attached model needs of `torch._dynamo`, without importing it.
 
 The import takes 1 to 3 s of CPU, and most processes compile nothing. So no code here, and none that
-an attached model runs, imports it. `torch.compile` does.
+an attached model runs, imports it. `torch.compile` does; then the waiting work is done.
+
+torch finds compiled code by guards, and these ignore hooks: code compiled for another module of the
+class, or for this one before it was attached, would run here without a lease. Guards do see whether
+a module has a `forward` of its own. So an attached module gets one, which calls the current
+`forward` of its class. Before the first import of `torch._dynamo` no code can be compiled, so
+modules get none: it would add a function to each call.
 """
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import threading
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+
+from swapd_client.offload.copies import Marker
 
 _NAME = "torch._dynamo"
 
@@ -71,7 +81,20 @@ class _Telling(Loader):
             do()
 
 
+_REASON = (
+    "swapd loads weights here. To export, or to compile as one graph: call detach() on the "
+    "attachment, or compile first and attach the compiled module"
+)
+
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def skip(function: Callable[..., Any]) -> None:
+    """Have torch not compile a function, but those that it calls. Only once it is imported."""
+    from torch._dynamo import decorators
+
+    decorators.skip(function)
+    function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
 
 
 def uncompiled(function: _F) -> _F:
@@ -92,11 +115,77 @@ def uncompiled(function: _F) -> _F:
 def _disabled(function: _F) -> _F:
     disable: Any = torch.compiler.disable
     try:
-        called: _F = disable(
-            function,
-            reason="swapd loads weights here. To export, or to compile as one graph: call "
-            "detach() on the attachment, or compile first and attach the compiled module",
-        )
+        called: _F = disable(function, reason=_REASON)
     except TypeError:  # torch before 2.7 takes no reason
         called = disable(function)
     return called
+
+
+#: Modules that get a forward once code may be compiled. None: code may be compiled already.
+_to_distinguish: WeakSet[torch.nn.Module] | None = WeakSet()
+
+
+def distinguish(module: torch.nn.Module) -> Callable[[], None]:
+    """Keep code compiled for other modules away from `module`; returns the undo.
+
+    A module with a `forward` of its own keeps it: code compiled for it is its own.
+    """
+    with _lock:
+        if _to_distinguish is None:
+            _give(module)
+        else:
+            _to_distinguish.add(module)
+
+    def undo() -> None:
+        with _lock:
+            if _to_distinguish is not None:
+                _to_distinguish.discard(module)
+            made = vars(module).get("forward")
+            if getattr(made, "__func__", None) in _made:  # else other code replaced it
+                del vars(module)["forward"]
+
+    return undo
+
+
+def _give(module: torch.nn.Module) -> None:
+    kind = type(module)
+    if "forward" not in vars(module) and isinstance(_static(kind), FunctionType):
+        vars(module)["forward"] = MethodType(_of_class(kind), module)
+
+
+def _give_all() -> None:
+    global _to_distinguish
+    with _lock:
+        waiting, _to_distinguish = _to_distinguish or (), None
+        for module in waiting:
+            _give(module)
+
+
+def _static(kind: type[torch.nn.Module]) -> Any:
+    return inspect.getattr_static(kind, "forward", None)
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return type(self).forward(self, *args, **kwargs)
+
+
+#: torch counts recompilations by code object, so each class has its own.
+_by_class: "WeakKeyDictionary[type, FunctionType]" = WeakKeyDictionary()
+#: All functions in `_by_class`.
+_made: WeakSet[FunctionType] = WeakSet()
+
+
+def _of_class(kind: type[torch.nn.Module]) -> FunctionType:
+    made = _by_class.get(kind)
+    if made is None:
+        name = f"{kind.__module__}.{kind.__qualname__}.forward"
+        made = FunctionType(_forward.__code__.replace(co_name=name), globals(), "forward")
+        made.marker = Marker()  # type: ignore[attr-defined]
+        _by_class[kind] = made
+        _made.add(made)
+    made.__wrapped__ = _static(kind)  # type: ignore[attr-defined] # gives it the signature
+    made.__doc__ = made.__wrapped__.__doc__  # type: ignore[attr-defined]
+    return made
+
+
+when_imported(_give_all)

@@ -19,19 +19,21 @@ from torch.nn import Module
 from torch.utils import _python_dispatch as modes
 
 from swapd_client.errors import SwapdError, TooLarge, WouldDeadlock
+from swapd_client.offload import dynamo
 from swapd_client.offload.dynamo import uncompiled, when_imported
-from swapd_client.offload.gate import Gate
+from swapd_client.offload.gate import LeaseGate
 from swapd_client.offload.hooks import Method, wrap
-from swapd_client.offload.returned import LATER, tensors_in
-from swapd_client.offload.scope import here, thread
+from swapd_client.offload.outputs import LATER, tensors_in
+from swapd_client.offload.scope import Entry, here, thread
+from swapd_client.offload.update_barrier import tell
 
 log = logging.getLogger("swapd_client")
 
 
-class Part(NamedTuple):
+class ReadPart(NamedTuple):
     """What one gate loads: a component, or a block of a streamed one."""
 
-    gate: Gate
+    gate: LeaseGate
     #: The names of its components.
     names: Sequence[str]
     #: The modules that it loads them for.
@@ -46,7 +48,12 @@ class FirstCall(Method):
     """A method whose first call is watched. It runs inside the hooks of its module."""
 
     def __init__(
-        self, module: Module, name: str, gate: Gate | None, parts: Sequence[Part], to_undo: ToUndo
+        self,
+        module: Module,
+        name: str,
+        gate: LeaseGate | None,
+        parts: Sequence[ReadPart],
+        to_undo: ToUndo,
     ) -> None:
         """`gate`: of the module: a call that holds all of it is not watched. `parts`: what a call
         may read.
@@ -80,13 +87,15 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, call: FirstCall, parts: Sequence[Part], to_undo: ToUndo) -> None:
+    def __init__(self, call: FirstCall, parts: Sequence[ReadPart], to_undo: ToUndo) -> None:
         self._call = call
         self._parts = parts
         self._to_undo = to_undo
         #: The methods that read, and what.
         self._found: list[tuple[str, str]] = []
-        self._loaded: set[Gate] = set()
+        self._loaded: set[LeaseGate] = set()
+        #: What the reads hold, and the frame of the method that made each.
+        self._held: list[tuple[Entry, FrameType]] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -102,9 +111,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if not getattr(func, "is_view", False):  # else it reads nothing
-            scope = thread.scope
-            if scope.entries and scope.entries[-1].by is self:
-                scope.reap()  # if the method that read has ended
+            self._release(ended=True)
             self._load_for((args, kwargs), sys._getframe(1))
         return func(*args, **kwargs or {})
 
@@ -115,13 +122,15 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
             if having and not any(map(_is_held, having)):
                 self._load(having[0], frame)
 
-    def _load(self, part: Part, frame: FrameType) -> None:
+    def _load(self, part: ReadPart, frame: FrameType) -> None:
         """Load what an operation is about to read, for as long as the method runs that reads it."""
         module, name, frame = self._reader(part, frame)
         path = next((p for p, m in self._call._module.named_modules() if m is module), "")
         reader, read = f"{path}.{name}".lstrip("."), " + ".join(part.names)
+        entry = Entry(part.gate.held, self)
+        self._held.append((entry, frame))
         try:
-            part.gate.enter(self, frame)
+            part.gate.enter(entry)
         except (TooLarge, WouldDeadlock) as exc:
             beside = ", ".join(before for _, before in self._found)
             raise TooLarge(
@@ -133,7 +142,15 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._loaded.add(part.gate)
         self._to_undo(wrap(module, name, part.gate))
 
-    def _reader(self, part: Part, frame: FrameType) -> tuple[Module, str, FrameType]:
+    def _release(self, *, ended: bool) -> None:
+        """Release what the reads hold; with `ended`, of methods that are no longer running."""
+        while self._held and not (ended and _is_running(self._held[-1][1])):
+            entry, _ = self._held.pop()
+            with suppress(SwapdError):  # the call's own release has the same problem
+                here().leave(entry)
+            tell()
+
+    def _reader(self, part: ReadPart, frame: FrameType) -> tuple[Module, str, FrameType]:
         """The method that reads: the outermost one of the part's own modules that is running.
 
         If the read comes from outside of these: the watched method.
@@ -161,10 +178,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
         """Release what the reads hold, and say what they were."""
-        scope = here()
-        while entry := scope.find(self):
-            with suppress(SwapdError):  # the call's own release has the same problem
-                scope.leave(entry)
+        self._release(ended=False)
         if self._found:
             log.info(
                 "%s: methods that read weights outside of the calls that load them hold them from "
@@ -174,16 +188,20 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
 
-def _is_held(part: Part) -> bool:
+def _is_held(part: ReadPart) -> bool:
     """Whether the thread holds a part."""
-    return part.gate.held in thread.scope or part.gate.all_of_it in thread.scope
+    return part.gate.is_held_by(thread.scope)
+
+
+def _is_running(call: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _skip() -> None:
-    """torch compiles what a watched method calls, not this."""
-    from torch._dynamo.decorators import skip
-
-    skip(FirstCall.__call__)
+    dynamo.skip(FirstCall.__call__)
     disable: Any = torch.compiler.disable
     _Reads.__torch_dispatch__ = disable(_Reads.__torch_dispatch__)  # type: ignore[method-assign]
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from swapd_client.errors import SwapdError
 from swapd_client.leases.collected import give_back_later
-from swapd_client.offload.changing import changing, tell, wait
-from swapd_client.offload.scope import Holdable, here
+from swapd_client.offload.holdables import Holdable
+from swapd_client.offload.scope import Entry, Scope, here
+from swapd_client.offload.update_barrier import await_changes, tell
 
 #: Copies values that may be views of weights for a caller without the lease.
 Own = Callable[[Any], Any]
@@ -30,7 +31,7 @@ def lease(work: Any, held: Holdable, own: Own) -> Any:
     return LeasedGenerator((value for value in work), held, own)
 
 
-class _Span:
+class _LeaseSpan:
     """A lease from the first step to the last."""
 
     def __init__(
@@ -60,24 +61,13 @@ class _Span:
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
         """Take a step. Raises as the step, and as `Client.acquire`."""
-        scope = here()
-        scope.reap()
+        scope, entry = here(), Entry(self._held, self)
         scope.begins = self._held  # set before the check for a change
-        if changing.now is not None:
-            wait()
         try:
-            if not self._held.is_lease:
-                scope.count_up(self._held)
-            else:
-                if self._give_back is None:
-                    if scope.kept is not None:  # another thread may release it
-                        scope.kept.end()
-                    self._give_back = self._held.take()
-                scope.lend(self._held)
-            entry = scope.add(self._held, self)
-        finally:
+            await_changes(scope)
+            self._hold(scope)
+            scope.entries.append(entry)
             scope.begins = None
-        try:
             return self._take(take, *args)
         except self._goes_on:
             raise
@@ -86,9 +76,19 @@ class _Span:
                 self.end()
             raise
         finally:
+            scope.begins = None
             scope.leave(entry)
-            if changing.now is not None:
-                tell()
+            tell()
+
+    def _hold(self, scope: Scope) -> None:
+        if not self._held.is_lease:
+            scope.count_up(self._held)
+            return
+        if self._give_back is None:
+            if scope.request is not None:  # another thread may release it
+                scope.request.end()
+            self._give_back = self._held.take(scope)
+        scope.lend(self._held)
 
     def _take(self, take: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -118,12 +118,14 @@ class _Span:
             give_back()
 
 
-class LeasedGenerator(Generator[Any, Any, Any]):
-    """Wraps a generator."""
+class _Steps:
+    """The steps of a generator or coroutine."""
 
-    def __init__(self, inner: "Generator[Any, Any, Any]", held: Holdable, own: Own) -> None:
+    _yields = False
+
+    def __init__(self, inner: Any, held: Holdable, own: Own) -> None:
         self._inner = inner
-        self._span = _Span(held, own, yields=True)
+        self._span = _LeaseSpan(held, own, yields=self._yields)
 
     def send(self, value: Any) -> Any:
         return self._span.step(self._inner.send, value)
@@ -138,27 +140,17 @@ class LeasedGenerator(Generator[Any, Any, Any]):
             self._span.end()
 
 
-class LeasedCoroutine(Coroutine[Any, Any, Any]):
-    """Wraps a coroutine."""
+class LeasedGenerator(_Steps, Generator[Any, Any, Any]):
+    """Wraps a generator."""
 
-    def __init__(self, inner: "Coroutine[Any, Any, Any]", held: Holdable, own: Own) -> None:
-        self._inner = inner
-        self._span = _Span(held, own)
+    _yields = True
+
+
+class LeasedCoroutine(_Steps, Coroutine[Any, Any, Any]):
+    """Wraps a coroutine."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._span.drive(self._inner)
-
-    def send(self, value: Any) -> Any:
-        return self._span.step(self._inner.send, value)
-
-    def throw(self, kind: Any, value: object = None, traceback: TracebackType | None = None) -> Any:
-        return self._span.step(self._inner.throw, _exception(kind, value, traceback))
-
-    def close(self) -> None:
-        try:
-            self._inner.close()
-        finally:
-            self._span.end()
 
 
 class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
@@ -166,7 +158,7 @@ class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
 
     def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
-        self._span = _Span(held, own, goes_on=StopIteration)  # each value ends a step so
+        self._span = _LeaseSpan(held, own, goes_on=StopIteration)  # each value ends a step so
 
     async def asend(self, value: Any) -> Any:
         return await _Awaited(self._span, self._inner.asend(value))
@@ -187,7 +179,7 @@ class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
 class _Awaited:
     """Awaits the next value of an asynchronous generator."""
 
-    def __init__(self, span: _Span, steps: Any) -> None:
+    def __init__(self, span: _LeaseSpan, steps: Any) -> None:
         self._span = span
         self._steps = steps
 

@@ -1,20 +1,29 @@
-"""Parameters and modules added to a component after it was attached (LoRA, new heads).
+"""Parameters and modules that are registered on a model after it was attached.
 
 torch calls a hook for each one registered on any module of the process. The component is marked as
-grown, and at its next call the log names once the parameters that stay private.
+grown (LoRA, new heads), and at its next call the log names once the parameters that stay private.
+Wrappers and traces are refused there, which would use the weights without the hooks: a `torch.fx`
+trace takes over modules and parameters; DistributedDataParallel and FSDP read and write all weights
+in their constructors.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.nn import Module
 from torch.nn.modules import module as torchs
 
-from swapd_client.offload import around, tools
+from swapd_client.errors import NotWhileAttached
+from swapd_client.memory import ranges
+from swapd_client.offload import tools
 from swapd_client.offload.dynamo import uncompiled
+from swapd_client.offload.ownership import bytes_in
 
 log = logging.getLogger("swapd_client")
 
@@ -90,7 +99,7 @@ def rest() -> None:
 @uncompiled
 def _note(module: Module, new: object) -> None:
     tools.look()
-    around.refuse(module, new)
+    _refuse(module, new)
     growth = _watched.get(module)
     if growth is not None and new is not None:
         growth.changed = True
@@ -98,3 +107,54 @@ def _note(module: Module, new: object) -> None:
 
 def _registered(module: Module, name: str, new: object) -> None:
     _note(module, new)
+
+
+#: Their constructors broadcast or flatten all parameters.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+#: Frames searched above `_is_copied_by_fx`: torch's own calls, its registration of a parameter, the
+#: module's `__setattr__`, and the frames that keep these from being compiled.
+
+_NEAR = 8
+
+
+def _refuse(module: Module, new: object) -> None:
+    """Raise NotWhileAttached if `new` may not be registered on `module`."""
+    if type(module).__name__ in _WRAPPERS:
+        if isinstance(new, Module) and (owner := _owner(new)) is not None:
+            kind = type(module).__name__
+            raise NotWhileAttached(
+                f"{owner!r} is attached to swapd, and a {kind} reads and writes all weights in its "
+                "constructor, without a lease: call detach() on its attachment first. An existing "
+                "DistributedDataParallel can be attached"
+            )
+    elif _is_copied_by_fx() and (owner := _owner(new)) is not None:
+        raise NotWhileAttached(
+            f"{owner!r} is attached to swapd, and a module traced by torch.fx would not "
+            "load its weights: call detach() on its attachment first"
+        )
+
+
+def _is_copied_by_fx() -> bool:
+    """Whether `torch.fx` is copying attributes of a traced module."""
+    fx = sys.modules.get("torch.fx.graph_module")
+    copying: CodeType | None = getattr(getattr(fx, "_copy_attr", None), "__code__", None)
+    frame = sys._getframe(1)
+    for _ in range(_NEAR):
+        if frame.f_back is None:
+            return False
+        if frame.f_code is copying:
+            return torch._guards.TracingContext.try_get() is None  # torch.compile does it as well
+        frame = frame.f_back
+    return False
+
+
+def _owner(new: object) -> str | None:
+    """The component that holds any of these bytes."""
+    tensors = [new] if isinstance(new, torch.Tensor) else []
+    if isinstance(new, Module):
+        tensors += new.parameters()
+    for tensor in tensors:
+        for start, end in bytes_in(tensor):
+            if (found := ranges.find(start, end - start)) is not None:
+                return found.name
+    return None

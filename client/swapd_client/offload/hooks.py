@@ -1,72 +1,178 @@
-"""Hooks and wrapped methods around a module's calls: they acquire its component, and release it.
+"""Calls of a module, and of its methods, that hold its component while they run.
 
-Native hooks: forward stays as it was (`forwards.py`). The hooks' work is in `shortcuts.py` and, in
-full, in `gate.py`. Hooks and wrapped methods are objects of classes, so that a module can be
-pickled and copied: in the copy they do nothing.
+torch runs a module's call through `_call_impl`, or through the compiled one of `Module.compile`. A
+hooked module has an attribute of its own in its place, so the class and `forward` stay as they
+were. Hooks are marked as swapd's: copies and pickles of the module are without them.
 """
 
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from types import MethodType
 from typing import Any
 
 import torch
+from torch.nn import Module
 
-from swapd_client.errors import NotWhileAttached, SwapdError
-from swapd_client.offload import find, forwards, generators
-from swapd_client.offload.dynamo import uncompiled
-from swapd_client.offload.gate import Gate
-from swapd_client.offload.ours import Ours
-from swapd_client.offload.returned import LATER
-from swapd_client.offload.scope import here
-from swapd_client.offload.shortcuts import Enter, Leave, Pair
+from swapd_client.errors import NotWhileAttached
+from swapd_client.offload import dynamo, find
+from swapd_client.offload.copies import Marker
+from swapd_client.offload.gate import LeaseGate
+
+#: The attribute that holds a module's hook.
+_HOOK = "_swapd_hook"
+
+
+def _held(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs in place of `_call_impl`."""
+    hook: Hook | None = vars(self).get(_HOOK)
+    if hook is None:  # code compiled in place calls this after `detach`
+        return type(self)._call_impl(self, *args, **kwargs)
+    if hook.door is not None:
+        _wait(hook.door, self)
+    if hook.gate is None:
+        return hook.inner(*args, **kwargs)
+    return hook.gate.run(hook.inner, args, kwargs)
+
+
+@dynamo.uncompiled
+def _wait(door: Callable[[Module], None], module: Module) -> None:
+    door(module)
+
+
+def _held_uncompiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """As `_held`, for modules that may share compiled code: that code is without the hook."""
+    if torch.compiler.is_dynamo_compiling():
+        return type(self)._call_impl(self, *args, **kwargs)
+    return _held(self, *args, **kwargs)
+
+
+for _function in (_held, _held_uncompiled):
+    _function.marker = Marker()  # type: ignore[attr-defined]
+dynamo.when_imported(lambda: dynamo.skip(_held))
+
+
+class Hook(Marker):
+    """In the place where torch calls a module, while it has a gate or a door."""
+
+    def __init__(self, module: Module) -> None:
+        self._attributes = vars(module)
+        compiled = module._compiled_call_impl is not None
+        self._slot = "_compiled_call_impl" if compiled else "_call_impl"
+        self._before = self._attributes.get(self._slot)
+        self._runs = MethodType(_held, module)
+        #: Calls the module as torch would without this.
+        self.inner: Callable[..., Any] = self._before or MethodType(type(module)._call_impl, module)
+        #: Where calls wait while `attach` keeps them away.
+        self.door: Callable[[Module], None] | None = None
+        self.gate: LeaseGate | None = None
+        #: The manager that takes this out at times, if there is one.
+        self.aside: BlockHooks | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
+        return self  # a class that copies attributes by hand gets it; the copy then drops it
+
+    def share_compiled_code(self) -> None:
+        self._runs = MethodType(_held_uncompiled, self._runs.__self__)
+
+    def put(self) -> None:
+        self._attributes[_HOOK] = self
+        self._attributes[self._slot] = self._runs
+
+    def take_out(self) -> None:
+        if self._attributes.get(self._slot) is not self._runs:
+            return
+        if self._before is None:
+            del self._attributes[self._slot]
+        else:
+            self._attributes[self._slot] = self._before
+
+    def end(self, what: str) -> None:
+        """Remove the "door", or the "gate"; without any, it is removed from the module."""
+        setattr(self, what, None)
+        if self.door is None and self.gate is None:
+            self.take_out()
+            self._attributes.pop(_HOOK, None)
+
+
+def hook_of(module: Module) -> Hook | None:
+    """The hook of a module, if there is one."""
+    return vars(module).get(_HOOK)
+
+
+def is_attached(module: Module) -> bool:
+    """Whether a gate is around its calls."""
+    hook = hook_of(module)
+    return hook is not None and hook.gate is not None
+
+
+def shut(module: Module, door: Callable[[Module], None]) -> Callable[[], None]:
+    """Have calls of a module call `door(module)` first; returns the undo."""
+    hook = hook_of(module) or Hook(module)
+    hook.door = door
+    hook.put()
+    return lambda: hook.end("door")
 
 
 def install(
-    module: torch.nn.Module, gate: Gate, *, is_compiled: bool = False, is_member: bool = False
-) -> tuple[Pair, Callable[[], None]]:
-    """Have each call of `module` enter and leave `gate`; returns the hooks, and the undo.
+    module: Module, gate: LeaseGate, *, is_compiled: bool = False, is_member: bool = False
+) -> tuple[Hook, Callable[[], None]]:
+    """Have each call of `module` run through `gate`; returns the hook, and the undo.
 
-    If `is_compiled`, the module is compiled as one: its hooks stay outside of the compiled code. If
-    `is_member`, it may share compiled code with others in its list, which is without the hooks.
-
-    The hooks run before every existing pre-hook and after every existing forward hook. A hook
-    registered later runs without the component, unless the call is inside another one.
+    If `is_compiled`, the module is compiled as one: its hook stays outside of the compiled code. If
+    `is_member`, it may share compiled code with others in its list, which is without the hook.
     """
-    by = object()
-    compiled = not is_member
-    pair = Pair(module, Enter(gate, by, compiled=compiled), Leave(gate, by, compiled=compiled))
-    undistinguish = None if is_compiled or is_member else forwards.distinguish(module)
-    object.__setattr__(module, _TO_SCRIPT, _Unscriptable(module, gate.name))
+    undistinguish = None if is_compiled or is_member else dynamo.distinguish(module)
+    vars(module)[_TO_SCRIPT] = _Unscriptable(module, gate.name)
+    hook = hook_of(module) or Hook(module)
+    if is_member:
+        hook.share_compiled_code()
+    hook.gate = gate
+    hook.put()
 
     def undo() -> None:
-        pair.remove()
+        if hook.aside is not None:
+            hook.aside.discard(hook)
+        hook.end("gate")
         if undistinguish is not None:
             undistinguish()
-        module.__dict__.pop(_TO_SCRIPT, None)
+        vars(module).pop(_TO_SCRIPT, None)
 
-    return pair, undo
+    return hook, undo
 
 
-def is_hooked(module: torch.nn.Module) -> bool:
-    """Whether a gate is around its calls."""
-    return _TO_SCRIPT in module.__dict__
+def hook_original(compiled: Module, gate: LeaseGate) -> Callable[[], None]:
+    """Have also the original of `compiled` run through `gate` when it is called; returns the undo.
+
+    Its compiled code stays valid. If torch compiles the call as well, as for torch's own classes,
+    nothing is done.
+    """
+    original = find.bare(compiled)
+    calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
+    if getattr(calls, "__self__", None) is not original or is_attached(original):
+        return lambda: None
+    hook = hook_of(original) or Hook(original)
+    hook.gate = gate
+    hook.put()
+    return lambda: hook.end("gate")
 
 
 #: `torch.jit.script` calls this first.
 _TO_SCRIPT = "__prepare_scriptable__"
 
 
-class _Unscriptable(Ours):
-    """Makes `torch.jit.script` raise with advice. A copy of the module can be scripted."""
+class _Unscriptable(Marker):
+    """Makes `torch.jit.script` raise with advice."""
 
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
+    def __init__(self, module: Module, name: str) -> None:
         self._module = module
         self._name = name
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_name": ""}
 
-    def __call__(self) -> torch.nn.Module:
+    def __call__(self) -> Module:
         if self._name:
             raise NotWhileAttached(
                 f"{self._name!r} is attached to swapd, and a scripted module would not load its "
@@ -75,25 +181,107 @@ class _Unscriptable(Ours):
         return self._module
 
 
+# --- hooks that are removed at times -----------------------------------------------------
+
+
+class BlockHooks:
+    """The hooks of a component's blocks, and of single layers beside them.
+
+    A pass that holds the whole component removes them, and puts them back: a hook that does nothing
+    still costs microseconds, and more with cold caches. Direct calls of these modules meanwhile, by
+    another thread, run under the lease of that pass.
+
+    Compiled code keeps the hooks of the time of its compilation: torch does not check them again.
+    So all hooks are installed during a compilation.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hooks: list[Hook] = []
+        #: Counts of passes under way: those that go block by block, with direct calls of blocks;
+        #: and those that hold the whole component.
+        self._by_block = self._whole = 0
+        self._removed = False
+        _all.add(self)
+
+    def add(self, hook: Hook) -> None:
+        """Manage a hook from now on. Call it while no pass is under way."""
+        hook.aside = self
+        with self._lock:
+            self._hooks.append(hook)
+
+    def discard(self, hook: Hook) -> None:
+        """The hook is removed for good."""
+        with self._lock:
+            hook.aside = None
+            self._hooks = [one for one in self._hooks if one is not hook]
+
+    def begin(self, *, whole: bool) -> None:
+        """A pass begins that holds the whole component, or goes block by block."""
+        self._count(whole, 1)
+
+    def end(self, *, whole: bool) -> None:
+        self._count(whole, -1)
+
+    def _count(self, whole: bool, change: int) -> None:
+        with self._lock:
+            if whole:
+                self._whole += change
+            else:
+                self._by_block += change
+            remove = self._whole > 0 and not self._by_block
+            if self._removed == remove:
+                return
+            self._removed = remove
+            if remove:
+                _hear_of_compilations()
+            for hook in self._hooks:
+                if remove:
+                    hook.take_out()
+                else:
+                    hook.put()
+
+
+_all: "weakref.WeakSet[BlockHooks]" = weakref.WeakSet()
+#: The managers told of each compilation; one may begin inside another.
+_told: list[list[BlockHooks]] = []
+
+
+def _compile_begins(*_: object) -> None:
+    _told.append(list(_all))
+    for aside in _told[-1]:
+        aside.begin(whole=False)
+
+
+def _compile_ends(*_: object) -> None:
+    for aside in _told.pop() if _told else ():
+        aside.end(whole=False)
+
+
+def _hear_of_compilations() -> None:
+    """Runs whenever hooks are removed: `torch.compiler.reset()` drops its callbacks."""
+    callback = sys.modules.get("torch._dynamo.callback")
+    handler: Any = getattr(callback, "callback_handler", None)
+    if handler is not None and _compile_begins not in handler.start_callbacks:
+        handler.register_start_callback(_compile_begins)
+        handler.register_end_callback(_compile_ends)
+
+
+dynamo.when_imported(_hear_of_compilations)
+
+
 # --- methods -----------------------------------------------------------------------------
 
 
-@uncompiled
-def _apart(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run `function` outside of compiled code."""
-    return function(*args, **kwargs)
-
-
-class Method(Ours):
+class Method(Marker):
     """A method of one module that holds its component while it runs.
 
     An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
     method, and holds nothing.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str, gate: Gate | None) -> None:
+    def __init__(self, module: Module, name: str, gate: LeaseGate | None) -> None:
         self._module = module
-        self._name = name
         self._gate = gate
         self.__name__ = name
         #: The module's own attribute of that name, if it had one.
@@ -114,7 +302,7 @@ class Method(Ours):
         if self._before is not None:
             method: Callable[..., Any] = self._before
         else:
-            method = getattr(type(self._module), self._name).__get__(self._module)
+            method = getattr(type(self._module), self.__name__).__get__(self._module)
         return method
 
     @property
@@ -122,41 +310,20 @@ class Method(Ours):
         return self.__wrapped__.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return _apart(self, *args, **kwargs)
-        return self._held(args, kwargs)
-
-    def _held(self, args: Any, kwargs: Any) -> Any:
-        gate = self._gate
-        if gate is None:
+        if self._gate is None:
             return self.__wrapped__(*args, **kwargs)
-        by = object()
-        if not here().has(gate.held, gate.all_of_it, 1):
-            self._enter(gate, by)
-        try:
-            output = self.__wrapped__(*args, **kwargs)
-        except BaseException:
-            with suppress(SwapdError):  # an earlier error is the one to report
-                self._leave(gate, by, None)
-            raise
-        later = type(output) in LATER
-        output = self._leave(gate, by, output)
-        return generators.lease(output, gate.held, gate.own) if later else output
-
-    def _enter(self, gate: Gate, by: object) -> None:
-        gate.enter(by)
-
-    def _leave(self, gate: Gate, by: object, output: Any) -> Any:
-        entry = here().find(by)
-        return output if entry is None else gate.leave(entry, output)
+        return self._gate.run(self.__wrapped__, args, kwargs, is_forward=False)
 
 
-def wrap(module: torch.nn.Module, name: str, gate: Gate) -> Callable[[], None]:
+dynamo.when_imported(lambda: dynamo.skip(Method.__call__))
+
+
+def wrap(module: Module, name: str, gate: LeaseGate) -> Callable[[], None]:
     """Have a method hold `gate` while it runs; returns the undo."""
     return put(module, Method(module, name, gate))
 
 
-def put(module: torch.nn.Module, method: Method) -> Callable[[], None]:
+def put(module: Module, method: Method) -> Callable[[], None]:
     """Put `method` in the place of the module's own; returns the undo."""
     name = method.__name__
     setattr(module, name, method)
@@ -170,49 +337,11 @@ def put(module: torch.nn.Module, method: Method) -> Callable[[], None]:
     return undo
 
 
-class _Twin(Method):
-    """A call of a compiled module's original, from the compiled module or directly."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._gate is not None:
-            _apart(self._gate.refuse_grad)
-        return self._held(args, kwargs)
-
-    def _enter(self, gate: Gate, by: object) -> None:
-        _apart(super()._enter, gate, by)
-
-    def _leave(self, gate: Gate, by: object, output: Any) -> Any:
-        return _apart(super()._leave, gate, by, output)
-
-
-def wrap_twin(compiled: torch.nn.Module, gate: Gate) -> Callable[[], None]:
-    """Have also the original of `compiled` hold `gate` when it is called; returns the undo.
-
-    Its compiled code stays valid. If torch compiles the call as well, as for torch's own classes,
-    nothing is done.
-    """
-    twin = find.bare(compiled)
-    calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
-    if getattr(calls, "__self__", None) is not twin or "_call_impl" in vars(twin):
-        return lambda: None
-    from torch._dynamo.decorators import skip
-
-    for function in (_Twin.__call__, _Twin._held, _Twin._enter, _Twin._leave):
-        skip(function)  # torch compiles the functions that they call, not these
-    held = vars(twin)["_call_impl"] = _Twin(twin, "_call_impl", gate)
-
-    def undo() -> None:
-        if vars(twin).get("_call_impl") is held:
-            del vars(twin)["_call_impl"]
-
-    return undo
-
-
 #: Methods of a component with these prefixes only switch an option.
 _SWITCHES = ("enable_", "disable_", "set_")
 
 
-def methods_of(module: torch.nn.Module) -> Iterable[str]:
+def methods_of(module: Module) -> Iterable[str]:
     """The public methods that a component's own class adds, and `generate`.
 
     Own methods are those defined in the module of the class, or of the class that has its forward.
@@ -233,5 +362,5 @@ def _is_method(name: str, value: object) -> bool:
         callable(value)
         and not isinstance(value, (type, staticmethod, classmethod))
         and not name.startswith(("_", *_SWITCHES))
-        and not hasattr(torch.nn.Module, name)
+        and not hasattr(Module, name)
     )

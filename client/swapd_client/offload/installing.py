@@ -9,15 +9,18 @@ from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.errors import InvalidSource
 from swapd_client.offload import find, growth, guards, hooks
-from swapd_client.offload.attachment import Attached, Attachment
-from swapd_client.offload.find import Found
-from swapd_client.offload.first_call import FirstCall, Part
-from swapd_client.offload.gate import Gate
+from swapd_client.offload.attachment import AttachedComponent, Attachment
+from swapd_client.offload.automatic import CONTAINERS
+from swapd_client.offload.find import ComponentModule
+from swapd_client.offload.first_call import FirstCall, ReadPart
+from swapd_client.offload.gate import LeaseGate
 from swapd_client.offload.growth import Growth
-from swapd_client.offload.lender import Lender
-from swapd_client.offload.returned import Lent
-from swapd_client.offload.scope import Block, Holdable, Hooks, Leased, Passed
-from swapd_client.offload.weights_of import Registered
+from swapd_client.offload.holdables import BlockHold, ComponentHold, Holdable, PassHold
+from swapd_client.offload.hooks import BlockHooks
+from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.outputs import ComponentSpans
+from swapd_client.offload.ownership import bytes_in
+from swapd_client.offload.weights import ComponentWeights
 
 #: Callers outside of a component call its modules down to this depth.
 DEPTH = 2
@@ -26,37 +29,46 @@ DEPTH = 2
 Methods = Mapping[str, Sequence[str]] | Sequence[str]
 
 
-def methods_of(found: Sequence[Found], named: Methods) -> dict[str, list[str]]:
+def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, list[str]]:
     """The methods of each component that must hold it: its own, and those `named`.
 
     Raises: InvalidSource, if a component or its method does not exist.
     """
     modules = {one.name: find.bare(one.module) for one in found}
-    methods = {name: set(hooks.methods_of(module)) for name, module in modules.items()}
-    if isinstance(named, Mapping):
-        for name, wanted in named.items():
-            if name not in modules:
-                there = ", ".join(modules)
-                raise InvalidSource(f"wrap_methods: no component {name!r}; there are: {there}")
-            for method in wanted:
-                if not callable(getattr(modules[name], method, None)):
-                    raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
-            methods[name].update(wanted)
-    else:
-        for method in named:
-            having = [n for n, m in modules.items() if callable(getattr(m, method, None))]
-            if not having:
-                raise InvalidSource(f"wrap_methods: no component has a method {method!r}")
-            for name in having:
-                methods[name].add(method)
-    return {name: sorted(names) for name, names in methods.items()}
+    given = named if isinstance(named, Mapping) else _having(modules, named)
+    for name, wanted in given.items():
+        if name not in modules:
+            there = ", ".join(modules)
+            raise InvalidSource(f"wrap_methods: no component {name!r}; there are: {there}")
+        for method in wanted:
+            if not callable(getattr(modules[name], method, None)):
+                raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
+    return {
+        name: sorted({*hooks.methods_of(module), *given.get(name, ())})
+        for name, module in modules.items()
+    }
+
+
+def _having(modules: Mapping[str, Module], named: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """The named methods of each component. Raises: InvalidSource for one that none has."""
+    for method in named:
+        if not any(callable(getattr(module, method, None)) for module in modules.values()):
+            raise InvalidSource(f"wrap_methods: no component has a method {method!r}")
+    return {
+        name: [method for method in named if callable(getattr(module, method, None))]
+        for name, module in modules.items()
+    }
 
 
 class Installer:
     """Installs on a model's modules, for `Attachment._uninstall` to remove."""
 
     def __init__(
-        self, client: Lender, attachment: Attachment, roots: Mapping[str, Module], starts: set[int]
+        self,
+        client: AttachClient,
+        attachment: Attachment,
+        roots: Mapping[str, Module],
+        starts: set[int],
     ) -> None:
         """`starts`: the root modules of components, by id."""
         self._client = client
@@ -64,7 +76,7 @@ class Installer:
         self._roots = roots
         self._starts = starts
         self._hooked: set[int] = set()
-        self._parts: list[Part] = []
+        self._parts: list[ReadPart] = []
         #: The originals of compiled modules, by id.
         self._compiled = {
             id(find.bare(module))
@@ -72,64 +84,82 @@ class Installer:
             for module in root.modules()
             if find.bare(module) is not module
         }
-        self._gone = attachment._daemon_gone
+        self._gone = attachment.daemon_gone
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
         """Hook a module that uses tensors of components, but is not in exactly one."""
-        held = Leased(self._client, list(names))
+        held = ComponentHold(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
         name, lent = "+".join(names), self._lent(names)
-        self._hook(module, Gate(name, held, held, held, parameters, None, self._gone, lent))
+        self._hook(module, LeaseGate(name, held, held, held, parameters, None, self._gone, lent))
 
-    def component(self, one: Attached, methods: Sequence[str]) -> None:
+    def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
         """Hook one component that has something to hold."""
         assert one.held is not None
+        modules = list(find.walk(one.module, self._starts))
+        gates = self._gates_of(one, modules)
+        whole = gates(one.held, one.all_of_it)
+        parts: list[ReadPart] = []
+        if isinstance(one.held, PassHold):
+            parts = self._blocks(one, one.held, gates)
+        for module, is_member in entrances(one.module, self._starts).items():
+            self._hook(module, whole, is_member=is_member)
+        if find.bare(one.module) is not one.module:
+            self._attachment.to_undo(hooks.hook_original(one.module, whole))
+        if parts:
+            self._watch(one.module, ["forward", *methods], whole, parts)
+        self._parts += parts or [ReadPart(whole, one.all_of_it.names, set(modules))]
+        for method in methods:
+            self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
+
+    def _gates_of(
+        self, one: AttachedComponent, modules: Sequence[Module]
+    ) -> Callable[[Holdable, Holdable], LeaseGate]:
+        """Returns a function: the gate of a component, or of a block of it."""
         known = _known(self._client, self._attachment.trained)
         grown = Growth(one.name, _modules_now(one.module, self._starts), known)
-        self._attachment._to_undo(growth.watch(grown, self._modules(one)))
+        self._attachment.to_undo(growth.watch(grown, modules))
         parameters = tuple(
             parameter
-            for module in self._modules(one)
+            for module in modules
             for parameter in module._parameters.values()
             if parameter is not None
         )
-
         all_lent = self._lent(one.all_of_it.names)
+        whole = one.held
+        assert whole is not None
 
-        def gate_of(held: Holdable, all_of_it: Holdable) -> Gate:
-            assert one.held is not None
-            lent = self._lent(held.names) if isinstance(held, Block) else all_lent
-            return Gate(
-                one.name, held, one.held, all_of_it, parameters, grown, self._gone, lent, all_lent
+        def gate(held: Holdable, all_of_it: Holdable) -> LeaseGate:
+            lent = self._lent(held.names) if isinstance(held, BlockHold) else all_lent
+            return LeaseGate(
+                one.name, held, whole, all_of_it, parameters, grown, self._gone, lent, all_lent
             )
 
-        whole = gate_of(one.held, one.all_of_it)
-        aside = one.held.hooks if isinstance(one.held, Passed) else None
-        inside: dict[int, Gate] = {}
-        parts: list[Part] = []
-        for block, held in one.blocks.items():
-            gate = gate_of(held, one.all_of_it)
-            inside.update((id(module), gate) for module in block.modules())
-            parts.append(Part(gate, held.names, set(block.modules())))
-            self._hook(block, gate, aside)
+        return gate
+
+    def _blocks(
+        self,
+        one: AttachedComponent,
+        held: PassHold,
+        gates: Callable[[Holdable, Holdable], LeaseGate],
+    ) -> list[ReadPart]:
+        """Hook the blocks of a streamed component, what is called in them, and layers beside."""
+        parts: list[ReadPart] = []
+        inside: dict[Module, LeaseGate] = {}
+        for block, its in one.blocks.items():
+            gate = gates(its, one.all_of_it)
+            inside.update(dict.fromkeys(block.modules(), gate))
+            parts.append(ReadPart(gate, its.names, set(block.modules())))
+            self._hook(block, gate, held.hooks)
         for module in parts_of_first(one):
-            self._hook(module, inside[id(module)], aside)
-        found = entrances(one.module, self._starts)
-        beside = gate_of(Block(one.held, None), one.held) if isinstance(one.held, Passed) else whole
-        for module, is_member in found.items():
-            layer = module is not one.module and is_layer(module)
-            if aside is not None and (is_member or layer):
-                self._hook(module, inside.get(id(module), beside), aside)
-            else:
-                gate = inside.get(id(module), whole)
-                self._hook(module, gate, layer=layer or is_member, is_member=is_member)
-        if find.bare(one.module) is not one.module:
-            self._attachment._to_undo(hooks.wrap_twin(one.module, whole))
-        if parts:
-            self._watch(one.module, ["forward", *methods], whole, parts)
-        self._parts += parts or [Part(whole, one.all_of_it.names, set(self._modules(one)))]
-        for method in methods:
-            self._attachment._to_undo(hooks.wrap(find.bare(one.module), method, whole))
+            self._hook(module, inside[module], held.hooks)
+        beside = gates(BlockHold(held, None), held)
+        for module, is_member in entrances(one.module, self._starts).items():
+            if is_member or (module is not one.module and is_layer(module)):
+                self._hook(module, inside.get(module, beside), held.hooks)
+            elif module in inside:
+                self._hook(module, inside[module])
+        return parts
 
     def around(self) -> None:
         """Watch the modules around components. Call it once all components have their hooks."""
@@ -138,20 +168,24 @@ class Installer:
                 self._watch(root, ["forward"], None, self._parts)
 
     def _watch(
-        self, module: Module, methods: Sequence[str], gate: Gate | None, parts: Sequence[Part]
+        self,
+        module: Module,
+        methods: Sequence[str],
+        gate: LeaseGate | None,
+        parts: Sequence[ReadPart],
     ) -> None:
-        to_undo = self._attachment._to_undo
+        to_undo = self._attachment.to_undo
         for name in methods:
             to_undo(hooks.put(module, FirstCall(module, name, gate, parts, to_undo)))
 
-    def _lent(self, names: Iterable[str]) -> Lent:
+    def _lent(self, names: Iterable[str]) -> ComponentSpans:
         parts = map(self._client.session.own, names)
-        return Lent((part.address, part.address + part.nbytes) for part in parts)
+        return ComponentSpans((part.address, part.address + part.nbytes) for part in parts)
 
-    def guard(self, one: Attached) -> None:
+    def guard(self, one: AttachedComponent) -> None:
         """Guard other operations, on all modules of the model: tensors may be tied across them."""
         parts = [self._client.session.own(name) for name in one.all_of_it.names]
-        weights = Registered(
+        weights = ComponentWeights(
             self._client,
             one.name,
             parts,
@@ -159,31 +193,25 @@ class Installer:
             frozenset(one.module.modules()),
         )
         for root in self._roots.values():
-            self._attachment._to_undo(guards.guard(root, weights))
+            self._attachment.to_undo(guards.guard(root, weights))
 
     def _hook(
         self,
         module: Module,
-        gate: Gate,
-        aside: Hooks | None = None,
+        gate: LeaseGate,
+        aside: BlockHooks | None = None,
         *,
-        layer: bool = False,
         is_member: bool = False,
     ) -> None:
-        """`aside` removes these hooks at times. `is_member`: as in `hooks.install`."""
+        """`aside` removes this hook at times. `is_member`: as in `hooks.install`."""
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
         is_compiled = id(module) in self._compiled
-        pair, undo = hooks.install(module, gate, is_compiled=is_compiled, is_member=is_member)
-        self._attachment._to_undo(undo)
+        hook, undo = hooks.install(module, gate, is_compiled=is_compiled, is_member=is_member)
+        self._attachment.to_undo(undo)
         if aside is not None:
-            aside.add(pair)
-        elif layer:
-            pair.leave_if_entered()
-
-    def _modules(self, one: Attached) -> Iterator[Module]:
-        return find.walk(one.module, self._starts)
+            aside.add(hook)
 
 
 # The table that watches growth belongs to the whole process, so it must not keep the model alive.
@@ -200,7 +228,7 @@ def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module
     return modules
 
 
-def _known(client: Lender, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
+def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
     """Returns a function: whether a tensor is in components of a client, or is `trained`."""
 
     def known(tensor: torch.Tensor) -> bool:
@@ -209,13 +237,13 @@ def _known(client: Lender, trained: Container[int]) -> Callable[[torch.Tensor], 
         parts = list(client.session.components.values())
         return all(
             any(0 <= start - part.address < part.nbytes for part in parts)
-            for start, _ in find.bytes_in(tensor)
+            for start, _ in bytes_in(tensor)
         )
 
     return known
 
 
-def parts_of_first(one: Attached) -> Iterator[Module]:
+def parts_of_first(one: AttachedComponent) -> Iterator[Module]:
     """The parts of a streamed component's first block.
 
     Caches between steps (TeaCache) call them directly to decide whether to run any block.
@@ -247,15 +275,18 @@ def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
         module, depth = waiting.pop()
         if find.bare(module) is not module:
             continue
-        listed = isinstance(module, (*find.CONTAINERS, Sequential))
-        for child in module._modules.values():
-            if child is None or id(child) in starts:
+        listed = isinstance(module, (*CONTAINERS, Sequential))
+        for child in find.children(module, starts):
+            if isinstance(child, CONTAINERS):
+                waiting.append((child, depth))
                 continue
-            is_list = isinstance(child, find.CONTAINERS)
             if isinstance(child, Embedding):
                 found[child] = False
-            elif depth < DEPTH and not is_list:
+            elif depth < DEPTH:
                 found[child] = listed and found.get(child, True)
-            inside = DEPTH if listed else depth + (not isinstance(child, Sequential))
-            waiting.append((child, depth if is_list else inside))
+            waiting.append((child, DEPTH if listed else depth + _is_level(child)))
     return found
+
+
+def _is_level(module: Module) -> bool:
+    return not isinstance(module, Sequential)

@@ -3,20 +3,22 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn import Module, ModuleList
 
 from swapd.shared import protocol
-from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
+from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory import dlpack
 from swapd_client.memory.tensors import Buffers, nbytes_of
-from swapd_client.offload import find, training
-from swapd_client.offload.blocks import blocks_of, finer
-from swapd_client.offload.find import Found, Ownership, Piece
-from swapd_client.offload.lender import Lender
-from swapd_client.offload.strategy import How
+from swapd_client.offload import find, ownership, private
+from swapd_client.offload.attachment import AttachedComponent, StreamedComponent
+from swapd_client.offload.blocks import ModelBlock, blocks_of, finer
+from swapd_client.offload.find import ComponentModule
+from swapd_client.offload.holdables import PassHold
+from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.ownership import Ownership, TensorGroup
+from swapd_client.offload.strategy import Sharing
 from swapd_client.offload.stream import Stream
 
 log = logging.getLogger("swapd_client")
@@ -24,23 +26,14 @@ log = logging.getLogger("swapd_client")
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """A streamed component: its stream and its blocks."""
-
-    stream: Stream
-    #: The modules of each part of the stream.
-    blocks: tuple[tuple[Module, ...], ...]
-
-
-class Registering:
+class Registration:
     """Registers the new pieces of a model; all of them, or none."""
 
     def __init__(
         self,
-        client: Lender,
+        client: AttachClient,
         owned: Ownership,
-        hows: Mapping[str, How],
+        hows: Mapping[str, Sharing],
         called: Callable[[str], str],
     ) -> None:
         """`called(name)`: the name of a piece in the daemon."""
@@ -50,15 +43,15 @@ class Registering:
         self._called = called
         self._group = f"attach {client.session.welcome.session}.{next(_numbers)}"
         #: By piece: the names of its components.
-        self.names_of: dict[Piece, list[str]] = {}
-        self.streamed: dict[str, Streamed] = {}
+        self.names_of: dict[TensorGroup, list[str]] = {}
+        self.streamed: dict[str, StreamedComponent] = {}
 
     def run(
         self,
-        found: Sequence[Found],
+        found: Sequence[ComponentModule],
         blocks: Mapping[str, Sequence[str]],
         stops: Iterable[int],
-        trained: training.Trained,
+        trained: private.Trained,
     ) -> None:
         """Register all pieces.
 
@@ -84,7 +77,7 @@ class Registering:
                 ) from exc
             raise
         buffers.replace()
-        training.move(trained, target.device)
+        private.move(trained, target.device)
 
     def take_back(self) -> None:
         """Move all that was registered here back into private memory."""
@@ -98,23 +91,29 @@ class Registering:
         """All names that were registered here, in order."""
         return [name for names in self.names_of.values() for name in names]
 
-    def _how(self, piece: Piece) -> How:
+    def _how(self, piece: TensorGroup) -> Sharing:
         parts = self._owned.made_of.get(piece.name)
         if parts is None:
             return self._shared(piece)
         if any(isinstance(part, str) for part in parts):
-            return How()  # it joins components that may be in a group, or streamed
+            return Sharing()  # it joins components that may be in a group, or streamed
         return self._hows[piece.name]
 
-    def _shared(self, piece: Piece) -> How:
+    def _shared(self, piece: TensorGroup) -> Sharing:
         """A shared piece is sequential if all its users are, and permanent if one is."""
         users = [self._hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
         if all(how.policy == "sequential" for how in users):
-            return How("sequential")
-        return How("permanent") if any(how.policy == "permanent" for how in users) else How()
+            return Sharing("sequential")
+        return (
+            Sharing("permanent") if any(how.policy == "permanent" for how in users) else Sharing()
+        )
 
     def _one(
-        self, piece: Piece, one: Found | None, named: Sequence[str] | None, stops: Iterable[int]
+        self,
+        piece: TensorGroup,
+        one: ComponentModule | None,
+        named: Sequence[str] | None,
+        stops: Iterable[int],
     ) -> None:
         """Register a piece: in blocks if it is to be streamed, or does not fit whole."""
         how = self._how(piece)
@@ -141,7 +140,7 @@ class Registering:
                     piece.name,
                 )
 
-    def _whole(self, piece: Piece, how: How) -> None:
+    def _whole(self, piece: TensorGroup, how: Sharing) -> None:
         called = self._called(piece.name)
         self._client.register(
             called,
@@ -160,9 +159,9 @@ class Registering:
 
     def _in_blocks(
         self,
-        piece: Piece,
-        how: How,
-        one: Found,
+        piece: TensorGroup,
+        how: Sharing,
+        one: ComponentModule,
         named: Sequence[str] | None,
         stops: Iterable[int],
     ) -> bool:
@@ -176,16 +175,31 @@ class Registering:
                 "its blocks is compiled as one, and would run without their hooks. Compile the "
                 "blocks instead"
             )
-        rest, parts = find.by_block(piece, one.module, [block.modules for block in blocks], stops)
+        rest, parts = ownership.by_block(
+            piece, one.module, [block.modules for block in blocks], stops
+        )
         full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
         if not full:
             return False
-        family = self._called(piece.name)
+        names = self.names_of[piece] = self._family(piece, how, rest, full)
+        kept, names = (names[0], names[1:]) if rest else (None, names)
+        stream = Stream(self._client, self._called(piece.name), kept, names)
+        self.streamed[one.name] = StreamedComponent(stream, tuple(b.modules for b, _ in full))
+        return True
+
+    def _family(
+        self,
+        piece: TensorGroup,
+        how: Sharing,
+        rest: Mapping[str, torch.Tensor],
+        full: Sequence[tuple[ModelBlock, Mapping[str, torch.Tensor]]],
+    ) -> list[str]:
+        """Register a family; return the names of its components."""
+        parts = {protocol.REST: rest} if rest else {}
         try:
             made = self._client.register_family(
-                family,
-                ({protocol.REST: rest} if rest else {})
-                | {block.name: part for block, part in full},
+                self._called(piece.name),
+                parts | {block.name: part for block, part in full},
                 policy=how.policy,
                 group=self._group if how.exclusive else None,
                 resident=how.resident,
@@ -196,51 +210,136 @@ class Registering:
                 f"{exc}. Each block must fit, and {block.name!r} does not: "
                 f"{finer(block.modules, self._room(rest, part))}"
             ) from exc
-        names = self.names_of[piece] = [component.name for component in made]
-        stream = Stream(self._client, family, names[0] if rest else None, names[1 if rest else 0 :])
-        self.streamed[one.name] = Streamed(stream, tuple(block.modules for block, _ in full))
-        return True
+        return [component.name for component in made]
 
 
-def stream_of(client: Lender, one: Found, names: Sequence[str]) -> Streamed | None:
+def stream_of(
+    client: AttachClient, one: ComponentModule, names: Sequence[str]
+) -> StreamedComponent | None:
     """How to stream a component registered or loaded as a family; None if that is impossible.
 
     `names`: its components. Its blocks are the outermost modules whose tensors are all in one part.
     If a part has tensors outside of them, no call would show when it is needed: None.
     """
-    session = client.session
-    families = {session.own(name).part_of for name in names} - {""}
+    families = {client.session.own(name).part_of for name in names} - {""}
     if len(families) != 1:
         return None
     family = families.pop()
-    parts = session.registry.family(family)
+    parts = client.session.registry.family(family)
     rest = protocol.rest_of(family)
-    numbers = {name: number for number, name in enumerate(p for p in parts if p != rest)}
-    blocks: list[list[Module]] = [[] for _ in numbers]
-    waiting = [find.bare(one.module)]
+    numbered = [part for part in parts if part != rest]
+    blocks = _modules_of_parts(client, find.bare(one.module), numbered, parts)
+    if blocks is None or find.compiled_around(one.module, itertools.chain(*blocks)) is not None:
+        return None
+    stream = Stream(client, family, rest if rest in parts else None, numbered)
+    return StreamedComponent(stream, tuple(map(tuple, blocks)))
+
+
+def _modules_of_parts(
+    client: AttachClient, component: Module, numbered: Sequence[str], parts: Sequence[str]
+) -> list[list[Module]] | None:
+    """The modules of each numbered part; None if one has none, or has tensors outside of them."""
+
+    blocks: dict[str, list[Module]] = {part: [] for part in numbered}
+    waiting = [component]
     while waiting:
         module = waiting.pop(0)
-        within = {
-            _part_of(client, tensor, parts) for m in module.modules() for tensor in find.bytes_of(m)
-        } - {""}  # private tensors are always there
-        if len(within) == 1 and within <= numbers.keys() and find.is_called(module):
-            blocks[numbers[within.pop()]].append(module)
-            continue
-        if any(_part_of(client, tensor, parts) in numbers for tensor in find.bytes_of(module)):
+        within = _parts_in(client, module.modules(), parts)
+        if len(within) == 1 and within <= blocks.keys() and find.is_called(module):
+            blocks[within.pop()].append(module)
+        elif not blocks.keys().isdisjoint(_parts_in(client, [module], parts)):
             return None
-        waiting += module.children()
-    if not all(blocks):
-        return None
-    if find.compiled_around(one.module, itertools.chain(*blocks)) is not None:
-        return None
-    stream = Stream(client, family, rest if rest in parts else None, list(numbers))
-    return Streamed(stream, tuple(map(tuple, blocks)))
+        else:
+            waiting += module.children()
+    return list(blocks.values()) if all(blocks.values()) else None
 
 
-def _part_of(client: Lender, tensor: torch.Tensor, parts: Sequence[str]) -> str:
+def _parts_in(client: AttachClient, modules: Iterable[Module], parts: Sequence[str]) -> set[str]:
+    """Those of `parts` that have tensors of these modules."""
+    tensors = (tensor for module in modules for tensor in ownership.bytes_of(module))
+    return {_part_of(client, tensor, parts) for tensor in tensors} - {""}
+
+
+def _part_of(client: AttachClient, tensor: torch.Tensor, parts: Sequence[str]) -> str:
     """The one of `parts` that has a tensor's bytes, or ""."""
-    span = find.span_of(tensor)
+    span = ownership.span_of(tensor)
     for part in map(client.session.own, parts):
         if span is not None and 0 <= span[0] - part.address < part.nbytes:
             return part.name
     return ""
+
+
+def refuse_what_never_fits(
+    client: AttachClient, components: Mapping[str, AttachedComponent], staying: Sequence[str]
+) -> None:
+    """Raise TooLarge for a component that no call could ever load; warn if that may happen later.
+
+    Without this check a model would be attached, and its first call refused. `staying`: registered
+    components that are never evicted, by their names in the daemon.
+    """
+    for one in components.values():
+        needed = _needed(client, one)
+        if len(needed) > 1 and (refused := _refused(client, needed)) is not None:
+            raise TooLarge(f"{refused}. {_advice(one, needed)}") from refused
+        _warn_of_permanent(client, one, needed, staying)
+        for inner in _inside(one, components.values()):
+            both = dict.fromkeys([*needed, *_needed(client, inner)])
+            if (refused := _refused(client, list(both))) is not None:
+                log.warning(
+                    "%r is in %r, and a call that comes from there will be refused, as it needs "
+                    "both on the device: %s. Attach the outer one alone, or stream it",
+                    inner.name,
+                    one.name,
+                    refused,
+                )
+
+
+def _warn_of_permanent(
+    client: AttachClient, one: AttachedComponent, needed: Sequence[str], staying: Sequence[str]
+) -> None:
+    beside = [name for name in staying if name not in needed]
+    if needed and beside and (refused := _refused(client, [*needed, *beside])) is not None:
+        log.warning(
+            "with the permanent components on the device (%s), a call of %r will be refused: %s",
+            ", ".join(beside),
+            one.name,
+            refused,
+        )
+
+
+def _needed(client: AttachClient, one: AttachedComponent) -> list[str]:
+    """The names that a call of a component holds at once; if streamed, with the largest part."""
+    names = list(one.all_of_it.names)
+    if not isinstance(one.held, PassHold):
+        return names
+    stream = one.held.stream
+    largest = max(stream.parts, key=lambda part: client.session.own(part).nbytes)
+    return [name for name in names if name not in stream.parts or name == largest]
+
+
+def _refused(client: AttachClient, names: Sequence[str]) -> TooLarge | None:
+    try:
+        client.forecast(*names)
+    except TooLarge as exc:
+        return exc
+    except SwapdError:  # the acquire will raise it
+        pass
+    return None
+
+
+def _inside(one: AttachedComponent, others: Iterable[AttachedComponent]) -> list[AttachedComponent]:
+    modules = set(one.module.modules()) - {one.module}
+    return [other for other in others if other.module in modules]
+
+
+def _advice(one: AttachedComponent, needed: Sequence[str]) -> str:
+    if isinstance(one.held, PassHold):
+        return (
+            f"{one.name!r} is streamed, and needs one block and all tensors outside the blocks at "
+            "once: name more, or smaller ones, in blocks="
+        )
+    return (
+        f"{one.name!r} is made of {', '.join(needed)}, which it needs at once: tensors that others "
+        "use too, and later ones, are components of their own. detach() and attach() again to "
+        "join later tensors; attach components that share tensors as one"
+    )

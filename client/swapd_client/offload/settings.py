@@ -79,8 +79,8 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not isfinite(self.cpu_offload_gb):
             raise InvalidSettings(f"cpu_offload_gb: {self.cpu_offload_gb} is not a size")
-        other = "enable_layerwise_offload" if self.enable_layerwise_offload else None
-        other = other or ("enable_cpu_offload" if self.enable_cpu_offload else None)
+        switches = ("enable_layerwise_offload", "enable_cpu_offload")
+        other = next((name for name in switches if getattr(self, name)), None)
         if other and self.cpu_offload_enabled:
             raise InvalidSettings(
                 f"cpu_offload_enabled and {other} each say how components share the device; "

@@ -1,7 +1,7 @@
 """Translates the settings into a policy for each component of a model. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swapd.shared.protocol import Policy
@@ -17,7 +17,7 @@ ENCODERS_FAMILY = "encoders"
 
 
 @dataclass(frozen=True)
-class How:
+class Sharing:
     """How a component shares the device."""
 
     policy: Policy = "lru"
@@ -50,39 +50,39 @@ def of_settings(
     sizes: Mapping[str, int],
     settings: OffloadSettings,
     kind_of: Callable[[str], Kind] = kind_of,
-) -> dict[str, How]:
+) -> dict[str, Sharing]:
     """How each component shares the device. `sizes`: bytes of the components.
 
     Empty if no switch is on.
     """
-    match settings.mode:
-        case "off":
-            return {}
-        case "alternating":
-            hows = dict.fromkeys(sizes, How("alternating", exclusive=True))
-        case "sequential":
-            hows = dict.fromkeys(sizes, How("sequential"))
-        case "model":
-            hows = {name: _ALTERNATING.get(kind_of(name), How()) for name in sizes}
-        case "layerwise":
-            hows = {name: _STAYING.get(kind_of(name), How()) for name in sizes}
-            for name in _worth_streaming(sizes, kind_of):
-                hows[name] = How(streamed=True)
-        case "partial":
-            hows = dict.fromkeys(sizes, How())
+    mode = settings.mode
+    if mode == "off":
+        return {}
+    by_kind, others = _MODES[mode]
+    hows = {name: by_kind.get(kind_of(name), others) for name in sizes}
+    if mode == "layerwise":
+        hows |= dict.fromkeys(_worth_streaming(sizes, kind_of), Sharing(streamed=True))
     if settings.offloaded_bytes:
         for name in _worth_streaming(sizes, kind_of):
-            how = hows[name]
             rest = max(sizes[name] - settings.offloaded_bytes, 0)
-            hows[name] = How(how.policy, how.exclusive, how.part_of, True, rest)
+            hows[name] = replace(hows[name], streamed=True, resident=rest)
     return hows
 
 
-_STAYING = {"vae": How("permanent")}
-_ALTERNATING = {
-    "dit": How("alternating", exclusive=True),
-    "encoder": How("alternating", exclusive=True, part_of=ENCODERS_FAMILY),
+_STAYING: Mapping[Kind, Sharing] = {"vae": Sharing("permanent")}
+_EXCLUSIVE = Sharing("alternating", exclusive=True)
+_TURNS: Mapping[Kind, Sharing] = {
+    "dit": _EXCLUSIVE,
+    "encoder": replace(_EXCLUSIVE, part_of=ENCODERS_FAMILY),
     **_STAYING,
+}
+#: By mode: components of these kinds, and all others.
+_MODES: Mapping[str, tuple[Mapping[Kind, Sharing], Sharing]] = {
+    "alternating": ({}, _EXCLUSIVE),
+    "sequential": ({}, Sharing("sequential")),
+    "model": (_TURNS, Sharing()),
+    "layerwise": (_STAYING, Sharing()),
+    "partial": ({}, Sharing()),
 }
 
 
@@ -94,11 +94,11 @@ def _worth_streaming(names: Mapping[str, int], kind_of: Callable[[str], Kind]) -
 
 def of_arguments(
     sizes: Mapping[str, int],
-    hows: Mapping[str, How],
+    hows: Mapping[str, Sharing],
     resident: int | str | Mapping[str, int | str] | None,
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
     kind_of: Callable[[str], Kind] = kind_of,
-) -> dict[str, How]:
+) -> dict[str, Sharing]:
     """`hows`, with the components in `resident` and `blocks` streamed.
 
     Values without names apply to all components worth streaming. Raises: InvalidSource.
@@ -117,7 +117,7 @@ def of_arguments(
             amount = how.resident
             if what == "resident":
                 amount = _amount(given[name] if isinstance(given, Mapping) else given)
-            changed[name] = How(how.policy, how.exclusive, how.part_of, True, amount)
+            changed[name] = replace(how, streamed=True, resident=amount)
     return changed
 
 

@@ -26,7 +26,7 @@ from swapd_client.errors import (
 )
 from swapd_client.lease import Lease
 from swapd_client.leases.collected import give_back_later
-from swapd_client.offload.lender import Lender
+from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.order import Expected, Order
 
 #: How long to wait for the grant of a request ahead before the ordinary request replaces it. Longer
@@ -43,7 +43,12 @@ class Stream:
     """
 
     def __init__(
-        self, client: Lender, family: str, rest: str | None, parts: Sequence[str], slots: int = 2
+        self,
+        client: AttachClient,
+        family: str,
+        rest: str | None,
+        parts: Sequence[str],
+        slots: int = 2,
     ) -> None:
         """`rest` and `parts` are names of components: the tensors outside the blocks, held for a
         whole pass; and the blocks, in their expected order of use.
@@ -91,15 +96,14 @@ class Stream:
             lease = self.client.acquire(self.family, timeout=0)
         except (AcquireTimeout, TooLarge, UnknownComponent):
             return None
-        if lease._granted.placements is not self._noted:
+        if lease.placements is not self._noted:
             self.note(lease)
         return lease
 
     def enter(self) -> None:
-        """The component's forward begins in this thread: load the tensors outside the blocks.
+        """A forward begins in this thread: load the tensors outside the blocks.
 
-        Without a `leave` in between, it leaves first: callers that may nest must count. Raises as
-        `Client.acquire`; then nothing is held.
+        Leaves a pass that was not left. Raises as `Client.acquire`; then nothing is held.
         """
         self._here().enter()
 
@@ -116,23 +120,15 @@ class Stream:
         self._here().done(part)
 
     def leave(self) -> None:
-        """The forward has ended: release everything, also a block that failed.
-
-        A second call does nothing. Raises: SessionFenced, DeviceFailed as `Lease.release`.
-        """
+        """The forward has ended: release everything. Raises as `Lease.release`."""
         self._here().leave()
-
-    # --- for passes ----------------------------------------------------------------------
 
     def passes(self, part: int) -> bool:
         """Whether a part takes a slot; an unknown part does."""
         return self._transient.get(self.parts[part], True)
 
     def note(self, lease: Lease) -> Lease:
-        """Learn from a grant which parts are kept: that may change at any time.
-
-        The pass releases the lease, also if the pass is collected.
-        """
+        """Learn from a grant which parts are kept: that may change at any time."""
         lease.answered_for()
         places = lease.placements
         if places is not self._noted:  # a lease kept between passes has the same object
@@ -164,7 +160,7 @@ class _Pass:
         self._client = stream.client
         #: A request must be abandoned on the channel that sent it: an ending thread would open a
         #: new one, whose message could arrive before the request.
-        self._channel = stream.client._leasing.channel()
+        self._channel = stream.client.leasing.channel()
         self._rest: Lease | None = None
         #: Blocks that run now: several if they are nested; a count if one runs several times.
         self._used: dict[int, _InUse] = {}
@@ -183,8 +179,6 @@ class _Pass:
         # not in a forked child, which began in the middle of the pass
         if held and self._process == getpid():
             give_back_later(self._give_back)
-
-    # --- the four ------------------------------------------------------------------------
 
     def enter(self) -> None:
         self.leave()
@@ -248,8 +242,6 @@ class _Pass:
             self._expected = None
             self._hinted = False
 
-    # --- acquiring a block ---------------------------------------------------------------
-
     def _take(self, part: int) -> Lease:
         """The lease of a block: from a request ahead, or by waiting for it."""
         asked = self._ahead.pop(part, None)
@@ -271,7 +263,7 @@ class _Pass:
         """The lease of a request ahead, if granted by now. None: ask again."""
         try:
             name = self._stream.parts[part]
-            return self._client._leasing.collect(request, name, within_s=GRANT_S)
+            return self._client.leasing.collect(request, name, within_s=GRANT_S)
         except SwapdError:
             self._client.session.check()
             return None
@@ -279,19 +271,18 @@ class _Pass:
     def _wait(self, part: int, asked: int | None) -> Lease:
         """The lease of a part, by waiting, in place of the request `asked`.
 
-        The daemon may grant that one at any moment, and a part that has arrived must not leave and
-        arrive a second time.
+        The daemon may grant that request meanwhile: a part that arrived must not arrive again.
         """
         name = self._stream.parts[part]
         for other, in_use in self._used.items():
-            if in_use.lease._record.agent != threading.get_ident():
+            if in_use.lease.agent != threading.get_ident():
                 # asked for ahead: for deadlock detection, this thread does not hold it
                 ahead, in_use.lease = in_use.lease, self._client.acquire(self._stream.parts[other])
                 ahead.release()
         try:
             if asked is None:
                 return self._client.acquire(name, early=True)
-            return self._client._leasing.acquire_in_place_of(asked, name)
+            return self._client.leasing.acquire_in_place_of(asked, name)
         except WouldDeadlock:
             if self._rest is None and not self._used:
                 raise
@@ -300,8 +291,7 @@ class _Pass:
     def _have_anew(self, part: int) -> Lease:
         """Release everything that this thread holds, and acquire it again together with `part`.
 
-        Other streaming threads do the same: a thread that holds nothing blocks no other. This
-        thread runs nothing meanwhile, and continues where it was.
+        Other streaming threads do the same: a thread that holds nothing blocks no other.
         """
         stream, client = self._stream, self._client
         used = list(self._used.items())
@@ -327,13 +317,10 @@ class _Pass:
         if not streams:
             lease.wait()
 
-    # --- reading ahead -------------------------------------------------------------------
-
     def _look_ahead(self, *, wait: bool = False) -> None:
         """Have requests open for the next parts, and for no others.
 
-        With `wait`, request as many as will have slots once the GPU has finished its work from
-        before the last block.
+        With `wait`, wait for slots until the GPU has finished the work before the last block.
         """
         if self._expected is None:
             return
@@ -341,20 +328,20 @@ class _Pass:
         while wait and not wanted and len(self._ending) > 1 and self._needs_more_slots():
             self._client.session.leases.await_end(self._ending[0])
             wanted = list(self._wanted())
-        for part in [p for p in self._ahead if p not in wanted]:
+        for part in self._ahead.keys() - wanted:
             self._drop_ahead(part)
         for part in wanted:
             if part not in self._ahead:
-                self._ahead[part] = self._client._leasing.ask(self._stream.parts[part])
+                self._ahead[part] = self._client.leasing.ask(self._stream.parts[part])
+        self._hint_once()
+
+    def _hint_once(self) -> None:
         if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())
 
     def _wanted(self) -> Iterator[int]:
-        """The parts to request ahead: as many transient parts as there are slots.
-
-        And the next part, even if it is kept.
-        """
+        """The parts to request ahead: the next one, and as many that leave as there are slots."""
         assert self._expected is not None
         room = self._room()
         seen = set(self._used)
@@ -388,9 +375,7 @@ class _Pass:
         first = dict.fromkeys(p for p in self._expected.first if self._stream.passes(p))
         names = tuple(parts[p] for p in list(first)[:most] if p not in self._used)
         if names:
-            self._client._leasing.hint(*names)
-
-    # --- giving back ---------------------------------------------------------------------
+            self._client.leasing.hint(*names)
 
     def _drop_ahead(self, part: int) -> None:
         asked = self._ahead.pop(part)

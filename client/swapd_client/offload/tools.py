@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from swapd_client.offload import copying, editing, guards, training
+from swapd_client.offload import copies, guards, private, weights
 
 #: Runs a function with these arguments.
 Runs = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
@@ -40,7 +40,7 @@ def _write(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _write_layers(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """For functions that write to layers one by one, each by a function of its own."""
     modules = _among(args, kwargs, Module)
-    with editing.edits(guards.owners(guards.covered(*modules))):
+    with weights.edits(guards.owners(guards.covered(*modules))):
         return function(*args, **kwargs)
 
 
@@ -62,8 +62,8 @@ def _copy(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """For `__deepcopy__` of a tensor."""
     given: list[Any] = [*args, *kwargs.values()]
     tensor, memo = given
-    if id(tensor) not in memo and (weights := guards.owner_of(tensor)) is not None:
-        memo[id(tensor)] = copying.private(tensor, weights.copies())
+    if id(tensor) not in memo and (owner := guards.owner_of(tensor)) is not None:
+        memo[id(tensor)] = copies.private(tensor, owner.copies())
         return memo[id(tensor)]
     return function(*args, **kwargs)
 
@@ -108,7 +108,7 @@ def watch() -> None:
     with _lock:
         if not _is_watching:
             _is_watching = True
-            _replaced.callback(register_optimizer_step_pre_hook(training.refuse_step).remove)
+            _replaced.callback(register_optimizer_step_pre_hook(private.refuse_step).remove)
             _missing[:] = TOOLS
         _replace()
 
@@ -132,20 +132,23 @@ def look() -> None:
 
 def _replace() -> None:
     for key in list(_missing):
-        name, kind = key
-        library = sys.modules.get(name.partition(".")[0])
+        library = sys.modules.get(key[0].partition(".")[0])
         if library is None or getattr(library.__spec__, "_initializing", False):
             continue  # it is imported later, or right now
         _missing.remove(key)
-        try:
-            module: Any = import_module(name)
-            places = list(_subclasses(getattr(module, kind))) if kind else [module]
-        except (ImportError, AttributeError):  # another version
-            continue
-        for place in places:
+        for place in _places(*key):
             for pattern, runs in TOOLS[key].items():
                 for found in [name for name in vars(place) if fnmatchcase(name, pattern)]:
                     _replace_one(place, found, runs)
+
+
+def _places(name: str, kind: str) -> list[Any]:
+    """The module, or its class with all subclasses; none in another version of the library."""
+    try:
+        module: Any = import_module(name)
+        return list(_subclasses(getattr(module, kind))) if kind else [module]
+    except (ImportError, AttributeError):
+        return []
 
 
 def _subclasses(kind: type) -> Iterator[type]:

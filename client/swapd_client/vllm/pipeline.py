@@ -23,7 +23,7 @@ from swapd_client.errors import (
 )
 from swapd_client.offload import find
 from swapd_client.offload.attachment import Attachment
-from swapd_client.offload.between_calls import kept_between_calls
+from swapd_client.offload.scope import kept_between_calls
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.stage import Stage

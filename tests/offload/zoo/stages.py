@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from swapd_client import Client, NotWhileAttached, SwapdError, connect
-from swapd_client.offload import find, registering
+from swapd_client.offload import find, ownership, registering
 from swapd_client.offload.attachment import Attachment
-from swapd_client.offload.blocks import Block, blocks_of
+from swapd_client.offload.blocks import ModelBlock, blocks_of
 from tests.offload.zoo.compare import difference, kept
 from tests.offload.zoo.entries import Entry, all_entries
 
@@ -63,11 +63,11 @@ class _Trial:
 
     def weights(self) -> Iterator[torch.Tensor]:
         for module in find.modules_of(self._roots()).values():
-            yield from find.bytes_of(module)
+            yield from ownership.bytes_of(module)
 
-    def places(self) -> dict[find.Span, int]:
+    def places(self) -> dict[ownership.Span, int]:
         """The addresses of its parameters, and their bytes: tied ones share an address."""
-        return {span: t.nbytes for t in self.weights() if (span := find.span_of(t))}
+        return {span: t.nbytes for t in self.weights() if (span := ownership.span_of(t))}
 
     @property
     def has_parts(self) -> bool:
@@ -240,7 +240,7 @@ def _attach(client: Client, trial: _Trial, **how: Any) -> Attachment:
 
 def _each_a_block(
     component: torch.nn.Module, named: Sequence[str] | None = None, least: int = 0
-) -> list[Block]:
+) -> list[ModelBlock]:
     """None of these is as large as a chunk, and small neighbours would be one block."""
     return blocks_of(component, named)
 

@@ -37,7 +37,7 @@ _ITERATORS: tuple[type[Any], ...] = tuple(type(iter(one)) for one in _EMPTY)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype})
 
 
-class Lent:
+class ComponentSpans:
     """The addresses of some components; their bytes are valid during a lease only."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
@@ -59,15 +59,6 @@ class Lent:
         if not self._are_in((output,), _DEPTH_MAX):
             return output
         return _Copying(self, component).of(output, _DEPTH_MAX)
-
-    def may_be_in(self, output: Any) -> bool:
-        """Whether `copied` may return a copy, or `output` runs later. Runs at every call."""
-        if type(output) is torch.Tensor:
-            try:
-                return self.low <= output.data_ptr() < self.high
-            except RuntimeError:  # functorch, sparse
-                return True
-        return type(output) in LATER or self._are_in((output,), _DEPTH_MAX)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's bytes are at these addresses."""
@@ -101,18 +92,22 @@ class Lent:
             if isinstance(value, torch.Tensor):
                 if self.has(value):
                     return True
-            elif depth:
-                if isinstance(value, dict):
-                    inside: Iterable[Any] = value.values()
-                elif isinstance(value, _COLLECTIONS):
-                    inside = value
-                elif kind in _ITERATORS:
-                    inside = copy.copy(value)
-                else:
-                    inside = [one for _, one in _items(value)]
-                if self._are_in(inside, depth - 1):
-                    return True
+            elif depth and self._are_in(_inside(value), depth - 1):
+                return True
         return False
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The values in a structure that may be, or contain, tensors."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, _COLLECTIONS):
+        collection: Iterable[Any] = value
+        return collection
+    if type(value) in _ITERATORS:
+        iterator: Iterable[Any] = copy.copy(value)
+        return iterator
+    return [one for _, one in _items(value)]
 
 
 def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
@@ -120,8 +115,7 @@ def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         yield output
     elif depth and type(output) not in _PLAIN:
-        inside = isinstance(output, _COLLECTIONS)
-        for value in output if inside else (value for _, value in _items(output)):
+        for value in _inside(output):
             yield from tensors_in(value, depth - 1)
 
 
@@ -142,7 +136,7 @@ def _items(output: Any) -> Iterator[tuple[str, Any]]:
 class _Copying:
     """One output: an item that occurs twice is copied once."""
 
-    def __init__(self, lent: Lent, component: str) -> None:
+    def __init__(self, lent: ComponentSpans, component: str) -> None:
         self._lent = lent
         self._component = component
         self._made: dict[int, Any] = {}

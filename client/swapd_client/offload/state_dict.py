@@ -1,12 +1,13 @@
-"""`load_state_dict` for weights that are read-only in place.
+"""`state_dict` and `load_state_dict` for weights that are read-only in place, or absent.
 
-The loading code gets a stand-in for the module: the same attributes, with copies of its tensors. So
+Loading code gets a stand-in for the module: the same attributes, with copies of its tensors. So
 torch, and a class's own loading, work and report as always, and a concurrent call of the module
 sees no change. The written values become the tensors' new values when the outermost guarded module
 is loaded: all at once, or none if an error comes first.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -17,18 +18,18 @@ from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.tensors import inner_names, is_wrapper
-from swapd_client.offload.copies import Copies, start_of
-from swapd_client.offload.weights_of import Changes, Weights
+from swapd_client.offload.copies import start_of
+from swapd_client.offload.weights import Changes, ComponentWeights, CopiesByOwner
 
 #: A module's tensors by name, with their owner; None: a private tensor that calls of the component
 #: use.
-Staged = Iterable[tuple[str, torch.Tensor, Weights | None]]
+Staged = Iterable[tuple[str, torch.Tensor, ComponentWeights | None]]
 
 _TABLES = ("_parameters", "_buffers")
 _HOOKS = "_load_state_dict_pre_hooks"
 
 
-class Load:
+class _StateDictLoad:
     """One call of `load_state_dict`, as far as it passes through guarded modules."""
 
     def __init__(self, missing_keys: list[str], first: torch.nn.Module) -> None:
@@ -36,8 +37,8 @@ class Load:
         self.missing_keys = missing_keys
         #: The outermost guarded module.
         self.first = first
-        self._values: dict[Weights, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._private: list[tuple[_Staged, list[Weights]]] = []
+        self._values: dict[ComponentWeights, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._private: list[tuple[_Staged, list[ComponentWeights]]] = []
 
     def run(
         self,
@@ -45,15 +46,18 @@ class Load:
         module: torch.nn.Module,
         prefix: str,
         staged: Staged,
-        calls: list[Weights],
+        calls: list[ComponentWeights],
     ) -> None:
         """Have `load` load a module's own tensors; it must not write to those `staged` in place.
 
         `calls`: the components whose calls run the module.
         """
-        copies: dict[Weights, Copies] = {}
+        copies = CopiesByOwner()
         with torch.inference_mode(False), torch.no_grad():
-            ours = [_Staged(module, n, t, w, _copy(t, w, copies)) for n, t, w in staged]
+            ours = [
+                _Staged(module, n, t, w, t.detach().clone() if w is None else copies[w].of(t))
+                for n, t, w in staged
+            ]
         try:
             if not ours:
                 return load(module)
@@ -85,16 +89,6 @@ class Load:
     def _write(self) -> None:
         for one, _ in self._private:
             one.write()
-
-
-def _copy(
-    tensor: torch.Tensor, weights: Weights | None, copies: dict[Weights, Copies]
-) -> torch.Tensor:
-    if weights is None:
-        return tensor.detach().clone()
-    if weights not in copies:
-        copies[weights] = weights.copies()
-    return copies[weights].of(tensor)
 
 
 class _StandIn:
@@ -164,7 +158,7 @@ class _Staged:
         module: torch.nn.Module,
         name: str,
         tensor: torch.Tensor,
-        weights: Weights | None,
+        weights: ComponentWeights | None,
         copy: torch.Tensor,
     ) -> None:
         self.tensor = tensor
@@ -235,27 +229,27 @@ def is_copied(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and not is_lazy(tensor) and not tensor.is_meta
 
 
-class _Here(threading.local):
+class _ThreadLoads(threading.local):
     def __init__(self) -> None:
-        self.loads: list[Load] = []
+        self.loads: list[_StateDictLoad] = []
 
 
-_here = _Here()
+_thread = _ThreadLoads()
 
 
-def _loads() -> list[Load]:
+def _loads() -> list[_StateDictLoad]:
     """The loads under way in this thread; more than one if a module's loading loads another."""
-    return _here.loads
+    return _thread.loads
 
 
-def of(missing_keys: list[str], module: torch.nn.Module) -> Load:
+def of(missing_keys: list[str], module: torch.nn.Module) -> _StateDictLoad:
     """The load with this list; a new one, with `module` as its first, if there is none."""
     for load in _loads():
         if load.missing_keys is missing_keys:
             return load
     # an older load that began at this module ended by an exception
     _loads()[:] = [load for load in _loads() if load.first is not module]
-    _loads().append(Load(missing_keys, module))
+    _loads().append(_StateDictLoad(missing_keys, module))
     return _loads()[-1]
 
 
@@ -265,3 +259,33 @@ def ended(missing_keys: list[str], module: torch.nn.Module) -> None:
         if load.missing_keys is missing_keys and load.first is module:
             _loads().remove(load)
             return load.end()
+
+
+# --- state dicts -------------------------------------------------------------------------
+
+
+class _StateDictCopies(CopiesByOwner):
+    """The copies for one call of `state_dict`, so that tied tensors stay tied in its result."""
+
+    def __init__(self) -> None:
+        #: Modules already put into it, by id and prefix.
+        self.modules: set[tuple[int, str]] = set()
+
+
+#: By the id of the result, while that lives.
+_copied: dict[int, _StateDictCopies] = {}
+
+
+def copies_in(state: dict[str, Any], module: torch.nn.Module, prefix: str) -> CopiesByOwner:
+    """The copies of the call that puts `module` into `state` under `prefix`."""
+    known = _copied.get(id(state))
+    if known is None:
+        try:
+            weakref.finalize(state, _copied.pop, id(state), None).atexit = False
+        except TypeError:  # a plain dict of the caller's: its end cannot be observed
+            return CopiesByOwner()
+    where = id(module), prefix
+    if known is None or where in known.modules:  # the same module again: a new call
+        known = _copied[id(state)] = _StateDictCopies()
+    known.modules.add(where)
+    return known

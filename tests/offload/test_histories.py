@@ -1,4 +1,4 @@
-"""The shortcuts decide as the plain version does, and a hit calls few functions."""
+"""Random histories of calls: with hooks removed at times, and without; and the cost of a hit."""
 
 import random
 import sys
@@ -13,33 +13,15 @@ import torch
 from torch import nn
 
 from swapd_client import Client, DaemonGone, SessionFenced, WouldDeadlock
-from swapd_client.offload import attaching, hooks, shortcuts
-from swapd_client.offload.between_calls import kept_between_calls
-from swapd_client.offload.changing import quiet
-from swapd_client.offload.gate import Gate
-from swapd_client.offload.scope import here
-from swapd_client.offload.shortcuts import Enter, Leave, Pair
+from swapd_client.offload import attach
+from swapd_client.offload.hooks import Hook
+from swapd_client.offload.scope import here, kept_between_calls
+from swapd_client.offload.update_barrier import quiet
 from tests.offload.modules import WIDTH, seeded
 
 HISTORIES = 30
 CALLS = 20
 DEPTH = 2
-
-
-# --- the plain version -------------------------------------------------------------------
-
-
-class PlainEnter(Enter):
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if isinstance(self._gate, Gate):
-            found = self._gate.begin(self._by, 1)
-            if not found and self.pair is not None:
-                self.pair.have_leave()
-
-
-class PlainLeave(Leave):
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return self._gate.end(self._by, output) if isinstance(self._gate, Gate) else None
 
 
 class Never:
@@ -48,7 +30,7 @@ class Never:
     def __init__(self, *, compiled: bool = True) -> None:
         pass
 
-    def add(self, pair: Pair) -> None:
+    def add(self, hook: Hook) -> None:
         pass
 
     def begin(self, *, whole: bool) -> None:
@@ -101,14 +83,14 @@ BETWEEN = ("", "", "", "update", "again")
 REFUSED = (*[None] * 30, DaemonGone, SessionFenced, WouldDeadlock)
 
 
-def some_call(rng: random.Random, ends: Sequence[str], around: Sequence[str], depth: int) -> Call:
+def some_call(rng: random.Random, around: Sequence[str], depth: int) -> Call:
     inside = rng.choice((0, 1, 2)) if depth else 0
     return Call(
         rng.choice(MODULES),
         rng.choice(MODES),
         rng.choice(around),
-        tuple(some_call(rng, ends, around, depth - 1) for _ in range(inside)),
-        rng.choice(ends),
+        tuple(some_call(rng, around, depth - 1) for _ in range(inside)),
+        rng.choice(ENDS),
         rng.choice(REFUSED),
     )
 
@@ -175,7 +157,6 @@ class World:
         return lease
 
     def close(self) -> None:
-        here().reap()
         self._attachment.detach()
 
     # --- events between calls
@@ -185,7 +166,6 @@ class World:
             name = rng.choice(["norm.weight", "norm.bias"])
             self._client.update("whole", {name: torch.full((WIDTH,), rng.random())})
         elif what == "again":
-            here().reap()
             self._attachment.detach()
             self._attach()
 
@@ -195,9 +175,6 @@ class World:
         """Make a call, and record its actions, its result or its error."""
         self.seen.append(("called", *call[:3], call.ends))
         if call.around == "thread":
-            if call.ends == "stopped":  # another thread releases its leases, at any time
-                call = call._replace(ends="raises")
-            call = call._replace(inside=tuple(one for one in call.inside if not _stops(one)))
             thread = threading.Thread(target=self._run, args=(call,))
             thread.start()
             thread.join()
@@ -300,19 +277,13 @@ def _foreign(module: nn.Module, args: Any) -> None:
     raise RuntimeError("foreign")
 
 
-def _stops(call: Call) -> bool:
-    return call.ends == "stopped" or any(map(_stops, call.inside))
-
-
-def history(
-    client: Client, seed: int, ends: Sequence[str] = ENDS, around: Sequence[str] = AROUND
-) -> list[Any]:
+def history(client: Client, seed: int, around: Sequence[str]) -> list[Any]:
     """The record of the calls that this seed makes."""
     rng = random.Random(seed)
     with pytest.MonkeyPatch.context() as patched:
         world = World(client, patched)
         for _ in range(CALLS):
-            world.run(some_call(rng, ends, around, DEPTH))
+            world.run(some_call(rng, around, DEPTH))
             world.between(rng.choice(BETWEEN), rng)
         world.close()
     return world.seen
@@ -326,29 +297,14 @@ def compare(seen: list[Any], plain: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_what_is_acquired_released_and_returned_is_what_the_plain_version_says(
-    client: Client, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    seen = history(client, seed)
-    monkeypatch.setattr(hooks, "Enter", PlainEnter)
-    monkeypatch.setattr(hooks, "Leave", PlainLeave)
-    compare(seen, history(client, seed))
-
-
-@pytest.mark.parametrize("seed", range(HISTORIES))
 def test_hooks_that_are_aside_would_have_done_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Holds within one thread.
-
-    Not between an interrupt and the thread's next call: calls there run under the lease on the
-    whole component.
-    """
-    ends = [end for end in ENDS if end != "stopped"]
+    """Holds within one thread."""
     around = [what for what in AROUND if what != "thread"]
-    seen = history(client, seed, ends, around)
-    monkeypatch.setattr(attaching, "BlockHooks", Never)
-    compare(seen, history(client, seed, ends, around))
+    seen = history(client, seed, around)
+    monkeypatch.setattr(attach, "BlockHooks", Never)
+    compare(seen, history(client, seed, around))
 
 
 # --- the number of functions -------------------------------------------------------------
@@ -360,7 +316,7 @@ def functions(call: Callable[[], object]) -> list[str]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         where = frame.f_code.co_filename
-        if event == "call" and "swapd_client/offload" in where and "forwards" not in where:
+        if event == "call" and "swapd_client/offload" in where and "dynamo" not in where:
             called.append(frame.f_code.co_qualname)
 
     sys.setprofile(note)
@@ -371,39 +327,20 @@ def functions(call: Callable[[], object]) -> list[str]:
     return called
 
 
-def test_a_call_that_finds_all_of_it_there_calls_few_functions(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_finds_all_of_it_there_calls_few_functions(client: Client) -> None:
     """On a machine under any load: each function is slow with cold caches."""
-    monkeypatch.setattr(shortcuts, "_compiles", False)  # independent of other tests' compilations
     part = seeded(Part)
     x = torch.ones(1, WIDTH)
 
     def call() -> None:
         part(x, lambda part, x: x)
 
-    begins, ends = ["Enter.__call__", "Leased.take"], ["Leave.__call__", "Lent.may_be_in"]
     with torch.inference_mode():
         with client.attach({"whole": part}):
             call()
-            inside = ["Enter.__call__"] * (len(part.layers) + 1)  # of each member, and of the norm
-            assert functions(call) == [*begins, *inside, *ends]
+            assert functions(call).count("LeaseGate.run") == len(part.layers) + 2
+            assert len(functions(call)) < 30
         with client.attach({"streamed": part}, blocks=["layers.0", "layers.1", "layers.2"]):
             client.acquire("streamed").release()
             call()
-            seen = [one for one in functions(call) if not one.startswith("Stream.note")]
-            passes = [
-                "Passed.take",
-                "Stream.whole",
-                "Scope.lend",
-                "BlockHooks.begin",
-                "BlockHooks._turn",
-            ]
-            passed = [
-                "Passed._leave_whole",
-                "BlockHooks.end",
-                "BlockHooks._turn",
-                "Scope.count_down",
-            ]
-            root = ["FirstCall.__call__", "Method.__wrapped__"]  # once a pass, for no block
-            assert seen == ["Enter.__call__", *passes, *root, *ends, *passed]
+            assert functions(call).count("LeaseGate.run") == 1

@@ -20,23 +20,23 @@ from contextlib import suppress
 from swapd_client.errors import SwapdError, UnknownComponent
 from swapd_client.offload import growth, tools
 from swapd_client.offload.attachment import Attachment
-from swapd_client.offload.changing import quiet
-from swapd_client.offload.lender import Lender
+from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.update_barrier import quiet
 
 log = logging.getLogger("swapd_client")
 
 #: Clients, and the components of models that were collected.
-_left: deque[tuple[Lender, list[str]]] = deque()
+_left: deque[tuple[AttachClient, list[str]]] = deque()
 _one_at_a_time = threading.Lock()
 
 
-def take_back_if_dropped(client: Lender, attachment: Attachment) -> None:
+def take_back_if_dropped(client: AttachClient, attachment: Attachment) -> None:
     """Unregister an attachment's components when it is collected without `detach`."""
     gone = weakref.finalize(attachment, _dropped, client, attachment.registered)
     gone.atexit = False
 
 
-def _dropped(client: Lender, names: list[str]) -> None:
+def _dropped(client: AttachClient, names: list[str]) -> None:
     if not names or client.session.forked:
         return
     _left.append((client, names))
@@ -59,7 +59,7 @@ def settle() -> None:
     tools.rest()
 
 
-def _take_back(client: Lender, name: str) -> None:
+def _take_back(client: AttachClient, name: str) -> None:
     if client.session.processor.memory_is_scarce and client.session.error is None:
         log.warning(
             "%r stays registered, though its model is no more: swapd evicts it when others need "

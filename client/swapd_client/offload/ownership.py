@@ -1,0 +1,391 @@
+"""The owners of each tensor of a model. Nothing here talks to the daemon or changes the model."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from swapd_client.errors import InvalidSource
+from swapd_client.memory.tensors import inner_names, is_wrapper
+from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
+
+_UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
+
+#: (first byte, first byte after it)
+Span = tuple[int, int]
+
+
+@dataclass(eq=False)
+class TensorGroup:
+    """Tensors to register as one component: a component's own, or tensors that several share."""
+
+    name: str
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+#: A piece, or the name of a registered component.
+Part = TensorGroup | str
+
+
+@dataclass
+class Ownership:
+    """The owners of each tensor."""
+
+    #: To be registered, by name.
+    pieces: dict[str, TensorGroup] = field(default_factory=dict)
+    #: All parts of each component.
+    made_of: dict[str, list[Part]] = field(default_factory=dict)
+    #: Modules that use tensors of components without being in exactly one, and the parts they need.
+    outside: dict[Module, list[Part]] = field(default_factory=dict)
+    #: Bytes of the parameters in no component, by path.
+    left: dict[str, int] = field(default_factory=dict)
+    #: Bytes of the parameters in components that stay private.
+    trained_bytes: int = 0
+
+
+class _Owners:
+    """The components that use each module, as far as they reach."""
+
+    def __init__(self, roots: Mapping[str, Module], found: Sequence[ComponentModule]) -> None:
+        self.modules = modules_of(roots)
+        self.paths: dict[int, str] = {}
+        for path, module in self.modules.items():
+            self.paths.setdefault(id(module), path)
+        starts = {id(one.module) for one in found}
+        #: The components that a module is in, by its id.
+        self.of: dict[int, list[str]] = {}
+        for one in found:
+            for module in walk(one.module, starts):
+                self.of.setdefault(id(module), []).append(one.name)
+        #: Modules that a caller outside of the components calls.
+        self.outside = {
+            id(module): module
+            for root in roots.values()
+            if id(root) not in starts
+            for module in walk(root, starts)
+        }
+
+
+def own(
+    roots: Mapping[str, Module],
+    found: Sequence[ComponentModule],
+    *,
+    extra: Mapping[str, torch.Tensor],
+    registered: Mapping[str, Span],
+    trained: Collection[int] = (),
+) -> Ownership:
+    """Find the owners of each tensor: an inner component comes before an outer one.
+
+    Tensors whose bytes overlap stay together. If several components use them, or a module in no
+    component does, they become a piece of their own. `extra`: tensors that are no parameters, by
+    path. `registered`: the addresses of components there are. `trained`: parameters, by id, that
+    stay private together with all tensors that share their bytes. Raises: InvalidSource.
+    """
+    owners = _Owners(roots, found)
+    result = Ownership(made_of={one.name: [] for one in found})
+    #: The prefix of each component's own tensors.
+    inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
+    for cluster in _clusters(_tensors(owners, extra, trained)):
+        if _is_private(cluster):
+            result.left[cluster[0].path] = _nbytes(cluster)
+            continue
+        part: Part | None = _place(cluster, registered)
+        if part is None:
+            if _is_trained(cluster):
+                result.trained_bytes += _nbytes(cluster)
+                continue
+            part = _piece(cluster, result, owners, inside)
+        _use(part, cluster, result, owners)
+    for piece in result.pieces.values():
+        start = inside.get(piece.name, "")
+        _check(piece.name, {f"{start}{path}": tensor for path, tensor in piece.tensors.items()})
+    return result
+
+
+def _is_private(cluster: "Sequence[_OwnedTensor]") -> bool:
+    return not any(one.users for one in cluster)
+
+
+def _is_trained(cluster: "Sequence[_OwnedTensor]") -> bool:
+    return any(one.stays for one in cluster)
+
+
+def _piece(
+    cluster: "Sequence[_OwnedTensor]",
+    result: Ownership,
+    owners: "_Owners",
+    inside: Mapping[str, str],
+) -> TensorGroup:
+    """The piece that tensors join which are not registered yet."""
+    users = dict.fromkeys(user for one in cluster for user in one.users)
+    holders = dict.fromkeys(owners.paths[id(one.holder)] for one in cluster if not one.users)
+    name = "+".join([*users, *holders])
+    piece = result.pieces.setdefault(name, TensorGroup(name))
+    piece.tensors.update(_called_in(cluster, inside.get(name)))
+    piece.nbytes += _nbytes(cluster)
+    return piece
+
+
+def _use(
+    part: Part, cluster: "Sequence[_OwnedTensor]", result: Ownership, owners: "_Owners"
+) -> None:
+    """Note that the components and modules of these tensors need `part`."""
+    for one in cluster:
+        for user in one.users:
+            _add(result.made_of[user], part)
+        outside = [] if one.users else [_called(one.holder, owners)]
+        if len(one.users) > 1:
+            outside += _above(one, owners)
+        for module in outside:
+            _add(result.outside.setdefault(module, []), part)
+
+
+def _add(parts: list[Part], part: Part) -> None:
+    if part not in parts:
+        parts.append(part)
+
+
+@dataclass(frozen=True)
+class _OwnedTensor:
+    path: str
+    tensor: torch.Tensor
+    #: The components around it; if none, only `holder` has it.
+    users: tuple[str, ...]
+    holder: Module
+    #: It stays private.
+    stays: bool = False
+
+
+def _called_in(cluster: Sequence[_OwnedTensor], prefix: str | None) -> dict[str, torch.Tensor]:
+    """Tensors by name: as in the component's own state dict; if shared, as in the model's."""
+    if prefix is None:
+        return {one.path: one.tensor for one in cluster}
+    return {
+        one.path.removeprefix(prefix): one.tensor for one in cluster if one.path.startswith(prefix)
+    }
+
+
+def _tensors(
+    owners: _Owners, extra: Mapping[str, torch.Tensor], trained: Collection[int]
+) -> Iterator[_OwnedTensor]:
+    """Every parameter and extra tensor, under each of its names."""
+    for path, module in owners.modules.items():
+        users = tuple(owners.of.get(id(module), ()))
+        for own_name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            for name, tensor in _unwrapped(join(path, own_name), parameter):
+                yield _OwnedTensor(name, tensor, users, module, id(parameter) in trained)
+    for path, given in extra.items():
+        holder = _holder(path, owners.modules)
+        for name, tensor in _unwrapped(path, given):
+            yield _OwnedTensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
+
+
+def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with bytes of their own: for a wrapper, its inner tensors."""
+    if not is_wrapper(tensor):
+        yield name, tensor
+        return
+    for inner in inner_names(tensor):
+        yield from _unwrapped(f"{name}.{inner}", getattr(tensor, inner))
+
+
+def bytes_of(module: Module) -> Iterator[torch.Tensor]:
+    """The tensors that hold the bytes of a module's own parameters."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            yield from (tensor for _, tensor in _unwrapped("", parameter))
+
+
+def by_block(
+    piece: TensorGroup, component: Module, blocks: Sequence[Sequence[Module]], stops: Iterable[int]
+) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """Split a piece's tensors: those used outside the blocks or in several; and each block's."""
+    users = _blocks_that_use(component, blocks, set(stops))
+    rest: dict[str, torch.Tensor] = {}
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in blocks]
+    nobody = Module()
+    for cluster in _clusters(_OwnedTensor(p, t, (), nobody) for p, t in piece.tensors.items()):
+        numbers = set[int]().union(*(users.get(id(one.tensor), {_REST}) for one in cluster))
+        target = rest if len(numbers) > 1 or _REST in numbers else parts[numbers.pop()]
+        target.update({one.path: one.tensor for one in cluster})
+    return rest, parts
+
+
+def _blocks_that_use(
+    component: Module, blocks: Sequence[Sequence[Module]], stops: set[int]
+) -> dict[int, set[int]]:
+    """The numbers of the blocks that use each tensor, by its id."""
+    users: dict[int, set[int]] = {}
+    within = {id(module) for modules in blocks for module in modules}
+    for tensor in _bytes_in_all(walk(component, within | stops)):
+        users[id(tensor)] = {_REST}
+    for number, modules in enumerate(blocks):
+        inside = {id(m): m for module in modules for m in walk(module, stops)}
+        for tensor in _bytes_in_all(inside.values()):
+            users.setdefault(id(tensor), set()).add(number)
+    return users
+
+
+#: In place of a block's number: outside the blocks.
+_REST = -1
+
+
+def _bytes_in_all(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
+    for module in modules:
+        yield from bytes_of(module)
+
+
+def _holder(name: str, modules: Mapping[str, Module]) -> Module:
+    path = name
+    while path not in modules:
+        path = path.rpartition(".")[0]
+    return modules[path]
+
+
+def _above(one: _OwnedTensor, owners: _Owners) -> Iterator[Module]:
+    """The modules around a tensor that are in the same components."""
+    path = one.path
+    while path:
+        path = path.rpartition(".")[0]
+        module = owners.modules.get(path)
+        if module is not None and set(owners.of.get(id(module), ())) == set(one.users):
+            yield module
+
+
+def _called(holder: Module, owners: _Owners) -> Module:
+    """The module whose forward uses `holder`'s tensors."""
+    path = owners.paths[id(holder)]
+    while path and not is_called(owners.modules[path]):
+        path = path.rpartition(".")[0]
+        if path not in owners.modules:
+            break
+    return owners.modules.get(path, holder)
+
+
+def bytes_in(tensor: torch.Tensor) -> list[Span]:
+    """Where the bytes of a tensor are; for a wrapper, of its inner tensors."""
+    spans = [span_of(inner) for _, inner in _unwrapped("", tensor)]
+    return [span for span in spans if span is not None]
+
+
+def span_of(tensor: torch.Tensor) -> Span | None:
+    """The bytes that a tensor covers; None if it has none, or none that can be located."""
+    if isinstance(tensor, _UNINITIALISED) or tensor.is_meta or not tensor.numel():
+        return None
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:
+    """Group tensors whose bytes overlap; each without bytes is alone."""
+    placed: list[tuple[Span, _OwnedTensor]] = []
+    for one in tensors:
+        span = span_of(one.tensor)
+        if span is None:
+            yield [one]
+        else:
+            placed.append((span, one))
+    placed.sort(key=lambda item: item[0])
+    cluster: list[_OwnedTensor] = []
+    end = 0
+    for (start, stop), one in placed:
+        if cluster and start >= end:
+            yield cluster
+            cluster = []
+        cluster.append(one)
+        end = max(end, stop)
+    if cluster:
+        yield cluster
+
+
+def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:
+    spans = [span for one in cluster if (span := span_of(one.tensor))]
+    return max(s[1] for s in spans) - min(s[0] for s in spans) if spans else 0
+
+
+def _place(cluster: Sequence[_OwnedTensor], registered: Mapping[str, Span]) -> str | None:
+    """The registered component that has these bytes."""
+    span = span_of(cluster[0].tensor)
+    if span is None:
+        return None
+    for name, (start, end) in registered.items():
+        if start <= span[0] < end:
+            return name
+    return None
+
+
+# --- tensors that are no parameters ------------------------------------------------------
+
+
+def plain_tensors(
+    roots: Mapping[str, Module], found: Sequence[ComponentModule]
+) -> dict[str, torch.Tensor]:
+    """Tensors of components that are attributes, or in lists and dicts: by path.
+
+    Without parameters and buffers, and without other names of them.
+    """
+    owners = _Owners(roots, found)
+    known = {id(t) for m in owners.modules.values() for t in (*_own_tensors(m),)}
+    known.update(owners.paths)  # modules
+    plain: dict[str, torch.Tensor] = {}
+    for path, module in owners.modules.items():
+        if id(module) not in owners.of:
+            continue
+        for name, value in module.__dict__.items():
+            if name not in _TORCHS_OWN:
+                _collect(join(path, name), value, known, plain)
+    return plain
+
+
+def _own_tensors(module: Module) -> Iterator[torch.Tensor]:
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is not None:
+            yield tensor
+
+
+#: Attributes that every module has.
+_TORCHS_OWN = frozenset(Module().__dict__)
+
+
+def _collect(path: str, value: Any, known: set[int], plain: dict[str, torch.Tensor]) -> None:
+    if not isinstance(value, (torch.Tensor, Module, list, tuple, dict)) or id(value) in known:
+        return
+    known.add(id(value))
+    if isinstance(value, torch.Tensor):
+        plain[path] = value
+    elif isinstance(value, Module):
+        for name, tensor in value.named_parameters():
+            _collect(join(path, name), tensor, known, plain)
+    else:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            _collect(f"{path}.{key}", item, known, plain)
+
+
+def _check(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise for a component without bytes, or with bytes on two devices."""
+    places: dict[torch.device, str] = {}
+    for path, tensor in tensors.items():
+        if isinstance(tensor, _UNINITIALISED):
+            raise InvalidSource(
+                f"{path!r} is not initialised: run the model once, or have it made by client.load"
+            )
+        if tensor.is_meta:
+            raise InvalidSource(
+                f"{path!r} is on the meta device and has no bytes: client.load puts a file's "
+                "weights into swapd and builds the module over them"
+            )
+        if tensor.numel():
+            places.setdefault(tensor.device, path)
+    if len(places) > 1:
+        said = " and ".join(f"{path!r} on {device}" for device, path in places.items())
+        raise InvalidSource(f"{name!r} is on two devices, {said}: one lease cannot cover both")

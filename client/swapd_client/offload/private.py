@@ -1,0 +1,238 @@
+"""Tensors of an attached model that stay in private memory: trained parameters, buffers, the rest.
+
+Weights in swapd are read-only, so trained parameters stay private, and an optimizer of others is
+refused. The report names the bytes that stay.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, TypeGuard
+
+import torch
+from torch.nn import Module, Parameter
+from torch.nn.parameter import UninitializedBuffer
+from torch.optim import Optimizer
+
+from swapd.shared.units import size
+from swapd_client.errors import InvalidSource, NotWhileAttached
+from swapd_client.memory import ranges
+from swapd_client.memory.tensors import extent, inner_names, is_wrapper, nbytes_of
+from swapd_client.offload.automatic import MAY_STAY
+
+#: An argument of `attach`: all that require gradients, none, or those of these names; None: see
+#: `trained_of`.
+Trainable = bool | Sequence[str] | None
+
+#: By id, since `==` on tensors computes.
+Trained = dict[int, torch.Tensor]
+
+
+def trained_of(
+    components: Iterable[Iterable[Module]], modules: Mapping[str, Module], trainable: Trainable
+) -> Trained:
+    """The parameters that stay private. `components`: the modules of each; `modules`: by path.
+
+    Default: in grad mode, the parameters that require gradients, in components where they are less
+    than half of those that could. A model that was built, and is not trained, requires gradients of
+    all, or nearly all, that could. Quantised weights could not.
+
+    Raises: InvalidSource for a name without a parameter.
+    """
+    if trainable is False or (trainable is None and not torch.is_grad_enabled()):
+        return {}
+    if not isinstance(trainable, bool | None):
+        return _named(modules, trainable)
+    trained: Trained = {}
+    for component in components:
+        parameters = _parameters(component)
+        mine = _requiring_grad(parameters)
+        if trainable or 2 * _nbytes(mine) < _nbytes(_trainable(parameters)):
+            trained |= mine
+    return trained
+
+
+def _requiring_grad(parameters: Trained) -> Trained:
+    return {key: p for key, p in parameters.items() if p.requires_grad}
+
+
+def _parameters(modules: Iterable[Module]) -> Trained:
+    return {id(p): p for module in modules for p in module._parameters.values() if _has_bytes(p)}
+
+
+def _trainable(parameters: Trained) -> Trained:
+    """Those that require gradients, or could."""
+    return {key: p for key, p in parameters.items() if p.requires_grad or _could_require(p)}
+
+
+def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
+    there = {
+        f"{path}.{name}".lstrip("."): parameter
+        for path, module in modules.items()
+        for name, parameter in module._parameters.items()
+        if _has_bytes(parameter)
+    }
+    trained: Trained = {}
+    for name in names:
+        found = {id(p): p for path, p in there.items() if path == name or fnmatchcase(path, name)}
+        if not found:
+            raise InvalidSource(
+                f"trainable: no parameter is called, or matches, {name!r}; they are called like "
+                f"{next(iter(there), 'nothing')!r}"
+            )
+        trained |= found
+    return trained
+
+
+def _has_bytes(parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return not (
+        parameter is None
+        or parameter.is_meta
+        or isinstance(parameter, torch.nn.parameter.UninitializedParameter)
+    )
+
+
+def _could_require(parameter: torch.Tensor) -> bool:
+    return (parameter.is_floating_point() or parameter.is_complex()) and not is_wrapper(parameter)
+
+
+def _nbytes(parameters: Trained) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters.values())
+
+
+def move(trained: Trained, device: torch.device) -> None:
+    """Move them to the device that computes with the other weights, as `module.to()`."""
+    for parameter in trained.values():
+        if parameter.device != device and not is_wrapper(parameter):
+            parameter.data = parameter.data.to(device)
+
+
+# --- optimizers --------------------------------------------------------------------------
+
+
+def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Raise NotWhileAttached before a step that would write to swapd's weights."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and (owner := _owner(parameter)) is not None:
+                raise NotWhileAttached(
+                    f"{type(optimizer).__name__}.step() would write to weights of {owner!r}, which "
+                    "are in swapd, and read-only. Nothing was changed. Trained parameters must "
+                    "stay private: attach(..., trainable=True) for all that require gradients, or "
+                    'names or patterns of parameters ("*.lora_*")'
+                )
+
+
+def _owner(parameter: Parameter) -> str | None:
+    """The component that owns a parameter as read-only."""
+    if is_wrapper(parameter):
+        owners = (_owner(getattr(parameter, name)) for name in inner_names(parameter))
+        return next((owner for owner in owners if owner is not None), None)
+    found = ranges.find(*extent(parameter))
+    if found is None or found.part is None or found.part.mutable:
+        return None
+    return found.name
+
+
+#: A warning needs at least this much, however small the model.
+_LEAST_BYTES = 1 << 20
+#: So many are named, the largest first.
+_NAMED = 4
+_PARAMETERS = "Name them in components=, or give components='.': the whole model as one component"
+_BUFFERS = (
+    "A forward may write to buffers, so they are not lent: make those that never change parameters "
+    "(requires_grad=False)"
+)
+
+
+@dataclass
+class PrivateBytes:
+    """Bytes by path: of outermost modules without components, or of components."""
+
+    parameters: Counter[str] = field(default_factory=Counter)
+    buffers: Counter[str] = field(default_factory=Counter)
+    #: Paths of modules whose weights are in an object that exposes no tensors.
+    packed: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """A part of the summary; "" if nothing stays."""
+        said = " and ".join(
+            f"{size(sum(counted.values()))} of {what}"
+            for what, counted in (("other parameters", self.parameters), ("buffers", self.buffers))
+            if counted
+        )
+        return f"{said} stay where they are" if said else ""
+
+    def warnings(self, lent_bytes: int, *, named: bool) -> Iterator[str]:
+        """Warnings for a user who expects the model's memory to be in swapd now.
+
+        `lent_bytes`: of its components. `named`: the user named these, and knows the rest.
+        """
+        if self.packed:
+            yield (
+                f"{_some(self.packed)} hold weights packed (torch.ao's quantised modules), which "
+                "stay in private memory. Quantise with torchao instead: its weights are tensors"
+            )
+        parameters = Counter[str]() if named else self.parameters
+        stays = sum(parameters.values()) + sum(self.buffers.values())
+        if stays < _LEAST_BYTES or stays <= MAY_STAY * (lent_bytes + stays):
+            return
+        for what, counted, advice in (
+            ("parameters", parameters, _PARAMETERS),
+            ("buffers", self.buffers, _BUFFERS),
+        ):
+            nbytes = sum(counted.values())
+            if nbytes > MAY_STAY * stays:  # else the other kind is the problem
+                where = _largest(counted)
+                yield f"{size(nbytes)} of {what} stay in private memory: {where}. {advice}"
+
+
+def staying(
+    modules: Mapping[str, Module], found: Sequence[str], left: Mapping[str, int]
+) -> PrivateBytes:
+    """Find the tensors that stay private.
+
+    `modules`: all modules of the model, by path. `found`: the paths of components. `left`: bytes of
+    the parameters in no component, by path.
+    """
+    result = PrivateBytes()
+    for path, nbytes in left.items():
+        result.parameters[_place(path, found)] += nbytes
+    seen: set[int] = set()
+    for path, module in modules.items():
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+            result.packed.append(path)
+        for name, buffer in module._buffers.items():
+            if buffer is None or id(buffer) in seen:
+                continue
+            seen.add(id(buffer))
+            if nbytes := _nbytes_of_buffer(buffer):
+                result.buffers[_place(f"{path}.{name}".lstrip("."), found)] += nbytes
+    return result
+
+
+def _nbytes_of_buffer(buffer: torch.Tensor) -> int:
+    return 0 if isinstance(buffer, UninitializedBuffer) else nbytes_of(buffer)
+
+
+def _place(path: str, found: Sequence[str]) -> str:
+    """The outermost module around a tensor that contains no component; or the component."""
+    parts = path.split(".")
+    for n in range(1, len(parts)):
+        where = ".".join(parts[:n])
+        if where in found or not any(other.startswith(f"{where}.") for other in found):
+            return where
+    return path
+
+
+def _largest(counted: Counter[str]) -> str:
+    return _some([f"{path} ({size(nbytes)})" for path, nbytes in counted.most_common()])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

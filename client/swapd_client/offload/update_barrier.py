@@ -1,0 +1,126 @@
+"""Weights that change while other threads call the modules that use them.
+
+An update of a component that calls hold as a whole needs none of this: a lease has the old bytes or
+the new ones. Other weights are held part by part or not at all: streamed blocks, buffers, mutable
+weights. They change while no other thread is in a call of the component, and none begins. The
+change waits for calls only. It does not wait for `use` blocks or for generators between two steps:
+a thread inside one may be waiting for the thread that changes the weights.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from swapd_client.offload.holdables import Holdable
+from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.scope import Scope, here, is_of, scopes
+
+log = logging.getLogger("swapd_client")
+
+#: A change that has waited so long says for which threads.
+_SAY_AFTER_S = 10.0
+
+#: Names of components, by their client.
+Components = Mapping[AttachClient, Collection[str]]
+
+
+class _Change:
+    """A change of these components' weights, under way."""
+
+    def __init__(self, components: Components) -> None:
+        self._components = components
+
+    def is_called_by(self, scope: Scope) -> bool:
+        """Whether a thread is in a call of any of them, or begins one."""
+        # in this order: a call that begins becomes an entry
+        begins = scope.begins
+        entries = list(scope.entries)
+        if begins is not None and is_of(begins, self._components):
+            return True
+        return any(entry.is_call and is_of(entry.held, self._components) for entry in entries)
+
+    def is_for(self, scope: Scope, held: Holdable) -> bool:
+        """Whether a thread's new call waits for the change: not if the change waits for it."""
+        return is_of(held, self._components) and not self.is_called_by(scope)
+
+
+class _Changing:
+    """The change under way, if any."""
+
+    def __init__(self) -> None:
+        self.start_over()
+        # the child has none of the parent's threads
+        os.register_at_fork(after_in_child=self.start_over)
+
+    def start_over(self) -> None:
+        #: Read at the beginning and the end of every call.
+        self.now: _Change | None = None
+        #: The thread that makes the change; 0: none.
+        self.by = 0
+        self.one_at_a_time = threading.Lock()
+        self.told = threading.Condition()
+
+
+_changing = _Changing()
+
+
+def await_changes(scope: Scope) -> None:
+    """Called when a call begins, after `scope.begins` was set: wait while its weights change."""
+    if _changing.now is None or _changing.by == scope.thread:
+        return
+    held = scope.begins
+    assert held is not None
+    while (change := _changing.now) is not None:
+        scope.begins = None
+        if not change.is_for(scope, held):
+            break
+        with _changing.told:
+            _changing.told.notify_all()
+            while _changing.now is change:
+                _changing.told.wait()
+        scope.begins = held
+    scope.begins = held
+
+
+def tell() -> None:
+    """Called when a call has ended in this thread, or failed to begin."""
+    if _changing.now is not None:
+        with _changing.told:
+            _changing.told.notify_all()
+
+
+@contextmanager
+def quiet(components: Components) -> Iterator[None]:
+    """A `with` block during which no other thread is in a call of these components.
+
+    Blocks until the calls under way have ended, and logs the threads if that takes long. In a
+    thread that is itself in a call it does nothing, since other threads may wait for that one; nor
+    inside another such block.
+    """
+    scope = here()
+    if _changing.by == scope.thread or any(entry.is_call for entry in scope.entries):
+        yield
+        return
+    with _changing.one_at_a_time:
+        _changing.by = scope.thread
+        change = _changing.now = _Change(components)
+        try:
+            _await_calls(change, scope)
+            yield
+        finally:
+            _changing.by, _changing.now = 0, None
+            with _changing.told:
+                _changing.told.notify_all()
+
+
+def _await_calls(change: _Change, scope: Scope) -> None:
+    with _changing.told:
+        while calling := [s for s in scopes() if s is not scope and change.is_called_by(s)]:
+            if not _changing.told.wait(_SAY_AFTER_S):
+                names = {thread.ident: thread.name for thread in threading.enumerate()}
+                log.warning(
+                    "new weights wait for calls in these threads to end: %s",
+                    ", ".join(repr(names.get(s.thread, s.thread)) for s in calling),
+                )

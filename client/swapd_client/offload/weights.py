@@ -1,0 +1,308 @@
+"""The weights of registered components: the owner of a tensor, its bytes, and new bytes.
+
+Weights are read-only in the process, so a write to them would crash it. During an edit, each tensor
+is over a private copy of its bytes. When the thread's outermost edit ends, the written values
+become the weights of all components at once. No other thread is in a call of them meanwhile. Then
+leases of this thread are acquired again, and so have the new values.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import torch
+
+from swapd_client.errors import NotWhileAttached
+from swapd_client.memory.part import Part
+from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
+from swapd_client.offload.copies import Copies, start_of
+from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.scope import here
+from swapd_client.offload.update_barrier import quiet
+
+#: A `with` block with a lease on all of the components.
+_HoldAll = Callable[[], AbstractContextManager[object]]
+
+
+#: Tensors, and their new values.
+Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Changes:
+    """New values for the weights of any number of components, which all change at once."""
+
+    def __init__(self) -> None:
+        #: By client and component: the new values by name.
+        self._clean: dict[AttachClient, dict[str, dict[str, torch.Tensor]]] = {}
+        self._mutable: list[tuple[_HoldAll, torch.Tensor, torch.Tensor]] = []
+        #: Components that a call may hold part by part, or that are written in place.
+        self.in_steps: dict[AttachClient, set[str]] = {}
+
+    def add(self, client: AttachClient, part: Part, name: str, value: torch.Tensor) -> None:
+        """Give a tensor of a clean component a new value."""
+        whole, key = _updated_as(part, name)
+        self._clean.setdefault(client, {}).setdefault(whole, {})[key] = value
+        if part.part_of:
+            self.quieten(client, client.session.registry.family(part.part_of))
+
+    def add_mutable(self, hold: _HoldAll, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Give a tensor that is writable under a lease a new value."""
+        self._mutable.append((hold, tensor, value))
+
+    def quieten(self, client: AttachClient, names: Iterable[str]) -> None:
+        """Apply the changes while no call of these components is under way."""
+        self.in_steps.setdefault(client, set()).update(names)
+
+    def apply(self, also: Callable[[], None] = lambda: None) -> None:
+        """Apply all changes, then call `also` for private tensors. Several clients go one by one.
+
+        Blocks, also for calls in other threads whose weights cannot change under them. Raises as
+        `Client.update` and `Client.acquire`; then no weights have changed, except mutable ones in
+        part.
+        """
+        with ExitStack() as stack:
+            for hold in dict.fromkeys(hold for hold, _, _ in self._mutable):
+                stack.enter_context(hold())
+            if self.in_steps:
+                stack.enter_context(quiet(self.in_steps))
+            for client, named in self._clean.items():
+                client._update_together(named)
+            with torch.no_grad():
+                for _, tensor, value in self._mutable:
+                    tensor.copy_(value)
+            also()
+
+
+class ComponentWeights:
+    """The weights of components that this client registered from tensors."""
+
+    def __init__(
+        self,
+        client: AttachClient,
+        name: str,
+        components: Sequence[Part],
+        hold: _HoldAll | None = None,
+        inside: Collection[torch.nn.Module] | None = None,
+    ) -> None:
+        """`hold`: replaces an acquire, for callers that count each thread's leases. `inside`: the
+        modules in the component; None: all that are guarded for it.
+        """
+        self.name = name
+        self._inside = inside
+        self._client = client
+        self._components = sorted(components, key=lambda part: part.address)
+        self._addresses = [part.address for part in self._components]
+        self._hold = hold or (lambda: client.acquire(*(part.name for part in components)))
+
+    def __repr__(self) -> str:
+        return f"<ComponentWeights {self.name}>"
+
+    def covers(self, tensor: torch.Tensor) -> bool:
+        if is_wrapper(tensor):
+            return any(self.covers(getattr(tensor, name)) for name in inner_names(tensor))
+        return self._owner(start_of(tensor)) is not None
+
+    def copies(self) -> Copies:
+        return Copies(self._client.session, self._owner, self._hold)
+
+    def change(self, values: Values, changes: Changes) -> None:
+        for tensor, value in _unwrapped(values):
+            part = self._owner(start_of(tensor))
+            if part is None or part.mutable:
+                changes.add_mutable(self._hold, tensor, value)
+                self.quieten(changes)
+            else:
+                changes.add(self._client, part, _name_in(part, tensor), value)
+
+    def quieten(self, changes: Changes) -> None:
+        changes.quieten(self._client, [part.name for part in self._components])
+
+    def has_inside(self, module: torch.nn.Module) -> bool:
+        return self._inside is None or module in self._inside
+
+    def _owner(self, address: int) -> Part | None:
+        """The component at an address, unless it has been unregistered."""
+        at = bisect_right(self._addresses, address) - 1
+        if at < 0 or not address:
+            return None
+        part = self._components[at]
+        known = self._client.session.components.get(part.name) is part
+        return part if known and address < part.address + part.nbytes else None
+
+
+class CopiesByOwner(dict[ComponentWeights, Copies]):
+    """The copies that belong together, of any components."""
+
+    def __missing__(self, weights: ComponentWeights) -> Copies:
+        made = self[weights] = weights.copies()
+        return made
+
+
+def _updated_as(part: Part, name: str) -> tuple[str, str]:
+    """The names for `Client.update` of a component, or of its family, and of a tensor in it.
+
+    The blocks of one component are updated together.
+    """
+    family = f"{part.part_of}/"
+    if not part.part_of or not part.name.startswith(family):
+        return part.name, name
+    return part.part_of, f"{part.name.removeprefix(family)}.{name}"
+
+
+def _unwrapped(values: Values) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same values for the tensors inside wrappers."""
+    flat = []
+    for tensor, value in values:
+        if is_wrapper(tensor):
+            inner = [(getattr(tensor, n), getattr(value, n)) for n in inner_names(tensor)]
+            flat += _unwrapped(inner)
+        else:
+            flat.append((tensor, value))
+    return flat
+
+
+def _name_in(part: Part, tensor: torch.Tensor) -> str:
+    """A tensor's name in its component; several names mean the same bytes."""
+    layout = part.layout
+    assert isinstance(layout, PlacedTensors)
+    sought = (
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.data_ptr() - part.address,
+    )
+    for placed in layout.placed:
+        if placed[1:] == sought:
+            return placed.name
+    raise NotWhileAttached(
+        f"a view of weights of {part.name!r}, which are in swapd, was written to: the weights keep "
+        "their old bytes. Do this in `with attachment.edit(...)`"
+    )
+
+
+Module = torch.nn.Module
+
+#: A tensor, its name, and its owner.
+Covered = tuple[torch.Tensor, str, ComponentWeights]
+
+
+class _Edited:
+    """One tensor with bytes of its own, over a copy of them."""
+
+    def __init__(self, covered: Covered, copies: Copies, written: torch.Tensor | None) -> None:
+        """`written`: its value from an earlier edit of this thread, not applied yet."""
+        self.tensor, self._name, self.weights = covered
+        self._there = self.tensor.data
+        copy = copies.of(self.tensor).to(self.tensor.device) if written is None else written
+        self._put(copy)
+        #: The copy's address; 0 if the copy may already differ from the weights.
+        self._memory = copy.data_ptr() if written is None else 0
+
+    def _put(self, data: torch.Tensor) -> None:
+        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
+            self.tensor.data = data
+
+    def end(self, unchanged: CopiesByOwner) -> torch.Tensor | None:
+        """Put the tensor back; return its value if it changed. Raises: NotWhileAttached."""
+        value = self.tensor.data
+        self._put(self._there)
+        if value.shape != self._there.shape or value.dtype != self._there.dtype:
+            raise NotWhileAttached(
+                f"{self._name!r} became {tuple(value.shape)} of {value.dtype}, but in swapd, as "
+                f"part of {self.weights.name!r}, it is {tuple(self._there.shape)} of "
+                f"{self._there.dtype}: it keeps its old bytes. detach() first, then do this, then "
+                "attach() again"
+            )
+        if value.data_ptr() == self._memory and _same_bytes(
+            value, unchanged[self.weights].of(self.tensor)
+        ):
+            return None
+        return value
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit, so equal NaNs compare equal."""
+    bits = [t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(*bits)
+
+
+class _ThreadEdits(threading.local):
+    def __init__(self) -> None:
+        #: New values from this thread's edits, by owner and tensor id; None outside of an edit.
+        self.values: dict[ComponentWeights, dict[int, tuple[torch.Tensor, torch.Tensor]]] | None = (
+            None
+        )
+
+
+_thread = _ThreadEdits()
+
+
+@contextmanager
+def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
+    """A `with` block. At its end all edited weights change at once, of `weights` and of others.
+
+    Also if it raises: then the values written so far apply, as they would in private memory. Blocks
+    until calls in other threads have ended. Raises as `Client.update` and `Client.acquire`.
+    """
+    if _thread.values is not None:
+        yield
+        return
+    changes = Changes()
+    for one in weights:
+        one.quieten(changes)
+    changed = False
+    try:
+        with quiet(changes.in_steps):
+            values = _thread.values = {}
+            try:
+                yield
+            finally:
+                _thread.values = None
+                for one, new in values.items():
+                    one.change(list(new.values()), changes)
+                    one.quieten(changes)
+                if values:
+                    changes.apply()
+                    changed = True
+    finally:
+        if changed:
+            here().renew(changes.in_steps)
+
+
+@contextmanager
+def edited(covered: Iterable[Covered], weights: Sequence[ComponentWeights]) -> Iterator[None]:
+    """A `with` block in which any code may write to these tensors; see `edits`."""
+    with edits(weights):
+        values = _thread.values
+        assert values is not None
+        copies = CopiesByOwner()
+        staged: list[_Edited] = []
+        try:
+            for one in covered:
+                tensor, _, its = one
+                _, written = values.get(its, {}).get(id(tensor), (tensor, None))
+                staged.append(_Edited(one, copies[its], written))
+            yield
+        finally:
+            fresh = CopiesByOwner()
+            problems = []
+            for each in staged:
+                try:
+                    value = each.end(fresh)
+                except NotWhileAttached as exc:
+                    problems.append(exc)
+                    continue
+                if value is not None:
+                    values.setdefault(each.weights, {})[id(each.tensor)] = each.tensor, value
+            if problems:
+                raise problems[0]
+
+
+def with_bytes(tensor: torch.Tensor, name: str, weights: ComponentWeights) -> Iterator[Covered]:
+    """A tensor with bytes of its own; for a wrapper, its inner tensors."""
+    if is_wrapper(tensor):
+        for inner in inner_names(tensor):
+            yield from with_bytes(getattr(tensor, inner), f"{name}.{inner}", weights)
+    elif weights.covers(tensor):
+        yield tensor, name, weights
