@@ -543,11 +543,6 @@ class Client:
         self.attachments.add(attachment)
         return attachment
 
-    @property
-    def leasing(self) -> Leasing:
-        """How this client's threads ask for leases and give them back."""
-        return self._leasing
-
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
         seconds.
