@@ -24,7 +24,7 @@ import msgspec
 import swapd_client
 from swapd import spawn
 from swapd.core import Residency, events, status
-from swapd.core.policy import Rules
+from swapd.core.records import Rules
 from swapd.shared import protocol
 
 NAMES = ("small", "other")

@@ -15,7 +15,7 @@ import pytest
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction, DropHostCopy
 from swapd.core.events import AnyEvent, Tick
-from swapd.core.policy import Rules
+from swapd.core.records import Rules
 from swapd.log import history
 from swapd.log import swap_log as swap_log_module
 from swapd.log.records import Record, Start, parse, render

@@ -263,9 +263,6 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     actions.Waiting: Said("waiting", "{names}", "{who} {why}", WAIT, True),
     actions.Evict: Said("evict", "{name}", "{known_size:>9}  {why_evicted}", MOVE, True),
     actions.Evicted: _evicted,
-    actions.Unpinned: Said(
-        "unpinned", "{names}", "for {who}, whose request would not fit beside it", WAIT, True
-    ),
     actions.Lost: Said("lost", "{names}", "{why}", f"bold {BAD}", True),
 }
 

@@ -4,8 +4,8 @@ MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each com
 one event. Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as
 SessionGone.
 
-Lost, Waiting and Unpinned order nothing: they are for readers of the swap log. Evicted orders
-nothing either, but the daemon tells a worker when its bytes are in the host copy.
+Lost and Waiting order nothing: they are for readers of the swap log. Evicted orders nothing
+either, but the daemon tells a worker when its bytes are in the host copy.
 """
 
 from typing import Literal
@@ -194,15 +194,6 @@ class Lost(Action, frozen=True, tag="lost"):
     why: str
 
 
-class Unpinned(Action, frozen=True, tag="unpinned"):
-    """A pinned component may be evicted again: beside it, this request could never have been
-    granted."""
-
-    name: str
-    session: int
-    request: int
-
-
 AnyAction = (
     MakeHostCopy
     | SealHostCopy
@@ -223,5 +214,4 @@ AnyAction = (
     | Evict
     | Evicted
     | Lost
-    | Unpinned
 )

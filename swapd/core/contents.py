@@ -13,7 +13,7 @@ file, and no reading of files, in which one slow disk could delay all. The compa
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from swapd.core.orders import Deadlines
+from swapd.core.queue import Deadlines
 
 
 class Due(NamedTuple):

@@ -1,22 +1,30 @@
-"""Finds agents that can never be granted, and agents that must run first. Pure.
+"""Agents that hold leases and wait: which can never be granted, and which must run first.
 
 The classic detection for one pool of interchangeable units (Coffman, Elphick, Shoshani 1971), with
 chunks as units and threads or tasks as the holders: find an order in which all agents that hold and
-wait can finish. Agents outside every such order are deadlocked.
+wait can finish. Agents outside every such order are deadlocked. An agent that holds and does not
+wait will release in time, and does not count. Pure; `admission.py` and `planner.py` act on the
+result.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Protocol, Self, TypeVar
 
-Agent = TypeVar("Agent", bound=Hashable)
+from swapd.core import eviction
+from swapd.core.ledger import Ledger
+from swapd.core.records import Agent, Component, Waiter
+
+_seq = attrgetter("seq")
+
+Any = TypeVar("Any", bound=Hashable)
 AnyAgent = TypeVar("AnyAgent", bound=Hashable, contravariant=True)
 
+# --- the algorithm -----------------------------------------------------------------------
 
-class Pool(Protocol[AnyAgent]):
-    """The holdings of agents that wait; they shrink as one agent after the other runs.
 
-    An agent that holds and does not wait will release in time, and does not count.
-    """
+class Resources(Protocol[AnyAgent]):
+    """The holdings of agents that wait; they shrink as one agent after the other runs."""
 
     def copy(self) -> Self: ...
 
@@ -27,17 +35,22 @@ class Pool(Protocol[AnyAgent]):
         """The agent releases all it holds."""
 
 
-AnyPool = TypeVar("AnyPool", bound=Pool)  # type: ignore[type-arg]
+AnyResources = TypeVar("AnyResources", bound=Resources)  # type: ignore[type-arg]
 
 
-def deadlocked(agents: Iterable[Agent], pool: Pool[Agent]) -> set[Agent]:
-    """Return those of `agents` that can never be granted. `pool` has the holdings of all."""
-    return _left(agents, pool.copy())
+def stuck(agents: Iterable[Any], held: Resources[Any]) -> set[Any]:
+    """The `agents` that cannot run, even after all others that can have run. Changes `held`."""
+    left = set(agents)
+    while able := [agent for agent in left if held.can_run(agent)]:
+        for agent in able:
+            held.run(agent)
+        left.difference_update(able)
+    return left
 
 
 def must_run_first(
-    agents: Sequence[Agent], pool: AnyPool, fits: Callable[[AnyPool], bool]
-) -> set[Agent]:
+    agents: Sequence[Any], held: AnyResources, fits: Callable[[AnyResources], bool]
+) -> set[Any]:
     """Return the `agents` that must be admitted for a request to fit; `fits` says whether it does.
 
     Agents that can run do so, and release all they hold. The set is minimal: without any one of its
@@ -45,15 +58,15 @@ def must_run_first(
     `agents`. It is empty if no agent needs to run. Otherwise one of its agents can run now, unless
     the request will never fit.
     """
-    first: set[Agent] = set()
+    first: set[Any] = set()
     end = len(agents)
     while end:
         # from which agent on need the later ones not run? the more stay idle, the less fits
         low, high = 0, end
         while low < high:
             middle = (low + high) // 2
-            left = pool.copy()
-            _left([*agents[:middle], *first], left)
+            left = held.copy()
+            stuck([*agents[:middle], *first], left)
             low, high = (low, middle) if fits(left) else (middle + 1, high)
         end = low
         if end:
@@ -62,11 +75,155 @@ def must_run_first(
     return first
 
 
-def _left(agents: Iterable[Agent], pool: Pool[Agent]) -> set[Agent]:
-    """The `agents` that cannot run, even after all others that can have run."""
-    left = set(agents)
-    while able := [agent for agent in left if pool.can_run(agent)]:
-        for agent in able:
-            pool.run(agent)
-        left.difference_update(able)
-    return left
+# --- components as resources -------------------------------------------------------------
+
+#: A component that an agent waits for, and whether it has to be loaded anew: its new bytes cannot
+#: be in beside the old ones.
+Wish = tuple[Component, bool]
+
+
+class _Held:
+    """The components of some agents together, and the room beside them."""
+
+    def __init__(self, room: int, of: dict[Agent, Iterable[Component]]) -> None:
+        self.wishes: dict[Agent, list[Wish]] = {}
+        self._of = of
+        #: All chunks but those that never come free, less those of all held components.
+        self._room = room
+        #: The number of agents that hold each component; and of held members by side, by group.
+        self._holders: dict[str, int] = {}
+        self._sides: dict[str, dict[str, int]] = {}
+        for held in of.values():
+            for c in held:
+                self._holders[c.name] = self._holders.get(c.name, 0) + 1
+                if self._holders[c.name] == 1:
+                    self._count(c, 1)
+
+    def copy(self) -> "_Held":
+        other = _Held(self._room, {})
+        other._of, other.wishes = self._of, self.wishes
+        other._holders = dict(self._holders)
+        other._sides = {group: dict(sides) for group, sides in self._sides.items()}
+        return other
+
+    def can_run(self, agent: Agent) -> bool:
+        return self.fits(self.wishes[agent])
+
+    def run(self, agent: Agent) -> None:
+        for c in self._of[agent]:
+            self._holders[c.name] -= 1
+            if not self._holders[c.name]:
+                self._count(c, -1)
+
+    def _count(self, c: Component, n: int) -> None:
+        self._room -= n * (c.chunks - c.fixed)
+        if c.group is not None:
+            sides = self._sides.setdefault(c.group, {})
+            sides[c.side] = sides.get(c.side, 0) + n
+            if not sides[c.side]:
+                del sides[c.side]
+
+    def fits(self, wishes: Iterable[Wish]) -> bool:
+        """Whether all of these can be in together, beside all components that are held."""
+        room, sides = self._room, dict[str, str]()
+        for c, anew in wishes:
+            if not self._holders.get(c.name):
+                room -= c.chunks - c.fixed
+            elif anew:
+                return False
+            if c.group is not None:
+                one_side = sides.setdefault(c.group, c.side) == c.side
+                if not one_side or not self._sides.get(c.group, {}).keys() <= {c.side}:
+                    return False
+        return room >= 0
+
+
+def _held(ledger: Ledger, agents: Iterable[Agent], beside: Agent | None = None) -> _Held:
+    """The components of `agents`, which wait, and of `beside`."""
+    by_agent = ledger.holders.by_agent
+    all_of = [*agents, beside] if beside in by_agent else agents
+    held = _Held(
+        ledger.pool.total - ledger.fixed, {a: by_agent[a].components.values() for a in all_of if a}
+    )
+    for agent in agents:
+        held.wishes[agent] = _wishes(ledger, ledger.queue.holding[agent].values())
+    return held
+
+
+def _wishes(ledger: Ledger, waiters: Iterable[Waiter]) -> list[Wish]:
+    wishes: dict[str, Wish] = {}
+    for w in waiters:
+        for name in w.names:
+            c = ledger.components[name]
+            wishes[name] = c, eviction.must_leave_first(c, w)
+    return list(wishes.values())
+
+
+def deadlocked(ledger: Ledger) -> list[Waiter]:
+    """The waiters that can never be granted, by arrival."""
+    agents = _in_doubt(ledger)
+    if not agents:
+        return []
+    return _waiters_of(ledger, stuck(agents, _held(ledger, agents)))
+
+
+def overtakers(ledger: Ledger, head: Waiter) -> list[Waiter]:
+    """The waiters that must be admitted before `head`: their agents hold components it needs, and
+    wait."""
+    holding, holders = ledger.queue.holding, ledger.holders.by_agent
+    if not holding or _fits_beside_all(ledger, head):
+        return []
+    agents = [a for a in holding if a != head.owner and a in holders]
+    agents.sort(key=lambda agent: next(iter(holding[agent].values())).seq)
+    wishes = _wishes(ledger, [head])
+    held = _held(ledger, agents, beside=head.owner)
+    return _waiters_of(ledger, must_run_first(agents, held, lambda left: left.fits(wishes)))
+
+
+def that_could_take_old(ledger: Ledger, waiters: list[Waiter]) -> Waiter | None:
+    """The newest waiter that may get old bytes instead, and does not yet."""
+    could = (
+        w
+        for w in waiters
+        for c in ledger.named(w.names)
+        if eviction.must_leave_first(c, w) and w.session in c.holders
+    )
+    return max(could, key=_seq, default=None)
+
+
+def _held_chunks(ledger: Ledger, *more: Agent) -> int:
+    """At least the chunks that agents hold which wait, and these."""
+    by_agent = ledger.holders.by_agent
+    agents = ledger.queue.holding.keys() | set(more)
+    return sum([by_agent[agent].chunks for agent in agents if agent in by_agent])
+
+
+def _in_doubt(ledger: Ledger) -> list[Agent]:
+    """The agents that hold and wait, except those that can surely run."""
+    room = ledger.pool.total - ledger.fixed - _held_chunks(ledger)
+    return [
+        agent
+        for agent, waiters in ledger.queue.holding.items()
+        if agent in ledger.holders.by_agent and not _surely_fit(ledger, waiters.values(), room)
+    ]
+
+
+def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
+    """Whether all these fit in `room`: a quick check that may wrongly return False."""
+    for w in waiters:
+        for c in ledger.named(w.names):
+            room -= c.chunks
+            if c.group is not None or c.superseded:
+                return False
+    return room >= 0
+
+
+def _fits_beside_all(ledger: Ledger, head: Waiter) -> bool:
+    """Whether `head` surely has room even if no other agent that holds and waits ever runs."""
+    room = ledger.pool.total - ledger.fixed - _held_chunks(ledger, head.owner)
+    return _surely_fit(ledger, [head], room)
+
+
+def _waiters_of(ledger: Ledger, agents: set[Agent]) -> list[Waiter]:
+    """The waiters of `agents`, by arrival."""
+    return sorted((w for a in agents for w in ledger.queue.holding[a].values()), key=_seq)

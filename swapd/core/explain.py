@@ -9,11 +9,10 @@ from difflib import get_close_matches
 from heapq import nlargest
 from itertools import islice
 
+from swapd.core.eviction import Refusal, missing_chunks, must_leave_first
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Waiter, is_workspace
-from swapd.core.states import State
-from swapd.core.verdict import CODES, Refused, missing_chunks, must_leave_first
-from swapd.shared.protocol import UNANSWERED_MAX, Code
+from swapd.core.records import Component, State, Waiter, is_workspace
+from swapd.shared.protocol import UNANSWERED_MAX
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
@@ -47,7 +46,7 @@ def who(ledger: Ledger, session: int) -> str:
 
 def starting(ledger: Ledger) -> str:
     """The session that has the turn to start."""
-    turn = ledger.starts.turn
+    turn = next(iter(ledger.starts), None)
     return "nobody starts" if turn is None else f"{who(ledger, turn[0])} starts"
 
 
@@ -127,12 +126,8 @@ def no_family(ledger: Ledger, name: str) -> str:
     return f"nobody has registered {name!r} in parts; {hint}"
 
 
-def refused(ledger: Ledger, found: Refused) -> tuple[Code, str]:
-    """The reply to a client whose request can never be granted."""
-    return CODES[found.why], _refused(ledger, found)
-
-
-def _refused(ledger: Ledger, found: Refused) -> str:
+def refused(ledger: Ledger, found: Refusal) -> str:
+    """The message to a client whose request can never be granted."""
     match found.why:
         case "down":
             return cannot_come_in(ledger, found.of)
@@ -159,20 +154,53 @@ def too_large(
 ) -> str:
     """`fixed` chunks of other components never leave. The message omits those in `but`: the request
     names them."""
-    total = ledger.pool.total
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
-    permanent = (c for c in ledger.components.values() if c.policy == "permanent")
-    staying = [_of_owner(ledger, c) for c in islice(permanent, NAMED_MAX) if c.name not in but]
+    staying = [
+        c for c in ledger.components.values() if c.policy == "permanent" and c.name not in but
+    ]
     if fixed and staying:
-        beside += f": {', '.join(staying)}"
+        named = (_of_owner(ledger, c) for c in islice(staying, NAMED_MAX))
+        beside += f": {', '.join(named)}"
     if alive := [s for s in ledger.quarantined if s not in ledger.dying]:
         sessions = ", ".join(map(str, islice(alive, NAMED_MAX)))
         until = f"until the process of the ended session {sessions} closes its client, or ends"
         beside += f" (some of it {until})"
+    budget = size(ledger.pool.total * ledger.chunk_bytes)
     return (
-        f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is "
-        f"{size(total * ledger.chunk_bytes)} (in chunks of {size(ledger.chunk_bytes)}). "
-        f"Raise the daemon's --budget, or {instead}"
+        f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is {budget} (in "
+        f"chunks of {size(ledger.chunk_bytes)}). "
+        f"{_unpin(staying if fixed else [])}Raise the daemon's --budget, or {instead}"
+    )
+
+
+def _unpin(staying: Iterable[Component]) -> str:
+    """The pins among these, and the command that ends one."""
+    pinned = list(dict.fromkeys(c.part_of or c.name for c in staying if c.only_pinned))
+    if not pinned:
+        return ""
+    return f"Pinned: {_first(pinned)}; any client may end a pin (swapd unpin {pinned[0]}). "
+
+
+def takes_turns(c: Component) -> str:
+    return (
+        f"{c.name!r} takes turns with the other members of group {c.group}: if it stayed, none of "
+        "them could come in. Register it in no group to pin it"
+    )
+
+
+def no_room_to_pin(ledger: Ledger, asked: list[Component], fixed: int, other: str) -> str:
+    beside = f"{other} would not fit any more" if other else "they would not fit together"
+    return (
+        f"{together(ledger, asked)} cannot stay: beside {size(fixed * ledger.chunk_bytes)} that "
+        f"never leave {beside}; the budget is {size(ledger.pool.total * ledger.chunk_bytes)}. "
+        "Unpin another one, or raise the daemon's --budget"
+    )
+
+
+def permanent(ledger: Ledger, asked: list[Component]) -> str:
+    return (
+        f'{together(ledger, asked)} was registered as "permanent": it never leaves until it is '
+        "unregistered"
     )
 
 

@@ -2,8 +2,7 @@
 
 from swapd.core import transfers
 from swapd.core.actions import Broken
-from swapd.core.counts import HITS_MAX, observe
-from swapd.core.ledger import Ledger
+from swapd.core.ledger import Ledger, observe
 from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
 from swapd.shared.protocol import Placement, Release, Used
 
@@ -11,8 +10,8 @@ from swapd.shared.protocol import Placement, Release, Used
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     """Give `w` its lease; return the placements of components that its session owns."""
     ledger.sessions[w.session].leases.add(w.request)
-    if w.session not in ledger.hurried:
-        ledger.unhurried[w.session] = None
+    if w.session not in ledger.notices.hurried:
+        ledger.notices.unhurried[w.session] = None
     ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names), ledger.now)
     ledger.holders.open(w.key, ledger.leases[w.key])
     _note_turn(ledger, w)
@@ -21,8 +20,8 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         c = ledger.components[name]
         c.promised.pop(w.key, None)
         ledger.holders.take_up(c, w.key, w.owner)
-        if name in ledger.wanted:
-            ledger.joined[name] = None
+        if name in ledger.notices.wanted:
+            ledger.notices.joined[name] = None
         c.used, c.expected = True, False
         if c.session == w.session and not c.workspace:
             c.mapped = True
@@ -34,9 +33,8 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
 
 def _note_turn(ledger: Ledger, w: Waiter) -> None:
     """Note the largest lease: the session will need all of it at once again."""
-    known = ledger.components
-    own = [c for c in map(known.__getitem__, w.names) if c.session == w.session and not c.workspace]
-    session, chunks = ledger.sessions[w.session], sum(c.chunks for c in own)
+    own = [c for c in ledger.named(w.names) if c.session == w.session and not c.workspace]
+    session, chunks = ledger.sessions[w.session], sum([c.chunks for c in own])
     if chunks > session.turn_chunks:
         session.turn, session.turn_chunks = {c.name: None for c in own}, chunks
 
@@ -80,29 +78,22 @@ def take_back(
         c = ledger.components[name]
         ledger.holders.lay_down(c, key, lease.owner)
         if again:
-            _count_hits(ledger, c, again)
+            ledger.count_hits(c, again)
         if gap_s is not None:
             c.gap_s = gap_s
+        c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
         if not c.leases:
-            c.last_used = max(ledger.now - idle_s, c.resident_since)
             if session is not None:
                 c.released_at = c.last_used  # a session that lives may acquire it again
-            if c.name in ledger.wanted:
+            if c.name in ledger.notices.wanted:
                 ledger.replan = True  # perhaps no holder can give it back now: it may be promised
             transfers.settle(ledger, c)
     ledger.holders.close(key, lease)
     if session is not None:
         session.leases.discard(key[1])
         if not session.leases:
-            ledger.unhurried.pop(lease.session, None)
+            ledger.notices.unhurried.pop(lease.session, None)
     return True
-
-
-def _count_hits(ledger: Ledger, c: Component, uses: int) -> None:
-    """Its worker says that it used `c` so many times more."""
-    c.hits = min(c.hits + uses, HITS_MAX)
-    c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
-    ledger.hits = min(ledger.hits + uses, HITS_MAX)
 
 
 def release(ledger: Ledger, session: int, asked: Release) -> bool:

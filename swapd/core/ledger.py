@@ -1,43 +1,58 @@
-"""The state of the device and its components, with sums and orders of it. Decides nothing.
+"""The state of the device, its components and its waiters, with sums and orders of it.
 
-Lives here: every fact about components, leases, copies in flight and chunks. These modules have the
-steps in which the state changes, each with the actions that it orders:
-
-- `registry`: registered, sealed, gone; host copies
-- `coming`: loaded
-- `leaving`: evicted, saved
-- `leases`: granted, released
-- `updates`: a second host copy replaces the first
-- `workspaces`: lent, reclaimed
-- `telling`: messages to holders
-- `gone`: cleaning up after a session
-
-May not live here, nor there: queueing and admission (`admission.py`), choosing victims
-(`planner.py`), messages for people (`explain.py`).
-
-`ChunkPool` counts the free chunks here; nothing ever asks the device.
+Decides nothing, and asks the device nothing. The other modules have the steps in which the state
+changes, each with the actions that it orders.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
-from swapd.core.actions import (
-    Accept,
-    AnyAction,
-    MakeHostCopy,
-    Refuse,
-)
+from swapd.core.actions import Accept, AnyAction, Hurry, MakeHostCopy, Refuse, Want
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
-from swapd.core.counts import OTHERS, new_counts
-from swapd.core.fences import Debts
-from swapd.core.holdings import Holders
-from swapd.core.orders import EvictionOrder
-from swapd.core.policy import Rules
-from swapd.core.records import Component, Key, Lane, Lease, Move, Session
+from swapd.core.lru import Holders, IdleOrder
+from swapd.core.queue import Deadlines, WaitQueue
+from swapd.core.records import Component, Key, Lane, Lease, Move, Rules, Session, State
 from swapd.core.requests import names_of
-from swapd.core.starts import Starts
-from swapd.core.states import State
-from swapd.shared.protocol import AnyOrder, Code, Runs, Tally
+from swapd.shared.protocol import AnyOrder, Code, Counts, Histogram, Runs, Tally
+
+#: Number of names with counts of their own: the components and families beyond them share one.
+NAMES_MAX = 500
+#: The name for the counts of all others, and of all that are gone. No component has it.
+OTHERS = ""
+#: Upper bound of counted uses, which clients report: as many again still fit into 64 bits.
+HITS_MAX = (1 << 63) - 1
+
+#: Upper bounds of the classes for waits and copies, and for leases, which last longer.
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LONG_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
+
+
+class HostCopies:
+    """The host copies of components, by uid."""
+
+    def __init__(self) -> None:
+        #: The component of each host copy; kept until DropHostCopy is ordered.
+        self.owners: dict[int, Component] = {}
+        #: Those that are being made or sealed.
+        self.making: set[int] = set()
+        #: Host copies with equal bytes; and the orders of those that wait for another one's bytes.
+        self.contents = Contents()
+        self.unordered: dict[int, MakeHostCopy] = {}
+
+
+class Notices:
+    """Messages to holders: components that are wanted, and that acquires wait for leases."""
+
+    def __init__(self) -> None:
+        #: Components kept for waiters, each with the holders that were told so.
+        self.wanted: dict[str, set[int]] = {}
+        #: Wanted components that were leased after their holders were told.
+        self.joined: dict[str, None] = {}
+        #: Sessions that were told that an acquire waits for leases; and sessions with leases that
+        #: were not told.
+        self.hurried: set[int] = set()
+        self.unhurried: dict[int, None] = {}
 
 
 class Ledger:
@@ -46,100 +61,91 @@ class Ledger:
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules) -> None:
         self.rules = rules
         self.chunk_bytes = chunk_bytes
-        self.pool = ChunkPool(chunks)
-        self.sessions: dict[int, Session] = {}
-        #: By name; the name is free again as soon as the component is gone.
+        #: The daemon is stopping: no request is granted any more.
+        self.stopping = False
+        #: Why the device is down; "" if it works. While it is down, nothing is loaded, nor evicted
+        #: to make room, since it could not come back.
+        self.down = ""
+
+        # Components, by name: a name is free again as soon as its component is gone.
         self.components: dict[str, Component] = {}
         #: Names of families and of components that are not workspaces, sorted.
         self.names: list[str] = []
-        self.leases: dict[Key, Lease] = {}
-        #: Candidates for eviction, in order: resident, not leased, not promised, not `permanent`.
-        #: First components that were loaded ahead and leave after use anyway, then the least
-        #: recently used.
-        self.idle = EvictionOrder()
-        #: The holders of each component.
-        self.holders = Holders(self.idle)
-        #: Copies in flight, loans and reclaims, by generation.
-        self.moves: dict[int, Move] = {}
-        #: Missing acknowledgements by generation, in order of time, each with the time of the
-        #: request.
-        self.acks: dict[int, tuple[float, Component]] = {}
-        #: Other duties of sessions.
-        self.debts = Debts()
-        #: Sessions that start, and that wait to start.
-        self.starts = Starts()
+        #: The parts of each family, in order of registration. No component has the name of a
+        #: family.
+        self.families: dict[str, dict[str, Component]] = {}
+        #: Families that keep as much as fits beside components that never leave.
+        self.automatic: dict[str, None] = {}
+        #: Members of alternating groups that are on the device, by group.
+        self.groups_in: dict[str, dict[str, Component]] = {}
+        #: Components on the device that were updated meanwhile.
+        self.superseded: dict[str, Component] = {}
+        self.host = HostCopies()
+        self._uid = self._generation = 0
+
+        # Chunks.
+        self.pool = ChunkPool(chunks)
         #: Chunks that will soon be free: of components being evicted, of workspaces given back and
-        #: of processes that are about to end.
+        #: of processes that are about to end. And those of workspaces among them.
         self.leaving = 0
-        #: Chunks of workspaces that are given back.
         self.reclaiming = 0
-        #: Chunks that a process which may still be alive can write to, by session.
+        #: Chunks that a process which may still be alive can write to, by session; and those of
+        #: these sessions whose process is about to end.
         self.quarantined: dict[int, list[Runs]] = {}
-        #: Those of these sessions whose process is about to end.
         self.dying: set[int] = set()
         #: Chunks that will not come free: of quarantines, except those in `dying`, and of
         #: `permanent` components that are in.
         self.fixed = 0
         #: Chunks of all components that will not leave once they are in.
         self.staying = 0
-        #: Pinned components.
-        self.pinned: dict[str, Component] = {}
-        #: The component of each host copy, by uid; kept until DropHostCopy is ordered.
-        self.masters: dict[int, Component] = {}
-        #: Those of them that are being made or sealed.
-        self.making: set[int] = set()
-        #: Host copies with equal bytes; and the orders of those that wait for another one's bytes.
-        self.contents = Contents()
-        self.unordered: dict[int, MakeHostCopy] = {}
-        #: The parts of each family, in order of registration. No component has the name of a
-        #: family.
-        self.families: dict[str, dict[str, Component]] = {}
-        #: Families that keep as much as fits beside components that never leave.
-        self.automatic: dict[str, None] = {}
-        #: Components on the device that were updated meanwhile.
-        self.superseded: dict[str, Component] = {}
-        #: Alternating components by group.
-        self.groups: dict[str, dict[str, Component]] = {}
-        #: The same, of those that are on the device.
-        self.groups_in: dict[str, dict[str, Component]] = {}
-        #: Components kept for waiters, each with the holders that were told so.
-        self.wanted: dict[str, set[int]] = {}
-        #: Those of them that were leased after these messages.
-        self.joined: dict[str, None] = {}
-        #: Sessions that were told that an acquire waits for leases; and sessions with leases that
-        #: were not told.
-        self.hurried: set[int] = set()
-        self.unhurried: dict[int, None] = {}
-        #: Names to load when no acquire waits for memory, each with the names that may go for it;
-        #: None: all.
-        self.prefetches: dict[str, tuple[str, ...] | None] = {}
-        #: Generation of the last load for a prefetch that names what may go.
-        self.ahead = 0
-        #: The daemon is stopping: no request is granted any more.
-        self.stopping = False
-        #: Why the device is down; "" if it works. While it is down, nothing is loaded, nor evicted
-        #: to make room, since it could not come back.
-        self.down = ""
+
+        # Copies, loans and reclaims in flight, by generation.
+        self.moves: dict[int, Move] = {}
         #: Copies to the device, and from it.
         self.lane_in = Lane()
         self.lane_out = Lane()
-        #: Totals since the start, and the same by component, with durations: for status.
-        self.loads = self.evictions = self.hits = 0
-        self.counts = new_counts()
-        self.peak_chunks = 0
+        #: Names to load when no acquire waits for memory, each with the names that may go for it;
+        #: None: all. And the generation of the last load for a prefetch that names what may go.
+        self.prefetches: dict[str, tuple[str, ...] | None] = {}
+        self.ahead = 0
 
-        #: The time of the current event, and its request if it has one; its actions so far, and
-        #: whether there is anything to decide anew.
+        # Sessions, their leases and waiters.
+        self.sessions: dict[int, Session] = {}
+        self.leases: dict[Key, Lease] = {}
+        self.queue = WaitQueue(rules.patience_s)
+        self.arrivals = 0
+        #: Candidates for eviction: resident, not leased, not promised, not `permanent`.
+        self.idle = IdleOrder()
+        self.holders = Holders(self.idle)
+        self.notices = Notices()
+        #: Missing acknowledgements by generation, in order of time, each with the time of the
+        #: request.
+        self.acks: dict[int, tuple[float, Component]] = {}
+        #: Other debts of sessions: when each is due; since when it is owed, and the message if it
+        #: is late.
+        self.debts: Deadlines[tuple[int, int]] = Deadlines()
+        self.debt_causes: dict[tuple[int, int], tuple[float, str]] = {}
+        #: Sessions that start, in order of arrival, with its time: the first has the turn. And the
+        #: deadlines of the others.
+        self.starts: dict[Key, float] = {}
+        self.start_deadlines: Deadlines[Key] = Deadlines()
+
+        # Totals since the start, for status.
+        self.loads = self.evictions = self.hits = 0
+        self.peak_chunks = 0
+        self.counts = _new_counts()
+
+        # The current event: its time, its request if it has one, and its actions so far.
         self.now = 0.0
         self.request: AnyOrder | None = None
         self.out: list[AnyAction] = []
+        #: There is something to decide anew; waiters may no longer fit beside the components that
+        #: never leave; the room beside these has changed.
         self.replan = False
-        #: Waiters may no longer fit beside the components that never leave.
         self.room_shrank = False
-        #: The room beside the components that never leave has changed.
         self.room_differs = False
 
-        self._uid = self._generation = 0
+    # --- replies -------------------------------------------------------------------------
 
     def accept(self, key: Key) -> None:
         self.out.append(Accept(*key))
@@ -164,6 +170,8 @@ class Ledger:
                 tally.refusals[code] = tally.refusals.get(code, 0) + 1
         self.out.append(Refuse(*key, code, message, tried))
 
+    # --- counts: O(1) for each event -----------------------------------------------------
+
     def tally(self, name: str) -> Tally:
         """The counts to which those of a component or family belong, whether it is there or not."""
         c = self.components.get(name)
@@ -171,7 +179,37 @@ class Ledger:
             return c.tally
         return self.counts.of.get(name) or self.counts.of[OTHERS]
 
+    def know(self, name: str) -> Tally:
+        """The tally of a component or family from now on: one of its own if there is room."""
+        if len(self.counts.of) <= NAMES_MAX:
+            return self.counts.of.setdefault(name, Tally())
+        return self.counts.of.get(name) or self.counts.of[OTHERS]
+
+    def forget(self, name: str) -> None:
+        """The component or family is gone: its name is free, and its counts are those of the
+        others. So sums over all names never fall."""
+        del self.names[bisect_left(self.names, name)]
+        tally, others = self.counts.of.pop(name, None), self.counts.of[OTHERS]
+        if tally is None:
+            return
+        others.loads += tally.loads
+        others.evictions += tally.evictions
+        others.hits = min(others.hits + tally.hits, HITS_MAX)
+        others.skips += tally.skips
+        for code, count in tally.refusals.items():
+            others.refusals[code] = others.refusals.get(code, 0) + count
+
+    def count_hits(self, c: Component, uses: int) -> None:
+        c.hits = min(c.hits + uses, HITS_MAX)
+        c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
+        self.hits = min(self.hits + uses, HITS_MAX)
+
     # --- what is there -------------------------------------------------------------------
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a waiter or a prefetch waits for memory."""
+        return bool(self.queue.queued or self.prefetches)
 
     def chunks_for(self, nbytes: int) -> int:
         return -(-nbytes // self.chunk_bytes)
@@ -206,15 +244,9 @@ class Ledger:
                 rivals.update((m.name, m) for m in mates if c.excludes(m))
         return list(rivals.values())
 
-    def never_leaving(self, but: Collection[Component] = (), *, pins: bool = True) -> int:
-        """Chunks of all components that will not leave once they are in; with `pins`, also of those
-        that stay only because they are pinned."""
-        staying = self.staying - sum(c.chunks for c in but if c.policy == "permanent")
-        if pins:
-            return staying
-        return staying - sum(
-            c.chunks for c in self.pinned.values() if c.only_pinned and c not in but
-        )
+    def never_leaving(self, but: Collection[Component] = ()) -> int:
+        """Chunks of all components that will not leave once they are in."""
+        return self.staying - sum(c.chunks for c in but if c.policy == "permanent")
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
         """Chunks that will not come free: of `permanent` components that are in, and of
@@ -225,13 +257,11 @@ class Ledger:
         """Update sums and groups after `c` came to the device, left it, or changed its policy."""
         there = c.on_device and self.is_current(c)
         fixed = c.chunks if there and c.policy == "permanent" and not c.unregistering else 0
-        if fixed != c.fixed:
-            with self.holders.reclassified(c):
-                self.fixed += fixed - c.fixed
-                c.fixed = fixed
+        self.fixed += fixed - c.fixed
+        c.fixed = fixed
         if c.group is not None and there:
             self.groups_in.setdefault(c.group, {})[c.name] = c
-        elif c.group is not None and c.name in self.groups_in.get(c.group, ()):
+        elif c.group is not None:
             drop_member(self.groups_in, c.group, c)
 
     def next_uid(self) -> int:
@@ -246,6 +276,39 @@ class Ledger:
         c.superseded = False
         self.superseded.pop(c.name, None)
 
+    # --- notices to holders: each hears one once, and again when it is over -------------------
+
+    def want(self, name: str) -> None:
+        """An acquire waits for `name`: tell the holders that were not told."""
+        told = self.notices.wanted.setdefault(name, set())
+        self.notices.joined.pop(name, None)
+        for session in sorted(self.components[name].holders.keys() - told):
+            self.out.append(Want(session, name, True))
+            self.sessions[session].told.add(name)
+            told.add(session)
+
+    def unwant(self, name: str) -> None:
+        """No acquire waits for `name` any more: tell the holders that were told."""
+        self.notices.joined.pop(name, None)
+        for session in sorted(self.notices.wanted.pop(name, ())):
+            self.out.append(Want(session, name, False))
+            self.sessions[session].told.discard(name)
+
+    def hurry(self) -> None:
+        """An acquire waits for leases to end: tell all sessions with leases, once."""
+        for number in self.notices.unhurried:
+            self.notices.hurried.add(number)
+            self.out.append(Hurry(number, True))
+        self.notices.unhurried.clear()
+
+    def take_time(self) -> None:
+        """No acquire waits for leases any more: tell the sessions that were told."""
+        for number in sorted(self.notices.hurried):
+            self.out.append(Hurry(number, False))
+            if self.sessions[number].leases:
+                self.notices.unhurried[number] = None
+        self.notices.hurried.clear()
+
 
 def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Component) -> None:
     """Remove `c` from the members of `name`, if it is one."""
@@ -253,3 +316,22 @@ def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Com
         members.pop(c.name, None)
         if not members:
             del known[name]
+
+
+def observe(histogram: Histogram, seconds: float) -> None:
+    histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+    histogram.sum += seconds
+
+
+def _new_counts() -> Counts:
+    return Counts(
+        of={OTHERS: Tally()},
+        wait_s=_histogram(SHORT_S),
+        copy_in_s=_histogram(SHORT_S),
+        copy_out_s=_histogram(SHORT_S),
+        hold_s=_histogram(LONG_S),
+    )
+
+
+def _histogram(bounds: tuple[float, ...]) -> Histogram:
+    return Histogram(bounds, [0] * (len(bounds) + 1))

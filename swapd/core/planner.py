@@ -1,27 +1,23 @@
-"""Decides evictions: `make_room` says which components go; `policy.py` chooses among them, and says
-when each may.
+"""Whose turn it is, which components go for it, which holders give way, what is loaded ahead.
 
-Lives here: whose turn it is, which components must go for it, which holders must give way, and
-which components to load ahead. `plan` makes all these decisions, after any event that could
-change one. `policy.goes_now` decides about components that leave even though no request needs their
-room; they leave when their last lease or promise ends (`transfers.settle`).
-
-A victim is no longer RESIDENT when its eviction is ordered, so no decision counts it twice.
-`verdict.py` finds the victims and changes nothing, so that `status.py` can ask it too.
+`plan` makes all these decisions, after any event that could change one. `make_room` carries out the
+evictions that `eviction.room` finds. A victim is no longer RESIDENT when its eviction is ordered,
+so no decision counts it twice.
 """
 
-from swapd.core import policy, telling, transfers, verdict
-from swapd.core.admission import Admission
+from swapd.core import admission, deadlock, eviction, transfers
+from swapd.core.eviction import Blocked
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Waiter
-from swapd.core.states import State
-from swapd.core.verdict import Blocked
+from swapd.core.records import Component, State, Waiter
+
+#: While a component is wanted, other agents of the sessions that hold it get no new leases of it
+#: for this long at first, and twice as long each next time: see `eviction.may_share`.
+CLOSED_S = 0.25
 
 
 class Planner:
-    def __init__(self, ledger: Ledger, admission: Admission) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._admission = admission
         self._planned_at = 0.0
         self._plan_again_at: float | None = None
         #: Whether a waiter gets nothing until leases end.
@@ -29,7 +25,7 @@ class Planner:
 
     def next_deadline(self) -> float | None:
         """When `plan` may decide differently without an event; None if never."""
-        times = (self._plan_again_at, self._admission.queue.next_deadline(self._planned_at))
+        times = (self._plan_again_at, self._ledger.queue.next_deadline(self._planned_at))
         return min((t for t in times if t is not None), default=None)
 
     def plan(self) -> None:
@@ -46,38 +42,43 @@ class Planner:
         4. Holders hear that their memory is wanted, or no longer; and all of them, at once,
            that an acquire waits for leases to end.
         """
-        ledger, admission = self._ledger, self._admission
-        admission.refuse_late()  # 0
+        ledger = self._ledger
+        admission.refuse_late(ledger)  # 0
         if ledger.down:
-            admission.refuse_what_cannot_come_in()
+            admission.refuse_what_cannot_come_in(ledger)
         ledger.replan = False
         self._planned_at = ledger.now
         self._plan_again_at = None
         self._held_up = False
         wanted = {n for n, c in ledger.superseded.items() if self._may_be_asked_for(c)}
-        while (head := admission.queue.head(ledger.now)) is not None:  # 1
-            if not self.make_room(head, wanted):
-                break
-            admission.admit(head)
-        for w in admission.entangled.overtakers(head) if head else ():  # 2
-            if self.make_room(w, wanted):
-                admission.admit(w)
-                ledger.replan = True
-                break
+        self._admit_all(wanted)  # 1, 2
         if ledger.room_shrank:
             ledger.room_shrank = False
-            admission.refuse_what_no_longer_fits()
+            admission.refuse_what_no_longer_fits(ledger)
         if ledger.replan:
             return  # something changed: decide again before holders are told
-        if not admission.queue.queued:  # 3
+        if not ledger.queue.queued:  # 3
             self._prefetch_all()
-        for w in list(admission.untold.values()):
-            admission.tell_waiting(w)
+        for w in list(ledger.queue.untold.values()):
+            admission.tell_waiting(ledger, w)
         self._tell_wanted(wanted)  # 4
         if self._held_up:
-            telling.hurry(ledger)
-        elif ledger.hurried:
-            telling.take_time(ledger)
+            ledger.hurry()
+        elif ledger.notices.hurried:
+            ledger.take_time()
+
+    def _admit_all(self, wanted: set[str]) -> None:
+        ledger = self._ledger
+        while (head := ledger.queue.head(ledger.now)) is not None:
+            if self.make_room(head, wanted):
+                admission.admit(ledger, head)
+                continue
+            for w in deadlock.overtakers(ledger, head):
+                if self.make_room(w, wanted):
+                    admission.admit(ledger, w)
+                    ledger.replan = True
+                    break
+            break
 
     def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
         """Evict the victims for `w`; return whether its chunks may be taken now.
@@ -90,9 +91,9 @@ class Planner:
         over = ledger.prefetches[only.name] if only else None
 
         def may_evict(c: Component) -> bool:
-            return (not only or policy.may_go_for(only, c, over)) and self._may_evict(c)
+            return (not only or eviction.may_go_for(only, c, over)) and self._may_evict(c)
 
-        found = verdict.room(ledger, w, asked, may_evict, over)
+        found = eviction.room(ledger, w, asked, may_evict, over)
         if isinstance(found, Blocked):
             if w is not None:
                 self._is_blocked(w, found, wanted)
@@ -102,9 +103,8 @@ class Planner:
             transfers.evict(ledger, c, "alternating", key)
         for c in found.victims:
             transfers.evict(ledger, c, "room", key)
-        if any(r.evicting for r in found.excluded):
-            return False
-        return found.missing <= ledger.pool.free
+        still_in = any([r.evicting for r in found.excluded])
+        return not still_in and found.missing <= ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
@@ -112,13 +112,13 @@ class Planner:
             self._held_up = True
             wanted.update(c.name for c in found.by if self._is_quantum_over(c))
         if not found.leaving or any(c.superseded for c in found.leaving):
-            self._admission.tell_waiting(w)
+            admission.tell_waiting(self._ledger, w)
 
     # --- how long a component stays ------------------------------------------------------
 
     def _may_evict(self, c: Component) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        until = verdict.stays_until(self._ledger, c)
+        until = eviction.stays_until(self._ledger, c)
         if until <= self._ledger.now:
             return True
         self._look_again(until)
@@ -131,11 +131,7 @@ class Planner:
         """
         if c.state is State.LOADING:
             return False
-        rules = self._ledger.rules
-        quantum = policy.quantum_s(
-            c.swap_in_s or 0.0, rules.residency_factor, rules.residency_bound_s
-        )
-        over = c.resident_since + quantum
+        over = c.resident_since + eviction.quantum_s(self._ledger, c)
         if over <= self._ledger.now:
             return True
         self._look_again(over)
@@ -155,13 +151,14 @@ class Planner:
     def _tell_wanted(self, wanted: set[str]) -> None:
         """Tell holders the changes since they were last told."""
         ledger = self._ledger
-        for name in [n for n in ledger.wanted if n not in wanted]:
-            telling.unwant(ledger, name)
-            self._admission.share(ledger.components[name])
+        told, joined = ledger.notices.wanted, ledger.notices.joined
+        for name in [n for n in told if n not in wanted]:
+            ledger.unwant(name)
+            admission.share(ledger, ledger.components[name])
         for name in sorted(wanted):
-            self._close(ledger.components[name], anew=name not in ledger.wanted)
-        for name in sorted((wanted - ledger.wanted.keys()) | (wanted & ledger.joined.keys())):
-            telling.want(ledger, name)
+            self._close(ledger.components[name], anew=name not in told)
+        for name in sorted([n for n in wanted if n not in told or n in joined]):
+            ledger.want(name)
 
     def _close(self, c: Component, *, anew: bool) -> None:
         """Close `c`, which is wanted, to more holders for a while; then admit those that waited so
@@ -172,8 +169,8 @@ class Planner:
         now = self._ledger.now
         if anew or c.closed_until <= now:
             if not anew:
-                self._admission.share(c)
-            c.closed_s = policy.CLOSED_S if anew else 2 * c.closed_s
+                admission.share(self._ledger, c)
+            c.closed_s = CLOSED_S if anew else 2 * c.closed_s
             c.closed_until = now + c.closed_s
         self._look_again(c.closed_until)
 

@@ -1,42 +1,84 @@
-"""The waiters, their order and their deadlines. Pure; decides nothing about memory."""
+"""Waiters in order, with their deadlines, and the ordered sets of other modules. Pure.
+
+`Ranked` is a set of things in order of a rank, `Deadlines` are things in order of time. Both are
+kept up to date, and computed at no event.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import takewhile
 from operator import attrgetter
+from typing import Generic, TypeVar
 
-from swapd.core.orders import Deadlines
-from swapd.core.records import Key, Waiter
+from swapd.core.records import Agent, Key, Waiter
 
 _order = attrgetter("order")
 _seq = attrgetter("seq")
 
+Thing = TypeVar("Thing", str, int, tuple[int, int])
 
-class Parked:
-    """Waiters for a name that is not registered, or not committed."""
+#: Ranks compare item by item; no two things of one order have the same rank.
+Rank = tuple[float, ...]
+
+
+class Ranked(Generic[Thing]):
+    """Things by rank. Looking up, putting or dropping one takes time logarithmic in their
+    number."""
 
     def __init__(self) -> None:
-        self.waiters: dict[Key, Waiter] = {}
-        #: The same by each name that they asked for: a component or a family.
-        self.by_name: dict[str, dict[Key, Waiter]] = {}
+        self._ranks: dict[Thing, Rank] = {}
+        self._sorted: list[tuple[Rank, Thing]] = []
 
-    def add(self, w: Waiter) -> None:
-        self.waiters[w.key] = w
-        for name in w.asked:
-            self.by_name.setdefault(name, {})[w.key] = w
+    def __len__(self) -> int:
+        return len(self._sorted)
 
-    def drop(self, w: Waiter) -> None:
-        """No-op if it is not parked."""
-        if self.waiters.pop(w.key, None) is None:
-            return
-        for name in set(w.asked):
-            del self.by_name[name][w.key]
-            if not self.by_name[name]:
-                del self.by_name[name]
+    def __contains__(self, thing: Thing) -> bool:
+        return thing in self._ranks
 
-    def awaiting(self, *names: str) -> list[Waiter]:
-        """Those that asked for any of `names`, in order of arrival."""
-        found = {key: w for name in names for key, w in self.by_name.get(name, {}).items()}
-        return sorted(found.values(), key=_seq)
+    def __iter__(self) -> Iterator[Thing]:
+        """In order. Put and drop nothing meanwhile."""
+        return (thing for _, thing in self._sorted)
+
+    def __reversed__(self) -> Iterator[Thing]:
+        return (thing for _, thing in reversed(self._sorted))
+
+    def rank(self, thing: Thing) -> Rank:
+        return self._ranks[thing]
+
+    def last(self) -> Rank:
+        """The rank of the last one."""
+        return self._sorted[-1][0]
+
+    def put(self, thing: Thing, rank: Rank) -> None:
+        """Give it this rank, instead of the one it had."""
+        self.drop(thing)
+        self._ranks[thing] = rank
+        insort(self._sorted, (rank, thing))
+
+    def drop(self, thing: Thing) -> None:
+        """Forget it, if it is there."""
+        rank = self._ranks.pop(thing, None)
+        if rank is not None:
+            del self._sorted[bisect_left(self._sorted, (rank, thing))]
+
+
+class Deadlines(Ranked[Thing]):
+    """Things by deadline. Every event asks for `next` and `over`."""
+
+    def set(self, thing: Thing, until: float) -> None:
+        """Set its deadline, instead of the one it had."""
+        self.put(thing, (until,))
+
+    def next(self) -> float | None:
+        """The first deadline; None if there is none."""
+        return self._sorted[0][0][0] if self._sorted else None
+
+    def over(self, now: float) -> list[Thing]:
+        """Things whose deadline has passed, earliest first."""
+        if not self._sorted or self._sorted[0][0][0] > now:
+            return []
+        late = takewhile(lambda ranked: ranked[0][0] <= now, self._sorted)
+        return [thing for _, thing in late]
 
 
 class WaitQueue:
@@ -47,10 +89,17 @@ class WaitQueue:
         self.patience_s = patience_s
         #: Every waiter that was not granted, parked and admitted ones included.
         self._all: dict[Key, Waiter] = {}
-        #: Those that wait for memory, sorted by `Waiter.order`.
-        self._queued: list[Waiter] = []
+        #: Those that wait for memory, sorted by `Waiter.order`. Not to be changed by callers.
+        self.queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
+        #: Queued waiters whose agent held a lease when they were queued, by agent.
+        self.holding: dict[Agent, dict[Key, Waiter]] = {}
+        #: Queued waiters whose Waiting record the planner makes if they have to wait.
+        self.untold: dict[Key, Waiter] = {}
+        #: Waiters for names that are not registered, or not committed, by each name that they
+        #: asked for: a component or a family.
+        self.parked: dict[str, dict[Key, Waiter]] = {}
         #: Deadlines of all that have one.
         self._deadlines: Deadlines[Key] = Deadlines()
 
@@ -66,11 +115,6 @@ class WaitQueue:
     def get(self, key: Key) -> Waiter | None:
         return self._all.get(key)
 
-    @property
-    def queued(self) -> list[Waiter]:
-        """Those that wait for memory, in order. Not to be changed by the caller."""
-        return self._queued
-
     def add(self, waiter: Waiter) -> None:
         """Add a waiter and its deadline; it is not queued yet."""
         self._all[waiter.key] = waiter
@@ -80,28 +124,53 @@ class WaitQueue:
     def push(self, waiter: Waiter) -> None:
         """Queue a known waiter for memory."""
         waiter.queued = True
-        insort(self._queued, waiter, key=_order)
+        insort(self.queued, waiter, key=_order)
         insort(self._arrivals, waiter, key=_seq)
 
-    def unqueue(self, waiter: Waiter) -> None:
-        """The waiter no longer waits for memory (admitted, parked or gone)."""
+    def push_holding(self, waiter: Waiter) -> None:
+        """The agent of this queued waiter holds a lease: it may be in the way of others."""
+        self.holding.setdefault(waiter.owner, {})[waiter.key] = waiter
+        if not waiter.why:
+            self.untold[waiter.key] = waiter
+
+    def park(self, waiter: Waiter) -> None:
+        """A known waiter waits for names."""
+        waiter.parked = True
+        for name in waiter.asked:
+            self.parked.setdefault(name, {})[waiter.key] = waiter
+
+    def awaiting(self, *names: str) -> list[Waiter]:
+        """The parked waiters that asked for any of `names`, in order of arrival."""
+        found = {key: w for name in names for key, w in self.parked.get(name, {}).items()}
+        return sorted(found.values(), key=_seq)
+
+    def leave(self, waiter: Waiter) -> None:
+        """The waiter waits no longer for memory or names: it is admitted, parked anew, or gone."""
+        key = waiter.key
         if waiter.queued:
             waiter.queued = False
-            del self._queued[bisect_left(self._queued, waiter.order, key=_order)]
+            del self.queued[bisect_left(self.queued, waiter.order, key=_order)]
             del self._arrivals[bisect_left(self._arrivals, waiter.seq, key=_seq)]
+            self.untold.pop(key, None)
+            _drop(self.holding, waiter.owner, key)
+        elif waiter.parked:
+            waiter.parked = False
+            for name in waiter.asked:
+                _drop(self.parked, name, key)
 
     def forget(self, waiter: Waiter) -> None:
         """Remove a waiter that was granted or refused."""
-        self.unqueue(waiter)
+        self.leave(waiter)
         del self._all[waiter.key]
-        self._deadlines.drop(waiter.key)
+        if waiter.deadline is not None:
+            self._deadlines.drop(waiter.key)
 
     def head(self, now: float) -> Waiter | None:
         """Whose turn it is: the oldest if its patience is over, else the first in order."""
-        if not self._queued:
+        if not self.queued:
             return None
         oldest = self._arrivals[0]
-        return oldest if now >= oldest.arrived + self.patience_s else self._queued[0]
+        return oldest if now >= oldest.arrived + self.patience_s else self.queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""
@@ -111,9 +180,19 @@ class WaitQueue:
         """When `expired` or `head` first answers differently than `head` did at `since`."""
         first = self._deadlines.next()
         times = [] if first is None else [first]
-        if self._queued:
+        if self.queued:
             oldest = self._arrivals[0]
             impatient_at = oldest.arrived + self.patience_s
-            if oldest is not self._queued[0] and impatient_at > since:
+            if oldest is not self.queued[0] and impatient_at > since:
                 times.append(impatient_at)
         return min(times, default=None)
+
+
+Of = TypeVar("Of")
+
+
+def _drop(waiters: dict[Of, dict[Key, Waiter]], of: Of, key: Key) -> None:
+    if some := waiters.get(of):
+        some.pop(key, None)
+        if not some:
+            del waiters[of]

@@ -1,9 +1,11 @@
-"""The memory of the core: components, waiters, leases, sessions. Data, no decisions."""
+"""Records of the core: components and their states, waiters, leases, sessions, rules. Data only."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
 
 from swapd.core.actions import Reason
-from swapd.core.states import COMPONENT_CHANGES, WORKSPACE_CHANGES, State
 from swapd.shared.protocol import NUMBER_MAX, Policy, Ranges, Release, Runs, Scratch, Tally
 
 #: (session, request): names a waiter, and after its grant the lease.
@@ -26,6 +28,52 @@ def workspace_name(session: int, request: int) -> str:
 def is_workspace(name: str) -> bool:
     """Whether this is the name of a workspace, which no component may have."""
     return name.startswith(WORKSPACE)
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """Rules of all decisions: the user may set all but the last. Times in seconds."""
+
+    strict: bool = False  # wait for the worker's acknowledgement before chunks are reused
+    ack_timeout_s: float = 60.0
+    residency_factor: float = 8.0  # minimum residency, in multiples of the swap-in time
+    residency_bound_s: float = 2.0  # its upper bound, so that no waiter starves
+    patience_s: float = 30.0  # a waiter that waited longer goes first, at any priority
+    unread_timeout_s: float = 60.0  # longest time in which a session reads none of these messages
+
+
+class State(StrEnum):
+    FILLING = "filling"  # the worker fills the host copy; may not be acquired yet
+    ABSENT = "absent"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    REVOKING = "revoking"  # waits for the worker's acknowledgement
+    WRITING_BACK = "writing back"
+    RECLAIMING = "reclaiming"  # a workspace that no request needs any more
+
+
+#: The causes of each change: events, and actions that the core orders then.
+COMPONENT_CHANGES = {
+    (State.FILLING, State.ABSENT): "`Commit`, `HostCopySealed`",
+    (State.ABSENT, State.LOADING): "`CopyIn`",
+    (State.LOADING, State.RESIDENT): "`CopiedIn`",
+    (State.LOADING, State.REVOKING): "`CopyFailed`, and its worker has mapped the chunks: `Revoke`",
+    (State.LOADING, State.ABSENT): "`CopyFailed`",
+    (State.RESIDENT, State.REVOKING): "`Evict`, and if its worker has mapped it `Revoke`",
+    (State.REVOKING, State.ABSENT): "`Revoked`, and there is nothing to save",
+    (State.REVOKING, State.WRITING_BACK): "`Revoked`, `CopyOut`",
+    (State.WRITING_BACK, State.ABSENT): "`CopiedOut`; for scratch also `CopyFailed`, `Lost`",
+    (State.WRITING_BACK, State.RESIDENT): "`CopyFailed`: it stays, with its worker's writes",
+}
+
+#: A workspace has no host copy and no place in a worker, and is there for one lease.
+WORKSPACE_CHANGES = {
+    (State.ABSENT, State.LOADING): "`Lend`",
+    (State.LOADING, State.RESIDENT): "`Lent`",
+    (State.LOADING, State.ABSENT): "`CopyFailed`",
+    (State.LOADING, State.RECLAIMING): "its request ended; `Reclaim` follows `Lent`",
+    (State.RESIDENT, State.RECLAIMING): "its release, `Reclaim`",
+    (State.RECLAIMING, State.ABSENT): "`Reclaimed` without `runs`: it is gone",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +193,7 @@ class Component:
         return f"<{self.name} {self.state} gen={self.generation} leases={len(self.leases)}>"
 
     def enter(self, state: State) -> None:
-        """Change its state: every change is in `states.py`."""
+        """Change its state: each change is in one of the tables above."""
         changes = WORKSPACE_CHANGES if self.workspace else COMPONENT_CHANGES
         assert (self.state, state) in changes, f"{self} cannot become {state}"
         self.state = state
@@ -153,13 +201,15 @@ class Component:
     def excludes(self, other: "Component") -> bool:
         """Whether the two are never on the device together: members of one alternating group, but
         not parts of the same family."""
-        if other is self or self.group is None or self.group != other.group:
-            return False
-        return not self.part_of or self.part_of != other.part_of
+        return self.group is not None and self.group == other.group and self.side != other.side
+
+    @property
+    def side(self) -> str:
+        """The members of a group with the same side do not exclude each other."""
+        return self.part_of or self.name
 
     @property
     def pinned(self) -> bool:
-        """Whether it is pinned."""
         return self.unpinned_policy is not None
 
     @property
@@ -246,9 +296,9 @@ class Waiter:
     names: tuple[str, ...]
     priority: int
     deadline: float | None
-    await_registration: bool
     arrived: float
     seq: int
+    await_registration: bool = False
     #: It does not wait for loads of components that its own session registered.
     early: bool = False
     #: It may have the old bytes of updated components that its session holds: waiting for the new
@@ -256,11 +306,9 @@ class Waiter:
     takes_old: bool = False
     #: Loads that it still waits for, by name; only once admitted.
     pending: set[str] = field(default_factory=set)
+    parked: bool = False
     queued: bool = False
     admitted: bool = False
-    #: Chunks of all its names, while it is queued; and whether one of them is in a group.
-    chunks: int = 0
-    grouped: bool = False
     #: What it waits for, as its Waiting record says; "" before that record.
     why: str = ""
     loaded: bool = False
@@ -268,18 +316,15 @@ class Waiter:
     spare: tuple[Release, ...] = ()
     spent: bool = False
 
-    @property
-    def key(self) -> Key:
-        return (self.session, self.request)
+    key: Key = field(init=False)
+    owner: Agent = field(init=False)
+    #: Sorts the queue: higher priority first, then first come, first served.
+    order: tuple[int, int] = field(init=False)
 
-    @property
-    def owner(self) -> Agent:
-        return (self.session, self.agent)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Sorts the queue: higher priority first, then first come, first served."""
-        return (-self.priority, self.seq)
+    def __post_init__(self) -> None:
+        self.key = (self.session, self.request)
+        self.owner = (self.session, self.agent)
+        self.order = (-self.priority, self.seq)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,16 +1,20 @@
 """A component from its registration to its end, and its host copies."""
 
-from bisect import bisect_left, insort
+from bisect import insort
 
 import msgspec
 
-from swapd.core import counts, policy, requests, telling
+from swapd.core import requests
 from swapd.core.actions import DropHostCopy, MakeHostCopy, SealHostCopy
 from swapd.core.contents import Due
 from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component
-from swapd.core.states import State
 from swapd.shared.protocol import Register
+
+#: A session that fills bytes that others share may take this long, plus the time that a slow disk
+#: takes for them; then the others fill their own.
+SHARE_PATIENCE_S = 30.0
+SLOWEST_BYTES_PER_S = 100e6
 
 
 def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None:
@@ -28,11 +32,10 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         scratch=asked.scratch,
         kept=() if asked.scratch and not asked.filled else None,
         to_save=() if asked.scratch == "dropped" else None,
-        tally=counts.know(ledger.counts, asked.part_of or asked.name),
+        tally=ledger.know(asked.part_of or asked.name),
     )
     ledger.components[c.name] = c
-    ledger.staying += c.chunks if c.policy == "permanent" else 0
-    ledger.room_differs |= c.policy == "permanent"
+    change_staying(ledger, c, 1)
     insort(ledger.names, c.name)
     if c.part_of:
         if c.part_of not in ledger.families:
@@ -40,10 +43,17 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         ledger.families.setdefault(c.part_of, {})[c.name] = c
     ledger.sessions[c.session].owns[c.name] = None
     c.answer = asked.id
-    make_master(ledger, c, c.uid, asked.id, asked.segments, requests.content(asked))
+    make_host_copy(ledger, c, c.uid, asked.id, asked.segments, requests.content(asked))
 
 
-def make_master(
+def change_staying(ledger: Ledger, c: Component, sign: int) -> None:
+    """Count the component with those that never leave once they are in, if it is one."""
+    if c.policy == "permanent":
+        ledger.staying += sign * c.chunks
+        ledger.room_differs = True
+
+
+def make_host_copy(
     ledger: Ledger,
     c: Component,
     uid: int,
@@ -52,9 +62,9 @@ def make_master(
     content: str = "",
 ) -> None:
     """Order a host copy, either at once or when another one has the bytes that this one shares."""
-    ledger.masters[uid] = c
+    ledger.host.owners[uid] = c
     replaces = c.uid if c.uid != uid else 0
-    ledger.unordered[uid] = MakeHostCopy(
+    ledger.host.unordered[uid] = MakeHostCopy(
         c.session,
         uid,
         c.name,
@@ -67,30 +77,33 @@ def make_master(
     )
     if not content:
         return order(ledger, Due(uid))
-    until = ledger.now + policy.share_patience_s(c.nbytes)
-    due = ledger.contents.ask(uid, c.session, (content, c.nbytes), until)
+    until = ledger.now + SHARE_PATIENCE_S + c.nbytes / SLOWEST_BYTES_PER_S
+    due = ledger.host.contents.ask(uid, c.session, (content, c.nbytes), until)
     if due is not None:
         order(ledger, due)
 
 
 def order(ledger: Ledger, due: Due) -> None:
     """Order the host copy that waited for this."""
-    ledger.making.add(due.uid)
-    action = ledger.unordered.pop(due.uid)
+    ledger.host.making.add(due.uid)
+    action = ledger.host.unordered.pop(due.uid)
     ledger.out.append(msgspec.structs.replace(action, original=due.original))
 
 
 def seal(ledger: Ledger, c: Component, uid: int) -> None:
-    ledger.making.add(uid)
+    ledger.host.making.add(uid)
     ledger.out.append(SealHostCopy(uid, c.name))
 
 
-def commit(ledger: Ledger, c: Component) -> None:
-    """Its host copy is sealed: it may be acquired."""
-    answer(ledger, c)
-    c.enter(State.ABSENT)
-    if c.group is not None:
-        ledger.groups.setdefault(c.group, {})[c.name] = c
+def drop_host_copy(ledger: Ledger, uid: int) -> None:
+    """No component uses this host copy any more: drop it, now or as soon as it is made or
+    sealed."""
+    if uid not in ledger.host.making:
+        c = ledger.host.owners.pop(uid)
+        if ledger.host.unordered.pop(uid, None) is None:
+            ledger.out.append(DropHostCopy(uid, c.name))
+    for due in ledger.host.contents.gone(uid):
+        order(ledger, due)
 
 
 def answer(ledger: Ledger, c: Component) -> None:
@@ -109,7 +122,7 @@ def set_unregistering(ledger: Ledger, c: Component, going: bool) -> None:
 def finish_unregister(ledger: Ledger, c: Component) -> None:
     answer(ledger, c)
     remove(ledger, c)
-    drop_master(ledger, c.uid)
+    drop_host_copy(ledger, c.uid)
 
 
 def remove(ledger: Ledger, c: Component) -> None:
@@ -120,38 +133,18 @@ def remove(ledger: Ledger, c: Component) -> None:
         if c.name in session.turn:
             del session.turn[c.name]
             session.turn_chunks -= c.chunks
-    ledger.staying -= c.chunks if c.policy == "permanent" else 0
+    change_staying(ledger, c, -1)
     ledger.idle.drop(c)
     ledger.recount(c)
     if c.name in ledger.prefetches:
         del ledger.prefetches[c.name]
         ledger.replan = True  # others may have been held back for it
     ledger.superseded.pop(c.name, None)
-    ledger.pinned.pop(c.name, None)
-    telling.unwant(ledger, c.name)
-    drop_member(ledger.groups, c.group, c)
-    if not c.workspace:
-        _forget_name(ledger, c.name)
-        if not c.part_of:
-            counts.forget(ledger.counts, c.name)
+    ledger.unwant(c.name)
+    if c.workspace:
+        return
+    ledger.forget(c.name)
     drop_member(ledger.families, c.part_of, c)
     if c.part_of and c.part_of not in ledger.families:
-        _forget_name(ledger, c.part_of)
-        counts.forget(ledger.counts, c.part_of)
+        ledger.forget(c.part_of)
         ledger.automatic.pop(c.part_of, None)
-    ledger.room_differs |= c.policy == "permanent"
-
-
-def _forget_name(ledger: Ledger, name: str) -> None:
-    del ledger.names[bisect_left(ledger.names, name)]
-
-
-def drop_master(ledger: Ledger, uid: int) -> None:
-    """No component uses this host copy any more: drop it, now or as soon as it is made or
-    sealed."""
-    if uid not in ledger.making:
-        c = ledger.masters.pop(uid)
-        if ledger.unordered.pop(uid, None) is None:
-            ledger.out.append(DropHostCopy(uid, c.name))
-    for due in ledger.contents.gone(uid):
-        order(ledger, due)

@@ -11,26 +11,23 @@ The state records a decision at the moment it is made.
 from collections.abc import Callable
 from typing import Any
 
-from swapd.core import events, requests
+from swapd.core import admission, copies, events, families, registration, requests, sessions, starts
 from swapd.core.actions import AnyAction
-from swapd.core.admission import Admission
 from swapd.core.events import AnyEvent
-from swapd.core.handlers import copying, families, leasing, pins, registration, sessions, starting
 from swapd.core.ledger import Ledger
 from swapd.core.planner import Planner
-from swapd.core.policy import Rules
-from swapd.core.states import State
+from swapd.core.records import Rules, State
 from swapd.shared import protocol
 from swapd.shared.units import size
 
-_HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
-    events.CopiedIn: copying.on_copied_in,
-    events.CopiedOut: copying.on_copied_out,
-    events.CopyFailed: copying.on_copy_failed,
-    events.Lent: copying.on_lent,
-    events.Reclaimed: copying.on_reclaimed,
-    events.DeviceDown: copying.on_device_down,
-    events.Revoked: copying.on_revoked,
+_HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
+    events.CopiedIn: copies.on_copied_in,
+    events.CopiedOut: copies.on_copied_out,
+    events.CopyFailed: copies.on_copy_failed,
+    events.Lent: copies.on_lent,
+    events.Reclaimed: copies.on_reclaimed,
+    events.DeviceDown: copies.on_device_down,
+    events.Revoked: copies.on_revoked,
     events.RulesChanged: sessions.on_rules_changed,
     events.Tick: sessions.on_tick,
     events.HostCopyMade: registration.on_host_copy_made,
@@ -48,17 +45,17 @@ _HANDLERS: dict[type, Callable[[Ledger, Admission, Any], None]] = {
     events.Unread: sessions.on_unread,
 }
 
-#: The same for requests: `on_x(ledger, admission, session, request)`, at `ledger.now`.
-_ASKED: dict[type, Callable[[Ledger, Admission, int, Any], None]] = {
-    protocol.Acquire: leasing.on_acquire,
-    protocol.AcquireWorkspace: leasing.on_acquire_workspace,
-    protocol.AcquireStart: starting.on_acquire_start,
-    protocol.Release: leasing.on_release,
-    protocol.Cancel: leasing.on_cancel,
-    protocol.Prefetch: leasing.on_prefetch,
+#: The same for requests: `on_x(ledger, session, request)`, at `ledger.now`.
+_ASKED: dict[type, Callable[[Ledger, int, Any], None]] = {
+    protocol.Acquire: admission.on_acquire,
+    protocol.AcquireWorkspace: admission.on_acquire_workspace,
+    protocol.AcquireStart: starts.on_acquire_start,
+    protocol.Release: admission.on_release,
+    protocol.Cancel: admission.on_cancel,
+    protocol.Prefetch: admission.on_prefetch,
     protocol.Resize: families.on_resize,
-    protocol.Pin: pins.on_pin,
-    protocol.EvictNow: pins.on_evict_now,
+    protocol.Pin: families.on_pin,
+    protocol.EvictNow: families.on_evict_now,
     protocol.Register: registration.on_register,
     protocol.Commit: registration.on_commit,
     protocol.Update: registration.on_update,
@@ -76,8 +73,7 @@ class Residency:
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules | None = None) -> None:
         #: The state, and all waiters. Read-only: only `handle` may change them.
         self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
-        self.admission = Admission(self.ledger)
-        self._planner = Planner(self.ledger, self.admission)
+        self._planner = Planner(self.ledger)
 
     def __repr__(self) -> str:
         ledger = self.ledger
@@ -86,7 +82,7 @@ class Residency:
         loading = [c.name for c in ledger.components.values() if c.state is State.LOADING]
         return (
             f"<Residency {size(used)}/{size(total)}, "
-            f"{len(ledger.leases)} leases, {len(self.admission.queue)} waiting, "
+            f"{len(ledger.leases)} leases, {len(ledger.queue)} waiting, "
             f"loading {', '.join(loading) or 'nothing'}>"
         )
 
@@ -104,12 +100,12 @@ class Residency:
         ledger.now = event.now
         if type(event) is events.Asked:
             asked = ledger.request = event.request
-            _ASKED[type(asked)](ledger, self.admission, event.session, asked)
+            _ASKED[type(asked)](ledger, event.session, asked)
         else:
-            _HANDLERS[type(event)](ledger, self.admission, event)
+            _HANDLERS[type(event)](ledger, event)
         if ledger.room_differs:
             for name in ledger.automatic:
-                families.spread(ledger, name, None)
+                families.keep(ledger, name, None)
             ledger.room_differs = False
         while ledger.replan:
             self._planner.plan()
@@ -122,9 +118,9 @@ class Residency:
         times = (
             self._planner.next_deadline(),
             next(iter(acks.values()))[0] + ledger.rules.ack_timeout_s if acks else None,
-            self.ledger.debts.next_deadline(),
-            self.ledger.contents.next_deadline(),
-            self.ledger.starts.next_deadline(),
+            ledger.debts.next(),
+            ledger.host.contents.next_deadline(),
+            ledger.start_deadlines.next(),
         )
         return min((at for at in times if at is not None), default=None)
 

@@ -1,18 +1,17 @@
 """What status and forecast reply. Changes nothing.
 
-A forecast is `verdict.py`'s verdict for a waiter that is in no queue. So admission and planner do
+A forecast is `eviction.py`'s verdict for a waiter that is in no queue. So admission and planner do
 the same afterwards, unless something happens in between.
 """
 
 from collections.abc import Iterable
 from itertools import islice
 
-from swapd.core import explain, verdict
-from swapd.core.fences import LIFELINE, REPLIES
+from swapd.core import eviction, explain
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Waiter
+from swapd.core.records import Component, State, Waiter
 from swapd.core.residency import Residency
-from swapd.core.states import State
+from swapd.core.sessions import LIFELINE, REPLIES
 from swapd.shared.protocol import (
     NAMES_SHOWN,
     WAITS_SHOWN,
@@ -72,7 +71,7 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
         known.label,
         len(known.leases),
         len(known.waiters),
-        unread=any(ledger.debts.owes(session, what) for what in (LIFELINE, REPLIES)),
+        unread=any((session, what) in ledger.debts for what in (LIFELINE, REPLIES)),
         stays_bytes=stays * ledger.chunk_bytes,
         turn_bytes=turn * ledger.chunk_bytes,
     )
@@ -80,7 +79,7 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
 
 def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:
     """The acquires that have waited longest."""
-    first = islice(core.admission.queue, WAITS_SHOWN)
+    first = islice(core.ledger.queue, WAITS_SHOWN)
     return tuple(
         WaitStatus(w.session, w.asked[:NAMES_SHOWN], len(w.asked), now - w.arrived, w.why)
         for w in first
@@ -113,7 +112,6 @@ def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
 _NOBODY = -1
 #: Later than all waiters so far.
 _LAST = 1 << 62
-_LET_GO = "pinned: this request would unpin it, because both do not fit"
 #: Most waiters at the head of the queue that a forecast names.
 _NAMED = 3
 
@@ -129,19 +127,11 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
         if not ledger.may_be_acquired(name):
             return Refused(asked.id, "unknown_component", explain.unknown(ledger, name))
     components = ledger.named(names)
-    w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, False, now, _LAST)
-    found = verdict.at_once(ledger, w, components)
-    unpinned = []
-    if isinstance(found, verdict.Refused) and found.why == "too_large":
-        unpinned = verdict.to_let_go(ledger, components)
-    if isinstance(found, verdict.Refused) and not unpinned:
-        return Refused(asked.id, *explain.refused(ledger, found))
-    victims: list[Victim] = []
-    waits: list[InTheWay] = []
-    if unpinned:
-        waits = [InTheWay(_known_as(c), _LET_GO) for c in unpinned]
-    elif found is None:
-        victims, waits = _room(core, w, components, now)
+    w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, now, _LAST)
+    found = eviction.at_once(ledger, w, components)
+    if isinstance(found, eviction.Refusal):
+        return Refused(asked.id, found.code, explain.refused(ledger, found))
+    victims, waits = _room(core, w, components, now) if found is None else ([], [])
     return _reply(ledger, w, components, victims, waits, now)
 
 
@@ -151,11 +141,11 @@ def _room(
     """The components that would be evicted at once, or else those that the acquire would wait
     for."""
     ledger = core.ledger
-    first = [o for o in core.admission.queue.queued if o.order < w.order]
+    first = [o for o in core.ledger.queue.queued if o.order < w.order]
     if first:
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
-    found = verdict.room(ledger, w, asked, lambda c: verdict.stays_until(ledger, c) <= now)
-    if isinstance(found, verdict.Blocked):
+    found = eviction.room(ledger, w, asked, lambda c: eviction.stays_until(ledger, c) <= now)
+    if isinstance(found, eviction.Blocked):
         if found.leaving:
             why = "leaving; it can be loaded again when it has left"
             return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in found.leaving))
@@ -186,7 +176,7 @@ def _blocking(
     for c in going:
         if c.leases:
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
-        elif (until := verdict.stays_until(ledger, c)) > now:
+        elif (until := eviction.stays_until(ledger, c)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
             yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():
@@ -206,7 +196,7 @@ def _reply(
     waits: list[InTheWay],
     now: float,
 ) -> ForecastReply:
-    loads = [c for c in asked if c.state is State.ABSENT or verdict.leaves_first(c, w)]
+    loads = [c for c in asked if c.state is State.ABSENT or eviction.leaves_first(c, w)]
     rate = measured_rate(ledger.components.values())
     return ForecastReply(
         id=w.request,
@@ -247,22 +237,25 @@ def _seconds(
     One copy runs at a time in each direction, so earlier loads end first. Saves and loads run at
     the same time.
     """
-    coming = [m.component for m in ledger.moves.values() if m.component.state is State.LOADING]
-    last = max((c.generation for c in coming if loads or c in asked), default=0)
-    ahead = [c for c in coming if c.generation <= last and not c.workspace]
+    ahead = _ahead(ledger, loads, asked)
     if not loads and not ahead:
         return 0.0
-    times = [_copy_s(c, rate) for c in (*loads, *ahead)]
+    times = [s for c in (*loads, *ahead) if (s := _copy_s(c, rate)) is not None]
     back = sum(v.bytes_back for v in victims)
-    if None in times or (back and rate is None):
+    if len(times) < len(loads) + len(ahead) or (back and rate is None):
         return None
     under_way_s = 0.0
     if ahead:
-        first = ahead[0]
-        so_far_s = now - max(first.load_started, ledger.lane_in.ended_at)
-        under_way_s = min(so_far_s, _copy_s(first, rate) or 0.0)
-    back_s = back / rate if rate else 0.0
-    return max(sum(t or 0.0 for t in times) - under_way_s, back_s)
+        so_far_s = now - max(ahead[0].load_started, ledger.lane_in.ended_at)
+        under_way_s = min(so_far_s, times[len(loads)])
+    return max(sum(times) - under_way_s, back / rate if rate else 0.0)
+
+
+def _ahead(ledger: Ledger, loads: list[Component], asked: list[Component]) -> list[Component]:
+    """The components whose loads, ordered already, end before the last copy of the acquire."""
+    coming = [m.component for m in ledger.moves.values() if m.component.state is State.LOADING]
+    last = max((c.generation for c in coming if loads or c in asked), default=0)
+    return [c for c in coming if c.generation <= last and not c.workspace]
 
 
 def _copy_s(c: Component, rate: float | None) -> float | None:

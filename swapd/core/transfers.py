@@ -1,18 +1,17 @@
-"""How a component comes in, how it leaves the device, and when it does so on its own.
+"""How a component comes in and leaves the device, and when it leaves on its own.
 
-The planner decides which components leave to make room for others.
+`planner.make_room` decides which components leave to make room for others. A workspace has no host
+copy: its chunks are lent to an allocator, for one lease.
 """
 
-from collections.abc import Iterable
+from swapd.core import eviction, registry
+from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Reclaim, Revoke
+from swapd.core.chunks import count, without
+from swapd.core.ledger import OTHERS, Ledger, observe
+from swapd.core.records import Component, Key, Move, State, workspace_name
+from swapd.shared.protocol import Histogram, Runs
 
-from swapd.core import policy, registry, telling, workspaces
-from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Revoke, Unpinned
-from swapd.core.chunks import count
-from swapd.core.counts import observe
-from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Key, Move
-from swapd.core.states import State
-from swapd.shared.protocol import Histogram
+# --- in ----------------------------------------------------------------------------------
 
 
 def load(ledger: Ledger, c: Component) -> None:
@@ -77,34 +76,44 @@ def load_failed(ledger: Ledger, c: Component) -> None:
         registry.finish_unregister(ledger, c)
 
 
+# --- idle --------------------------------------------------------------------------------
+
+
 def settle(ledger: Ledger, c: Component) -> None:
     """After a lease, a promise or a load ended: idle if no request needs it now, or gone."""
     if c.state is not State.RESIDENT or c.leases or c.promised:
         return
     if c.workspace:
-        workspaces.close(ledger, c)
+        close_workspace(ledger, c)
     elif not go(ledger, c):
         make_idle(ledger, c)
     ledger.replan = True
 
 
 def go(ledger: Ledger, c: Component) -> bool:
-    """Make `c`, which has no holder, leave if `policy.goes_now`; return whether it does."""
-    reason = policy.goes_now(c, down=bool(ledger.down))
+    """Make `c`, which has no holder, leave if `eviction.goes_now`; return whether it does."""
+    reason = eviction.goes_now(c, down=bool(ledger.down))
     if reason is not None:
         evict(ledger, c, reason, None)
     return reason is not None
 
 
+def make_idle(ledger: Ledger, c: Component, since: float = 0.0) -> None:
+    """It is idle since its last use, since it came in, or since `since`."""
+    c.idle_since = max(c.last_used or 0.0, c.resident_since, since)
+    if c.policy != "permanent":
+        ledger.idle.add(c)
+
+
 def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
     """A part gets its own policy, or becomes `sequential`."""
-    before, c.policy = c.policy, c.own_policy if kept else "sequential"
-    if c.policy == before:
+    policy = c.own_policy if kept else "sequential"
+    if c.policy == policy:
         return
-    ledger.room_differs |= "permanent" in (before, c.policy)
+    registry.change_staying(ledger, c, -1)
+    c.policy = policy
+    registry.change_staying(ledger, c, 1)
     ledger.room_shrank |= c.policy == "permanent"
-    ledger.staying += c.chunks if c.policy == "permanent" else 0
-    ledger.staying -= c.chunks if before == "permanent" else 0
     ledger.recount(c)
     ledger.holders.rank(c)
     ledger.replan = True
@@ -123,30 +132,18 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
     kept = c.policy == c.own_policy
     if c.unpinned_policy is None:
         c.unpinned_policy, c.own_policy = c.own_policy, "permanent"
-        ledger.pinned[c.name] = c
     else:
         c.own_policy, c.unpinned_policy = c.unpinned_policy, None
-        del ledger.pinned[c.name]
     set_kept(ledger, c, kept)
 
 
-def unpin_for(ledger: Ledger, key: Key, going: Iterable[Component]) -> None:
-    """Unpin these, because this request could never be granted beside them."""
-    for c in going:
-        set_pinned(ledger, c, pinned=False)
-        ledger.out.append(Unpinned(c.name, *key))
-
-
-def make_idle(ledger: Ledger, c: Component) -> None:
-    c.idle_since = ledger.now
-    if c.policy != "permanent":
-        ledger.idle.add(c)
+# --- out ---------------------------------------------------------------------------------
 
 
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
     """`c` leaves now, or when its worker has let go of it."""
     ledger.idle.drop(c)
-    telling.unwant(ledger, c.name)
+    ledger.unwant(c.name)
     ledger.drop_superseded(c)
     c.reason, c.evicting_for = reason, key
     if key is not None:
@@ -168,38 +165,41 @@ def take_out(ledger: Ledger, c: Component) -> None:
     """The worker can no longer write: save its writes, or just drop the component."""
     c.mapped = False
     if c.unsaved:
-        _save(ledger, c)
+        c.enter(State.WRITING_BACK)
+        ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now, ledger.lane_out)
+        ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
     else:
-        forget(c)
-        vacate(ledger, c, bytes_back=0)
+        _leave_unsaved(ledger, c)
 
 
-def _save(ledger: Ledger, c: Component) -> None:
-    c.enter(State.WRITING_BACK)
-    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now, ledger.lane_out)
-    ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
+def _leave_unsaved(ledger: Ledger, c: Component) -> None:
+    """Scratch begins anew as zeros; of others the host copy has all bytes."""
+    if c.dirty and c.scratch:
+        c.kept, c.dirty = (), False
+    _vacate(ledger, c, bytes_back=0)
 
 
-def saved(c: Component) -> None:
-    """The writes of its worker are in the host copy."""
+def saved(ledger: Ledger, c: Component, nbytes: int) -> None:
+    """The writes of its worker are in the host copy: it leaves."""
     c.dirty = False
     if c.scratch:
         c.kept = c.to_save
+    _vacate(ledger, c, bytes_back=nbytes)
 
 
-def forget(c: Component) -> None:
-    """It leaves without a save. For scratch that is intended."""
-    if c.dirty and c.scratch:
-        c.kept, c.dirty = (), False
+def save_failed(ledger: Ledger, c: Component, why: str) -> None:
+    """Scratch leaves anyway, and its holder is told so."""
+    ledger.out.append(Lost(c.name, c.generation, why))
+    _leave_unsaved(ledger, c)
 
 
-def vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
+def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
     """It has left, and its chunks are free."""
     ledger.leaving -= c.chunks
     ledger.pool.give(c.runs)
     c.enter(State.ABSENT)
     ledger.recount(c)
-    leave_room(ledger, c)
+    makes_way_no_more(ledger, c)
     c.evictions += 1
     c.tally.evictions += 1
     ledger.evictions += 1
@@ -213,18 +213,72 @@ def write_back_failed(ledger: Ledger, c: Component) -> None:
     """It stays, with the writes of its worker."""
     ledger.leaving -= c.chunks
     c.enter(State.RESIDENT)
-    leave_room(ledger, c)
+    makes_way_no_more(ledger, c)
 
 
-def save_failed(ledger: Ledger, c: Component, why: str) -> None:
-    """Scratch leaves anyway: it comes in as zeros again, and its holder is told so."""
-    ledger.out.append(Lost(c.name, c.generation, why))
-    forget(c)
-    vacate(ledger, c, bytes_back=0)
-
-
-def leave_room(ledger: Ledger, c: Component) -> None:
+def makes_way_no_more(ledger: Ledger, c: Component) -> None:
     """Its eviction serves no waiter any more."""
     if c.evicting_for is not None and (session := ledger.sessions.get(c.evicting_for[0])):
         session.makes_way.pop(c.generation, None)
     c.evicting_for = None
+
+
+# --- workspaces --------------------------------------------------------------------------
+
+
+def open_workspace(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
+    """Add a workspace for a waiter; return its name."""
+    session, name = key[0], workspace_name(*key)
+    c = Component(0, name, session, nbytes, chunks, "sequential", None, False, workspace=True)
+    c.tally = ledger.counts.of[OTHERS]
+    c.state = State.ABSENT
+    ledger.components[name] = c
+    ledger.sessions[session].owns[name] = None
+    return name
+
+
+def close_workspace(ledger: Ledger, c: Component) -> None:
+    """No request needs it any more: remove it, or reclaim it first."""
+    if c.state is State.ABSENT:
+        registry.remove(ledger, c)
+    elif c.state in (State.LOADING, State.RESIDENT):
+        is_lent = c.state is State.RESIDENT
+        c.enter(State.RECLAIMING)
+        ledger.leaving += c.chunks
+        ledger.reclaiming += c.chunks
+        ledger.unwant(c.name)
+        ledger.replan = True
+        if is_lent:
+            reclaim(ledger, c)
+
+
+def reclaim(ledger: Ledger, c: Component) -> None:
+    """Take its memory back. Not while it is being lent."""
+    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now)
+    ledger.out.append(Reclaim(c.name, c.generation, c.runs))
+
+
+def reclaimed_in_part(ledger: Ledger, move: Move, runs: Runs) -> None:
+    """The arena has these chunks of a workspace again, and others may use them. The rest is still
+    out."""
+    c = move.component
+    ledger.pool.give(runs)
+    c.runs = move.runs = without(move.runs, runs)
+    chunks = count(runs)
+    c.chunks -= chunks
+    c.nbytes = c.chunks * ledger.chunk_bytes  # the part that is still out
+    ledger.leaving -= chunks
+    ledger.reclaiming -= chunks
+    ledger.replan = True
+
+
+def reclaimed(ledger: Ledger, c: Component) -> None:
+    """The arena has all chunks of the workspace: taken back, or never given away."""
+    ledger.pool.give(c.runs)
+    if c.state is State.RECLAIMING:
+        ledger.leaving -= c.chunks
+        ledger.reclaiming -= c.chunks
+    c.enter(State.ABSENT)
+    ledger.replan = True
+    if ledger.is_current(c) and not c.promised:
+        registry.remove(ledger, c)

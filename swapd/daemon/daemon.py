@@ -207,7 +207,7 @@ class Daemon:
             actions.Reclaim: lambda a, _: lender.reclaim(a),
             actions.MakeHostCopy: lambda a, _: copies.make(a),
             actions.SealHostCopy: lambda a, _: copies.seal(
-                a, self._core.ledger.masters[a.uid].session
+                a, self._core.ledger.host.owners[a.uid].session
             ),
             actions.DropHostCopy: lambda a, _: copies.drop(a.uid),
         }

@@ -130,7 +130,7 @@ class Statuses:
             processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
             starting=tuple(ledger.sessions[s].label for s, _ in ledger.starts),
             notes=use.notes + self._notes(),
-            waiting=len(self._core.admission.queue),
+            waiting=len(ledger.queue),
             loads=ledger.loads,
             evictions=ledger.evictions,
             hits=ledger.hits,

@@ -11,7 +11,7 @@ import msgspec
 
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent, Asked
-from swapd.core.policy import Rules
+from swapd.core.records import Rules
 from swapd.shared.protocol import AnyOrder
 
 #: Counts up when the meaning of existing records changes. New fields and new kinds do not count.

@@ -11,7 +11,7 @@ import pytest
 from swapd.cli import serve as serving
 from swapd.cli.common import console, say_error
 from swapd.core import actions, events
-from swapd.core.policy import Rules
+from swapd.core.records import Rules
 from swapd.log.records import Record, Start, render
 from swapd.shared.protocol import Register
 

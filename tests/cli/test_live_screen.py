@@ -27,7 +27,7 @@ def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -
         chunk_bytes=1,
         budget_bytes=ledger.pool.total,
         quarantined_bytes=0,
-        waiting=len(w.core.admission.queue),
+        waiting=len(w.core.ledger.queue),
         components=tuple(
             status.component_status(ledger, c, w.now) for c in ledger.components.values()
         ),

@@ -481,12 +481,11 @@ def wind_up(w: World) -> None:
         for key in [*sorted(w.leases), *w.starters]:
             w.release(key)
         if not (w.moves or w.acks or w.making or w.leases):
-            if not (set(w.waiting) - set(w.core.admission.parked.waiters) or w.ledger.unordered):
+            if not (waiting_for_memory(w) or w.ledger.host.unordered):
                 break
             w.sleep(60.0)
-    waiting = set(w.waiting) - set(w.core.admission.parked.waiters)
-    assert not waiting, f"{waiting} would wait forever"
-    assert w.core.admission.queue.queued == []
+    assert not waiting_for_memory(w), f"{waiting_for_memory(w)} would wait forever"
+    assert w.core.ledger.queue.queued == []
     assert w.core.quiet
     for session in sorted(w.sessions):
         w.leave(session)
@@ -494,8 +493,13 @@ def wind_up(w: World) -> None:
     assert w.ledger.components == {}
     assert w.ledger.pool.free == w.ledger.pool.total, "chunks are lost"
     assert w.dropped == w.masters, "a master is never dropped"
-    assert not w.ledger.masters
-    assert not w.ledger.contents
+    assert not w.ledger.host.owners
+    assert not w.ledger.host.contents
     assert len(w.ledger.starts) == 0
     assert w.core.next_deadline() is None
-    assert len(w.core.admission.queue) == 0
+    assert len(w.core.ledger.queue) == 0
+
+
+def waiting_for_memory(w: World) -> set[Key]:
+    """The acquires without an answer that are not parked for a name."""
+    return {w_.key for w_ in w.ledger.queue if not w_.parked}

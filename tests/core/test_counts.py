@@ -6,9 +6,9 @@ import pytest
 
 from swapd.core import Residency, actions, events, status
 from swapd.core.actions import AnyAction
-from swapd.core.counts import HITS_MAX, NAMES_MAX, OTHERS, forget, know, new_counts, observe
 from swapd.core.events import AnyEvent
-from swapd.core.policy import Rules
+from swapd.core.ledger import HITS_MAX, NAMES_MAX, OTHERS, Ledger, observe
+from swapd.core.records import Rules
 from swapd.shared import protocol
 from swapd.shared.protocol import NAMES_SHOWN, WAITS_SHOWN
 from tests.core import driver
@@ -58,7 +58,7 @@ def compare(core: Residency, seen: Counter[str]) -> None:
     assert refused + sum(tally.skips for tally in told) >= seen["refusals"] + seen["skips"]
     now = core.ledger.now
     waits, copies = status.waits(core, now), status.copies(core.ledger, now)
-    assert len(waits) == min(len(core.admission.queue), WAITS_SHOWN)
+    assert len(waits) == min(len(core.ledger.queue), WAITS_SHOWN)
     assert all(wait.waited_s >= 0 for wait in waits)
     assert [copy.direction for copy in copies if copy.since_s is not None].count("in") <= 1
 
@@ -102,17 +102,20 @@ def test_parts_count_as_their_family_and_what_is_gone_as_others() -> None:
 
 
 def test_names_that_come_and_go_leave_their_sums_and_nothing_else() -> None:
-    counts = new_counts()
+    ledger = Ledger(1, 1, Rules())
+    counts = ledger.counts
     for at in range(10 * NAMES_MAX):
-        know(counts, f"c{at}").loads += 1
+        ledger.names = [f"c{at}"]
+        ledger.know(f"c{at}").loads += 1
         if at % 2:
-            forget(counts, f"c{at}")
+            ledger.forget(f"c{at}")
     assert len(counts.of) <= NAMES_MAX + 1
     assert sum(tally.loads for tally in counts.of.values()) == 10 * NAMES_MAX
-    know(counts, "c0").hits = HITS_MAX
+    ledger.know("c0").hits = HITS_MAX
     counts.of[OTHERS].hits = HITS_MAX
     for name in list(counts.of.keys() - {OTHERS}):
-        forget(counts, name)
+        ledger.names = [name]
+        ledger.forget(name)
     assert counts.of.keys() == {OTHERS}
     assert protocol.encode(counts), "the sum fits into a message"
 

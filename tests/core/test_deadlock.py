@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.core.deadlock import deadlocked
+from swapd.core.deadlock import stuck as stuck_among
 from tests.core.pool import SetPool
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -22,7 +22,7 @@ def stuck(
     holds: Mapping[int, AbstractSet[str]],
     fits: Callable[[AbstractSet[str]], bool],
 ) -> set[int]:
-    return deadlocked(wants, SetPool(wants, holds, fits))
+    return stuck_among(wants, SetPool(wants, holds, fits))
 
 
 def test_nobody_waits() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from swapd.core import explain
 from swapd.core.check import check
-from swapd.core.states import State
+from swapd.core.records import State
 from swapd.core.status import component_status, session_status
 from tests.core.world import World
 
@@ -85,7 +85,7 @@ def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
     with pytest.raises(AssertionError, match="a chunk is lost or held twice"):
         check(w.core)
     w.ledger.components["a"].state = State.REVOKING
-    with pytest.raises(AssertionError, match="is leased and not in"):
+    with pytest.raises(AssertionError, match="leased and not in"):
         check(w.core)
 
 

@@ -19,9 +19,9 @@ Answer = protocol.ForecastReply | protocol.Refused
 
 def ask(w: World, session: int, *names: str) -> Answer:
     """Ask, and check that asking changed nothing."""
-    before = pickle.dumps((w.ledger.__dict__, list(w.core.admission.queue)))
+    before = pickle.dumps((w.ledger.__dict__, list(w.core.ledger.queue)))
     answer = forecast(w.core, protocol.Forecast(1, names), session, w.now)
-    assert pickle.dumps((w.ledger.__dict__, list(w.core.admission.queue))) == before
+    assert pickle.dumps((w.ledger.__dict__, list(w.core.ledger.queue))) == before
     return answer
 
 

@@ -7,7 +7,7 @@ import pytest
 from swapd.core import events
 from swapd.core.actions import MakeHostCopy, Refuse
 from swapd.core.check import check
-from swapd.core.states import State
+from swapd.core.records import State
 from swapd.shared.protocol import Acquire, Register
 from tests.core.world import World, remains
 
@@ -54,12 +54,12 @@ def left(w: World) -> tuple[object, ...]:
         generation, move = next(iter(ledger.moves.items()))
         saves = move.component.state is State.WRITING_BACK
         w.core.handle((events.CopiedOut if saves else events.CopiedIn)(w.now, generation))
-    assert not w.core.admission.queue.queued
+    assert not w.core.ledger.queue.queued
     return (
         {name: (c.state, len(c.leases)) for name, c in ledger.components.items()},
         set(ledger.leases),
         ledger.pool.free,
-        ledger.masters.keys() - ledger.making,
+        ledger.host.owners.keys() - ledger.host.making,
         sorted(ledger.quarantined),
     )
 

@@ -91,8 +91,8 @@ def test_a_known_waiter_is_not_queued_until_pushed() -> None:
     assert queue.head(0.0) is None
     queue.push(w)
     assert w.queued
-    queue.unqueue(w)
-    queue.unqueue(w)
+    queue.leave(w)
+    queue.leave(w)
     assert list(queue) == [w]
     assert queue.queued == []
 
@@ -113,4 +113,5 @@ def test_nothing_is_left_of_a_forgotten_waiter() -> None:
         queue.forget(w)
     assert len(queue) == 0
     assert queue.next_deadline(0.0) is None
-    assert not any(vars(queue)[name] for name in ("_all", "_queued", "_arrivals", "_deadlines"))
+    kept = vars(queue) | {"patience_s": 0}
+    assert not any(kept.values())

@@ -59,8 +59,7 @@ from swapd.core.events import (
     Tick,
     Unread,
 )
-from swapd.core.records import Key, workspace_name
-from swapd.core.states import State
+from swapd.core.records import Key, State, workspace_name
 from swapd.shared.protocol import (
     Acquire,
     AcquireStart,
@@ -970,9 +969,7 @@ class World:
         for generation, placed in self.placed.items():
             if not (placed.workspace or placed.broken or generation in self.moves):
                 assert self.arena.holds(placed.uid, placed.runs), f"{placed}: bytes are wrong"
-        assert {w.key for w in self.core.admission.queue} == set(self.waiting), (
-            "a waiter is forgotten"
-        )
+        assert {w.key for w in self.core.ledger.queue} == set(self.waiting), "a waiter is forgotten"
         assert set(self.ledger.leases) == set(self.leases), "a lease is forgotten"
         for key, names in self.leases.items():
             for name in names:
@@ -1001,7 +998,7 @@ class World:
         leaving += sum(count(runs) for s in dying for runs in quarantined[s])
         room = self.ledger.pool.free + leaving + sum(copied_in.values())
         room -= sum(components[a.name].chunks for a in evicted)
-        waiter = self.core.admission.queue.get(last.waiter)
+        waiter = self.core.ledger.queue.get(last.waiter)
         # a family stands for the parts it had when the waiter joined the queue
         if waiter is not None:
             asked = set(waiter.names)
@@ -1056,18 +1053,18 @@ def remains(core: Residency, session: int) -> list[str]:
     data is kept until they end.
     """
     found: list[str] = []
-    ledger, admission = core.ledger, core.admission
-    parts: dict[str, object] = {"": core, "ledger.": ledger, "admission.": admission}
-    kept = (ledger.moves, ledger.masters, ledger.quarantined, ledger.dying)
+    ledger = core.ledger
+    parts: dict[str, object] = {"": core, "ledger.": ledger}
+    kept = (ledger.moves, ledger.host.owners, ledger.quarantined, ledger.dying)
     passed_over = [*parts.values(), core.rules, *kept]
     seen = set(map(id, passed_over))
     for part, whole in parts.items():
         for name, value in vars(whole).items():
             _search(value, session, part + name, found, seen)
-    for uid, c in ledger.masters.items():
+    for uid, c in ledger.host.owners.items():
         if c.session == session:
             used = any(m.uid == uid for m in ledger.moves.values())
-            if not used and uid not in ledger.making:
+            if not used and uid not in ledger.host.making:
                 found.append(f"masters: {c}")
     return found
 

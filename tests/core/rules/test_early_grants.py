@@ -1,7 +1,7 @@
 """Grants before the copies have ended."""
 
 from swapd.core.actions import Broken, CopyIn, Grant
-from swapd.core.states import State
+from swapd.core.records import State
 from swapd.shared.protocol import Placement
 from tests.core.rules.common import blocked
 from tests.core.world import Make, World, outcome

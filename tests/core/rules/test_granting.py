@@ -1,8 +1,8 @@
 """Granting, loading, sharing."""
 
 from swapd.core.actions import CopyIn, Evict, Evicted, Grant, Revoke
-from swapd.core.counts import HITS_MAX
-from swapd.core.states import State
+from swapd.core.ledger import HITS_MAX
+from swapd.core.records import State
 from swapd.shared.protocol import Placement
 from tests.core.world import Make, outcome
 

@@ -201,3 +201,22 @@ def test_any_history_with_kept_leases_ends_well() -> None:
             w.keeps = choose.chance(2)
             choose.pick(bag)(w, choose)
         wind_up(w)
+
+
+@pytest.mark.parametrize(("idle_s", "goes"), [(2.5, "a"), (0.0, "b")])
+def test_the_order_of_eviction_goes_by_the_last_use_not_by_the_release(
+    make: Make, idle_s: float, goes: str
+) -> None:
+    w = make(4)
+    s = w.open()
+    for name in "abc":
+        w.register(s, name, 2)
+    kept, used = w.use(s, "a"), w.use(s, "b")
+    w.sleep(1.0)
+    w.sleep(1.0)
+    w.release(used)
+    w.sleep(1.0)
+    w.leases.pop(kept)
+    w.ask(s, Release(0, kept[1], idle_s=idle_s))
+    w.touch(s, "c")
+    assert w.evictions() == [goes]

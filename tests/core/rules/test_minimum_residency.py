@@ -5,9 +5,8 @@ from itertools import cycle
 import pytest
 
 from swapd.core.actions import Waiting
-from swapd.core.policy import CLOSED_S
-from swapd.core.records import Key
-from swapd.core.states import State
+from swapd.core.planner import CLOSED_S
+from swapd.core.records import Key, State
 from tests.core.rules.common import blocked
 from tests.core.world import Make, World
 

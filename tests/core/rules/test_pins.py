@@ -1,8 +1,10 @@
 """Requests of people who watch: pins, and evictions."""
 
-from swapd.core.actions import Accept, CopyOut, Evict, Unpinned
+import pytest
+
+from swapd.core.actions import Accept, CopyOut, Evict, Refuse
 from swapd.core.events import DeviceDown
-from swapd.core.states import State
+from swapd.core.records import State
 from tests.core.world import Make, World, outcome
 
 
@@ -91,7 +93,10 @@ def test_nothing_is_pinned_that_leaves_one_that_waits_no_room(make: Make) -> Non
     assert w.granted(waiting)
 
 
-def test_a_request_that_would_never_fit_beside_pins_lets_the_oldest_go(make: Make) -> None:
+@pytest.mark.parametrize("ask", ["acquire", "register"])
+def test_a_request_that_never_fits_beside_pins_is_refused_with_the_way_out(
+    make: Make, ask: str
+) -> None:
     w = make(10)
     s, looker = w.open(), w.open()
     for name, chunks in (("a", 2), ("x", 1), ("b", 4), ("c", 4)):
@@ -100,16 +105,25 @@ def test_a_request_that_would_never_fit_beside_pins_lets_the_oldest_go(make: Mak
     w.touch(s, "x")
     for name in ("a", "x"):
         assert accepted(w, w.pin(looker, name))
-    key = w.acquire(s, "b", "c")
-    assert Unpinned("a", *key) in w.out
+
+    def request() -> tuple[int, int]:
+        if ask == "acquire":
+            return w.acquire(s, "b", "c")
+        return w.ask_register(s, "stays", 8, policy="permanent")
+
+    refusal = w.refusal(request())
+    assert refusal.code == "too_large"
+    assert "a (2 B)" in refusal.message
+    assert "Pinned: a, x;" in refusal.message
+    assert "swapd unpin a" in refusal.message
+    assert accepted(w, w.pin(s, "a", False)), "anybody may"
+    key = request()
     w.settle()
-    assert w.granted(key)
-    assert (w.state("a"), w.state("x")) == (State.ABSENT, State.RESIDENT)
-    assert not w.ledger.components["a"].pinned
-    assert w.ledger.components["x"].pinned
+    assert key not in w.waiting
+    assert not isinstance(w.answers.get(key), Refuse)
 
 
-def test_one_that_waits_has_pins_let_go_when_others_take_the_room_for_good(make: Make) -> None:
+def test_one_that_waits_is_refused_when_it_fits_no_more_beside_a_pin(make: Make) -> None:
     w = make(10)
     s, looker, dying = w.open(), w.open(), w.open()
     w.register(s, "a", 2)
@@ -122,34 +136,18 @@ def test_one_that_waits_has_pins_let_go_when_others_take_the_room_for_good(make:
     assert key in w.waiting
     w.leave(dying, alive=True)
     w.settle()
-    assert w.granted(key)
-    assert w.state("a") is State.ABSENT
+    assert "swapd unpin a" in w.refusal(key).message
 
 
-def test_what_would_not_fit_without_pins_either_lets_none_go(make: Make) -> None:
+def test_a_refusal_names_no_pin_of_what_would_stay_without_it(make: Make) -> None:
     w = make(10)
     s = w.open()
     w.register(s, "stays", 4, policy="permanent")
-    for name, chunks in (("a", 2), ("b", 4), ("c", 4)):
+    for name, chunks in (("b", 4), ("c", 4)):
         w.register(s, name, chunks)
     w.touch(s, "stays")
-    w.touch(s, "a")
-    assert accepted(w, w.pin(s, "a"))
-    assert w.refusal(w.acquire(s, "b", "c")).code == "too_large"
-    assert w.ledger.components["a"].pinned
-
-
-def test_what_is_to_stay_is_registered_whatever_is_pinned(make: Make) -> None:
-    w = make(10)
-    s, looker = w.open(), w.open()
-    w.register(s, "a", 6)
-    w.touch(s, "a")
-    assert accepted(w, w.pin(looker, "a"))
-    w.register(s, "stays", 6, policy="permanent")
-    key = w.acquire(s, "stays")
-    w.settle()
-    assert w.granted(key)
-    assert w.state("a") is State.ABSENT
+    assert accepted(w, w.pin(s, "stays"))
+    assert "inned" not in w.refusal(w.acquire(s, "b", "c")).message
 
 
 def test_a_member_of_an_alternating_group_is_not_pinned(make: Make) -> None:

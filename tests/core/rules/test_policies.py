@@ -1,6 +1,6 @@
 """Policies of components."""
 
-from swapd.core.states import State
+from swapd.core.records import State
 from tests.core.world import Make, outcome
 
 
@@ -75,7 +75,7 @@ def test_alternating_a_member_that_is_unregistered_excludes_nobody(make: Make) -
     assert outcome(w) == ["copy in b"]
     w.settle()
     w.leave(s)
-    assert w.ledger.groups == {}
+    assert w.ledger.groups_in == {}
 
 
 def test_sequential_is_dropped_when_released(make: Make) -> None:

@@ -15,8 +15,7 @@ from swapd.core.actions import (
     SealHostCopy,
 )
 from swapd.core.events import SessionEnds
-from swapd.core.records import Key
-from swapd.core.states import State
+from swapd.core.records import Key, State
 from swapd.core.status import component_status
 from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Register, Release, Scratch, Used
 from tests.core.world import Make, World, outcome

@@ -1,7 +1,7 @@
 """Components with equal contents share one host copy."""
 
 from swapd.core.actions import Accept, DropHostCopy, MakeHostCopy
-from swapd.core.policy import SHARE_PATIENCE_S
+from swapd.core.registry import SHARE_PATIENCE_S
 from tests.core.world import Make, World
 
 

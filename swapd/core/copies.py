@@ -1,15 +1,12 @@
 """Handles the end of slow actions, a copy or a loan, and the loss of the device."""
 
-from swapd.core import explain, leases, registry, transfers, updates, workspaces
-from swapd.core.admission import Admission
+from swapd.core import admission, explain, leases, registry, sessions, transfers
 from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown, Lent, Reclaimed, Revoked
-from swapd.core.handlers import sessions
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component
-from swapd.core.states import State
+from swapd.core.records import Component, Move, State
 
 
-def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
+def on_revoked(ledger: Ledger, event: Revoked) -> None:
     pending = ledger.acks.get(event.generation)
     if pending is None or pending[1].session != event.session:
         return  # stale, or a breach of the protocol: change nothing
@@ -17,33 +14,32 @@ def on_revoked(ledger: Ledger, admission: Admission, event: Revoked) -> None:
     transfers.take_out(ledger, pending[1])
 
 
-def on_copied_in(ledger: Ledger, admission: Admission, event: CopiedIn) -> None:
+def on_copied_in(ledger: Ledger, event: CopiedIn) -> None:
     move = ledger.moves.pop(event.generation)
     c = move.component
     copy_s = transfers.copied(ledger, move, c.bytes_in, ledger.counts.copy_in_s)
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
-    updates.end_copy_of(ledger, move)
+    _end_copy_of(ledger, move)
     transfers.loaded(ledger, c, copy_s)
-    admission.let_in(c)
+    admission.let_in(ledger, c)
     transfers.settle(ledger, c)
-    admission.share(c)
+    admission.share(ledger, c)
     ledger.replan = True
 
 
-def on_copied_out(ledger: Ledger, admission: Admission, event: CopiedOut) -> None:
+def on_copied_out(ledger: Ledger, event: CopiedOut) -> None:
     move = ledger.moves.pop(event.generation)
     c = move.component
     nbytes = c.bytes_back
     transfers.copied(ledger, move, nbytes, ledger.counts.copy_out_s)
     if ledger.is_current(c):
-        transfers.saved(c)
-        transfers.vacate(ledger, c, bytes_back=nbytes)
+        transfers.saved(ledger, c, nbytes)
     else:
         sessions.abandon(ledger, move)
 
 
-def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> None:
+def on_copy_failed(ledger: Ledger, event: CopyFailed) -> None:
     """A load that failed leaves the component absent; a write-back that failed leaves it resident.
 
     Neither loses bytes. Scratch whose write-back failed leaves anyway. The core refuses waiters for
@@ -52,68 +48,68 @@ def on_copy_failed(ledger: Ledger, admission: Admission, event: CopyFailed) -> N
     move = ledger.moves.pop(event.generation)
     c = move.component
     if move.lane is None:
-        return _lend_failed(ledger, admission, c, event.why)
+        return _lend_failed(ledger, c, event.why)
     move.lane.ended_at = event.now
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
-    updates.end_copy_of(ledger, move)
+    _end_copy_of(ledger, move)
     if c.state is State.LOADING:
-        _load_failed(ledger, admission, c, explain.copy_failed(ledger, c, event.why))
+        _load_failed(ledger, c, explain.copy_failed(ledger, c, event.why))
     elif c.scratch and not ledger.down:
         transfers.save_failed(ledger, c, explain.not_saved(c, event.why))
     else:
-        _write_back_failed(ledger, admission, c, event.why)
+        _write_back_failed(ledger, c, event.why)
     ledger.replan = True
 
 
-def _load_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
+def _load_failed(ledger: Ledger, c: Component, why: str) -> None:
     leases.break_all(ledger, c, why)
     transfers.load_failed(ledger, c)
     for key in list(c.promised):
-        admission.refuse(key, "device_failed", why)
+        admission.refuse(ledger, key, "device_failed", why)
 
 
-def _write_back_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
+def _write_back_failed(ledger: Ledger, c: Component, why: str) -> None:
     if c.evicting_for is None:
         ledger.prefetches.clear()  # it may have been for one: do not try forever
-    waiter = c.evicting_for and admission.queue.get(c.evicting_for)
+    waiter = c.evicting_for and ledger.queue.get(c.evicting_for)
     why = explain.copy_failed(ledger, c, why)
     transfers.write_back_failed(ledger, c)
     if waiter and waiter.queued:  # else it found room without this
-        admission.refuse(waiter.key, "device_failed", why)
+        admission.refuse(ledger, waiter.key, "device_failed", why)
     if c.unregistering:
         assert c.answer is not None
         ledger.refuse((c.session, c.answer), "device_failed", why, names=(c.name,))
         c.answer = None
         registry.set_unregistering(ledger, c, False)
-    transfers.make_idle(ledger, c)
-    admission.share(c)
-    admission.unpark(c)
+    transfers.make_idle(ledger, c, since=ledger.now)  # others are tried before it
+    admission.share(ledger, c)
+    admission.unpark(ledger, c)
 
 
-def _lend_failed(ledger: Ledger, admission: Admission, c: Component, why: str) -> None:
-    workspaces.came_back(ledger, c)
+def _lend_failed(ledger: Ledger, c: Component, why: str) -> None:
+    transfers.reclaimed(ledger, c)
     for key in list(c.promised):
-        admission.refuse(key, "device_failed", explain.lend_failed(ledger, c, why))
+        admission.refuse(ledger, key, "device_failed", explain.lend_failed(ledger, c, why))
 
 
-def on_lent(ledger: Ledger, admission: Admission, event: Lent) -> None:
+def on_lent(ledger: Ledger, event: Lent) -> None:
     c = ledger.moves.pop(event.generation).component
     if c.state is State.RECLAIMING:
-        return workspaces.reclaim(ledger, c)
+        return transfers.reclaim(ledger, c)
     transfers.loaded(ledger, c)
-    admission.let_in(c)
+    admission.let_in(ledger, c)
     ledger.replan = True
 
 
-def on_reclaimed(ledger: Ledger, admission: Admission, event: Reclaimed) -> None:
+def on_reclaimed(ledger: Ledger, event: Reclaimed) -> None:
     move = ledger.moves[event.generation]
     if event.runs:
-        return workspaces.came_back_in_part(ledger, move, event.runs)
-    workspaces.came_back(ledger, ledger.moves.pop(event.generation).component)
+        return transfers.reclaimed_in_part(ledger, move, event.runs)
+    transfers.reclaimed(ledger, ledger.moves.pop(event.generation).component)
 
 
-def on_device_down(ledger: Ledger, admission: Admission, event: DeviceDown) -> None:
+def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
     """Refuse waiters for components that are not on the device, now or later; no other session
     notices.
 
@@ -122,3 +118,9 @@ def on_device_down(ledger: Ledger, admission: Admission, event: DeviceDown) -> N
     ledger.down = ledger.down or event.why
     ledger.prefetches.clear()
     ledger.replan = True
+
+
+def _end_copy_of(ledger: Ledger, move: Move) -> None:
+    """Drop the host copy that was kept for this copy, if the component has another by now."""
+    if move.uid != move.component.uid:
+        registry.drop_host_copy(ledger, move.uid)

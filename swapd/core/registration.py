@@ -1,15 +1,13 @@
 """Handles registrations, updates, and the host copies made for them."""
 
-from swapd.core import explain, registry, transfers, updates
-from swapd.core.admission import Admission
+from swapd.core import admission, explain, registry, transfers
 from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component
-from swapd.core.states import State
+from swapd.core.records import Component, Renewal, State
 from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
 
 
-def on_register(ledger: Ledger, admission: Admission, session: int, asked: Register) -> None:
+def on_register(ledger: Ledger, session: int, asked: Register) -> None:
     chunks = ledger.chunks_for(asked.nbytes)
     if problem := _unregisterable(ledger, session, asked, chunks):
         ledger.refuse((session, asked.id), *problem)
@@ -27,7 +25,7 @@ def _unregisterable(
         return "stopping", explain.STOPPING
     if problem := _misnamed(ledger, session, asked):
         return problem
-    fixed = ledger.never_leaving(pins=False) if asked.policy == "permanent" else 0
+    fixed = ledger.never_leaving() if asked.policy == "permanent" else 0
     if chunks + fixed > ledger.pool.total:
         instead = explain.LESS_SCRATCH if asked.scratch else explain.SMALLER
         return "too_large", explain.too_large(ledger, asked.name, chunks, fixed, instead)
@@ -50,17 +48,17 @@ def _misnamed(ledger: Ledger, session: int, asked: Register) -> tuple[Code, str]
     return None
 
 
-def on_host_copy_made(ledger: Ledger, admission: Admission, event: HostCopyMade) -> None:
+def on_host_copy_made(ledger: Ledger, event: HostCopyMade) -> None:
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
     if c.renewal is not None:
-        updates.answer(ledger, c, c.renewal)
+        answer(ledger, c, c.renewal)
     else:
         registry.answer(ledger, c)
 
 
-def on_commit(ledger: Ledger, admission: Admission, session: int, asked: Commit) -> None:
+def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
     key = (session, asked.id)
     parts = []
     for name in dict.fromkeys((asked.name, *asked.also)):
@@ -69,7 +67,7 @@ def on_commit(ledger: Ledger, admission: Admission, session: int, asked: Commit)
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
         parts.append(c)
     if all(c.renewal is not None and c.renewal.request is None for c in parts):
-        return updates.seal_together(ledger, tuple(parts), asked.id)
+        return seal_together(ledger, tuple(parts), asked.id)
     c = parts[0]
     if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
         return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
@@ -77,24 +75,25 @@ def on_commit(ledger: Ledger, admission: Admission, session: int, asked: Commit)
     registry.seal(ledger, c, c.uid)
 
 
-def on_host_copy_sealed(ledger: Ledger, admission: Admission, event: HostCopySealed) -> None:
-    for due in ledger.contents.sealed(event.uid):
+def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
+    for due in ledger.host.contents.sealed(event.uid):
         registry.order(ledger, due)
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
     if c.renewal is not None:
-        updates.sealed(ledger, c, c.renewal)
+        sealed(ledger, c, c.renewal)
     else:
-        registry.commit(ledger, c)
-        admission.unpark(c)
+        registry.answer(ledger, c)
+        c.enter(State.ABSENT)
+        admission.unpark(ledger, c)
 
 
-def on_host_copies_pinned(ledger: Ledger, admission: Admission, event: HostCopiesPinned) -> None:
+def on_host_copies_pinned(ledger: Ledger, event: HostCopiesPinned) -> None:
     """For the record: copies of pinned host copies are faster, and nothing else differs."""
 
 
-def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFailed) -> None:
+def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
     """A component whose first host copy fails is gone; an update that fails changes nothing."""
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
@@ -104,26 +103,26 @@ def on_host_copy_failed(ledger: Ledger, admission: Admission, event: HostCopyFai
     if c.renewal is not None:
         assert c.renewal.request is not None
         ledger.refuse((c.session, c.renewal.request), event.code, why, names=(c.name,))
-        return updates.give_up(ledger, c, c.renewal)
+        return give_up(ledger, c, c.renewal)
     assert c.answer is not None
     ledger.refuse((c.session, c.answer), event.code, why, names=(c.name,))
     registry.remove(ledger, c)
-    registry.drop_master(ledger, c.uid)
+    registry.drop_host_copy(ledger, c.uid)
 
 
 def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
     """The owner of a host copy that was made or sealed, or failed; None if it is no longer
     needed."""
-    c = ledger.masters[uid]
-    ledger.making.discard(uid)
+    c = ledger.host.owners[uid]
+    ledger.host.making.discard(uid)
     wanted = c.renewal.uid if c.renewal is not None else c.uid
     if ledger.is_current(c) and uid == wanted:
         return c
-    registry.drop_master(ledger, uid)
+    registry.drop_host_copy(ledger, uid)
     return None
 
 
-def on_update(ledger: Ledger, admission: Admission, session: int, asked: Update) -> None:
+def on_update(ledger: Ledger, session: int, asked: Update) -> None:
     key = (session, asked.id)
     c = ledger.components.get(asked.name)
     if c is None or not ledger.may_be_acquired(asked.name):
@@ -136,10 +135,10 @@ def on_update(ledger: Ledger, admission: Admission, session: int, asked: Update)
         return ledger.refuse(key, "stopping", explain.STOPPING)
     if c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.being_updated(ledger, c))
-    updates.begin(ledger, c, asked.id)
+    begin(ledger, c, asked.id)
 
 
-def on_give_up(ledger: Ledger, admission: Admission, session: int, asked: GiveUp) -> None:
+def on_give_up(ledger: Ledger, session: int, asked: GiveUp) -> None:
     key = (session, asked.id)
     c = ledger.components.get(asked.name)
     if c is not None and c.session == session and c.updated_by == asked.update:
@@ -149,11 +148,11 @@ def on_give_up(ledger: Ledger, admission: Admission, session: int, asked: GiveUp
         if renewal.request is not None:
             waiting = (c.session, renewal.request)
             ledger.refuse(waiting, "bad_request", explain.given_up(c))
-        updates.give_up(ledger, c, renewal)
+        give_up(ledger, c, renewal)
     ledger.accept(key)
 
 
-def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unregister) -> None:
+def on_unregister(ledger: Ledger, session: int, asked: Unregister) -> None:
     key = (session, asked.id)
     c = ledger.components.get(asked.name)
     if c is None or c.workspace:
@@ -164,10 +163,76 @@ def on_unregister(ledger: Ledger, admission: Admission, session: int, asked: Unr
         return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
     c.answer = asked.id
     registry.set_unregistering(ledger, c, True)
-    admission.turn_away(c, explain.unregistered(ledger, c))
+    admission.turn_away(ledger, c, explain.unregistered(ledger, c))
     if not ledger.is_current(c):
         return  # that ended its last promise, and with it the component
     if c.state is State.RESIDENT:
         transfers.go(ledger, c)
     elif c.state in (State.ABSENT, State.FILLING):
         registry.finish_unregister(ledger, c)
+
+
+# --- updates: a second host copy takes the place of the first ------------------------------
+
+
+def begin(ledger: Ledger, c: Component, request: int) -> None:
+    """Order a second host copy. The bytes on the device, and in the first one, stay."""
+    c.renewal = Renewal(ledger.next_uid(), request, request)
+    registry.make_host_copy(ledger, c, c.renewal.uid, request)
+
+
+def answer(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    assert renewal.request is not None
+    ledger.accept((c.session, renewal.request))
+    renewal.request = None
+
+
+def _give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    c.renewal = None
+    registry.drop_host_copy(ledger, renewal.uid)
+
+
+def give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    """Drop this new host copy, and those that were to take effect with it."""
+    for one in renewal.together or (c,):
+        assert one.renewal is not None
+        _give_up(ledger, one, one.renewal)
+
+
+def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) -> None:
+    """Their new host copies are filled: order their sealing, and answer when all are sealed."""
+    for c in parts:
+        assert c.renewal is not None
+        c.renewal.request, c.renewal.together = request, parts
+        registry.seal(ledger, c, c.renewal.uid)
+
+
+def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    """If all that take effect together are sealed, they do so in this one step."""
+    renewal.sealed = True
+    renewals = [one.renewal for one in renewal.together]
+    if all(r is not None and r.sealed for r in renewals):
+        assert renewal.request is not None
+        ledger.accept((c.session, renewal.request))
+        for one in renewal.together:
+            assert one.renewal is not None
+            _renew(ledger, one, one.renewal)
+
+
+def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
+    """The new host copy takes the place of the old one.
+
+    The bytes on the device, or on their way there, are superseded: they go when the last holder
+    releases them.
+    """
+    old, c.uid, c.renewal = c.uid, renewal.uid, None
+    c.updated_by = renewal.begun_by
+    move = ledger.moves.get(c.generation)
+    if not (move and move.uid == old):
+        registry.drop_host_copy(ledger, old)
+    if c.state in (State.LOADING, State.RESIDENT):
+        c.superseded = True
+        ledger.superseded[c.name] = c
+        transfers.settle(ledger, c)
+        ledger.room_shrank = True  # its holders are in the way of its waiters
+    ledger.replan = True

@@ -1,13 +1,17 @@
 """Victims: enough, none needless, or None. Busy components stay, within a bound."""
 
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.core import policy
-from swapd.core.policy import BUSY_SHARE, is_busy, protected_until, quantum_s, victims
+from swapd.core.eviction import BUSY_SHARE, is_busy, quantum_s, stays_until, victims
+from swapd.core.families import room_to_keep, spread
+from swapd.core.ledger import Ledger
+from swapd.core.lru import IdleOrder
+from swapd.core.records import Component, Rules, State
 
 IDLE = st.lists(st.integers(0, 12), max_size=8).map(
     lambda sizes: [(f"c{i}", chunks) for i, chunks in enumerate(sizes)]
@@ -72,49 +76,57 @@ def test_none_only_if_no_choice_would_do(need: int, idle: list[tuple[str, int]])
     assert (victims(need, idle) is not None) == some
 
 
-def test_a_family_goes_when_the_last_of_its_parts_would_and_that_part_first() -> None:
-    idle = [("a", ""), ("f/0", "f"), ("b", ""), ("f/1", "f"), ("c", "")]
-    assert policy.eviction_order(idle, set()) == ["a", "b", "f/1", "f/0", "c"]
-    assert policy.eviction_order(idle, {"f", "g"}) == ["a", "b", "c", "f/1", "f/0"], (
-        "it is used now"
-    )
+def component(name: str = "a", **given: Any) -> Component:
+    c = Component(1, name, 1, 1, 1, "lru", None, False, state=State.RESIDENT)
+    for attribute, value in given.items():
+        setattr(c, attribute, value)
+    return c
 
 
-@given(st.lists(st.sampled_from(["", "f", "g"])), st.sets(st.sampled_from(["f", "g", "h"])))
-def test_each_has_its_turn_and_families_stay_together(of: list[str], in_use: set[str]) -> None:
-    idle = [(f"c{i}", family) for i, family in enumerate(of)]
-    order = policy.eviction_order(idle, in_use)
-    assert sorted(order) == sorted(name for name, _ in idle)
-    single = [name for name, family in idle if not family]
-    assert [name for name in order if name in single] == single
-    for family in {"f", "g"} & set(of):
-        parts = [name for name, of_ in idle if of_ == family]
-        first = order.index(parts[-1])
-        assert order[first : first + len(parts)] == parts[::-1]
+@given(st.lists(st.tuples(st.sampled_from(["", "f", "g"]), st.integers(0, 5))))
+def test_each_has_its_turn_and_families_stay_together(of: list[tuple[str, int]]) -> None:
+    idle = IdleOrder()
+    parts = [component(f"c{i}", part_of=f, idle_since=float(at)) for i, (f, at) in enumerate(of)]
+    idle.use("g")
+    for c in parts:
+        idle.add(c)
+    order = list(idle)
+    assert sorted(c.name for c in order) == sorted(c.name for c in parts)
+    single = [c.idle_since for c in order if not c.part_of]
+    assert single == sorted(single), "the least recently used goes first"
+    for family in ("f", "g"):
+        own = [c for c in order if c.part_of == family]
+        assert own == sorted(own, key=lambda c: (c.idle_since, parts.index(c)), reverse=True)
+        first = order.index(own[0]) if own else 0
+        assert order[first : first + len(own)] == own
+        for other in (c for c in order if c.part_of not in (family, "g")):
+            before = family == "g" or other.idle_since < max((c.idle_since for c in own), default=0)
+            assert not (own and before) or order.index(other) < first
+    for c in parts:
+        idle.drop(c)
+    assert not list(idle)
+
+
+def ledger(factor: float = 8.0, bound_s: float = 2.0) -> Ledger:
+    return Ledger(10, 1, Rules(residency_factor=factor, residency_bound_s=bound_s))
 
 
 def test_a_component_is_busy_if_its_owner_comes_back_at_once() -> None:
-    assert is_busy(0.0, swap_in_s=1.0)
-    assert not is_busy(BUSY_SHARE, swap_in_s=1.0)
-    assert not is_busy(None, swap_in_s=1.0)
-    assert not is_busy(0.0, swap_in_s=0.0)
+    assert is_busy(component(gap_s=0.0, swap_in_s=1.0))
+    assert not is_busy(component(gap_s=BUSY_SHARE, swap_in_s=1.0))
+    assert not is_busy(component(gap_s=None, swap_in_s=1.0))
+    assert not is_busy(component(gap_s=0.0, swap_in_s=0.0))
 
 
 def test_the_quantum_is_a_multiple_of_the_swap_in_time_within_a_bound() -> None:
-    assert quantum_s(0.1, factor=8.0, bound_s=2.0) == pytest.approx(0.8)
-    assert quantum_s(1.0, factor=8.0, bound_s=2.0) == 2.0
-    assert quantum_s(1.0, factor=0.0, bound_s=2.0) == 0.0
+    assert quantum_s(ledger(), component(swap_in_s=0.1)) == pytest.approx(0.8)
+    assert quantum_s(ledger(), component(swap_in_s=1.0)) == 2.0
+    assert quantum_s(ledger(factor=0.0), component(swap_in_s=1.0)) == 0.0
 
 
 def until(gap_s: float | None, idle_since: float, factor: float = 8.0) -> float:
-    return protected_until(
-        resident_since=100.0,
-        idle_since=idle_since,
-        swap_in_s=0.2,
-        gap_s=gap_s,
-        factor=factor,
-        bound_s=1.0,
-    )
+    c = component(resident_since=100.0, idle_since=idle_since, swap_in_s=0.2, gap_s=gap_s)
+    return stays_until(ledger(factor, bound_s=1.0), c)
 
 
 def test_an_idle_component_that_is_not_busy_may_go_at_once() -> None:
@@ -151,12 +163,12 @@ def test_factor_0_turns_the_rule_off() -> None:
     ],
 )
 def test_what_is_kept_is_spread_evenly(room: int, kept: set[int]) -> None:
-    assert policy.spread([10] * 8, room) == kept
+    assert spread([10] * 8, room) == kept
 
 
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(-10, 300))
 def test_what_is_kept_fits(sizes: list[int], room: int) -> None:
-    kept = policy.spread(sizes, room)
+    kept = spread(sizes, room)
     assert sum(sizes[i] for i in kept) <= max(room, 0)
     if sum(sizes) <= room:
         assert len(kept) == len(sizes)
@@ -164,13 +176,13 @@ def test_what_is_kept_fits(sizes: list[int], room: int) -> None:
 
 @given(st.integers(1, 60), st.integers(0, 60))
 def test_between_kept_parts_of_one_size_are_as_many_as_anywhere(parts: int, room: int) -> None:
-    kept = sorted(policy.spread([1] * parts, room))
+    kept = sorted(spread([1] * parts, room))
     assert len(kept) == min(parts, room)
     gaps = [b - a for a, b in pairwise(kept)]
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_two_of_the_largest_have_room_beside_what_is_kept() -> None:
-    assert policy.room_to_keep([3, 4, 5], 12, 2) == 12, "all of it fits, so nothing is copied"
-    assert policy.room_to_keep([3, 4, 5], 11, 2) == 1
-    assert policy.room_to_keep([], 11, 2) == 11
+    assert room_to_keep([3, 4, 5], 12, 2) == 12, "all of it fits, so nothing is copied"
+    assert room_to_keep([3, 4, 5], 11, 2) == 1
+    assert room_to_keep([], 11, 2) == 11

@@ -1,0 +1,318 @@
+"""Which components go to make room for a request, or on their own. Pure; changes nothing.
+
+Only this module decides that: `planner.make_room` evicts these, `admission.py` carries out all
+other verdicts on a request, `status.py` prints them, `explain.py` words them. `at_once(...)` finds
+requests that can never be granted, or need no memory. `room(...)` finds for any other which
+components go so that its own can come in, or which are in its way; `victims` picks them.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
+from typing import Literal, NamedTuple, TypeVar
+
+from swapd.core.actions import Reason
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, State, Waiter
+from swapd.shared.protocol import Code
+
+#: A component whose owner comes back within this share of its swap-in time is busy: evicting it
+#: between two uses would cost more than it gives.
+BUSY_SHARE = 0.25
+
+MayEvict = Callable[[Component], bool]
+Thing = TypeVar("Thing")
+
+
+class Refusal(NamedTuple):
+    """The request can never be granted. `of`: the components that are the cause."""
+
+    why: Literal["down", "conflict", "too_large"]
+    of: list[Component]
+
+    @property
+    def code(self) -> Code:
+        return "device_failed" if self.why == "down" else self.why
+
+
+class Shared(NamedTuple):
+    """All its components are in, or loading: it needs no memory."""
+
+
+class Room(NamedTuple):
+    """The components that go so that it can come in: members of its alternating groups, and
+    victims."""
+
+    rivals: list[Component]
+    victims: list[Component]
+    #: All rivals that are in, also those that are leaving already.
+    excluded: list[Component]
+    #: Number of chunks that it needs.
+    missing: int
+
+
+class Blocked(NamedTuple):
+    """It has to wait until its own components have left, or until others go."""
+
+    #: Its own components that have to leave before they come in anew.
+    leaving: list[Component]
+    #: Components that must go and cannot now: idle ones, leased ones, rivals.
+    by: list[Component]
+
+
+# --- at once -----------------------------------------------------------------------------
+
+
+def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | Shared | None:
+    """The verdict on a request regardless of others; None: it needs memory."""
+    if ledger.down and (problem := cannot_come_in(ledger, asked, w)):
+        return problem
+    return Shared() if may_share(ledger, w, asked) else never_fits(ledger, asked)
+
+
+def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
+    """Whether `w` needs no memory, and delays no request with a promise.
+
+    A component that is wanted takes no new holders: overlapping leases would keep it for ever. An
+    agent that holds it already may take it again, since it could not release otherwise. Another
+    agent of the same session waits, but not for ever: a holder may wait for it, which the daemon
+    cannot see, or it may be one of many with overlapping leases. An updated component takes no new
+    holders either: a request that comes now must see the new bytes. A late request joins no load.
+    """
+    enough = (State.RESIDENT,) if is_late(ledger, w) else (State.RESIDENT, State.LOADING)
+    for c in asked:
+        if c.state not in enough or c.unregistering:
+            return False
+        if c.superseded and must_leave_first(c, w):
+            return False
+        if c.name in ledger.notices.wanted and not _may_take_again(ledger, c, w):
+            return False
+    return True
+
+
+def _may_take_again(ledger: Ledger, c: Component, w: Waiter) -> bool:
+    """Whether `w` may have `c`, which is wanted, because its holders may need that to go on."""
+    if w.owner in c.agents:
+        return True
+    return w.session in c.holders and c.closed_until <= ledger.now
+
+
+def is_late(ledger: Ledger, w: Waiter) -> bool:
+    """Whether it may only have resident components: its deadline has passed, or it is a try."""
+    return w.deadline is not None and w.deadline <= ledger.now
+
+
+def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None) -> Refusal | None:
+    """With the device down: refused unless these are on it. `w` is None for a prefetch.
+
+    A component being saved counts as on it: it will have to stay. An updated one does not.
+    """
+    if not ledger.down:
+        return None
+    absent = [
+        c
+        for c in asked
+        if (c.state is not State.RESIDENT and not (c.evicting and c.unsaved))
+        or must_leave_first(c, w)
+    ]
+    return Refusal("down", absent) if absent else None
+
+
+def never_fits(ledger: Ledger, asked: list[Component]) -> Refusal | None:
+    """Refused if a request for these together could wait forever."""
+    sides = {(c.group, c.side) for c in asked if c.group is not None}
+    if len({group for group, _ in sides}) < len(sides):
+        return Refusal("conflict", asked)
+    chunks = sum([c.chunks for c in asked])
+    if chunks + ledger.fixed_chunks(asked) > ledger.pool.total:
+        return Refusal("too_large", asked)
+    return None
+
+
+# --- room --------------------------------------------------------------------------------
+
+
+def room(
+    ledger: Ledger,
+    w: Waiter | None,
+    asked: list[Component],
+    may_evict: MayEvict,
+    over: tuple[str, ...] | None = None,
+) -> Room | Blocked:
+    """The components that go so that `asked` can come in. All of them can go, or none does.
+
+    1. Those of `asked` that were leaving, or updated meanwhile, have left.
+    2. Their rivals (other members of an alternating group) are idle or leaving.
+    3. These are enough together: free chunks, those about to be free, those of rivals and of the
+       victims that `victims` picks.
+
+    `w` is None for a prefetch: no holder gives way to one, and no component goes for one of a
+    `sequential` component, which would leave after use. `over`: only these go; None: any.
+    """
+    if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
+        return Blocked(leaving, [])
+    rivals = ledger.rivals(asked)
+    missing = missing_chunks(asked)
+    if not rivals and missing <= ledger.pool.free:
+        return Room([], [], rivals, missing)
+    if w is None and any(c.policy == "sequential" for c in asked):
+        return Blocked([], [])
+    idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
+    short = missing - ledger.pool.free - ledger.leaving
+    if len(idle_rivals) + sum(r.evicting for r in rivals) == len(rivals):  # 2
+        going = _victims(ledger, short, idle_rivals, asked, may_evict, over)  # 3
+        if going is not None:
+            return Room(idle_rivals, going, rivals, missing)
+    return Blocked([], [] if w is None else _in_the_way(ledger, w, asked, short, rivals))
+
+
+def leaves_first(c: Component, w: Waiter | None) -> bool:
+    """Whether `c` has to leave, or is leaving, before it comes in anew for `w`."""
+    return c.evicting or (c.superseded and must_leave_first(c, w))
+
+
+def must_leave_first(c: Component, w: Waiter | None) -> bool:
+    """Whether `c` has old bytes on the device that `w` may not have.
+
+    An agent that holds it may take it again: it could not release otherwise.
+    """
+    if not c.superseded or w is None:
+        return c.superseded
+    if w.takes_old and w.session in c.holders:
+        return False
+    return w.owner not in c.agents
+
+
+def missing_chunks(asked: Iterable[Component]) -> int:
+    """Number of chunks to load for all of these to be in."""
+    return sum([c.chunks for c in asked if c.state is State.ABSENT])
+
+
+def _victims(
+    ledger: Ledger,
+    short: int,
+    rivals: list[Component],
+    asked: list[Component],
+    may_evict: MayEvict,
+    over: tuple[str, ...] | None,
+) -> list[Component] | None:
+    """The idle components that go, beside these rivals, so that `short` chunks come free; None if
+    they are too few."""
+    short -= sum([r.chunks for r in rivals])
+    if short <= 0:
+        return []
+    if short > ledger.idle.chunks:
+        return None
+    spare = {c.name for c in (*asked, *rivals)}
+    idle = ledger.idle if over is None else ledger.idle.among(over)
+    return victims(short, ((c, c.chunks) for c in idle if c.name not in spare and may_evict(c)))
+
+
+def _in_the_way(
+    ledger: Ledger, w: Waiter, asked: list[Component], short: int, rivals: list[Component]
+) -> list[Component]:
+    """Components that must go to let `w` have `asked`, and cannot now: idle ones, leased ones,
+    rivals.
+
+    An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
+    two holders that take turns could keep out a waiter that needs both for ever.
+    """
+    spare = {c.name for c in asked}
+    if rivals:
+        spare.update([r.name for r in rivals])
+        short -= sum([r.chunks for r in rivals if not r.evicting])
+    own = w.owner
+
+    def may_go() -> Iterable[tuple[Component, int]]:
+        for c in chain(ledger.idle, ledger.holders.to_give_way()):
+            if c.name not in spare and not (own in c.agents and len(c.agents) == 1):
+                yield c, c.chunks
+
+    going = victims(short, may_go())
+    if going is None:
+        going = [c for c, chunks in may_go() if chunks]
+    return going + [r for r in rivals if r.leases or r.name in ledger.idle]
+
+
+def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:
+    """The components to evict to free `need` chunks, or None if all are too few.
+
+    `idle` are components and their chunks, in the order in which they should go. Every component
+    returned is necessary: oldest first alone would take too many (need 10 with idle a=1, b=10 would
+    take both), so the most recent superfluous ones stay.
+    """
+    chosen: list[tuple[Thing, int]] = []
+    short = need
+    for thing, chunks in idle:
+        if short <= 0:
+            break
+        if chunks:
+            chosen.append((thing, chunks))
+            short -= chunks
+    if short > 0:
+        return None
+    kept: list[Thing] = []
+    for thing, chunks in reversed(chosen):
+        if short + chunks <= 0:
+            short += chunks
+        else:
+            kept.append(thing)
+    return kept[::-1]
+
+
+# --- when one may go ---------------------------------------------------------------------
+
+
+def goes_now(c: Component, *, down: bool) -> Reason | None:
+    """Why a component without holders leaves on its own, or None if it stays.
+
+    An unregistered or updated one always leaves. A `sequential` one leaves after use, and so does a
+    part that its family no longer keeps, unless a request waits for it or the device is `down`:
+    then it could not come back.
+    """
+    if c.unregistering:
+        return "unregister"
+    if c.superseded:
+        return "update"
+    if c.waiting or down or c.policy != "sequential":
+        return None
+    if c.kept_no_more:
+        return "resized"
+    return "sequential" if c.used else None
+
+
+def may_go_for(expected: Component, c: Component, over: Collection[str] | None) -> bool:
+    """Whether `c`, which is idle, may be evicted to load `expected` ahead of its acquire.
+
+    Only components in `over`, unless that is None. Never another expected one: the two would push
+    each other out. Nor a part of the same family: it is needed too.
+    """
+    if c.expected or (c.part_of and c.part_of == expected.part_of):
+        return False
+    return over is None or c.name in over or c.part_of in over
+
+
+def quantum_s(ledger: Ledger, c: Component) -> float:
+    """How long a component stays once it is in, seconds: a multiple of its swap-in time, within a
+    bound, so that no waiter starves."""
+    return min(ledger.rules.residency_factor * (c.swap_in_s or 0.0), ledger.rules.residency_bound_s)
+
+
+def is_busy(c: Component) -> bool:
+    """Whether the owner keeps using it: its last acquire came soon after the release.
+
+    `gap_s` is the time from a release to the next acquire, also if the component was evicted in
+    between. So two decode loops that evict each other's components both count as busy.
+    """
+    return c.gap_s is not None and c.gap_s < BUSY_SHARE * (c.swap_in_s or 0.0)
+
+
+def stays_until(ledger: Ledger, c: Component) -> float:
+    """Until when an idle component may not be evicted; a time in the past if it may be now.
+
+    The minimum-residency rule: a busy component stays for its quantum, unless its owner fails to
+    come back.
+    """
+    if not is_busy(c):
+        return c.idle_since
+    back_by = c.idle_since + 2 * BUSY_SHARE * (c.swap_in_s or 0.0)
+    return min(c.resident_since + quantum_s(ledger, c), back_by)

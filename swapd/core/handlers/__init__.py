@@ -1,1 +1,0 @@
-"""Handlers of events: one function for each, which `Residency.handle` calls."""

@@ -1,0 +1,206 @@
+"""The order in which components leave: idle ones by last use, then leased ones. Pure.
+
+`IdleOrder` has the idle components in the order of eviction, `Holders` the leased ones in the order
+in which their holders are asked to give way.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from swapd.core.queue import Ranked
+from swapd.core.records import Agent, Component, Key, Lease, State
+
+#: The places in the order of eviction: components that were loaded ahead and not used, scratch that
+#: leaves without a copy, unused components and families, families in use.
+_AHEAD, _FOR_NOTHING, _UNUSED, _USED = range(4)
+
+
+class IdleOrder:
+    """Idle components in the order of eviction.
+
+    First the `sequential` ones, which were loaded ahead and not used, the last one first; then
+    scratch that is dropped without a copy; then the others, the least recently used first
+    (`Component.idle_since`). The idle parts of a family share one place: that of the most recently
+    used part, or behind all unused components while a part is leased. Within a family, the most
+    recently used part goes first: passes are cyclic, so that part is needed last.
+    """
+
+    def __init__(self) -> None:
+        self._stamp = 0
+        self._all: dict[str, Component] = {}
+        #: Components without a family, `sequential` parts, and families.
+        self._places: Ranked[str] = Ranked()
+        #: The idle parts of each family, the least recently used first.
+        self._parts: dict[str, Ranked[str]] = {}
+        #: How many parts of each family are leased.
+        self._used: dict[str, int] = {}
+        #: Chunks of all idle components.
+        self.chunks = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._all
+
+    def __iter__(self) -> Iterator[Component]:
+        """In the order of eviction. Change nothing meanwhile."""
+        return self._at(self._places)
+
+    def among(self, names: Iterable[str]) -> Iterator[Component]:
+        """The same, only of these components and families; without `sequential` ones."""
+        ranks = ((self._places.rank(name), name) for name in set(names) if name in self._places)
+        return self._at(name for rank, name in sorted(ranks) if rank[0] != _AHEAD)
+
+    def _at(self, places: Iterable[str]) -> Iterator[Component]:
+        known, families = self._all, self._parts
+        for place in places:
+            if place in families:
+                yield from map(known.__getitem__, reversed(families[place]))
+            else:
+                yield known[place]
+
+    def add(self, c: Component) -> None:
+        """The component is idle, since `idle_since`."""
+        self._stamp += 1
+        self._all[c.name] = c
+        self.chunks += c.chunks
+        if c.policy == "sequential":
+            self._places.put(c.name, (_AHEAD, -self._stamp))
+        elif c.part_of:
+            self._parts.setdefault(c.part_of, Ranked()).put(c.name, (c.idle_since, self._stamp))
+            self._place(c.part_of)
+        else:
+            place = _FOR_NOTHING if c.leaves_for_nothing else _UNUSED
+            self._places.put(c.name, (place, c.idle_since, self._stamp))
+
+    def drop(self, c: Component) -> None:
+        """Remove the component, if it is idle."""
+        if self._all.pop(c.name, None) is None:
+            return
+        self.chunks -= c.chunks
+        self._places.drop(c.name)
+        if parts := self._parts.get(c.part_of):
+            parts.drop(c.name)
+            self._place(c.part_of)
+
+    def use(self, family: str) -> None:
+        """One more part of the family is leased."""
+        self._used[family] = self._used.get(family, 0) + 1
+        if self._used[family] == 1:
+            self._place(family)
+
+    def unuse(self, family: str) -> None:
+        """One part less of the family is leased."""
+        self._used[family] -= 1
+        if not self._used[family]:
+            del self._used[family]
+            self._place(family)
+
+    def _place(self, family: str) -> None:
+        parts = self._parts.get(family)
+        if parts:
+            self._places.put(family, (_USED if family in self._used else _UNUSED, *parts.last()))
+        else:
+            self._parts.pop(family, None)
+            self._places.drop(family)
+
+
+@dataclass(slots=True, eq=False)
+class Holdings:
+    """The leases of one agent; how many of them hold each component, and the chunks of these."""
+
+    leases: dict[Key, Lease] = field(default_factory=dict)
+    components: dict[str, Component] = field(default_factory=dict)
+    chunks: int = 0
+
+
+class Holders:
+    """The holders of each component. It tells `idle` which families are in use."""
+
+    def __init__(self, idle: IdleOrder) -> None:
+        self._idle = idle
+        self._seq = 0
+        #: Leased components; and the names of those whose holders may be asked to give way, in
+        #: that order.
+        self.leased: dict[str, Component] = {}
+        self._giving_way: Ranked[str] = Ranked()
+        #: The holdings of each agent that has a lease.
+        self.by_agent: dict[Agent, Holdings] = {}
+
+    def to_give_way(self) -> Iterator[Component]:
+        """The leased components whose holders may be asked to give way, in order."""
+        return map(self.leased.__getitem__, self._giving_way)
+
+    def open(self, key: Key, lease: Lease) -> None:
+        """There is a lease; `take_up` adds its components."""
+        self.by_agent.setdefault(lease.owner, Holdings()).leases[key] = lease
+
+    def close(self, key: Key, lease: Lease) -> None:
+        """The lease is gone, after `lay_down` of all its components."""
+        leases = self.by_agent[lease.owner].leases
+        del leases[key]
+        if not leases:
+            del self.by_agent[lease.owner]
+
+    def hand(self, key: Key, lease: Lease, agent: int, components: Iterable[Component]) -> None:
+        """The lease is that of another agent of its session from now on."""
+        old, new = lease.owner, (lease.session, agent)
+        self.by_agent.setdefault(new, Holdings()).leases[key] = lease
+        for c in components:
+            self._hold(c, new)
+            self._unhold(c, old)
+        self.close(key, lease)
+        lease.agent = agent
+
+    def take_up(self, c: Component, key: Key, agent: Agent) -> None:
+        """This lease of `agent` holds the component from now on."""
+        if not c.leases:
+            self._seq += 1
+            c.leased_seq = self._seq
+            self.leased[c.name] = c
+            self.rank(c)
+            if c.part_of:
+                self._idle.use(c.part_of)
+        c.leases.add(key)
+        c.holders[key[0]] = c.holders.get(key[0], 0) + 1
+        self._hold(c, agent)
+
+    def lay_down(self, c: Component, key: Key, agent: Agent) -> None:
+        """This lease of `agent` holds the component no longer."""
+        c.leases.discard(key)
+        c.holders[key[0]] -= 1
+        if not c.holders[key[0]]:
+            del c.holders[key[0]]
+        self._unhold(c, agent)
+        if not c.leases:
+            del self.leased[c.name]
+            self._giving_way.drop(c.name)
+            if c.part_of:
+                self._idle.unuse(c.part_of)
+
+    def rank(self, c: Component) -> None:
+        """Sort the component in by when it gives way: in order of arrival on the device; loading
+        ones last."""
+        if c.name in self.leased and c.policy != "permanent":
+            rank = (c.state is State.LOADING, c.resident_since, c.leased_seq)
+            self._giving_way.put(c.name, rank)
+        else:
+            self._giving_way.drop(c.name)
+
+    def _hold(self, c: Component, agent: Agent) -> None:
+        if agent in c.agents:
+            c.agents[agent] += 1
+        else:
+            c.agents[agent] = 1
+            held = self.by_agent[agent]
+            held.components[c.name] = c
+            held.chunks += c.chunks
+
+    def _unhold(self, c: Component, agent: Agent) -> None:
+        c.agents[agent] -= 1
+        if not c.agents[agent]:
+            del c.agents[agent]
+            held = self.by_agent[agent]
+            del held.components[c.name]
+            held.chunks -= c.chunks
