@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swapd.core import Rules, events
-from swapd.log.history import Line
+from swapd.log.history import LogLine
 from swapd.log.records import OtherSchema, Record, Start, render
 from swapd.log.tail import Tail
 
@@ -29,7 +29,7 @@ def rotate(path: Path) -> None:
     os.replace(path, path.with_name(path.name + ".1"))
 
 
-def numbers(lines: Iterable[Line]) -> list[int | str]:
+def numbers(lines: Iterable[LogLine]) -> list[int | str]:
     return [f"missed {r.dropped}" if r.dropped else r.seq for _, r in lines]
 
 

@@ -11,7 +11,7 @@ from swapd.cli.common import console, shown_json
 from swapd.cli.passes import Folding
 from swapd.cli.render import line
 from swapd.log.filters import Filter
-from swapd.log.history import Line, Seen
+from swapd.log.history import LogLine, Seen
 from swapd.log.records import Record
 
 T = TypeVar("T")
@@ -24,7 +24,9 @@ class LogView(Protocol):
     def keeps_back(self) -> bool:
         """Whether it holds lines back until more records come, or none do."""
 
-    def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
+    def show(
+        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
+    ) -> None:
         """Show them, or only the `last` so many. `more`: others follow soon."""
 
 
@@ -37,7 +39,9 @@ class TextView:
         self._folding = Folding() if fold else None
         self._seen = Seen()
 
-    def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
+    def show(
+        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
+    ) -> None:
         """While `more` follow, it may hold back an unfinished pass."""
         for shown in _tail(self._rendered(lines, more), last):
             console.print(shown, soft_wrap=True)
@@ -46,7 +50,7 @@ class TextView:
     def keeps_back(self) -> bool:
         return self._folding is not None and self._folding.open
 
-    def _rendered(self, lines: Iterable[Line], more: bool) -> Iterator[Text]:
+    def _rendered(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
         for _, record in lines:
             if record.start is not None:
                 yield from self._flushed()
@@ -77,12 +81,14 @@ class JsonView:
         self._only = only
         self._seen = Seen()
 
-    def show(self, lines: Iterable[Line], last: int | None = None, *, more: bool = False) -> None:
+    def show(
+        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
+    ) -> None:
         for raw, _ in _tail(self._wanted(lines), last):
             sys.stdout.buffer.write(shown_json(raw) + b"\n")
         sys.stdout.buffer.flush()
 
-    def _wanted(self, lines: Iterable[Line]) -> Iterator[Line]:
+    def _wanted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         if self._only == Filter():
             yield from lines
             return

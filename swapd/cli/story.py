@@ -13,7 +13,7 @@ from swapd.cli.common import console, shown_json
 from swapd.cli.render import sentence, stamp
 from swapd.core import actions, events
 from swapd.log import history
-from swapd.log.history import Line, Seen, Step
+from swapd.log.history import LogLine, Seen, StoryStep
 from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.text import plain
@@ -37,7 +37,7 @@ class StoryLine(msgspec.Struct):
     record: msgspec.Raw
 
 
-def show(lines: Sequence[Line], name: str, *, everything: bool, json: bool) -> None:
+def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -> None:
     """Print the records of a component, each under its cause."""
     chapters = history.of_component(lines, name)
     if not chapters:
@@ -50,7 +50,7 @@ def show(lines: Sequence[Line], name: str, *, everything: bool, json: bool) -> N
         console.print(text, soft_wrap=True)
 
 
-def story(lines: Sequence[Line], name: str) -> list[Text]:
+def story(lines: Sequence[LogLine], name: str) -> list[Text]:
     """The same as lines; none if the log does not have the component."""
     chapters = history.of_component(lines, name)
     said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})
@@ -58,9 +58,9 @@ def story(lines: Sequence[Line], name: str) -> list[Text]:
 
 
 def _story(
-    lines: Sequence[Line],
+    lines: Sequence[LogLine],
     name: str,
-    chapters: list[list[Step]],
+    chapters: list[list[StoryStep]],
     said: dict[int, Text],
     *,
     everything: bool,
@@ -75,7 +75,7 @@ def _story(
             yield _line(step, said[step.line.record.seq], width)
 
 
-def _unknown(name: str, lines: Sequence[Line]) -> str:
+def _unknown(name: str, lines: Sequence[LogLine]) -> str:
     names = history.names_in(lines)
     near = get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
@@ -85,7 +85,7 @@ def _unknown(name: str, lines: Sequence[Line]) -> str:
     return f"the swap log does not have {name!r}; {hint}"
 
 
-def _said(lines: Iterable[Line], wanted: set[int]) -> dict[int, Text]:
+def _said(lines: Iterable[LogLine], wanted: set[int]) -> dict[int, Text]:
     """The sentence of each wanted record, given the records before it."""
     seen = Seen()
     said = {}
@@ -96,7 +96,7 @@ def _said(lines: Iterable[Line], wanted: set[int]) -> dict[int, Text]:
     return said
 
 
-def _head(name: str, names: set[str], chapters: list[list[Step]]) -> Text:
+def _head(name: str, names: set[str], chapters: list[list[StoryStep]]) -> Text:
     about = [step.line.record for chapter in chapters for step in chapter if step.about]
     loads = sum(isinstance(record.event, events.CopiedIn) for record in about)
     gone = sum(
@@ -106,7 +106,7 @@ def _head(name: str, names: set[str], chapters: list[list[Step]]) -> Text:
     return Text.assemble((plain(name), "bold"), f": {len(about)} records, in {loads}x, out {gone}x")
 
 
-def _line(step: Step, said: Text, width: int) -> Text:
+def _line(step: StoryStep, said: Text, width: int) -> Text:
     record = step.line.record
     said = said.copy()
     if not step.about:
@@ -121,8 +121,8 @@ def _line(step: Step, said: Text, width: int) -> Text:
     )
 
 
-def _chapters(chapters: list[list[Step]], *, fold: bool) -> Iterator[list[Step] | Text]:
-    quiet: list[list[Step]] = []
+def _chapters(chapters: list[list[StoryStep]], *, fold: bool) -> Iterator[list[StoryStep] | Text]:
+    quiet: list[list[StoryStep]] = []
     for chapter in chapters:
         if fold and all(_is_quiet(step.line.record) for step in chapter):
             quiet.append(chapter)
@@ -133,7 +133,7 @@ def _chapters(chapters: list[list[Step]], *, fold: bool) -> Iterator[list[Step] 
     yield from _folded(quiet)
 
 
-def _folded(quiet: list[list[Step]]) -> Iterator[list[Step] | Text]:
+def _folded(quiet: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:
     uses = sum(isinstance(step.line.record.action, actions.Grant) for c in quiet for step in c)
     if uses < _MANY:
         yield from quiet
@@ -153,7 +153,7 @@ def _is_quiet(record: Record) -> bool:
             return False
 
 
-def _print_json(chapters: list[list[Step]], said: dict[int, Text]) -> None:
+def _print_json(chapters: list[list[StoryStep]], said: dict[int, Text]) -> None:
     for chapter in chapters:
         for step in chapter:
             text = said[step.line.record.seq].plain

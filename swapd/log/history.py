@@ -31,7 +31,7 @@ def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One line of the log, as bytes and as a record."""
 
     raw: bytes
@@ -42,11 +42,11 @@ class Runs(NamedTuple):
     """The contents of a log: the lines that this version reads, and the number of runs in another
     schema."""
 
-    lines: list[Line]
+    lines: list[LogLine]
     left_out: int
 
 
-def read(path: Path) -> list[Line]:
+def read(path: Path) -> list[LogLine]:
     """All lines of a log, those of the rotated file first.
 
     Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
@@ -74,10 +74,10 @@ class Reader:
         self.other: OtherSchema | None = None
         self.left_out = 0
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
+    def read(self, lines: Iterable[bytes]) -> Iterator[LogLine]:
         for raw in lines:
             if (record := self._parse(raw)) is not None:
-                yield Line(raw, record)
+                yield LogLine(raw, record)
 
     def _parse(self, raw: bytes) -> Record | None:
         try:
@@ -114,7 +114,7 @@ def _same(a: int, b: int) -> bool:
     return os.path.sameopenfile(a, b)
 
 
-def last_run(lines: Sequence[Line]) -> Sequence[Line]:
+def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines of the latest daemon: a log can hold several, and each counts from 1."""
     for i in range(len(lines) - 1, -1, -1):
         if lines[i].record.start is not None or (
@@ -153,49 +153,27 @@ class Seen:
 
     def about(self, record: Record) -> tuple[str, ...]:
         """The components of a record; for an eviction also those that it makes room for."""
-        item = record.event or record.action
-        match item:
-            case (
-                events.CopiedIn()
-                | events.CopiedOut()
-                | events.CopyFailed()
-                | events.Lent()
-                | events.Reclaimed()
-                | events.Dropping()
-                | events.Dropped()
-            ):
-                order = self.order(item.generation)
-                return (order.name,) if order else ()
-            case events.HostCopyMade() | events.HostCopySealed() | events.HostCopyFailed():
-                name = self.masters.get(item.uid)
+        match record.event or record.action:
+            case events.Asked() as e:
+                return self._about(e.session, e.request)
+            case actions.Grant() | actions.Refuse() | actions.Accept() as a:
+                return self.asked.get((a.session, a.request), ())
+            case actions.Evict() as a:
+                return (a.name, *self.room_for(a))
+            case events.SessionEnds() | events.SessionGone() as e:
+                return tuple(self.owned.get(e.session, ()))
+            case actions.Waiting() as a:
+                return a.names
+            case item:
+                name = getattr(item, "name", None) or self._name(item)
                 return (name,) if name else ()
-            case events.Asked():
-                return self._about(item.session, item.request)
-            case actions.Grant() | actions.Refuse() | actions.Accept():
-                return self.asked.get((item.session, item.request), ())
-            case actions.Evict():
-                return (item.name, *self.room_for(item))
-            case events.SessionEnds() | events.SessionGone():
-                return tuple(self.owned.get(item.session, ()))
-            case actions.Waiting():
-                return item.names
-            case (
-                None
-                | events.SessionOpened()
-                | events.ProcessExited()
-                | events.LetGo()
-                | events.Unread()
-                | events.Tick()
-                | events.Stopping()
-                | events.RulesChanged()
-                | events.DeviceDown()
-                | events.HostCopiesPinned()
-                | actions.Fence()
-                | actions.Hurry()
-            ):
-                return ()
-            case _:
-                return (item.name,)
+
+    def _name(self, item: Any) -> str | None:
+        """The component of an event that has only the number of a host copy or a generation."""
+        if (uid := getattr(item, "uid", None)) is not None:
+            return self.masters.get(uid)
+        order = self.order(getattr(item, "generation", -1))
+        return order.name if order else None
 
     def _about(self, session: int, request: protocol.AnyOrder) -> tuple[str, ...]:
         match request:
@@ -219,55 +197,54 @@ class Seen:
     def brought(self, grant: actions.Grant, time: float) -> dict[str, actions.CopyIn]:
         """The loads that a grant waited for, by name."""
         began = time - grant.waited_s
-        found = {place.name: self.came.get(place.name) for place in grant.placements}
+        found = ((place, self.came.get(place.name)) for place in grant.placements)
         return {
             place.name: came[0]
-            for place in grant.placements
-            if (came := found[place.name])
-            and came[0].generation == place.generation
-            and came[1] >= began
+            for place, came in found
+            if came and came[0].generation == place.generation and came[1] >= began
         }
 
     def note(self, record: Record) -> None:
         """Update the context after a record."""
-        match record.event or record.action:
-            case events.SessionOpened() as e:
+        if record.event is not None:
+            self._note_event(record.event, record.time)
+        elif record.action is not None:
+            self._note_action(record.action, record)
+
+    def _note_event(self, e: events.AnyEvent, time: float) -> None:
+        match e:
+            case events.Asked():
+                self._note_asked(e.session, e.request)
+            case events.SessionOpened():
                 self.labels[e.session] = e.label
                 if len(self.labels) > LABELS_MAX:
                     del self.labels[next(iter(self.labels))]
-            case events.SessionGone() as e:
+            case events.SessionGone():
                 self.owned.pop(e.session, None)
                 for key in [key for key in self.asked if key[0] == e.session]:
                     del self.asked[key]
-            case events.Asked() as e:
-                self._note_asked(e.session, e.request)
-            case events.Reclaimed() as e if e.runs:
+            case events.Reclaimed() if e.runs:
                 pass  # the rest comes later
-            case (
-                events.CopiedIn()
-                | events.CopiedOut()
-                | events.CopyFailed()
-                | events.Lent()
-                | events.Reclaimed()
-            ) as e:
+            case _ if isinstance(e, events.Over):
                 order, _ = self.copies.pop(e.generation, (None, 0.0))
                 if isinstance(e, events.CopiedIn) and isinstance(order, actions.CopyIn):
-                    self.came[order.name] = order, record.time
-            case actions.Accept() | actions.Refuse() as a:
+                    self.came[order.name] = order, time
+
+    def _note_action(self, a: actions.AnyAction, record: Record) -> None:
+        match a:
+            case actions.Accept() | actions.Refuse():
                 self.asked.pop((a.session, a.request), None)
-            case actions.MakeHostCopy() as a:
+            case actions.MakeHostCopy():
                 self.masters[a.uid] = a.name
                 self.owned.setdefault(a.session, {})[a.name] = None
-            case actions.DropHostCopy() as a:
+            case actions.DropHostCopy():
                 self._forget_component(a)
-            case actions.CopyIn() | actions.CopyOut() | actions.Lend() | actions.Reclaim() as a:
+            case actions.CopyIn() | actions.CopyOut() | actions.Lend() | actions.Reclaim():
                 self.copies[a.generation] = (a, record.time)
-            case actions.Evict() as a:
+            case actions.Evict():
                 self.evictions[a.generation] = (record.cause, record.time)
-            case actions.Evicted() | actions.Lost() as a:
+            case actions.Evicted() | actions.Lost():
                 self.evictions.pop(a.generation, None)
-            case _:
-                pass
 
     def _note_asked(self, session: int, request: protocol.AnyOrder) -> None:
         match request:
@@ -276,19 +253,22 @@ class Seen:
             case _:
                 self.asked[session, request.id] = self._about(session, request)
         if isinstance(request, protocol.Register):
-            self.sizes[request.name] = request.nbytes
-            self.scratch.pop(request.name, None)
-            self.used.pop(request.name, None)
-            if request.scratch:
-                self.scratch[request.name] = request.scratch
-            self.part_of.pop(request.name, None)
-            if request.part_of:
-                self.part_of[request.name] = request.part_of
-            self._forget_names(self.sizes)
+            self._note_registered(request)
         elif isinstance(request, protocol.Release) and request.used:
             for used in request.used:
                 self.used[used.name] = sum(nbytes for _, nbytes in used.ranges)
             self._forget_names(self.used)
+
+    def _note_registered(self, request: protocol.Register) -> None:
+        name = request.name
+        for by_name in (self.scratch, self.used, self.part_of):
+            by_name.pop(name, None)
+        self.sizes[name] = request.nbytes
+        if request.scratch:
+            self.scratch[name] = request.scratch
+        if request.part_of:
+            self.part_of[name] = request.part_of
+        self._forget_names(self.sizes)
 
     def _forget_names(self, grown: Mapping[str, object]) -> None:
         """Forget names that belong to no component and no open request; rarely, because it looks at
@@ -310,17 +290,20 @@ class Seen:
             names.pop(a.name, None)
 
 
-def names_in(lines: Iterable[Line]) -> set[str]:
+def names_in(lines: Iterable[LogLine]) -> set[str]:
     """The names of all components in a log."""
+    return {name for _, about in _with_names(lines) for name in about}
+
+
+def _with_names(lines: Iterable[LogLine]) -> Iterator[tuple[LogLine, tuple[str, ...]]]:
+    """Each line with the components of its record."""
     seen = Seen()
-    found: set[str] = set()
     for line in lines:
-        found.update(seen.about(line.record))
+        yield line, seen.about(line.record)
         seen.note(line.record)
-    return found
 
 
-def belonging(lines: Iterable[Line], name: str) -> set[str]:
+def belonging(lines: Iterable[LogLine], name: str) -> set[str]:
     """`name`, and other names for it in records: for a family its parts, for a part its family."""
     asked = [e.request for line in lines if isinstance(e := line.record.event, events.Asked)]
     registered = [request for request in asked if isinstance(request, protocol.Register)]
@@ -328,48 +311,41 @@ def belonging(lines: Iterable[Line], name: str) -> set[str]:
     return {name} | parts | {e.part_of for e in registered if e.name == name and e.part_of}
 
 
-class Step(NamedTuple):
+class StoryStep(NamedTuple):
     """One record in the story of a component. `depth`: number of causes before it."""
 
-    line: Line
+    line: LogLine
     depth: int
     #: Whether it is about the component itself, or only a cause of such a record.
     about: bool
 
 
-def of_component(lines: Sequence[Line], name: str) -> list[list[Step]]:
+def of_component(lines: Sequence[LogLine], name: str) -> list[list[StoryStep]]:
     """The story of a component, or a family: a chapter for each first cause, in order of time.
 
     A chapter has the records about the component that followed from that cause, each after its own
     cause, and one deeper. `lines` are those of one run.
     """
     names = belonging(lines, name)
-    seen = Seen()
-    by_seq: dict[int, Line] = {}
-    about: set[int] = set()
+    numbered = [line for line in lines if not line.record.dropped]
+    by_seq = {line.record.seq: line for line in numbered}
+    about = {line.record.seq for line, of in _with_names(numbered) if not names.isdisjoint(of)}
+    effects: dict[int, list[int]] = {}  # of each record in the story, and of 0
     kept: set[int] = set()
-    for line in lines:
-        record = line.record
-        if record.dropped:
-            continue  # its number is that of the next record
-        by_seq[record.seq] = line
-        if not names.isdisjoint(seen.about(record)):
-            about.add(record.seq)
-            seq = record.seq
-            while seq in by_seq and seq not in kept:
-                kept.add(seq)
-                seq = by_seq[seq].record.cause
-        seen.note(record)
-    children: dict[int, list[int]] = {}
+    for seq in about:
+        while seq in by_seq and seq not in kept:
+            kept.add(seq)
+            seq = by_seq[seq].record.cause
     for seq in sorted(kept):
-        children.setdefault(by_seq[seq].record.cause, []).append(seq)
-    chapters = []
-    for first in sorted(seq for seq in kept if by_seq[seq].record.cause not in kept):
-        chapter = []
-        todo = [(first, 0)]
+        cause = by_seq[seq].record.cause
+        effects.setdefault(cause if cause in kept else 0, []).append(seq)
+
+    def chapter(first: int) -> list[StoryStep]:
+        steps, todo = [], [(first, 0)]
         while todo:
             seq, depth = todo.pop()
-            chapter.append(Step(by_seq[seq], depth, seq in about))
-            todo += [(effect, depth + 1) for effect in reversed(children.get(seq, []))]
-        chapters.append(chapter)
-    return chapters
+            steps.append(StoryStep(by_seq[seq], depth, seq in about))
+            todo += [(effect, depth + 1) for effect in reversed(effects.get(seq, []))]
+        return steps
+
+    return [chapter(first) for first in effects.get(0, [])]

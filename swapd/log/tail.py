@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from swapd.log.history import Line, Reader
+from swapd.log.history import LogLine, Reader
 from swapd.log.records import Record, render
 
 
@@ -30,12 +30,12 @@ class Tail:
             self._file.close()
             self._file = None
 
-    def read(self) -> list[Line]:
+    def read(self) -> list[LogLine]:
         """The records since the last call. A record `dropped` counts those that the file lacks.
 
         Raises: OSError; OtherSchema if they are in another schema.
         """
-        found: list[Line] = []
+        found: list[LogLine] = []
         if self._file is None and not self._open_first():
             return found
         found += self._numbered(self._grown())
@@ -71,7 +71,7 @@ class Tail:
         self._file = file
         return True
 
-    def _grown(self) -> Iterator[Line]:
+    def _grown(self) -> Iterator[LogLine]:
         assert self._file is not None
         size, at = os.fstat(self._file.fileno()).st_size, self._file.tell()
         if size < at:
@@ -83,7 +83,7 @@ class Tail:
         whole, end, self._begun = (self._begun + self._file.read()).rpartition(b"\n")
         return self._reader.read((whole + end).split(b"\n"))
 
-    def _numbered(self, lines: Iterator[Line]) -> Iterator[Line]:
+    def _numbered(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
         """The same, with a record that counts the missing ones before the next."""
         told = 0
         for line in lines:
@@ -94,7 +94,7 @@ class Tail:
                 told += record.dropped
             elif self._last and (missing := record.seq - self._last - 1 - told) > 0:
                 note = Record(record.seq, 0, record.time, dropped=missing)
-                yield Line(render(note), note)
+                yield LogLine(render(note), note)
             yield line
             if not record.dropped:
                 self._last, told = record.seq, 0
