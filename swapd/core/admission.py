@@ -24,7 +24,7 @@ _seq = attrgetter("seq")
 
 def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     key = (session, asked.id)
-    if problem := _unheard(ledger, key):
+    if problem := explain.unheard(ledger, key):
         return ledger.refuse(key, *problem)
     _note_use(ledger, session, asked)
     w = _waiter(ledger, session, asked, asked.names)
@@ -39,7 +39,7 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
 
 def on_acquire_workspace(ledger: Ledger, session: int, asked: AcquireWorkspace) -> None:
     key = (session, asked.id)
-    if problem := _unheard(ledger, key):
+    if problem := explain.unheard(ledger, key):
         return ledger.refuse(key, *problem)
     if workspace_name(*key) in ledger.components:
         return ledger.refuse(key, "bad_request", explain.REPLAYED)  # its memory is on its way back
@@ -47,16 +47,6 @@ def on_acquire_workspace(ledger: Ledger, session: int, asked: AcquireWorkspace) 
     name = transfers.open_workspace(ledger, key, asked.nbytes, chunks)
     _note_use(ledger, session, asked)
     _ask(ledger, _waiter(ledger, session, asked, (name,)), [])
-
-
-def _unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
-    """Why an acquire with any names is refused, or None."""
-    session = ledger.sessions.get(key[0])
-    if session is None or key in ledger.starts:
-        return "bad_request", explain.REPLAYED
-    if key[1] in session.waiters or key[1] in session.leases:
-        return "bad_request", explain.REPLAYED
-    return ("stopping", explain.STOPPING) if ledger.stopping else None
 
 
 def _note_use(ledger: Ledger, session: int, asked: Acquire | AcquireWorkspace) -> None:
@@ -150,11 +140,7 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     found = eviction.at_once(ledger, w, asked)
     if isinstance(found, Refusal):
         return refuse_as(ledger, w, found)
-    for c in asked:
-        if c.released_at is not None:
-            c.gap_s = ledger.now - c.released_at
-            c.released_at = None
-            ledger.replan |= ledger.somebody_waits  # it may lose its protection
+    _note_gaps(ledger, asked)
     if found is not None:
         ledger.replan |= ledger.somebody_waits  # a waiter may have counted on one of them
         return admit(ledger, w)
@@ -163,10 +149,9 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     ledger.queue.push(w)
     for c in asked:
         c.waiting[w.key] = None
-    if w.spare:  # it needs memory: these leases end for this
-        ended = [leases.release(ledger, w.session, spare) for spare in w.spare]
+    for spare in w.spare:  # it needs memory: these leases end for this
         w.spent = True
-        ledger.replan |= any(ended)
+        ledger.replan |= leases.release(ledger, w.session, spare)
     if w.owner in ledger.holders.by_agent:
         ledger.queue.push_holding(w)
         _refuse_deadlocked(ledger)
@@ -175,6 +160,14 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
         ledger.replan = True
     elif w.queued:
         tell_waiting(ledger, w)
+
+
+def _note_gaps(ledger: Ledger, asked: list[Component]) -> None:
+    for c in asked:
+        if c.released_at is not None:
+            c.gap_s = ledger.now - c.released_at
+            c.released_at = None
+            ledger.replan |= ledger.somebody_waits  # it may lose its protection
 
 
 def share(ledger: Ledger, c: Component) -> None:

@@ -5,12 +5,12 @@ Each sum, order and index of the ledger is made anew, and compared.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from swapd.core.chunks import count
 from swapd.core.ledger import HITS_MAX, OTHERS, Ledger
-from swapd.core.records import Component, State
+from swapd.core.records import Agent, Component, Key, State
 from swapd.core.residency import Residency
 
 
@@ -90,13 +90,9 @@ def _of_contents(ledger: Ledger, c: Component) -> dict[str, bool]:
 
 
 def _chunks(ledger: Ledger) -> None:
-    on_device = (c for c in ledger.components.values() if c.on_device)
-    occupied = [c.runs for c in on_device if c.generation not in ledger.moves]
-    occupied += [move.runs for move in ledger.moves.values()]
-    occupied += [runs for held in ledger.quarantined.values() for runs in held]
     free = ledger.pool.runs()
     end = 0
-    for first, n in sorted(run for runs in (*occupied, free) for run in runs):
+    for first, n in sorted((*_occupied(ledger), *free)):
         assert first == end, f"a chunk is lost or held twice: {end}"
         end += n
     _same("chunks", end, ledger.pool.total)
@@ -104,34 +100,51 @@ def _chunks(ledger: Ledger) -> None:
     _same("free by length", sorted(ledger.pool.by_length()), sorted((n, i) for i, n in free))
 
 
-def _sums(ledger: Ledger) -> None:
-    components = ledger.components.values()
+def _occupied(ledger: Ledger) -> Iterable[tuple[int, int]]:
+    for c in ledger.components.values():
+        if c.on_device and c.generation not in ledger.moves:
+            yield from c.runs
+    for move in ledger.moves.values():
+        yield from move.runs
+    for held in ledger.quarantined.values():
+        yield from chain.from_iterable(held)
+
+
+def _leaving(ledger: Ledger) -> None:
     lent = [m.component for m in ledger.moves.values() if m.component.workspace]
-    evicting = {id(c): c for c in (*components, *lent) if c.evicting}.values()
-    moves, lost = ledger.moves, ledger.quarantined
+    evicting = {id(c): c for c in (*ledger.components.values(), *lent) if c.evicting}.values()
+    moves = ledger.moves
     leaving = [moves[c.generation].runs if c.generation in moves else c.runs for c in evicting]
-    leaving += [runs for s in ledger.dying for runs in lost[s]]
-    quarantined = [runs for s in lost.keys() - ledger.dying for runs in lost[s]]
-    _same("leaving", ledger.leaving, sum(map(count, leaving)))
+    _same("leaving", ledger.leaving, sum(map(count, leaving)) + _quarantined(ledger, dying=True))
     reclaimed = [c for c in lent if c.state is State.RECLAIMING]
     _same("reclaiming", ledger.reclaiming, sum(c.chunks for c in reclaimed))
-    staying = [c for c in components if c.policy == "permanent"]
+
+
+def _staying(ledger: Ledger) -> None:
+    staying = [c for c in ledger.components.values() if c.policy == "permanent"]
     _same("staying", ledger.staying, sum(c.chunks for c in staying))
-    fixed = sum(map(count, quarantined)) + sum(c.fixed for c in staying)
+    fixed = _quarantined(ledger, dying=False) + sum(c.fixed for c in staying)
     _same("fixed", ledger.fixed, fixed)
+
+
+def _quarantined(ledger: Ledger, *, dying: bool) -> int:
+    held = [some for s, some in ledger.quarantined.items() if (s in ledger.dying) == dying]
+    return sum(map(count, chain.from_iterable(held)))
 
 
 def _names(ledger: Ledger) -> None:
     components = ledger.components.values()
     named = [*ledger.families, *(c.name for c in components if not c.workspace)]
     _same("names", ledger.names, sorted(named))
-    families = _by((c.part_of, c) for c in components)
-    _same("families", ledger.families, families)
+    _same("families", ledger.families, _by((c.part_of, c) for c in components))
     assert not ledger.families.keys() & ledger.components.keys(), "a name has two meanings"
     assert ledger.automatic.keys() <= ledger.families.keys(), "a family that is gone keeps room"
     for name, family in ledger.families.items():
         assert len({c.session for c in family.values()}) == 1, f"{name} has several owners"
-    groups = _by((c.group, c) for c in components if c.on_device)
+
+
+def _groups(ledger: Ledger) -> None:
+    groups = _by((c.group, c) for c in ledger.components.values() if c.on_device)
     _same("which of a group are in", ledger.groups_in, groups)
     for members in groups.values():
         for a, b in combinations(members.values(), 2):
@@ -149,13 +162,12 @@ def _by(named: Iterable[tuple[str | None, Component]]) -> dict[str, dict[str, Co
 def _host_copies(ledger: Ledger) -> None:
     """Each belongs to a component, to an update, to a copy in flight, or is being made."""
     host = ledger.host
-    own = [c for c in ledger.components.values() if not c.workspace]
-    needed = {c.uid for c in own} | {c.renewal.uid for c in own if c.renewal} | host.making
+    own = {c.uid for c in ledger.components.values() if not c.workspace}
+    needed = own | {c.renewal.uid for c in ledger.components.values() if c.renewal} | host.making
     read = {m.uid for m in ledger.moves.values()}
     assert needed <= host.owners.keys() <= needed | read, "host copies are wrong"
-    for uid in host.unordered:
-        assert uid in host.contents, f"host copy {uid} is never ordered"
-        assert uid not in host.making
+    assert not host.unordered.keys() & host.making, "a host copy is made before its order"
+    assert all(uid in host.contents for uid in host.unordered), "a host copy is never ordered"
 
 
 def _counts(ledger: Ledger) -> None:
@@ -178,71 +190,87 @@ def _counts(ledger: Ledger) -> None:
 def _leases(ledger: Ledger) -> None:
     known = {(s, n) for s, session in ledger.sessions.items() for n in session.leases}
     _same("leases", set(ledger.leases), known)
-    agents: dict[Any, set[str]] = defaultdict(set)
     for key, lease in ledger.leases.items():
-        agents[lease.owner] |= lease.names.keys()
         assert key in ledger.holders.by_agent[lease.owner].leases, f"{lease} is not its agent's"
         for c in ledger.named(lease.names):
             assert key in c.leases, f"{lease} does not hold {c}"
-    _same("agents with leases", ledger.holders.by_agent.keys(), agents.keys())
-    for agent, names in agents.items():
-        held = ledger.holders.by_agent[agent]
-        _same(f"components of {agent}", held.components, {n: ledger.components[n] for n in names})
-        _same(f"chunks of {agent}", held.chunks, sum(c.chunks for c in held.components.values()))
     for c in ledger.components.values():
         _same("agents", c.agents, Counter(ledger.leases[key].owner for key in c.leases))
         _same("holders", c.holders, Counter(session for session, _ in c.leases))
 
 
-def _order_of_leaving(ledger: Ledger) -> None:
+def _agents(ledger: Ledger) -> None:
+    agents: dict[Agent, dict[str, Component]] = defaultdict(dict)
+    for lease in ledger.leases.values():
+        agents[lease.owner].update({name: ledger.components[name] for name in lease.names})
+    _same("agents with leases", ledger.holders.by_agent.keys(), agents.keys())
+    for agent, components in agents.items():
+        held = ledger.holders.by_agent[agent]
+        _same(f"components of {agent}", held.components, components)
+        _same(f"chunks of {agent}", held.chunks, sum(c.chunks for c in components.values()))
+
+
+def _leased(ledger: Ledger) -> None:
     leased = [c for c in ledger.components.values() if c.leases]
     _same("leased", ledger.holders.leased, {c.name: c for c in leased})
     may_go = [c for c in leased if c.policy != "permanent"]
     may_go.sort(key=lambda c: (c.state is State.LOADING, c.resident_since, c.leased_seq))
     _same("the order of giving way", list(ledger.holders.to_give_way()), may_go)
-    idle = [c for c in ledger.components.values() if c.name in ledger.idle]
-    _same("idle", sorted(c.name for c in ledger.idle), sorted(c.name for c in idle))
-    _same("idle chunks", ledger.idle.chunks, sum(c.chunks for c in idle))
-    in_use = {c.part_of for c in leased}
-    parts = _by((c.part_of, c) for c in idle if c.policy != "sequential")
-    latest = {name: max(c.idle_since for c in family.values()) for name, family in parts.items()}
 
-    def place(c: Component) -> tuple[float, float]:
-        if c.policy == "sequential":
-            return 0, 0
-        if not c.part_of:
-            return 1 if c.leaves_for_nothing else 2, c.idle_since
-        return 3 if c.part_of in in_use else 2, latest[c.part_of]
 
+def _idle(ledger: Ledger) -> None:
     order = list(ledger.idle)
-    _same("the order of eviction", [place(c) for c in order], sorted(map(place, order)))
+    idle = [c.name for c in ledger.components.values() if c.name in ledger.idle]
+    _same("idle", sorted(c.name for c in order), sorted(idle))
+    _same("idle chunks", ledger.idle.chunks, sum(c.chunks for c in order))
+    parts = _by((c.part_of, c) for c in order if c.policy != "sequential")
+    places = [_place(ledger, parts, c) for c in order]
+    _same("the order of eviction", places, sorted(places))
     for family in parts.values():
-        since = [c.idle_since for c in order if c.name in family]
+        since = [c.idle_since for c in family.values()]
         _same("the order in a family", since, sorted(since, reverse=True))
 
 
+def _place(
+    ledger: Ledger, parts: dict[str, dict[str, Component]], c: Component
+) -> tuple[int, float]:
+    """The place of an idle component in the order of eviction."""
+    if c.policy == "sequential":
+        return 0, 0.0
+    if not c.part_of:
+        return 1 if c.leaves_for_nothing else 2, c.idle_since
+    in_use = any(part.leases for part in ledger.families[c.part_of].values())
+    return 3 if in_use else 2, max(part.idle_since for part in parts[c.part_of].values())
+
+
 def _waiters(ledger: Ledger) -> None:
-    waiting: dict[str, set[Any]] = defaultdict(set)
+    waiting, promised = defaultdict[str, set[Key]](set), defaultdict[str, set[Key]](set)
     for w in ledger.queue:
         assert w.session in ledger.sessions, f"{w} outlived its session"
         assert [w.queued, w.admitted, w.parked].count(True) == 1, f"{w}: several ways to wait"
-        for name in w.names if w.queued else ():
-            waiting[name].add(w.key)
-        for name in w.names if w.admitted else ():
-            assert w.key in ledger.components[name].promised, f"{name} forgot {w}"
+        of = promised if w.admitted else waiting
+        for name in () if w.parked else w.names:
+            of[name].add(w.key)
     for c in ledger.components.values():
         _same(f"waiters for {c}", c.waiting.keys(), waiting[c.name])
+        _same(f"waiters that have {c}", c.promised.keys(), promised[c.name])
+
+
+def _queue(ledger: Ledger) -> None:
     queue = ledger.queue
     _same("queued", queue.queued, sorted((w for w in queue if w.queued), key=lambda w: w.order))
-    parked = {(n, w.key) for w in queue if w.parked for n in w.asked}
-    _same("parked", {(n, key) for n, some in queue.parked.items() for key in some}, parked)
-    for agent, some in queue.holding.items():
-        assert some, f"{agent} does not wait"
-        assert all(w.queued and w.owner == agent for w in some.values()), f"{some} do not wait"
-    assert queue.untold.keys() <= {key for some in queue.holding.values() for key in some}
+    parked = {(name, w.key) for w in queue if w.parked for name in w.asked}
+    _same("parked", {(name, key) for name, some in queue.parked.items() for key in some}, parked)
 
 
-def _sessions(ledger: Ledger) -> None:
+def _holding(ledger: Ledger) -> None:
+    queue = ledger.queue
+    holding = [(agent, w) for agent, some in queue.holding.items() for w in some.values()]
+    assert all(w.queued and w.owner == agent for agent, w in holding), "who holds and waits"
+    assert queue.untold.keys() <= {w.key for _, w in holding}, "a waiter that is gone is untold"
+
+
+def _notices(ledger: Ledger) -> None:
     notices = ledger.notices
     told = notices.hurried.union(*notices.wanted.values())
     assert told <= ledger.sessions.keys(), "a session that is gone was told of a wait"
@@ -252,9 +280,12 @@ def _sessions(ledger: Ledger) -> None:
     for name in notices.wanted.keys() - notices.joined.keys():
         holders = ledger.components[name].holders
         assert holders.keys() <= notices.wanted[name], f"not all that hold {name} were told"
+
+
+def _sessions(ledger: Ledger) -> None:
     for number, session in ledger.sessions.items():
-        told_of = {name for name, sessions in notices.wanted.items() if number in sessions}
-        _same(f"messages to session {number}", session.told, told_of)
+        told = {name for name, sessions in ledger.notices.wanted.items() if number in sessions}
+        _same(f"messages to session {number}", session.told, told)
         components = ledger.components.values()
         room = {c.generation: c for c in components if (c.evicting_for or (None,))[0] == number}
         _same(f"evictions for session {number}", session.makes_way, room)
@@ -280,13 +311,20 @@ def _debts(ledger: Ledger) -> None:
 _CHECKS = (
     _chunks,
     _components,
-    _sums,
+    _leaving,
+    _staying,
     _names,
+    _groups,
     _host_copies,
     _counts,
     _leases,
-    _order_of_leaving,
+    _agents,
+    _leased,
+    _idle,
     _waiters,
+    _queue,
+    _holding,
+    _notices,
     _sessions,
     _debts,
 )

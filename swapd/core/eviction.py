@@ -145,8 +145,8 @@ def room(
     3. These are enough together: free chunks, those about to be free, those of rivals and of the
        victims that `victims` picks.
 
-    `w` is None for a prefetch: no holder gives way to one, and no component goes for one of a
-    `sequential` component, which would leave after use. `over`: only these go; None: any.
+    `w` is None for a prefetch of one component: no holder gives way to it, and no component goes
+    for a `sequential` one, which would leave after use. `over`: only these go; None: any.
     """
     if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
         return Blocked(leaving, [])
@@ -154,15 +154,25 @@ def room(
     missing = missing_chunks(asked)
     if not rivals and missing <= ledger.pool.free:
         return Room([], [], rivals, missing)
-    if w is None and any(c.policy == "sequential" for c in asked):
+    if w is None and asked[0].policy == "sequential":
         return Blocked([], [])
-    idle_rivals = [r for r in rivals if r.name in ledger.idle and may_evict(r)]
     short = missing - ledger.pool.free - ledger.leaving
-    if len(idle_rivals) + sum(r.evicting for r in rivals) == len(rivals):  # 2
+    idle_rivals = _idle_rivals(ledger, rivals, may_evict)  # 2
+    if idle_rivals is not None:
         going = _victims(ledger, short, idle_rivals, asked, may_evict, over)  # 3
         if going is not None:
             return Room(idle_rivals, going, rivals, missing)
-    return Blocked([], [] if w is None else _in_the_way(ledger, w, asked, short, rivals))
+    if w is None:
+        return Blocked([], [])
+    return Blocked([], _in_the_way(ledger, w, asked, short, rivals))
+
+
+def _idle_rivals(
+    ledger: Ledger, rivals: list[Component], may_evict: MayEvict
+) -> list[Component] | None:
+    """Those that are not leaving already; None if one of them cannot go."""
+    staying = [r for r in rivals if not r.evicting]
+    return staying if all(r.name in ledger.idle and may_evict(r) for r in staying) else None
 
 
 def leaves_first(c: Component, w: Waiter | None) -> bool:
@@ -216,21 +226,26 @@ def _in_the_way(
     An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
     two holders that take turns could keep out a waiter that needs both for ever.
     """
-    spare = {c.name for c in asked}
-    if rivals:
-        spare.update([r.name for r in rivals])
-        short -= sum([r.chunks for r in rivals if not r.evicting])
+    short -= sum([r.chunks for r in rivals if not r.evicting])
+    leased = ledger.holders.to_give_way()
     own = w.owner
-
-    def may_go() -> Iterable[tuple[Component, int]]:
-        for c in chain(ledger.idle, ledger.holders.to_give_way()):
-            if c.name not in spare and not (own in c.agents and len(c.agents) == 1):
-                yield c, c.chunks
-
-    going = victims(short, may_go())
+    others = chain(ledger.idle, (c for c in leased if c.agents.keys() != {own}))
+    spare = {c.name for c in (*asked, *rivals)}
+    may_go = [(c, c.chunks) for c in _enough(short, others, spare)]
+    going = victims(short, may_go)
     if going is None:
-        going = [c for c, chunks in may_go() if chunks]
+        going = [c for c, _ in may_go]
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
+
+
+def _enough(need: int, idle: Iterable[Component], spare: set[str]) -> Iterable[Component]:
+    """The first ones that have `need` chunks, without `spare`; all, if they have fewer."""
+    for c in idle:
+        if need <= 0:
+            return
+        if c.chunks and c.name not in spare:
+            need -= c.chunks
+            yield c
 
 
 def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:

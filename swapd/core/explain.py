@@ -11,8 +11,8 @@ from itertools import islice
 
 from swapd.core.eviction import Refusal, missing_chunks, must_leave_first
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter, is_workspace
-from swapd.shared.protocol import UNANSWERED_MAX
+from swapd.core.records import Component, Key, State, Waiter, is_workspace
+from swapd.shared.protocol import UNANSWERED_MAX, Code
 from swapd.shared.units import size
 
 STOPPING = "swapd is stopping; connect again when it is back"
@@ -37,6 +37,16 @@ TOO_MANY_REQUESTS = (
     f"{UNANSWERED_MAX} requests of this session wait for their reply, which is the limit: wait "
     "for some of them, or cancel them"
 )
+
+
+def unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
+    """Why an acquire with any names is refused, or None: its number is taken, or swapd stops."""
+    session = ledger.sessions.get(key[0])
+    if session is None or key in ledger.starts:
+        return "bad_request", REPLAYED
+    if key[1] in session.waiters or key[1] in session.leases:
+        return "bad_request", REPLAYED
+    return ("stopping", STOPPING) if ledger.stopping else None
 
 
 def who(ledger: Ledger, session: int) -> str:
@@ -161,10 +171,7 @@ def too_large(
     if fixed and staying:
         named = (_of_owner(ledger, c) for c in islice(staying, NAMED_MAX))
         beside += f": {', '.join(named)}"
-    if alive := [s for s in ledger.quarantined if s not in ledger.dying]:
-        sessions = ", ".join(map(str, islice(alive, NAMED_MAX)))
-        until = f"until the process of the ended session {sessions} closes its client, or ends"
-        beside += f" (some of it {until})"
+    beside += _quarantined(ledger)
     budget = size(ledger.pool.total * ledger.chunk_bytes)
     return (
         f"{name} needs {size(chunks * ledger.chunk_bytes)}{beside}; the budget is {budget} (in "
@@ -173,35 +180,21 @@ def too_large(
     )
 
 
+def _quarantined(ledger: Ledger) -> str:
+    alive = [s for s in ledger.quarantined if s not in ledger.dying]
+    if not alive:
+        return ""
+    sessions = ", ".join(map(str, islice(alive, NAMED_MAX)))
+    until = f"until the process of the ended session {sessions} closes its client, or ends"
+    return f" (some of it {until})"
+
+
 def _unpin(staying: Iterable[Component]) -> str:
     """The pins among these, and the command that ends one."""
     pinned = list(dict.fromkeys(c.part_of or c.name for c in staying if c.only_pinned))
     if not pinned:
         return ""
     return f"Pinned: {_first(pinned)}; any client may end a pin (swapd unpin {pinned[0]}). "
-
-
-def takes_turns(c: Component) -> str:
-    return (
-        f"{c.name!r} takes turns with the other members of group {c.group}: if it stayed, none of "
-        "them could come in. Register it in no group to pin it"
-    )
-
-
-def no_room_to_pin(ledger: Ledger, asked: list[Component], fixed: int, other: str) -> str:
-    beside = f"{other} would not fit any more" if other else "they would not fit together"
-    return (
-        f"{together(ledger, asked)} cannot stay: beside {size(fixed * ledger.chunk_bytes)} that "
-        f"never leave {beside}; the budget is {size(ledger.pool.total * ledger.chunk_bytes)}. "
-        "Unpin another one, or raise the daemon's --budget"
-    )
-
-
-def permanent(ledger: Ledger, asked: list[Component]) -> str:
-    return (
-        f'{together(ledger, asked)} was registered as "permanent": it never leaves until it is '
-        "unregistered"
-    )
 
 
 def unknown(ledger: Ledger, name: str) -> str:
@@ -249,14 +242,6 @@ def not_owner(ledger: Ledger, c: Component, what: str) -> str:
 
 def written_under_a_lease(c: Component) -> str:
     return f"{c.name!r} is mutable: write to its tensors under a lease, there is nothing to update"
-
-
-def took_place(c: Component) -> str:
-    return f"the update of {c.name!r} has taken place already; it cannot be given up"
-
-
-def given_up(c: Component) -> str:
-    return f"the update of {c.name!r} was given up by the session that began it"
 
 
 def being_updated(ledger: Ledger, c: Component) -> str:

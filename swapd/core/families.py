@@ -6,6 +6,7 @@ from swapd.core import explain, transfers
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State
 from swapd.shared.protocol import Code, EvictNow, Pin, Resize, rest_of
+from swapd.shared.units import size
 
 Refusal = tuple[Code, str]
 
@@ -45,21 +46,26 @@ def keep(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
     """Keep so many bytes of a family; None: as many as there is room for beside components that
     never leave."""
     family = ledger.families[name]
-    first = family.get(rest_of(name))
-    others = [c for c in family.values() if c is not first]
-    sizes = [c.chunks for c in others]
+    rest = family.get(rest_of(name))
+    first = [rest] if rest else []
+    others = [c for c in family.values() if c is not rest]
     room = ledger.pool.total - ledger.never_leaving(family.values())
-    room -= first.chunks if first else 0
+    room -= sum(c.chunks for c in first)
+    if resident_bytes is not None:
+        resident_bytes -= sum(c.nbytes for c in first)
+    kept = [others[i] for i in _kept(others, room, resident_bytes)]
+    for c in (*first, *others):
+        transfers.set_kept(ledger, c, c in first or c in kept)
+
+
+def _kept(parts: list[Component], room: int, resident_bytes: int | None) -> set[int]:
+    """The parts to keep, by number."""
+    sizes = [c.chunks for c in parts]
     if resident_bytes is None:
-        kept = spread(sizes, room_to_keep(sizes, room, beside=2))
-    else:
-        kept = spread([c.nbytes for c in others], resident_bytes - (first.nbytes if first else 0))
-        most = room_to_keep(sizes, room, beside=1)
-        kept = kept if sum(sizes[i] for i in kept) <= most else spread(sizes, most)
-    if first:
-        transfers.set_kept(ledger, first, True)
-    for i, c in enumerate(others):
-        transfers.set_kept(ledger, c, i in kept)
+        return spread(sizes, room_to_keep(sizes, room, beside=2))
+    kept = spread([c.nbytes for c in parts], resident_bytes)
+    most = room_to_keep(sizes, room, beside=1)
+    return kept if sum(sizes[i] for i in kept) <= most else spread(sizes, most)
 
 
 def spread(sizes: Sequence[int], room: int) -> set[int]:
@@ -69,8 +75,8 @@ def spread(sizes: Sequence[int], room: int) -> set[int]:
     between.
     """
     fit = left = 0
-    for size in sorted(sizes):  # no choice has more parts than this
-        left += size
+    for chunks in sorted(sizes):  # no choice has more parts than this
+        left += chunks
         fit += left <= room
     for n in range(fit, 0, -1):
         chosen = {(2 * i + 1) * len(sizes) // (2 * n) for i in range(n)}
@@ -117,18 +123,23 @@ def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
 def why_no_pin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
     """A pinned component takes its room from all others: each of these, and each waiter, must still
     fit."""
-    for c in asked:
-        if c.group is not None:
-            return "conflict", explain.takes_turns(c)
-        if c.evicting:
-            return "in_use", f"{c.name!r} is leaving the device; pin it when it has left"
+    if problem := next(filter(None, map(_cannot_stay, asked)), None):
+        return problem
     stays = {c.name: c for c in asked if c.policy == c.own_policy}
     fixed = ledger.staying + _chunks(stays.values())
     if fixed > ledger.pool.total:
-        return "too_large", explain.no_room_to_pin(ledger, asked, fixed, "")
+        return "too_large", _no_room_to_pin(ledger, asked, fixed, "")
     for what, needed in _needed(ledger):
         if fixed + _chunks(c for c in needed if c.name not in stays) > ledger.pool.total:
-            return "too_large", explain.no_room_to_pin(ledger, asked, fixed, what)
+            return "too_large", _no_room_to_pin(ledger, asked, fixed, what)
+    return None
+
+
+def _cannot_stay(c: Component) -> Refusal | None:
+    if c.group is not None:
+        return "conflict", _takes_turns(c)
+    if c.evicting:
+        return "in_use", f"{c.name!r} is leaving the device; pin it when it has left"
     return None
 
 
@@ -150,7 +161,35 @@ def _why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
     """Components registered as "permanent" are not pinned."""
     if any(c.pinned or c.own_policy != "permanent" for c in asked):
         return None
-    return "conflict", explain.permanent(ledger, asked)
+    return "conflict", _permanent(ledger, asked)
+
+
+def _takes_turns(c: Component) -> str:
+    return (
+        f"{c.name!r} takes turns with the other members of group {c.group}: if it stayed, none of "
+        "them could come in. Register it in no group to pin it"
+    )
+
+
+def _no_room_to_pin(ledger: Ledger, asked: list[Component], fixed: int, other: str) -> str:
+    beside = f"{other} would not fit any more" if other else "they would not fit together"
+    budget = size(ledger.pool.total * ledger.chunk_bytes)
+    return (
+        f"{explain.together(ledger, asked)} cannot stay: beside "
+        f"{size(fixed * ledger.chunk_bytes)} that never leave {beside}; the budget is {budget}. "
+        "Unpin another one, or raise the daemon's --budget"
+    )
+
+
+def _pinned(ledger: Ledger, asked: list[Component]) -> str:
+    return f"{explain.together(ledger, asked)} is pinned; unpin it first"
+
+
+def _permanent(ledger: Ledger, asked: list[Component]) -> str:
+    return (
+        f'{explain.together(ledger, asked)} was registered as "permanent": it never leaves until '
+        "it is unregistered"
+    )
 
 
 # --- evictions on request ------------------------------------------------------------------
@@ -173,20 +212,23 @@ def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
     """A component that is leased, promised or loading stays; with the device down, all stay."""
     if ledger.down:
         return "device_failed", explain.device_down(ledger.down)
-    there = [c for c in asked if c.on_device and not c.evicting]
-    for c in there:
-        if c.policy != "permanent" and c.name not in ledger.idle:
-            return "in_use", _used(ledger, c)
-    may_go = [c for c in there if c.name in ledger.idle]
-    for c in may_go:
-        if c.waiting:
-            whose = explain.who(ledger, next(iter(c.waiting))[0])
-            return "in_use", f"{c.name!r} is needed by {whose}, which waits; try again later"
-    if not there or may_go:
+    there = [c for c in asked if c.state in (State.LOADING, State.RESIDENT)]
+    if problem := next(filter(None, (_in_use(ledger, c) for c in there)), None):
+        return "in_use", problem
+    if not there or any(c.name in ledger.idle for c in there):
         return None
-    if any(c.pinned for c in there):
-        return "conflict", f"{explain.together(ledger, asked)} is pinned; unpin it first"
-    return "conflict", explain.permanent(ledger, asked)
+    is_pinned = any(c.pinned for c in there)
+    return "conflict", _pinned(ledger, asked) if is_pinned else _permanent(ledger, asked)
+
+
+def _in_use(ledger: Ledger, c: Component) -> str:
+    """Why a component may not leave now; "" if it may, or never leaves."""
+    if c.name in ledger.idle:
+        if not c.waiting:
+            return ""
+        whose = explain.who(ledger, next(iter(c.waiting))[0])
+        return f"{c.name!r} is needed by {whose}, which waits; try again later"
+    return "" if c.policy == "permanent" else _used(ledger, c)
 
 
 def _used(ledger: Ledger, c: Component) -> str:

@@ -77,17 +77,17 @@ def take_back(
     for name in lease.names:
         c = ledger.components[name]
         ledger.holders.lay_down(c, key, lease.owner)
-        if again:
-            ledger.count_hits(c, again)
+        ledger.count_hits(c, again)
         if gap_s is not None:
             c.gap_s = gap_s
         c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
-        if not c.leases:
-            if session is not None:
-                c.released_at = c.last_used  # a session that lives may acquire it again
-            if c.name in ledger.notices.wanted:
-                ledger.replan = True  # perhaps no holder can give it back now: it may be promised
-            transfers.settle(ledger, c)
+        if c.leases:
+            continue
+        if session is not None:
+            c.released_at = c.last_used  # a session that lives may acquire it again
+        if c.name in ledger.notices.wanted:
+            ledger.replan = True  # perhaps no holder can give it back now: it may be promised
+        transfers.settle(ledger, c)
     ledger.holders.close(key, lease)
     if session is not None:
         session.leases.discard(key[1])

@@ -6,9 +6,9 @@ so no decision counts it twice.
 """
 
 from swapd.core import admission, deadlock, eviction, transfers
-from swapd.core.eviction import Blocked
+from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Component, Key, State, Waiter
 
 #: While a component is wanted, other agents of the sessions that hold it get no new leases of it
 #: for this long at first, and twice as long each next time: see `eviction.may_share`.
@@ -80,31 +80,35 @@ class Planner:
                     break
             break
 
-    def make_room(self, w: Waiter | None, wanted: set[str], only: Component | None = None) -> bool:
+    def make_room(self, w: Waiter, wanted: set[str]) -> bool:
         """Evict the victims for `w`; return whether its chunks may be taken now.
 
-        Otherwise adds to `wanted` the components that holders should give back. `only` is the
-        component of a prefetch, which has no waiter.
+        Otherwise adds to `wanted` the components that holders should give back.
         """
-        ledger = self._ledger
-        asked = ledger.named(w.names) if w else [only] if only else []
-        over = ledger.prefetches[only.name] if only else None
-
-        def may_evict(c: Component) -> bool:
-            return (not only or eviction.may_go_for(only, c, over)) and self._may_evict(c)
-
-        found = eviction.room(ledger, w, asked, may_evict, over)
+        found = eviction.room(self._ledger, w, self._ledger.named(w.names), self._may_evict)
         if isinstance(found, Blocked):
-            if w is not None:
-                self._is_blocked(w, found, wanted)
+            self._is_blocked(w, found, wanted)
             return False
-        key = w.key if w else None
+        return self._evict(found, w.key)
+
+    def _make_room_ahead(self, c: Component) -> bool:
+        """The same for a prefetch of `c`, which has no waiter, and for which no holder gives
+        way."""
+        over = self._ledger.prefetches[c.name]
+
+        def may_evict(other: Component) -> bool:
+            return eviction.may_go_for(c, other, over) and self._may_evict(other)
+
+        found = eviction.room(self._ledger, None, [c], may_evict, over)
+        return not isinstance(found, Blocked) and self._evict(found, None)
+
+    def _evict(self, found: Room, key: Key | None) -> bool:
         for c in found.rivals:
-            transfers.evict(ledger, c, "alternating", key)
+            transfers.evict(self._ledger, c, "alternating", key)
         for c in found.victims:
-            transfers.evict(ledger, c, "room", key)
+            transfers.evict(self._ledger, c, "room", key)
         still_in = any([r.evicting for r in found.excluded])
-        return not still_in and found.missing <= ledger.pool.free
+        return not still_in and found.missing <= self._ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
@@ -200,7 +204,7 @@ class Planner:
         if c.unregistering or (c.on_device and not c.evicting and not c.superseded):
             del ledger.prefetches[c.name]
             return True
-        if not self.make_room(None, set(), only=c):
+        if not self._make_room_ahead(c):
             return False
         over = ledger.prefetches.pop(c.name)
         transfers.load(ledger, c)

@@ -3,7 +3,7 @@
 from swapd.core import admission, explain, registry, transfers
 from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Renewal, State
+from swapd.core.records import Component, Renewal, State, is_workspace
 from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
 
 
@@ -60,19 +60,24 @@ def on_host_copy_made(ledger: Ledger, event: HostCopyMade) -> None:
 
 def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
     key = (session, asked.id)
-    parts = []
-    for name in dict.fromkeys((asked.name, *asked.also)):
-        c = ledger.components.get(name)
-        if c is None or c.workspace or c.session != session:
+    names = dict.fromkeys((asked.name, *asked.also))
+    owns = ledger.sessions[session].owns if session in ledger.sessions else {}
+    for name in names:
+        if name not in owns or is_workspace(name):
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
-        parts.append(c)
-    if all(c.renewal is not None and c.renewal.request is None for c in parts):
+    parts = ledger.named(names)
+    if all(map(_is_being_filled, parts)):
         return seal_together(ledger, tuple(parts), asked.id)
     c = parts[0]
     if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
         return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
     c.answer = asked.id
     registry.seal(ledger, c, c.uid)
+
+
+def _is_being_filled(c: Component) -> bool:
+    """Whether it has an open update."""
+    return c.renewal is not None and c.renewal.request is None
 
 
 def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
@@ -141,14 +146,16 @@ def on_update(ledger: Ledger, session: int, asked: Update) -> None:
 def on_give_up(ledger: Ledger, session: int, asked: GiveUp) -> None:
     key = (session, asked.id)
     c = ledger.components.get(asked.name)
-    if c is not None and c.session == session and c.updated_by == asked.update:
-        return ledger.refuse(key, "bad_request", explain.took_place(c))
-    renewal = c.renewal if c is not None and c.session == session else None
-    if c is not None and renewal is not None and renewal.begun_by == asked.update:
-        if renewal.request is not None:
-            waiting = (c.session, renewal.request)
-            ledger.refuse(waiting, "bad_request", explain.given_up(c))
-        give_up(ledger, c, renewal)
+    if c is None or c.session != session:
+        return ledger.accept(key)
+    if c.updated_by == asked.update:
+        why = f"the update of {c.name!r} has taken place already; it cannot be given up"
+        return ledger.refuse(key, "bad_request", why)
+    if c.renewal is not None and c.renewal.begun_by == asked.update:
+        if c.renewal.request is not None:
+            why = f"the update of {c.name!r} was given up by the session that began it"
+            ledger.refuse((c.session, c.renewal.request), "bad_request", why)
+        give_up(ledger, c, c.renewal)
     ledger.accept(key)
 
 

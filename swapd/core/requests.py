@@ -1,11 +1,11 @@
 """Checks of a request by itself, its deadline, and the content that it shares.
 
-Lives here: every check that a type cannot express, and that needs no state. A request that fails
-one is refused at the border, and never becomes an event. May not live here: whether it may be
-granted.
+A request that fails a check is refused at the border, and never becomes an event.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 from swapd.core.records import WORKSPACE, is_workspace
 from swapd.shared import protocol
@@ -20,51 +20,17 @@ _TIMEOUT_MAX_S = 1e9
 
 def problem_with(request: protocol.AnyRequest) -> str | None:
     """The problem with a request that decodes, for its sender; None if there is none."""
-    match request:
-        case protocol.Acquire():
-            asked = _names(request.names) or _timeout(request.timeout_s)
-            return asked or _spare(request.spare)
-        case protocol.AcquireWorkspace():
-            asked = _workspace(request.nbytes) or _timeout(request.timeout_s)
-            return asked or _spare(request.spare)
-        case protocol.AcquireStart():
-            return _timeout(request.timeout_s)
-        case protocol.Prefetch():
-            return _names(request.names) or (_names(request.over) if request.over else None)
-        case protocol.Forecast():
-            return _names(request.names)
-        case protocol.Register():
-            return _named(request) or _size(request.nbytes, request.segments) or _rest(request)
-        case protocol.Commit():
-            return _names((request.name, *request.also))
-        case protocol.Update() | protocol.GiveUp() | protocol.Unregister():
-            return _names((request.name,))
-        case protocol.Pin() | protocol.EvictNow():
-            return _names((request.name,))
-        case protocol.Release():
-            return _all_used(request.used)
-        case protocol.Resize():
-            return _names((request.name,)) or _size(request.resident_bytes or 0, ())
-        case _:
-            return None
+    checks = _CHECKS.get(type(request), ())
+    return next(filter(None, (check(request) for check in checks)), None)
 
 
 def names_of(request: protocol.AnyOrder | None) -> tuple[str, ...]:
     """The components and families that a request names; none for a workspace and for the turn to
     start."""
-    match request:
-        case protocol.Acquire() | protocol.Prefetch():
-            return request.names
-        case (
-            None
-            | protocol.AcquireWorkspace()
-            | protocol.AcquireStart()
-            | protocol.Release()
-            | protocol.Cancel()
-        ):
-            return ()
-        case _:
-            return (request.name,)
+    if isinstance(request, protocol.Acquire | protocol.Prefetch):
+        return request.names
+    name = getattr(request, "name", None)
+    return () if name is None else (name,)
 
 
 def _names(names: tuple[str, ...]) -> str | None:
@@ -78,15 +44,29 @@ def _names(names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _timeout(timeout_s: float | None) -> str | None:
+def _name(request: Any) -> str | None:
+    return _names((request.name, *getattr(request, "also", ())))
+
+
+def _asked_names(request: Any) -> str | None:
+    return _names(request.names)
+
+
+def _over(request: protocol.Prefetch) -> str | None:
+    return _names(request.over) if request.over else None
+
+
+def _timeout(request: Any) -> str | None:
+    timeout_s = request.timeout_s
     return None if (timeout_s or 0.0) >= 0.0 else f"timeout_s={timeout_s} must be at least 0"
 
 
-def _workspace(nbytes: int) -> str | None:
+def _workspace(request: protocol.AcquireWorkspace) -> str | None:
+    nbytes = request.nbytes
     return None if 0 < nbytes < _BYTES_MAX else f"nbytes={nbytes} is no size of a workspace"
 
 
-def _named(request: protocol.Register) -> str | None:
+def _to_register(request: protocol.Register) -> str | None:
     name, family = request.name, request.part_of
     if problem := _names((name, family) if family else (name,)):
         return problem
@@ -97,13 +77,15 @@ def _named(request: protocol.Register) -> str | None:
     return None
 
 
-def _rest(request: protocol.Register) -> str | None:
+def _texts(request: protocol.Register) -> str | None:
     if (request.policy == "alternating") != (request.group is not None):
         return 'policy "alternating" needs group="...", and no other policy takes one'
     said = {"content": request.content, "layout": request.layout, "group": request.group or ""}
-    for what, text in said.items():
-        if problem := problem_with_text(what, text):
-            return problem
+    problems = (problem_with_text(what, text) for what, text in said.items())
+    return next(filter(None, problems), None)
+
+
+def _contents(request: protocol.Register) -> str | None:
     if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
     if request.scratch and not (request.mutable and request.content == ""):
@@ -112,9 +94,21 @@ def _rest(request: protocol.Register) -> str | None:
         return 'filled=True is for scratch that is "saved"; leave it out'
     if request.scratch and request.segments:
         return "scratch comes in as a whole; give no segments"
+    return None
+
+
+def _transient(request: protocol.Register) -> str | None:
     if request.transient and not request.part_of:
         return 'only a part of a family can be transient; give part_of, or policy="sequential"'
     return None
+
+
+def _segments(request: protocol.Register) -> str | None:
+    return _size(request.nbytes, request.segments)
+
+
+def _kept(request: protocol.Resize) -> str | None:
+    return _size(request.resident_bytes or 0, ())
 
 
 def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
@@ -128,11 +122,12 @@ def _size(nbytes: int, segments: tuple[int, ...]) -> str | None:
     return None
 
 
-def _spare(releases: tuple[protocol.Release, ...]) -> str | None:
-    return next(filter(None, (_all_used(release.used) for release in releases)), None)
+def _spare(request: Any) -> str | None:
+    return next(filter(None, map(_all_used, request.spare)), None)
 
 
-def _all_used(told: tuple[protocol.Used, ...]) -> str | None:
+def _all_used(release: protocol.Release) -> str | None:
+    told = release.used
     if len(told) > protocol.NAMES_MAX:
         return f"more than {protocol.NAMES_MAX} names in one request"
     return next(filter(None, map(_used, told)), None)
@@ -149,6 +144,25 @@ def _used(used: protocol.Used) -> str | None:
             return f"ranges of {used.name!r} must be (offset, bytes): ascending, apart, not empty"
         end = start + nbytes
     return None
+
+
+#: The checks of each request, in order.
+_CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
+    protocol.Acquire: (_asked_names, _timeout, _spare),
+    protocol.AcquireWorkspace: (_workspace, _timeout, _spare),
+    protocol.AcquireStart: (_timeout,),
+    protocol.Prefetch: (_asked_names, _over),
+    protocol.Forecast: (_asked_names,),
+    protocol.Register: (_to_register, _segments, _texts, _contents, _transient),
+    protocol.Commit: (_name,),
+    protocol.Update: (_name,),
+    protocol.GiveUp: (_name,),
+    protocol.Unregister: (_name,),
+    protocol.Pin: (_name,),
+    protocol.EvictNow: (_name,),
+    protocol.Release: (_all_used,),
+    protocol.Resize: (_name, _kept),
+}
 
 
 def deadline(timeout_s: float | None, now: float) -> float | None:

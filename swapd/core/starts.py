@@ -16,12 +16,9 @@ from swapd.shared.protocol import THE_START, AcquireStart
 def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
     """Refuse a session with leases: other sessions would wait for the turn and for its leases."""
     key, starts = (session, asked.id), ledger.starts
-    known = ledger.sessions.get(session)
-    if known is None or key in starts or {asked.id} & (known.waiters | known.leases):
-        return ledger.refuse(key, "bad_request", explain.REPLAYED)
-    if ledger.stopping:
-        return ledger.refuse(key, "stopping", explain.STOPPING)
-    if known.leases or any(other == session for other, _ in starts):
+    if problem := explain.unheard(ledger, key):
+        return ledger.refuse(key, *problem)
+    if ledger.sessions[session].leases or any(other == session for other, _ in starts):
         return ledger.refuse(key, "conflict", explain.STARTS_WITH_NOTHING)
     starts[key] = ledger.now
     if len(starts) == 1:

@@ -198,15 +198,16 @@ def _reply(
 ) -> ForecastReply:
     loads = [c for c in asked if c.state is State.ABSENT or eviction.leaves_first(c, w)]
     rate = measured_rate(ledger.components.values())
+    back = sum(v.bytes_back for v in victims)
     return ForecastReply(
         id=w.request,
         names=w.names,
         bytes_in=sum(map(_bytes_in, loads)),
         bytes_coming=sum(c.bytes_in for c in asked if c.state is State.LOADING),
-        bytes_back=sum(v.bytes_back for v in victims),
+        bytes_back=back,
         victims=tuple(victims),
         waits_for=tuple(waits),
-        seconds=_seconds(ledger, loads, asked, victims, rate, now),
+        seconds=_seconds(ledger, loads, asked, back, rate, now),
         bytes_per_s=rate,
     )
 
@@ -228,7 +229,7 @@ def _seconds(
     ledger: Ledger,
     loads: list[Component],
     asked: list[Component],
-    victims: list[Victim],
+    back: int,
     rate: float | None,
     now: float,
 ) -> float | None:
@@ -241,7 +242,6 @@ def _seconds(
     if not loads and not ahead:
         return 0.0
     times = [s for c in (*loads, *ahead) if (s := _copy_s(c, rate)) is not None]
-    back = sum(v.bytes_back for v in victims)
     if len(times) < len(loads) + len(ahead) or (back and rate is None):
         return None
     under_way_s = 0.0
