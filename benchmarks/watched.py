@@ -139,7 +139,7 @@ def loop_steps(rounds: int = 200) -> list[float]:
     core.handle(events.SessionOpened(0.0, 1, "bench"))
     for at in range(COMPONENTS):
         name = f"component-{at}"
-        core.handle(events.Asked(0.0, 1, protocol.Register(2 * at, name, 1 << 20)))
+        core.handle(events.SessionRequest(0.0, 1, protocol.Register(2 * at, name, 1 << 20)))
         core.handle(events.HostCopyMade(0.0, at + 1))
     ledger, taken = core.ledger, []
     for _ in range(rounds):

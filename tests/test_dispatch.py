@@ -8,13 +8,13 @@ from swapd.core.actions import (
     Evicted,
     Grant,
     Lend,
-    Revoke,
+    SendRevoke,
 )
 from swapd.daemon.dispatch import copies_first
 
 EVICT, EVICTED = Evict("a", 1, "room"), Evicted("a", 1, 6, 0)
-TELL = Revoke(1, "a", 1, False)
-ASK = Revoke(1, "a", 1, True)
+TELL = SendRevoke(1, "a", 1, False)
+ASK = SendRevoke(1, "a", 1, True)
 COPY_IN = CopyIn(2, "b", 2, 6, ((0, 6),))
 GRANT = Grant(1, 7, (), 0.0, True)
 
@@ -32,7 +32,7 @@ def test_a_copy_begins_before_a_worker_is_told_that_need_not_acknowledge() -> No
 
 
 def test_several_evictions_are_told_in_their_order_after_all_copies_that_follow_them() -> None:
-    evict, tell = Evict("c", 3, "room"), Revoke(2, "c", 3, False)
+    evict, tell = Evict("c", 3, "room"), SendRevoke(2, "c", 3, False)
     evicted, copy = Evicted("c", 3, 6, 0), CopyIn(3, "d", 4, 6, ((6, 6),))
     done = carried_out(EVICT, TELL, EVICTED, evict, tell, evicted, COPY_IN, copy, GRANT)
     assert done == [EVICT, EVICTED, evict, evicted, COPY_IN, copy, TELL, tell, GRANT]

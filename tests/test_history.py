@@ -88,7 +88,7 @@ def test_numbers_become_names() -> None:
 
 def test_an_eviction_is_about_whom_it_makes_room_for_too() -> None:
     seen = Seen()
-    seen.note(Record(2, 0, 1.0, event=events.Asked(1.0, 3, Acquire(8, ("dit",)))))
+    seen.note(Record(2, 0, 1.0, event=events.SessionRequest(1.0, 3, Acquire(8, ("dit",)))))
     evict = Record(3, 2, 1.0, action=actions.Evict("vae", 1, "room", (3, 8)))
     assert seen.about(evict) == ("vae", "dit")
 
@@ -105,10 +105,10 @@ def test_nothing_is_remembered_of_what_is_over() -> None:
     seen = Seen()
     for i in range(LABELS_MAX + 5):
         seen.note(Record(i, 0, 1.0, event=events.SessionOpened(1.0, i, "w")))
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, Acquire(1, ("a",)))))
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, Acquire(2, ("a",)))))
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, Release(4, 2))))
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, i, AcquireWorkspace(3, 9))))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, i, Acquire(1, ("a",)))))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, i, Acquire(2, ("a",)))))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, i, Release(4, 2))))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, i, AcquireWorkspace(3, 9))))
         seen.note(Record(i, 0, 1.0, action=actions.Lend(i, f"workspace {i}.3", i, ((0, 9),))))
         seen.note(Record(i, 0, 1.0, event=events.Lent(1.0, i)))
         seen.note(Record(i, 0, 1.0, action=actions.Reclaim(f"workspace {i}.3", i, ((0, 9),))))
@@ -125,11 +125,11 @@ def test_names_that_are_gone_or_were_refused_are_forgotten_and_no_others() -> No
 
     def register(i: int, name: str) -> None:
         asked = Register(i, name, 5, part_of="family", scratch="saved")
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, 3, asked)))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, 3, asked)))
         seen.note(Record(i, 0, 1.0, action=actions.MakeHostCopy(3, i, name, 5, False)))
         seen.note(Record(i, 0, 1.0, action=actions.Accept(3, i)))
         used = (Used(name, 1, ((0, 4),)),)
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, 3, Release(i, 2, used=used))))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, 3, Release(i, 2, used=used))))
 
     register(1, "stays")
     for i in range(2, 3 * NAMES_GONE_MAX):
@@ -137,7 +137,7 @@ def test_names_that_are_gone_or_were_refused_are_forgotten_and_no_others() -> No
         seen.note(Record(i, 0, 1.0, action=actions.DropHostCopy(i, f"gone {i}")))
     for i in range(3 * NAMES_GONE_MAX, 5 * NAMES_GONE_MAX):
         refused = Register(i, f"refused {i}", 5)
-        seen.note(Record(i, 0, 1.0, event=events.Asked(1.0, 3, refused)))
+        seen.note(Record(i, 0, 1.0, event=events.SessionRequest(1.0, 3, refused)))
         seen.note(Record(i, 0, 1.0, action=actions.Refuse(3, i, "too_large", "no room")))
     for known in (seen.sizes, seen.scratch, seen.used, seen.part_of):
         assert "stays" in known
@@ -148,7 +148,7 @@ def test_names_that_are_gone_or_were_refused_are_forgotten_and_no_others() -> No
 
 
 def test_a_workspace_is_known_by_its_request() -> None:
-    asked = Record(2, 0, 1.0, event=events.Asked(1.0, 3, AcquireWorkspace(17, 9)))
+    asked = Record(2, 0, 1.0, event=events.SessionRequest(1.0, 3, AcquireWorkspace(17, 9)))
     seen = Seen()
     seen.note(asked)
     lend = actions.Lend(3, "workspace 3.17", 5, ((0, 9),))
@@ -160,5 +160,5 @@ def test_a_workspace_is_known_by_its_request() -> None:
 
 
 def test_names_in_a_log() -> None:
-    asked = Record(2, 0, 1.0, event=events.Asked(1.0, 1, Acquire(1, ("a", "b"))))
+    asked = Record(2, 0, 1.0, event=events.SessionRequest(1.0, 1, Acquire(1, ("a", "b"))))
     assert names_in(Reader().read([render(START), render(asked)])) == {"a", "b"}

@@ -13,7 +13,7 @@ from swapd.core.chunks import count, without
 from swapd.core.events import (
     CopyFailed,
     DeviceDown,
-    Dropped,
+    DropAck,
     Dropping,
     Lent,
     Reclaimed,
@@ -123,10 +123,10 @@ async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> N
     lender.dropped(1, first.ticket)
     lender.dropped(1, first.ticket)  # a second time
     assert device.calls == []
-    assert told.events.get_nowait() == Dropped(NOW, 1, 5)
+    assert told.events.get_nowait() == DropAck(NOW, 1, 5)
     assert told.events.empty()
     lender.dropped(2, second.ticket)
-    assert told.events.get_nowait() == Dropped(NOW, 2, 5)
+    assert told.events.get_nowait() == DropAck(NOW, 2, 5)
     assert await told.events.get() == Lent(NOW, 5)
     assert (one.files, two.files) == ({1}, {4})
 
@@ -158,7 +158,7 @@ async def test_who_is_gone_while_others_are_asked_ends_nothing_early(lender_of: 
     assert device.calls == [], "the other has not let go"
     lender.dropped(2, drop.ticket)
     assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2)), "before any answer to it"
-    assert told.events.get_nowait() == Dropped(NOW, 2, 5)
+    assert told.events.get_nowait() == DropAck(NOW, 2, 5)
     assert await told.events.get() == Lent(NOW, 5)
     assert device.calls == ["lend"]
 
@@ -255,7 +255,7 @@ async def test_memory_is_exchanged_when_all_have_let_go_and_asked_for_until_it_i
     lender.dropped(1, drop.ticket)
     await done.wait()
     assert device.calls == ["lend", "reclaim", "reclaim", "reclaim"]
-    assert isinstance(await told.events.get(), Dropped)
+    assert isinstance(await told.events.get(), DropAck)
     assert told.events.empty()
     assert lender.notes() == ()
 

@@ -20,7 +20,7 @@ from tests.samples import sample
 PAGE = (Path(swapd.log.__file__).parent / "README.md").read_text()
 EXAMPLES = [line for line in PAGE.splitlines() if line.startswith('{"seq"')]
 REQUESTS = get_args(AnyOrder)
-EVENTS = [kind for kind in get_args(AnyEvent) if kind is not events.Asked]
+EVENTS = [kind for kind in get_args(AnyEvent) if kind is not events.SessionRequest]
 ACTIONS = get_args(AnyAction)
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 TICK = Record(2, 0, 2.0, event=events.Tick(2.0))
@@ -42,7 +42,7 @@ LATER = (
 
 def record_of(kind: Any) -> Record:
     if kind in REQUESTS:
-        return Record(7, 3, 1.25, event=events.Asked(1.5, 4, sample(kind)))
+        return Record(7, 3, 1.25, event=events.SessionRequest(1.5, 4, sample(kind)))
     if kind in ACTIONS:
         return Record(7, 3, 1.25, action=sample(kind))
     return Record(7, 3, 1.25, event=sample(kind))
@@ -113,7 +113,7 @@ def test_a_copy_says_which_ranges_unless_it_is_of_all(
 @pytest.mark.parametrize("ranges", [(), ((0, 1), (3, 2))], ids=["none", "part"])
 def test_what_is_used_of_scratch_reads_back_as_it_was_said(ranges: Ranges) -> None:
     said = Release(21, 20, used=(Used("kv", 2, ranges), Used("other", 1, ())))
-    record = Record(3, 0, 1.0, event=events.Asked(1.5, 4, said))
+    record = Record(3, 0, 1.0, event=events.SessionRequest(1.5, 4, said))
     assert json.loads(render(record))["used"][0] == {
         "name": "kv",
         "number": 2,
@@ -124,8 +124,8 @@ def test_what_is_used_of_scratch_reads_back_as_it_was_said(ranges: Ranges) -> No
 
 def test_records_of_what_is_no_scratch_say_nothing_of_it() -> None:
     for record in (
-        Record(3, 0, 1.0, event=events.Asked(1.5, 4, Register(1, "a", 8))),
-        Record(3, 0, 1.0, event=events.Asked(1.5, 4, Release(21, 20))),
+        Record(3, 0, 1.0, event=events.SessionRequest(1.5, 4, Register(1, "a", 8))),
+        Record(3, 0, 1.0, event=events.SessionRequest(1.5, 4, Release(21, 20))),
         Record(3, 2, 1.0, action=actions.MakeHostCopy(4, 1, "a", 8, False)),
     ):
         assert json.loads(render(record)).keys().isdisjoint({"scratch", "used", "empty"})

@@ -63,7 +63,7 @@ def test_the_log_of_a_real_daemon_replays(
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
 OPENED = Record(2, 0, 1.0, event=events.SessionOpened(1.0, 1, "w"))
-REGISTER = Record(3, 0, 1.0, event=events.Asked(1.0, 1, Register(1, "vae", 5)))
+REGISTER = Record(3, 0, 1.0, event=events.SessionRequest(1.0, 1, Register(1, "vae", 5)))
 MAKE = Record(4, 3, 1.0, action=actions.MakeHostCopy(1, 1, "vae", 5, False))
 
 

@@ -91,7 +91,7 @@ def test_every_event_and_action_reads_back_from_its_line(kind: type[msgspec.Stru
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
 def test_every_request_reads_back_from_its_line(kind: type[protocol.AnyOrder]) -> None:
-    record = Record(7, 0, 1.25, event=events.Asked(1.5, 3, sample(kind)))
+    record = Record(7, 0, 1.25, event=events.SessionRequest(1.5, 3, sample(kind)))
     assert parse(render(record)) == record
 
 

@@ -117,11 +117,11 @@ def _records(*said: events.AnyEvent | actions.AnyAction) -> list[Record]:
 def test_what_goes_on_at_the_end_of_the_log_ends_there() -> None:
     records = _records(
         events.SessionOpened(0.0, 1, "worker"),
-        events.Asked(0.0, 1, Register(1, "a", MIB)),
-        events.Asked(0.0, 1, Acquire(2, ("a",))),
+        events.SessionRequest(0.0, 1, Register(1, "a", MIB)),
+        events.SessionRequest(0.0, 1, Acquire(2, ("a",))),
         actions.Waiting(1, 2, ("a",), "needs room"),
         actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),
-        events.Asked(0.0, 1, AcquireWorkspace(3, MIB)),
+        events.SessionRequest(0.0, 1, AcquireWorkspace(3, MIB)),
         actions.Lend(1, "workspace 1.3", 2, ((1, 1),)),
         events.Lent(0.0, 2),
         actions.Grant(1, 3, (), 0.0, False),
@@ -141,9 +141,9 @@ def test_what_goes_on_at_the_end_of_the_log_ends_there() -> None:
 def test_a_session_that_goes_ends_what_it_had() -> None:
     records = _records(
         events.SessionOpened(0.0, 1, "worker"),
-        events.Asked(0.0, 1, Acquire(2, ("a",))),
+        events.SessionRequest(0.0, 1, Acquire(2, ("a",))),
         actions.Grant(1, 2, (), 0.5, True),
-        events.Asked(0.0, 1, Acquire(3, ("b",))),
+        events.SessionRequest(0.0, 1, Acquire(3, ("b",))),
         actions.Waiting(1, 3, ("b",), "needs room"),
         events.SessionGone(0.0, 1),
         events.Tick(9.0),
@@ -154,7 +154,7 @@ def test_a_session_that_goes_ends_what_it_had() -> None:
 
 def test_a_component_leaves_with_its_session_or_its_last_host_copy() -> None:
     records = _records(
-        events.Asked(0.0, 1, Register(1, "a", MIB)),
+        events.SessionRequest(0.0, 1, Register(1, "a", MIB)),
         actions.MakeHostCopy(1, 1, "a", MIB, False, (), 1),
         actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),
         events.CopiedIn(0.0, 1),
@@ -174,7 +174,7 @@ def test_a_log_that_lost_its_beginning_is_traced_all_the_same() -> None:
     records = _records(
         events.CopiedIn(0.0, 7),
         actions.Grant(4, 9, (), 0.25, True),
-        events.Asked(0.0, 4, Release(10, 9)),
+        events.SessionRequest(0.0, 4, Release(10, 9)),
         actions.Evicted("b", 3, MIB, 0),
         actions.Refuse(4, 11, "timeout", "held"),
     )

@@ -244,7 +244,7 @@ class Stage:
         for count in (3, 0):
             self._do("Unread", events.Unread(self._next(), session, "lifeline", count))
         self._do("Dropping", events.Dropping(self._next(), 1, (session,)))
-        self._do("Dropped", events.Dropped(self._next(), session, 1))
+        self._do("Dropped", events.DropAck(self._next(), session, 1))
 
     def _fail(self) -> None:
         """A copy fails."""
@@ -338,7 +338,7 @@ class Stage:
     def _ask(
         self, kind: str, session: int, asked: protocol.AnyOrder, *, fail: bool = False
     ) -> None:
-        self._do(kind, events.Asked(self._next(), session, asked), fail=fail)
+        self._do(kind, events.SessionRequest(self._next(), session, asked), fail=fail)
 
     def _do(self, kind: str, event: AnyEvent, *, fail: bool = False) -> None:
         """Handle an event, and all events that follow from it."""
@@ -372,8 +372,8 @@ class Stage:
                 self._due.append(events.Lent(self._next(), action.generation))
             case actions.Reclaim():
                 self._due.append(events.Reclaimed(self._next(), action.generation))
-            case actions.Revoke(ack=True):
-                revoked = events.Revoked(
+            case actions.SendRevoke(ack=True):
+                revoked = events.RevokeAck(
                     self._next(), action.session, action.name, action.generation
                 )
                 self._due.append(revoked)

@@ -67,8 +67,8 @@ class MixedTrace:
         for session in range(len(sizes)):
             self._feed(events.SessionOpened(0.0, session, f"worker-{session}"))
             name, size = self._names[session], sizes[session]
-            self._feed(events.Asked(0.0, session, protocol.Register(1, name, size)))
-            self._feed(events.Asked(0.0, session, protocol.Commit(2, name)))
+            self._feed(events.SessionRequest(0.0, session, protocol.Register(1, name, size)))
+            self._feed(events.SessionRequest(0.0, session, protocol.Commit(2, name)))
         self._request = 2
 
     def _next(self) -> AnyEvent:
@@ -78,11 +78,11 @@ class MixedTrace:
             return self._acquire()
         if self._held and self._random.random() < 0.9:
             session, lease = self._held.popleft()
-            return events.Asked(self._tick(), session, protocol.Release(lease, lease))
+            return events.SessionRequest(self._tick(), session, protocol.Release(lease, lease))
         if self._random.random() < 0.3:
             session, request = next(iter(self._waiting))
             del self._waiting[session, request]
-            return events.Asked(self._tick(), session, protocol.Cancel(request, request))
+            return events.SessionRequest(self._tick(), session, protocol.Cancel(request, request))
         return events.Tick(self._tick())
 
     def _acquire(self) -> AnyEvent:
@@ -94,7 +94,7 @@ class MixedTrace:
         timeout_s = rnd.uniform(10, 1000) if rnd.random() < 0.3 else None
         request, priority = self._request, rnd.choice((0, 0, 0, 1))
         asked = protocol.Acquire(request, tuple(names), request, timeout_s, priority)
-        return events.Asked(self._tick(), session, asked)
+        return events.SessionRequest(self._tick(), session, asked)
 
     def _tick(self) -> float:
         self._now += 0.001

@@ -57,11 +57,13 @@ class LastLines:
 def _is_everyday(record: Record) -> bool:
     """Whether people skip it: thousands of such records may come in a second."""
     match record.event or record.action:
-        case events.Asked(request=protocol.Acquire() | protocol.Release() | protocol.Cancel()):
+        case events.SessionRequest(
+            request=protocol.Acquire() | protocol.Release() | protocol.Cancel()
+        ):
             return True
         case actions.Grant(waited_s=waited_s):
             return not waited_s
-        case events.Tick() | actions.Accept() | actions.Want() | actions.Hurry():
+        case events.Tick() | actions.Accept() | actions.SendWanted() | actions.SendHurry():
             return True
         case _:
             return False

@@ -108,7 +108,7 @@ class _Words(dict[str, str]):
     def __init__(self, item: Any, record: Record, seen: Seen) -> None:
         super().__init__()
         self.session: int = getattr(item, "session", 0)
-        self.item: Any = item.request if isinstance(item, events.Asked) else item
+        self.item: Any = item.request if isinstance(item, events.SessionRequest) else item
         self.record, self.seen = record, seen
 
     def __missing__(self, field: str) -> str:
@@ -213,19 +213,19 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.SessionEnds: Said("ending", "{who}", "", WAIT),
     events.SessionGone: _gone,
     events.ProcessExited: Said("exited", "{who}", "its process has ended"),
-    events.LetGo: Said("let go", "{who}", "its process has unmapped everything"),
+    events.UnmapAck: Said("let go", "{who}", "its process has unmapped everything"),
     events.HostCopyMade: Said("host copy", "{names}", "is made; to be filled"),
     events.HostCopySealed: Said("ready", "{names}", "may be acquired"),
     events.HostCopyFailed: Said("failed", "{names}", "{code}: {why}", BAD, True),
     events.HostCopiesPinned: _pinned,
-    events.Revoked: Said("unmapped", "{names}", "in {who}"),
+    events.RevokeAck: Said("unmapped", "{names}", "in {who}"),
     events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),
     events.CopiedOut: Said("out", "{names}", "{copied}  written back", MOVE, True),
     events.Lent: Said("lent", "{names}", "the driver has it{after}", GOOD, True),
     events.Reclaimed: Said("back", "{names}", "{where}{after}", MOVE, True),
     events.CopyFailed: Said("failed", "{names}", "{why}", BAD, True),
     events.Dropping: Said("let go", "{names}", "is asked of {leavers}"),
-    events.Dropped: Said("let go", "{names}", "by {who}"),
+    events.DropAck: Said("let go", "{names}", "by {who}"),
     events.Unread: _unread,
     events.DeviceDown: Said("down", "", "the device: {why}", BAD, True),
     events.RulesChanged: _rules,
@@ -252,13 +252,13 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     actions.CopyOut: Said("write", "{names}", "{ordered}  back to its host copy"),
     actions.Lend: Said("lend", "{names}", "to {who}"),
     actions.Reclaim: Said("reclaim", "{names}", "from the driver"),
-    actions.Revoke: Said("revoke", "{names}", "from {who}"),
-    actions.Want: Said("want", "{names}", "{who} {want}"),
-    actions.Hurry: Said("hurry", "{who}", "{hurry}"),
+    actions.SendRevoke: Said("revoke", "{names}", "from {who}"),
+    actions.SendWanted: Said("want", "{names}", "{who} {want}"),
+    actions.SendHurry: Said("hurry", "{who}", "{hurry}"),
     actions.Accept: Said("done", "{names}", "for {who}"),
     actions.Grant: _grant,
     actions.Refuse: _refuse,
-    actions.Broken: Said("broken", "{names}", "{who} holds it no longer: {why}", BAD, True),
+    actions.SendBroken: Said("broken", "{names}", "{who} holds it no longer: {why}", BAD, True),
     actions.Fence: Said("fence", "{who}", "{why}", BAD, True),
     actions.Waiting: Said("waiting", "{names}", "{who} {why}", WAIT, True),
     actions.Evict: Said("evict", "{name}", "{known_size:>9}  {why_evicted}", MOVE, True),

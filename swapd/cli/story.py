@@ -145,7 +145,7 @@ def _folded(quiet: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:
 
 def _is_quiet(record: Record) -> bool:
     match record.event or record.action:
-        case events.Asked(request=request):
+        case events.SessionRequest(request=request):
             return isinstance(request, protocol.Acquire | protocol.Release)
         case actions.Grant() as grant:
             return not grant.waited_s

@@ -1,7 +1,7 @@
 """The actions that the core orders or records. Data only.
 
 MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
-one event. Revoke with `ack` comes back as Revoked, or ends in Fence; Fence comes back as
+one event. SendRevoke with `ack` comes back as RevokeAck, or ends in Fence; Fence comes back as
 SessionGone.
 
 Lost and Waiting order nothing: they are for readers of the swap log. Evicted orders nothing
@@ -92,14 +92,14 @@ class Reclaim(Action, frozen=True, tag="reclaim"):
     runs: Runs
 
 
-class Revoke(Action, frozen=True, tag="revoke"):
+class SendRevoke(Action, frozen=True, tag="revoke"):
     session: int
     name: str
     generation: int
     ack: bool
 
 
-class Want(Action, frozen=True, tag="want"):
+class SendWanted(Action, frozen=True, tag="want"):
     """Tell a holder that a waiter needs its memory, or no longer does."""
 
     session: int
@@ -107,7 +107,7 @@ class Want(Action, frozen=True, tag="want"):
     wanted: bool
 
 
-class Hurry(Action, frozen=True, tag="hurry"):
+class SendHurry(Action, frozen=True, tag="hurry"):
     """Tell a session with leases that an acquire waits, or no longer does: while one waits, the
     client gives leases that it no longer uses back at once."""
 
@@ -142,7 +142,7 @@ class Refuse(Action, frozen=True, tag="refuse"):
     tried: bool = False
 
 
-class Broken(Action, frozen=True, tag="broken"):
+class SendBroken(Action, frozen=True, tag="broken"):
     """Tell a holder that its early component will not arrive: the load failed.
 
     Its leases hold the component no longer, and end with their release. Its writes are lost.
@@ -202,13 +202,13 @@ AnyAction = (
     | CopyOut
     | Lend
     | Reclaim
-    | Revoke
-    | Want
-    | Hurry
+    | SendRevoke
+    | SendWanted
+    | SendHurry
     | Accept
     | Grant
     | Refuse
-    | Broken
+    | SendBroken
     | Fence
     | Waiting
     | Evict

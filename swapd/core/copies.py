@@ -1,12 +1,20 @@
 """Handles the end of slow actions, a copy or a loan, and the loss of the device."""
 
 from swapd.core import admission, explain, leases, registry, sessions, transfers
-from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown, Lent, Reclaimed, Revoked
+from swapd.core.events import (
+    CopiedIn,
+    CopiedOut,
+    CopyFailed,
+    DeviceDown,
+    Lent,
+    Reclaimed,
+    RevokeAck,
+)
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Move, State
+from swapd.core.records import Component, State, Transfer
 
 
-def on_revoked(ledger: Ledger, event: Revoked) -> None:
+def on_revoked(ledger: Ledger, event: RevokeAck) -> None:
     pending = ledger.acks.get(event.generation)
     if pending is None or pending[1].session != event.session:
         return  # stale, or a breach of the protocol: change nothing
@@ -120,7 +128,7 @@ def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
     ledger.replan = True
 
 
-def _end_copy_of(ledger: Ledger, move: Move) -> None:
+def _end_copy_of(ledger: Ledger, move: Transfer) -> None:
     """Drop the host copy that was kept for this copy, if the component has another by now."""
     if move.uid != move.component.uid:
         registry.drop_host_copy(ledger, move.uid)

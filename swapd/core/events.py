@@ -49,13 +49,13 @@ class ProcessExited(Event, frozen=True, tag="process_exited"):
     session: int
 
 
-class LetGo(Event, frozen=True, tag="let_go"):
+class UnmapAck(Event, frozen=True, tag="let_go"):
     """The process of a session that went `alive` has unmapped all it could write to."""
 
     session: int
 
 
-class Asked(Event, frozen=True, tag="asked"):
+class SessionRequest(Event, frozen=True, tag="asked"):
     """A session makes a request that passed `problem_with`.
 
     The session and the id of the request name all answers to it.
@@ -94,7 +94,7 @@ class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
     refused: str = ""
 
 
-class Revoked(Event, frozen=True, tag="revoked"):
+class RevokeAck(Event, frozen=True, tag="revoked"):
     session: int
     name: str
     generation: int
@@ -137,7 +137,7 @@ class Dropping(Event, frozen=True, tag="dropping"):
     sessions: tuple[int, ...]
 
 
-class Dropped(Event, frozen=True, tag="dropped"):
+class DropAck(Event, frozen=True, tag="dropped"):
     """A session has let go of that memory."""
 
     session: int
@@ -188,20 +188,20 @@ AnyEvent = (
     | SessionEnds
     | SessionGone
     | ProcessExited
-    | LetGo
-    | Asked
+    | UnmapAck
+    | SessionRequest
     | HostCopyMade
     | HostCopySealed
     | HostCopyFailed
     | HostCopiesPinned
-    | Revoked
+    | RevokeAck
     | CopiedIn
     | CopiedOut
     | CopyFailed
     | Lent
     | Reclaimed
     | Dropping
-    | Dropped
+    | DropAck
     | Unread
     | DeviceDown
     | RulesChanged

@@ -1,7 +1,7 @@
 """Leases, from the grant to the release."""
 
 from swapd.core import transfers
-from swapd.core.actions import Broken
+from swapd.core.actions import SendBroken
 from swapd.core.ledger import Ledger, observe
 from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
 from swapd.shared.protocol import Placement, Release, Used
@@ -115,7 +115,7 @@ def _note_used(ledger: Ledger, session: int, used: Used) -> None:
 def break_all(ledger: Ledger, c: Component, why: str) -> None:
     """Its load failed: tell the holders that were granted it early."""
     for session in sorted(c.holders):
-        ledger.out.append(Broken(session, c.name, c.generation, why))
+        ledger.out.append(SendBroken(session, c.name, c.generation, why))
     if c.leases:
         take_from_all(ledger, c)
         c.last_used = ledger.now

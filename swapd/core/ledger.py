@@ -7,12 +7,12 @@ changes, each with the actions that it orders.
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
-from swapd.core.actions import Accept, AnyAction, Hurry, MakeHostCopy, Refuse, Want
+from swapd.core.actions import Accept, AnyAction, MakeHostCopy, Refuse, SendHurry, SendWanted
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
 from swapd.core.lru import Holders, IdleOrder
 from swapd.core.queue import Deadlines, WaitQueue
-from swapd.core.records import Component, Key, Lane, Lease, Move, Rules, Session, State
+from swapd.core.records import Component, Key, Lane, Lease, Rules, Session, State, Transfer
 from swapd.core.requests import names_of
 from swapd.shared.protocol import AnyOrder, Code, Counts, Histogram, Runs, Tally
 
@@ -100,7 +100,7 @@ class Ledger:
         self.staying = 0
 
         # Copies, loans and reclaims in flight, by generation.
-        self.moves: dict[int, Move] = {}
+        self.moves: dict[int, Transfer] = {}
         #: Copies to the device, and from it.
         self.lane_in = Lane()
         self.lane_out = Lane()
@@ -283,7 +283,7 @@ class Ledger:
         told = self.notices.wanted.setdefault(name, set())
         self.notices.joined.pop(name, None)
         for session in sorted(self.components[name].holders.keys() - told):
-            self.out.append(Want(session, name, True))
+            self.out.append(SendWanted(session, name, True))
             self.sessions[session].told.add(name)
             told.add(session)
 
@@ -291,20 +291,20 @@ class Ledger:
         """No acquire waits for `name` any more: tell the holders that were told."""
         self.notices.joined.pop(name, None)
         for session in sorted(self.notices.wanted.pop(name, ())):
-            self.out.append(Want(session, name, False))
+            self.out.append(SendWanted(session, name, False))
             self.sessions[session].told.discard(name)
 
     def hurry(self) -> None:
         """An acquire waits for leases to end: tell all sessions with leases, once."""
         for number in self.notices.unhurried:
             self.notices.hurried.add(number)
-            self.out.append(Hurry(number, True))
+            self.out.append(SendHurry(number, True))
         self.notices.unhurried.clear()
 
     def take_time(self) -> None:
         """No acquire waits for leases any more: tell the sessions that were told."""
         for number in sorted(self.notices.hurried):
-            self.out.append(Hurry(number, False))
+            self.out.append(SendHurry(number, False))
             if self.sessions[number].leases:
                 self.notices.unhurried[number] = None
         self.notices.hurried.clear()

@@ -56,11 +56,14 @@ COMPONENT_CHANGES = {
     (State.FILLING, State.ABSENT): "`Commit`, `HostCopySealed`",
     (State.ABSENT, State.LOADING): "`CopyIn`",
     (State.LOADING, State.RESIDENT): "`CopiedIn`",
-    (State.LOADING, State.REVOKING): "`CopyFailed`, and its worker has mapped the chunks: `Revoke`",
+    (
+        State.LOADING,
+        State.REVOKING,
+    ): "`CopyFailed`, and its worker has mapped the chunks: `SendRevoke`",
     (State.LOADING, State.ABSENT): "`CopyFailed`",
-    (State.RESIDENT, State.REVOKING): "`Evict`, and if its worker has mapped it `Revoke`",
-    (State.REVOKING, State.ABSENT): "`Revoked`, and there is nothing to save",
-    (State.REVOKING, State.WRITING_BACK): "`Revoked`, `CopyOut`",
+    (State.RESIDENT, State.REVOKING): "`Evict`, and if its worker has mapped it `SendRevoke`",
+    (State.REVOKING, State.ABSENT): "`RevokeAck`, and there is nothing to save",
+    (State.REVOKING, State.WRITING_BACK): "`RevokeAck`, `CopyOut`",
     (State.WRITING_BACK, State.ABSENT): "`CopiedOut`; for scratch also `CopyFailed`, `Lost`",
     (State.WRITING_BACK, State.RESIDENT): "`CopyFailed`: it stays, with its worker's writes",
 }
@@ -266,7 +269,7 @@ class Lane:
 
 
 @dataclass(slots=True, eq=False)
-class Move:
+class Transfer:
     """A copy in flight, a loan or a reclaim.
 
     `component` may be gone by the time it ends; the chunks are not.
@@ -348,7 +351,8 @@ class Session:
     owns: dict[str, None] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     waiters: set[int] = field(default_factory=set)
-    #: Components being evicted for its waiters, by generation; and names of which a `Want` told it.
+    #: Components being evicted for its waiters, by generation; and names that it was told are
+    #: wanted.
     makes_way: dict[int, Component] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     fenced: bool = False  # a Fence was ordered; SessionGone will follow

@@ -27,7 +27,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.Lent: copies.on_lent,
     events.Reclaimed: copies.on_reclaimed,
     events.DeviceDown: copies.on_device_down,
-    events.Revoked: copies.on_revoked,
+    events.RevokeAck: copies.on_revoked,
     events.RulesChanged: sessions.on_rules_changed,
     events.Tick: sessions.on_tick,
     events.HostCopyMade: registration.on_host_copy_made,
@@ -38,15 +38,15 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.SessionEnds: sessions.on_session_ends,
     events.SessionGone: sessions.on_session_gone,
     events.ProcessExited: sessions.on_let_go,
-    events.LetGo: sessions.on_let_go,
+    events.UnmapAck: sessions.on_let_go,
     events.Stopping: sessions.on_stopping,
     events.Dropping: sessions.on_dropping,
-    events.Dropped: sessions.on_dropped,
+    events.DropAck: sessions.on_dropped,
     events.Unread: sessions.on_unread,
 }
 
 #: The same for requests: `on_x(ledger, session, request)`, at `ledger.now`.
-_ASKED: dict[type, Callable[[Ledger, int, Any], None]] = {
+_REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.Acquire: admission.on_acquire,
     protocol.AcquireWorkspace: admission.on_acquire_workspace,
     protocol.AcquireStart: starts.on_acquire_start,
@@ -91,16 +91,16 @@ class Residency:
         """The current rules of decisions."""
         return self.ledger.rules
 
-    #: The problem with a request in any state; None: then it may be `Asked`.
+    #: The problem with a request in any state; None: then it may be a `SessionRequest`.
     problem_with = staticmethod(requests.problem_with)
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
         """Apply one event; return the actions to carry out, in order."""
         ledger = self.ledger
         ledger.now = event.now
-        if type(event) is events.Asked:
+        if type(event) is events.SessionRequest:
             asked = ledger.request = event.request
-            _ASKED[type(asked)](ledger, event.session, asked)
+            _REQUESTS[type(asked)](ledger, event.session, asked)
         else:
             _HANDLERS[type(event)](ledger, event)
         if ledger.room_differs:

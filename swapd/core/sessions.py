@@ -14,9 +14,8 @@ from swapd.core import admission, explain, leases, registry, starts, transfers
 from swapd.core.actions import Fence, Lost
 from swapd.core.chunks import count
 from swapd.core.events import (
-    Dropped,
+    DropAck,
     Dropping,
-    LetGo,
     ProcessExited,
     RulesChanged,
     SessionEnds,
@@ -24,10 +23,11 @@ from swapd.core.events import (
     SessionOpened,
     Stopping,
     Tick,
+    UnmapAck,
     Unread,
 )
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Move, Rules, Session, State
+from swapd.core.records import Component, Rules, Session, State, Transfer
 from swapd.shared.protocol import Runs
 
 #: Debts: messages that a session must read, from its lifeline or its replies. All others are to let
@@ -114,7 +114,7 @@ def on_session_gone(ledger: Ledger, event: SessionGone) -> None:
     ledger.replan = True
 
 
-def on_let_go(ledger: Ledger, event: ProcessExited | LetGo) -> None:
+def on_let_go(ledger: Ledger, event: ProcessExited | UnmapAck) -> None:
     end_quarantine(ledger, event.session)
     ledger.replan = True
 
@@ -128,7 +128,7 @@ def on_dropping(ledger: Ledger, event: Dropping) -> None:
         _owe(ledger, (session, event.generation), timeout_s, kept_what_is_lent(timeout_s))
 
 
-def on_dropped(ledger: Ledger, event: Dropped) -> None:
+def on_dropped(ledger: Ledger, event: DropAck) -> None:
     _settle(ledger, (event.session, event.generation))
 
 
@@ -248,7 +248,7 @@ def _writer(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> int
     return c.session
 
 
-def abandon(ledger: Ledger, move: Move) -> None:
+def abandon(ledger: Ledger, move: Transfer) -> None:
     """A copy of a component that is gone has ended."""
     _free(ledger, move.runs, move.writer)
     registry.drop_host_copy(ledger, move.uid)

@@ -5,10 +5,20 @@ copy: its chunks are lent to an allocator, for one lease.
 """
 
 from swapd.core import eviction, registry
-from swapd.core.actions import CopyIn, CopyOut, Evict, Evicted, Lend, Lost, Reason, Reclaim, Revoke
+from swapd.core.actions import (
+    CopyIn,
+    CopyOut,
+    Evict,
+    Evicted,
+    Lend,
+    Lost,
+    Reason,
+    Reclaim,
+    SendRevoke,
+)
 from swapd.core.chunks import count, without
 from swapd.core.ledger import OTHERS, Ledger, observe
-from swapd.core.records import Component, Key, Move, State, workspace_name
+from swapd.core.records import Component, Key, State, Transfer, workspace_name
 from swapd.shared.protocol import Histogram, Runs
 
 # --- in ----------------------------------------------------------------------------------
@@ -21,7 +31,7 @@ def load(ledger: Ledger, c: Component) -> None:
     c.used = c.kept_no_more = False
     c.runs = ledger.pool.take(c.chunks, prefer=c.runs)
     lane = None if c.workspace else ledger.lane_in
-    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now, lane)
+    ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now, lane)
     ledger.recount(c)
     in_use = ledger.pool.total - ledger.pool.free
     ledger.peak_chunks = max(ledger.peak_chunks, in_use)
@@ -37,7 +47,7 @@ def load(ledger: Ledger, c: Component) -> None:
         ledger.out.append(order)
 
 
-def copied(ledger: Ledger, move: Move, nbytes: int, times: Histogram) -> float:
+def copied(ledger: Ledger, move: Transfer, nbytes: int, times: Histogram) -> float:
     """Count a copy that has ended; return its seconds without the wait for earlier ones."""
     lane, now = move.lane, ledger.now
     assert lane is not None
@@ -154,7 +164,7 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
     ledger.out.append(Evict(c.name, c.generation, reason, key))
     ack = c.mapped and (ledger.rules.strict or c.mutable)
     if c.mapped:
-        ledger.out.append(Revoke(c.session, c.name, c.generation, ack))
+        ledger.out.append(SendRevoke(c.session, c.name, c.generation, ack))
     if ack:
         ledger.acks[c.generation] = (ledger.now, c)
     else:
@@ -166,7 +176,7 @@ def take_out(ledger: Ledger, c: Component) -> None:
     c.mapped = False
     if c.unsaved:
         c.enter(State.WRITING_BACK)
-        ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now, ledger.lane_out)
+        ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now, ledger.lane_out)
         ledger.out.append(CopyOut(c.uid, c.name, c.generation, c.nbytes, c.runs, c.to_save))
     else:
         _leave_unsaved(ledger, c)
@@ -254,11 +264,11 @@ def close_workspace(ledger: Ledger, c: Component) -> None:
 
 def reclaim(ledger: Ledger, c: Component) -> None:
     """Take its memory back. Not while it is being lent."""
-    ledger.moves[c.generation] = Move(c, c.uid, c.runs, ledger.now)
+    ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
 
 
-def reclaimed_in_part(ledger: Ledger, move: Move, runs: Runs) -> None:
+def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:
     """The arena has these chunks of a workspace again, and others may use them. The rest is still
     out."""
     c = move.component

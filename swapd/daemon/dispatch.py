@@ -40,8 +40,8 @@ _NAMES: dict[type, Callable[[Any], object]] = {
         ),
         lambda one: ("host copy", one.uid),
     ),
-    actions.Revoke: lambda one: (one.session, one.generation) if one.ack else None,
-    events.Revoked: lambda one: (one.session, one.generation),
+    actions.SendRevoke: lambda one: (one.session, one.generation) if one.ack else None,
+    events.RevokeAck: lambda one: (one.session, one.generation),
 }
 
 
@@ -181,7 +181,7 @@ def copies_first(numbered: Iterable[Numbered]) -> list[Numbered]:
     untold: list[Numbered] = []
     for one in numbered:
         action = one[0]
-        if isinstance(action, actions.Revoke) and not action.ack:
+        if isinstance(action, actions.SendRevoke) and not action.ack:
             untold.append(one)
             continue
         if untold and not isinstance(action, actions.CopyIn | actions.Evict | actions.Evicted):

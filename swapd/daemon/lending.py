@@ -2,7 +2,7 @@
 memory.
 
 Before the driver can have it, every session must let go of it: memory is free at the last
-reference. The events `Dropping` and `Dropped` say which sessions were told, and which have let go;
+reference. The events `Dropping` and `DropAck` say which sessions were told, and which have let go;
 the core decides how long to wait for one. Decides nothing. `lend` comes back as exactly one event
 that ends it. So does `reclaim`, though it may take as long as the worker's allocator keeps the
 memory.
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from swapd.core.actions import Lend, Reclaim
-from swapd.core.events import CopyFailed, DeviceDown, Dropped, Dropping, Lent, Reclaimed
+from swapd.core.events import CopyFailed, DeviceDown, DropAck, Dropping, Lent, Reclaimed
 from swapd.daemon.inbox import Inbox
 from swapd.daemon.sessions import WorkerConnection
 from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
@@ -77,7 +77,7 @@ class Lender:
         """A session says that it has let go."""
         if ticket in self._missing and self._missing[ticket][0] == session:
             _, generation, let_go = self._missing.pop(ticket)
-            self._inbox.post(Dropped(self._inbox.clock(), session, generation))
+            self._inbox.post(DropAck(self._inbox.clock(), session, generation))
             let_go.set_result(None)
 
     def session_gone(self, session: int) -> None:

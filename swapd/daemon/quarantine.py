@@ -89,7 +89,7 @@ class Quarantine:
         if process.watch is not None:
             process.watch.cancel()
         del self._processes[token]
-        self._inbox.post(events.LetGo(self._inbox.clock(), process.session))
+        self._inbox.post(events.UnmapAck(self._inbox.clock(), process.session))
 
     async def _watch(self, token: bytes, process: _Process) -> None:
         """Wait for the end of the process, and of its work on the device."""

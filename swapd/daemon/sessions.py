@@ -163,12 +163,12 @@ class Sessions:
             actions.Grant: self._grant,
             actions.Refuse: self._refuse,
             actions.Accept: lambda a, _: self.reply(a.session, protocol.Done(a.request)),
-            actions.Revoke: lambda a, _: tell(
+            actions.SendRevoke: lambda a, _: tell(
                 a.session, protocol.Revoke(a.name, a.generation, a.ack)
             ),
-            actions.Want: lambda a, _: tell(a.session, protocol.Wanted(a.name, a.wanted)),
-            actions.Hurry: lambda a, _: tell(a.session, protocol.Hurry(a.waits)),
-            actions.Broken: lambda a, _: tell(
+            actions.SendWanted: lambda a, _: tell(a.session, protocol.Wanted(a.name, a.wanted)),
+            actions.SendHurry: lambda a, _: tell(a.session, protocol.Hurry(a.waits)),
+            actions.SendBroken: lambda a, _: tell(
                 a.session, protocol.Broken(a.name, a.generation, a.why)
             ),
             actions.Evicted: self._evicted,
@@ -218,7 +218,7 @@ class Sessions:
 
     def _ask(self, session: int, request: protocol.AnyOrder) -> None:
         self._mover.settle()
-        self._inbox.post(events.Asked(self._inbox.clock(), session, request))
+        self._inbox.post(events.SessionRequest(self._inbox.clock(), session, request))
 
     def _on_hello(self, lifeline: Lifeline, hello: protocol.Hello) -> None:
         problem = self._no_more_sessions(lifeline.pid)
@@ -257,7 +257,7 @@ class Sessions:
             case protocol.Revoked():
                 now = self._inbox.clock()
                 name, generation = message.name, message.generation
-                self._inbox.post(events.Revoked(now, lifeline.session, name, generation))
+                self._inbox.post(events.RevokeAck(now, lifeline.session, name, generation))
             case protocol.Dropped():
                 self._dropped(lifeline.session, message.ticket)
             case protocol.GivenBack():

@@ -37,7 +37,7 @@ class Filter(NamedTuple):
     def _is_of_component(self, record: Record, seen: Seen) -> bool:
         about = seen.about(record)
         names = {*about, *(seen.part_of[name] for name in about if name in seen.part_of)}
-        if isinstance(e := record.event, events.Asked) and isinstance(e.request, Register):
+        if isinstance(e := record.event, events.SessionRequest) and isinstance(e.request, Register):
             names.add(e.request.part_of or e.request.name)
         return any(fnmatchcase(name, given) for name in names for given in self.components)
 
@@ -54,7 +54,7 @@ class Filter(NamedTuple):
 def kind_of(record: Record) -> str:
     """The kind of a record, or its type if it has none."""
     item = record.event or record.action
-    if isinstance(item, events.Asked):
+    if isinstance(item, events.SessionRequest):
         return str(item.request.__struct_config__.tag)
     if item is not None:
         return str(item.__struct_config__.tag)

@@ -154,7 +154,7 @@ class Seen:
     def about(self, record: Record) -> tuple[str, ...]:
         """The components of a record; for an eviction also those that it makes room for."""
         match record.event or record.action:
-            case events.Asked() as e:
+            case events.SessionRequest() as e:
                 return self._about(e.session, e.request)
             case actions.Grant() | actions.Refuse() | actions.Accept() as a:
                 return self.asked.get((a.session, a.request), ())
@@ -213,7 +213,7 @@ class Seen:
 
     def _note_event(self, e: events.AnyEvent, time: float) -> None:
         match e:
-            case events.Asked():
+            case events.SessionRequest():
                 self._note_asked(e.session, e.request)
             case events.SessionOpened():
                 self.labels[e.session] = e.label
@@ -305,7 +305,9 @@ def _with_names(lines: Iterable[LogLine]) -> Iterator[tuple[LogLine, tuple[str, 
 
 def belonging(lines: Iterable[LogLine], name: str) -> set[str]:
     """`name`, and other names for it in records: for a family its parts, for a part its family."""
-    asked = [e.request for line in lines if isinstance(e := line.record.event, events.Asked)]
+    asked = [
+        e.request for line in lines if isinstance(e := line.record.event, events.SessionRequest)
+    ]
     registered = [request for request in asked if isinstance(request, protocol.Register)]
     parts = {e.name for e in registered if e.part_of == name}
     return {name} | parts | {e.part_of for e in registered if e.name == name and e.part_of}

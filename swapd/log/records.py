@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from swapd.core.actions import AnyAction
-from swapd.core.events import AnyEvent, Asked
+from swapd.core.events import AnyEvent, SessionRequest
 from swapd.core.records import Rules
 from swapd.shared.protocol import AnyOrder
 
@@ -156,7 +156,7 @@ def render(record: Record) -> bytes:
     seq, t, cause = record.seq, record.time, record.cause
     if record.event is not None:
         event = record.event
-        if type(event) is Asked:
+        if type(event) is SessionRequest:
             head = AskedHead(seq, t, "event", cause, event.now, event.session)
             (line,) = render_all([head, event.request])
         else:
@@ -196,7 +196,7 @@ def parse(line: bytes | str) -> Record:
     match head.type:
         case "event" if decoder := _REQUESTS.get(head.kind):
             whose = _whose(line)
-            asked = Asked(whose.now, whose.session, decoder.decode(line))
+            asked = SessionRequest(whose.now, whose.session, decoder.decode(line))
             return Record(seq, cause, time, event=asked)
         case "event":
             return Record(seq, cause, time, event=_known(_EVENTS, head.kind).decode(line))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swapd.core.actions import AnyAction
-from swapd.core.events import AnyEvent, Asked
+from swapd.core.events import AnyEvent, SessionRequest
 from swapd.log.records import (
     AskedHead,
     Head,
@@ -76,7 +76,7 @@ class SwapLog:
         """Record an event; return its number, the cause of its actions."""
         self._seq = seq = self._seq + 1
         now = event.now
-        if type(event) is Asked:
+        if type(event) is SessionRequest:
             head = AskedHead(seq, self._epoch + now, "event", cause, now, event.session)
             self._pending += (head, event.request)
         else:

@@ -84,7 +84,7 @@ class TraceBuilder:
                 for kind, begun in (("wait", self._waits), ("lease", self._leases)):
                     for key in [key for key in begun if key[0] == e.session]:
                         yield from self._span(begun, key, kind)
-            case events.Asked():
+            case events.SessionRequest():
                 yield from self._asked(e)
             case events.CopiedIn():
                 order = self._seen.order(e.generation)
@@ -106,7 +106,7 @@ class TraceBuilder:
             case _:
                 pass
 
-    def _asked(self, e: events.Asked) -> Iterator[Event]:
+    def _asked(self, e: events.SessionRequest) -> Iterator[Event]:
         request = e.request
         lease = getattr(request, "lease", None) or getattr(request, "acquire", None)
         if isinstance(lease, int):

@@ -33,7 +33,7 @@ def swap_log(tmp_path: Path) -> Path:
     said: list[dict[str, Any]] = [
         {"start": Start("0", EVIL, 8, 1 << 20, Rules())},
         {"event": events.SessionOpened(0.0, 1, EVIL)},
-        {"event": events.Asked(0.0, 1, asked)},
+        {"event": events.SessionRequest(0.0, 1, asked)},
         {"action": actions.Refuse(1, 1, "conflict", EVIL)},
         {"action": actions.Fence(1, EVIL)},
         {"action": actions.Lost(EVIL, 1, EVIL)},

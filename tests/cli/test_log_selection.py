@@ -30,9 +30,9 @@ class Told:
         self.add(events.SessionOpened(0.0, 2, "talker"))
         for uid, name in enumerate(BLOCKS, 10):
             register = Register(uid, name, 8 * MIB, part_of="dit", transient=True)
-            self.add(events.Asked(0.0, 1, register))
+            self.add(events.SessionRequest(0.0, 1, register))
             self.add(actions.MakeHostCopy(1, uid, name, 8 * MIB, False))
-        self.add(events.Asked(0.0, 2, Register(1, "talker", 20 * MIB)))
+        self.add(events.SessionRequest(0.0, 2, Register(1, "talker", 20 * MIB)))
         self.add(actions.MakeHostCopy(2, 2, "talker", 20 * MIB, False))
         self._generation = 0
 
@@ -109,7 +109,7 @@ def test_layers_that_leave_for_one_request_are_one_line_and_come_before_its_gran
 ) -> None:
     for name in BLOCKS:
         told.load(name)
-    told.add(events.Asked(0.0, 2, Acquire(7, ("talker",))))
+    told.add(events.SessionRequest(0.0, 2, Acquire(7, ("talker",))))
     for name in BLOCKS[:4]:
         told.evict(name, "room", (2, 7))
     told.load("talker", 20 * MIB)
@@ -148,7 +148,7 @@ def test_a_component_that_has_parts_is_all_of_them(told: Told) -> None:
 
 @pytest.mark.parametrize("who", ["2", "talker", "talk*"])
 def test_a_session_is_its_label_or_number_and_what_was_done_for_it(told: Told, who: str) -> None:
-    told.add(events.Asked(0.0, 2, Acquire(7, ("talker",))))
+    told.add(events.SessionRequest(0.0, 2, Acquire(7, ("talker",))))
     told.evict("dit/0", "room", (2, 7))
     found = told.wanted(sessions=(who,))
     assert [record.event or record.action for record in found][-1] == actions.Evict(

@@ -36,11 +36,11 @@ def seen() -> Seen:
     said: list[AnyEvent | AnyAction] = [
         events.SessionOpened(0.0, 1, "thinker-worker"),
         events.SessionOpened(0.0, 2, "talker-worker"),
-        events.Asked(0.0, 1, Register(1, "thinker", 24 * MIB)),
+        events.SessionRequest(0.0, 1, Register(1, "thinker", 24 * MIB)),
         actions.MakeHostCopy(1, 1, "thinker", 24 * MIB, False),
-        events.Asked(0.0, 2, Register(1, "talker", 20 * MIB)),
+        events.SessionRequest(0.0, 2, Register(1, "talker", 20 * MIB)),
         actions.MakeHostCopy(2, 2, "talker", 20 * MIB, False),
-        events.Asked(0.0, 2, Acquire(5, ("talker",))),
+        events.SessionRequest(0.0, 2, Acquire(5, ("talker",))),
     ]
     for seq, item in enumerate(said, 2):
         seen.note(_record(item, seq=seq))
@@ -108,7 +108,7 @@ LINES: list[tuple[list[AnyEvent | AnyAction], AnyEvent | AnyAction, str]] = [
     ),
     (
         [],
-        actions.Broken(2, "talker", 3, "no bus"),
+        actions.SendBroken(2, "talker", 3, "no bus"),
         f"broken talker {TALKER} holds it no longer: no bus",
     ),
     ([], events.SessionOpened(0.0, 4, "vllm-0"), "opened vllm-0 (session 4)"),
@@ -141,7 +141,7 @@ ALL, NONE, QUARTER = None, (), ((0, GIB // 2), (GIB, GIB // 2))
 
 def _scratch(seen: Seen, kind: Scratch) -> Record:
     asked = Register(2, "kv", 4 * GIB, mutable=True, scratch=kind)
-    record = _record(events.Asked(0.0, 1, asked))
+    record = _record(events.SessionRequest(0.0, 1, asked))
     seen.note(record)
     return record
 
@@ -196,13 +196,13 @@ def test_an_eviction_that_drops_says_so(seen: Seen) -> None:
     )
     _scratch(seen, "saved")
     assert "dropped" not in str(_text(evict, seen))
-    seen.note(_record(events.Asked(0.0, 1, Register(2, "kv", 4 * GIB))))
+    seen.note(_record(events.SessionRequest(0.0, 1, Register(2, "kv", 4 * GIB))))
     assert "dropped" not in str(_text(evict, seen))
 
 
 def test_a_release_says_what_is_used_of_scratch(seen: Seen) -> None:
     used = (Used("kv", 1, QUARTER), Used("kv2", 1, ()))
-    said = say(_record(events.Asked(0.0, 2, Release(6, 5, used=used))), seen).detail
+    said = say(_record(events.SessionRequest(0.0, 2, Release(6, 5, used=used))), seen).detail
     assert said == "by talker-worker (session 2); of kv 1 GiB is used; of kv2 0 B is used"
 
 
@@ -227,7 +227,7 @@ def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> No
 
 
 def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
-    asked = _record(events.Asked(0.0, 2, AcquireWorkspace(6, 6 * MIB, timeout_s=1.0)))
+    asked = _record(events.SessionRequest(0.0, 2, AcquireWorkspace(6, 6 * MIB, timeout_s=1.0)))
     assert say(asked, seen).detail == "6 MiB for talker-worker (session 2) (within 1 s)"
     seen.note(asked)
     name = "workspace 2.6"
@@ -241,7 +241,7 @@ def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
 
 
 def test_a_turn_to_start_is_asked_for_and_waited_for(seen: Seen) -> None:
-    asked = _record(events.Asked(0.0, 2, AcquireStart(6, 60.0)))
+    asked = _record(events.SessionRequest(0.0, 2, AcquireStart(6, 60.0)))
     assert say(asked, seen).subject == "the turn to start"
     assert say(asked, seen).detail == "for talker-worker (session 2) (within 60 s)"
     seen.note(asked)
@@ -253,7 +253,7 @@ def test_a_turn_to_start_is_asked_for_and_waited_for(seen: Seen) -> None:
 
 
 def test_the_terms_of_an_acquire_are_said(seen: Seen) -> None:
-    asked = events.Asked(1.0, 2, Acquire(5, ("talker",), 1, 1.0, 3, True, True))
+    asked = events.SessionRequest(1.0, 2, Acquire(5, ("talker",), 1, 1.0, 3, True, True))
     said = say(_record(asked), seen).detail
     assert said.endswith("(session 2) (priority 3, within 1 s, waits for the name, early)")
 
@@ -331,7 +331,7 @@ _EXAMPLES: dict[Any, Any] = {
 }
 
 
-KINDS = [kind for kind in get_args(AnyEvent | AnyAction) if kind is not events.Asked]
+KINDS = [kind for kind in get_args(AnyEvent | AnyAction) if kind is not events.SessionRequest]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -347,7 +347,7 @@ def test_every_record_has_words(kind: Any, seen: Seen) -> None:
 
 @pytest.mark.parametrize("kind", get_args(AnyOrder))
 def test_every_request_has_words(kind: type[AnyOrder], seen: Seen) -> None:
-    assert_has_words(_record(events.Asked(1.0, 1, sample(kind))), seen)
+    assert_has_words(_record(events.SessionRequest(1.0, 1, sample(kind))), seen)
 
 
 def assert_has_words(record: Record, seen: Seen) -> None:

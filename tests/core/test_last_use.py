@@ -3,12 +3,12 @@
 from swapd.core import Residency, status
 from swapd.core.check import check
 from swapd.core.events import (
-    Asked,
     CopiedIn,
     HostCopyMade,
     HostCopySealed,
     SessionGone,
     SessionOpened,
+    SessionRequest,
     Tick,
 )
 from swapd.shared.protocol import Acquire, Commit, Register, Release
@@ -18,9 +18,9 @@ def _two_that_do_not_fit() -> Residency:
     core = Residency(chunks=1, chunk_bytes=10)
     for session, name in ((1, "vae"), (2, "dit")):
         core.handle(SessionOpened(0.0, session, name))
-        core.handle(Asked(0.0, session, Register(1, name, 10)))
+        core.handle(SessionRequest(0.0, session, Register(1, name, 10)))
         core.handle(HostCopyMade(0.0, session))
-        core.handle(Asked(0.0, session, Commit(2, name)))
+        core.handle(SessionRequest(0.0, session, Commit(2, name)))
         core.handle(HostCopySealed(0.0, session))
     return core
 
@@ -32,13 +32,13 @@ def _idle_s(core: Residency, name: str, now: float) -> float | None:
 def test_an_acquire_that_timed_out_leaves_the_last_use_as_it_was() -> None:
     core = _two_that_do_not_fit()
     assert _idle_s(core, "vae", 1.0) is None
-    core.handle(Asked(1.0, 1, Acquire(3, ("vae",))))
+    core.handle(SessionRequest(1.0, 1, Acquire(3, ("vae",))))
     core.handle(CopiedIn(1.0, 1))
     assert _idle_s(core, "vae", 1.5) is None
-    core.handle(Asked(2.0, 1, Release(4, 3)))
-    core.handle(Asked(3.0, 2, Acquire(3, ("dit",))))
+    core.handle(SessionRequest(2.0, 1, Release(4, 3)))
+    core.handle(SessionRequest(3.0, 2, Acquire(3, ("dit",))))
     core.handle(CopiedIn(3.0, 2))
-    core.handle(Asked(4.0, 1, Acquire(4, ("vae",), timeout_s=1.0)))
+    core.handle(SessionRequest(4.0, 1, Acquire(4, ("vae",), timeout_s=1.0)))
     core.handle(Tick(5.0))
     assert _idle_s(core, "vae", 6.0) == 4.0
     check(core)
@@ -46,7 +46,7 @@ def test_an_acquire_that_timed_out_leaves_the_last_use_as_it_was() -> None:
 
 def test_a_holder_that_dies_used_it_until_then() -> None:
     core = _two_that_do_not_fit()
-    core.handle(Asked(1.0, 2, Acquire(3, ("vae",))))
+    core.handle(SessionRequest(1.0, 2, Acquire(3, ("vae",))))
     core.handle(CopiedIn(1.0, 1))
     core.handle(SessionGone(3.0, 2))
     assert _idle_s(core, "vae", 4.0) == 1.0

@@ -96,7 +96,7 @@ def test_others_are_served_between_two_steps() -> None:
     w, s = much()
     t = w.open()
     w.core.handle(events.SessionEnds(w.now, s, 1))
-    done = w.core.handle(events.Asked(w.now, t, Register(10_001, "new", 1)))
+    done = w.core.handle(events.SessionRequest(w.now, t, Register(10_001, "new", 1)))
     assert [a.name for a in done if isinstance(a, MakeHostCopy)] == ["new"]
 
 
@@ -110,5 +110,5 @@ def test_what_is_about_to_go_can_be_acquired_no_more() -> None:
         w.acquire(t, "a", agent=1)
     w.core.handle(events.SessionEnds(w.now, s, 1))
     assert "a" in w.ledger.components
-    done = w.core.handle(events.Asked(w.now, t, Acquire(10_002, ("a",), 2)))
+    done = w.core.handle(events.SessionRequest(w.now, t, Acquire(10_002, ("a",), 2)))
     assert [a.code for a in done if isinstance(a, Refuse)] == ["unknown_component"]

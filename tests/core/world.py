@@ -14,7 +14,6 @@ from swapd.core import Residency, Rules
 from swapd.core.actions import (
     Accept,
     AnyAction,
-    Broken,
     CopyIn,
     CopyOut,
     DropHostCopy,
@@ -22,41 +21,42 @@ from swapd.core.actions import (
     Evicted,
     Fence,
     Grant,
-    Hurry,
     Lend,
     Lost,
     MakeHostCopy,
     Reclaim,
     Refuse,
-    Revoke,
     SealHostCopy,
+    SendBroken,
+    SendHurry,
+    SendRevoke,
+    SendWanted,
     Waiting,
-    Want,
 )
 from swapd.core.check import check
 from swapd.core.chunks import count
 from swapd.core.events import (
     AnyEvent,
-    Asked,
     CopiedIn,
     CopiedOut,
     CopyFailed,
     DeviceDown,
-    Dropped,
+    DropAck,
     Dropping,
     HostCopyFailed,
     HostCopyMade,
     HostCopySealed,
     Lent,
-    LetGo,
     ProcessExited,
     Reclaimed,
-    Revoked,
+    RevokeAck,
     RulesChanged,
     SessionGone,
     SessionOpened,
+    SessionRequest,
     Stopping,
     Tick,
+    UnmapAck,
     Unread,
 )
 from swapd.core.records import Key, State, workspace_name
@@ -154,7 +154,7 @@ class World:
         self.log: list[AnyAction] = []
         #: The core waits for: copies by generation, acknowledgements, host copies by uid.
         self.moves: dict[int, CopyIn | CopyOut | Lend | Reclaim] = {}
-        self.acks: dict[int, Revoke] = {}
+        self.acks: dict[int, SendRevoke] = {}
         self.making: dict[int, MakeHostCopy | SealHostCopy] = {}
         #: Host copies ordered, and host copies dropped.
         self.masters: set[int] = set()
@@ -480,7 +480,7 @@ class World:
                 placed.mapped = False
                 if generation not in self.moves:
                     del self.placed[generation]
-        self.send(LetGo(self.now, session) if lets_go else ProcessExited(self.now, session))
+        self.send(UnmapAck(self.now, session) if lets_go else ProcessExited(self.now, session))
 
     def lose(self, why: str = "cuda:0 is lost") -> None:
         """The device goes down; its contents stay."""
@@ -592,7 +592,7 @@ class World:
     def drop(self, session: int, generation: int) -> None:
         """A session has let go of it."""
         self.owes.pop((session, generation), None)
-        self.send(Dropped(self.now, session, generation))
+        self.send(DropAck(self.now, session, generation))
 
     def hear(
         self, session: int, unread: int, channel: Channel = "lifeline", error: str = ""
@@ -633,7 +633,7 @@ class World:
         revoke = self.acks.pop(generation)
         self.owes.pop((revoke.session, generation), None)
         self.placed[generation].mapped = False
-        self.send(Revoked(self.now, revoke.session, revoke.name, generation))
+        self.send(RevokeAck(self.now, revoke.session, revoke.name, generation))
 
     def settle(self) -> None:
         """All host copies, copies and acknowledgements arrive, until none is left."""
@@ -661,12 +661,12 @@ class World:
             self.out = [Refuse(session, request.id, "bad_request", problem)]
             self._note(self.out[0])
         else:
-            self.send(Asked(self.now, session, request))
+            self.send(SessionRequest(self.now, session, request))
 
     def send(self, event: AnyEvent) -> list[AnyAction]:
         """Hand one event to the core, and check all of its promises."""
         self.out = self.core.handle(event)
-        if isinstance(event, Asked) and isinstance(event.request, Acquire):
+        if isinstance(event, SessionRequest) and isinstance(event.request, Acquire):
             for spare in event.request.spare:
                 if (event.session, spare.lease) not in self.ledger.leases:
                     self.leases.pop((event.session, spare.lease), None)
@@ -719,7 +719,7 @@ class World:
 
     def told(self) -> list[str]:
         """The actions of the last event, one short line each, but for hurries."""
-        return [brief(a) for a in self.out if not isinstance(a, Hurry)]
+        return [brief(a) for a in self.out if not isinstance(a, SendHurry)]
 
     def evictions(self) -> list[str]:
         """Names evicted so far, in order."""
@@ -793,23 +793,23 @@ class World:
                 assert action.generation in self.lent, f"{action}: not lent"
                 assert action.generation not in self.moves, f"{action}: twice"
                 self.moves[action.generation] = action
-            case Revoke():
+            case SendRevoke():
                 self._check_unheld(action)
                 if action.ack:
                     self.acks[action.generation] = action
                     self.owes[action.session, action.generation] = self.now
                 else:
                     self.placed[action.generation].mapped = False
-            case Want():
+            case SendWanted():
                 pair = (action.session, action.name)
                 assert (pair in self.wanted) != action.wanted, f"{action}: told already"
                 (self.wanted.add if action.wanted else self.wanted.discard)(pair)
-            case Hurry():
+            case SendHurry():
                 assert (action.session in self.hurried) != action.waits, f"{action}: told already"
                 (self.hurried.add if action.waits else self.hurried.discard)(action.session)
             case Accept() | Grant() | Refuse():
                 self._note_answer(action)
-            case Broken():
+            case SendBroken():
                 assert self.placed[action.generation].name == action.name
                 held = [k for k, names in self.leases.items() if action.name in names]
                 assert action.session in {s for s, _ in held}, f"{action}: not held"
@@ -953,7 +953,7 @@ class World:
         used = sum(len(placed.held) for placed in self.placed.values()) + len(chunks)
         assert used == order.in_use, f"{order}: {used} are in use"
 
-    def _check_unheld(self, action: Evict | Revoke | CopyOut | Reclaim) -> None:
+    def _check_unheld(self, action: Evict | SendRevoke | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]
         assert not held, f"{action}: leased by {held}"
 
@@ -1024,12 +1024,14 @@ def brief(action: AnyAction) -> str:
             return f"{type(action).__name__.lower()} {action.request}{code}"
         case Evict():
             return f"evict {action.name} ({action.reason})"
-        case Revoke():
+        case SendRevoke():
             return f"revoke {action.name}" + (" (ack)" if action.ack else "")
-        case Want():
+        case SendWanted():
             return f"{'want' if action.wanted else 'unwant'} {action.name}"
-        case Hurry():
+        case SendHurry():
             return "hurry" if action.waits else "take time"
+        case SendBroken():
+            return f"broken {action.name}"
         case Fence():
             return "fence"
         case Waiting():

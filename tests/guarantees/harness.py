@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import zmq
 
-from swapd.core.events import Asked, SessionGone, SessionOpened
+from swapd.core.events import SessionGone, SessionOpened, SessionRequest
 from swapd.log import history, records
 from swapd.log.records import OtherSchema, Record
 from swapd.shared import protocol, runtime_dir
@@ -351,7 +351,7 @@ def _until(first: bytes, file: Path) -> list[Record] | None:
 def _said(record: Record) -> tuple[int | None, Any]:
     """The content of a record: the session and its request, else the event or action."""
     said = record.event or record.action
-    return (said.session, said.request) if isinstance(said, Asked) else (None, said)
+    return (said.session, said.request) if isinstance(said, SessionRequest) else (None, said)
 
 
 # --- workers -----------------------------------------------------------------------------

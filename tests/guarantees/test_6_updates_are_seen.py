@@ -26,7 +26,7 @@ def granted_old(daemon: Daemon, name: str) -> list[Any]:
         if isinstance(said, actions.Evict) and said.name == name and said.reason == "update":
             return early
         match said:
-            case events.Asked(session=session, request=Acquire(id=id, names=names)):
+            case events.SessionRequest(session=session, request=Acquire(id=id, names=names)):
                 asked |= {(session, id)} if name in names else set()
         if isinstance(said, actions.Grant) and (said.session, said.request) in asked:
             early.append(said)

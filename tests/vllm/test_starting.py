@@ -20,11 +20,11 @@ def spans(records: list[Record]) -> list[tuple[float, float]]:
     ended = []
     for record in records:
         match record.event or record.action:
-            case events.Asked(session=session, request=protocol.AcquireStart(id=request)):
+            case events.SessionRequest(session=session, request=protocol.AcquireStart(id=request)):
                 asked.add((session, request))
             case actions.Grant(session=session, request=request) if (session, request) in asked:
                 begun[session, request] = record.time
-            case events.Asked(session=session, request=protocol.Release()):
+            case events.SessionRequest(session=session, request=protocol.Release()):
                 ended += [(began, record.time) for began in ending(begun, session)]
             case events.SessionGone(session=session):  # at times, this record comes first
                 ended += [(began, record.time) for began in ending(begun, session)]

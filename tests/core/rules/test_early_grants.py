@@ -1,6 +1,6 @@
 """Grants before the copies have ended."""
 
-from swapd.core.actions import Broken, CopyIn, Grant
+from swapd.core.actions import CopyIn, Grant, SendBroken
 from swapd.core.records import State
 from swapd.shared.protocol import Placement
 from tests.core.rules.common import blocked
@@ -101,7 +101,7 @@ def test_if_a_load_fails_those_let_in_early_are_told_and_keep_the_rest(make: Mak
     waiter = w.acquire(t, "a")
     w.move("a", fail="bus")
     broken = w.out[0]
-    assert isinstance(broken, Broken)
+    assert isinstance(broken, SendBroken)
     assert (broken.session, broken.name, broken.generation) == (s, "a", 2)
     assert "(bus), and it did not reach the device: it is still in host memory" in broken.why
     assert w.told() == [

@@ -1,6 +1,6 @@
 """Granting, loading, sharing."""
 
-from swapd.core.actions import CopyIn, Evict, Evicted, Grant, Revoke
+from swapd.core.actions import CopyIn, Evict, Evicted, Grant, SendRevoke
 from swapd.core.ledger import HITS_MAX
 from swapd.core.records import State
 from swapd.shared.protocol import Placement
@@ -56,7 +56,7 @@ def test_room_is_made_evicted_and_loaded_in_one_step(make: Make) -> None:
     key = w.acquire(s, "b")
     assert w.out == [
         Evict("a", 1, "room", key),
-        Revoke(s, "a", 1, False),
+        SendRevoke(s, "a", 1, False),
         Evicted("a", 1, 6, 0),
         CopyIn(2, "b", 2, 6, ((0, 6),), in_use=6),
     ]

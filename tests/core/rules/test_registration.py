@@ -1,7 +1,7 @@
 """Registering a component."""
 
 from swapd.core.actions import Accept
-from swapd.core.events import Asked
+from swapd.core.events import SessionRequest
 from swapd.core.records import State
 from swapd.shared.protocol import Acquire, Register
 from tests.core.world import Make
@@ -87,9 +87,9 @@ def test_a_request_of_no_session_and_a_replayed_one_are_refused(make: Make) -> N
     w.register(s, "a")
     _, request = w.use(s, "a")
     for session, number in ((s, request), (99, 1)):
-        (answer,) = w.core.handle(Asked(0.0, session, Acquire(number, ("a",))))
+        (answer,) = w.core.handle(SessionRequest(0.0, session, Acquire(number, ("a",))))
         assert "bad_request" in repr(answer)
-    (answer,) = w.core.handle(Asked(0.0, 99, Register(1, "b", 1)))
+    (answer,) = w.core.handle(SessionRequest(0.0, 99, Register(1, "b", 1)))
     assert "bad_request" in repr(answer)
 
 

@@ -1,7 +1,7 @@
 """Workers acknowledge before chunks are reused."""
 
 from swapd.core.actions import Fence
-from swapd.core.events import Revoked, Tick
+from swapd.core.events import RevokeAck, Tick
 from swapd.core.records import State
 from tests.core.rules.common import strict_pair
 from tests.core.world import Make, outcome
@@ -61,15 +61,15 @@ def test_an_acknowledgement_that_is_stale_or_false_is_ignored(make: Make) -> Non
     w.acquire(t, "b")
     (generation,) = w.acks
     for false in (
-        Revoked(0.0, s, "a", generation - 1),
-        Revoked(0.0, t, "a", generation),
-        Revoked(0.0, s, "a", generation + 1),
+        RevokeAck(0.0, s, "a", generation - 1),
+        RevokeAck(0.0, t, "a", generation),
+        RevokeAck(0.0, s, "a", generation + 1),
     ):
         w.send(false)
         assert w.out == []
     assert w.state("a") is State.REVOKING
     w.ack("a")
-    w.send(Revoked(0.0, s, "a", generation))
+    w.send(RevokeAck(0.0, s, "a", generation))
     assert w.out == []
 
 

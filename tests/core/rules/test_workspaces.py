@@ -1,7 +1,7 @@
 """Memory lent to a worker's own allocator."""
 
 from swapd.core.actions import Grant, Lend, Reclaim, Waiting
-from swapd.core.events import Asked
+from swapd.core.events import SessionRequest
 from swapd.shared.protocol import AcquireWorkspace
 from tests.core.rules.common import blocked, mutable_pair
 from tests.core.world import Make, outcome
@@ -275,7 +275,7 @@ def test_the_request_of_a_workspace_is_not_used_again_before_it_is_back(make: Ma
     key = w.workspace(s, 6)
     w.settle()
     w.release(key)
-    (answer,) = w.core.handle(Asked(0.0, s, AcquireWorkspace(key[1], 3)))
+    (answer,) = w.core.handle(SessionRequest(0.0, s, AcquireWorkspace(key[1], 3)))
     assert "bad_request" in repr(answer)
 
 
