@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import weakref
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +12,7 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd_client import moving
 from swapd_client.aio_leasing import AsyncLeasing
-from swapd_client.client import NOTHING, Client, nbytes_of
+from swapd_client.client import NOTHING, Client, nbytes_of, restore_models
 from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
@@ -23,6 +22,7 @@ from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.moving import in_thread
 from swapd_client.session.channel import ChannelFactory
+from swapd_client.session.dropped import close_when_collected
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
@@ -86,9 +86,10 @@ class AsyncClient:
 
     def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
         self.session = session
-        self._leasing = AsyncLeasing(session, ChannelFactory(session), tracing_of(session, tracing))
-        self._dropped = weakref.finalize(self, session.leave_behind, session.close)
-        self._dropped.atexit = False
+        self.leasing = AsyncLeasing(session, ChannelFactory(session), tracing_of(session, tracing))
+        leases = session.leases
+        in_use = lambda: any(one.state == "held" for one in leases)  # noqa: E731 - of no object
+        self._dropped = close_when_collected(self, session, in_use, self.leasing.close_dropped)
         #: Client of the same session, for calls that run in threads. None before the first.
         self._inner: Client | None = None
 
@@ -117,7 +118,7 @@ class AsyncClient:
         """As `Client.register`; the copy runs in a thread."""
         steps = moving.register(
             self.session,
-            self._leasing.channel.send,
+            self.leasing.channel.send,
             name,
             source,
             policy,
@@ -142,7 +143,7 @@ class AsyncClient:
         what = nbytes_of(size)
         steps = moving.register_scratch(
             self.session,
-            self._leasing.channel.send,
+            self.leasing.channel.send,
             name,
             what,
             policy,
@@ -165,7 +166,7 @@ class AsyncClient:
         """As `Client.register_family`; the copies run in a thread."""
         steps = moving.register_family(
             self.session,
-            self._leasing.channel.send,
+            self.leasing.channel.send,
             name,
             parts,
             policy,
@@ -193,7 +194,7 @@ class AsyncClient:
         """As `Client.load`; the reading runs in a thread."""
         steps = moving.load(
             self.session,
-            self._leasing.channel.send,
+            self.leasing.channel.send,
             name,
             moving.Reading(files, module, prefix, rename, dtype, progress),
             policy,
@@ -222,7 +223,7 @@ class AsyncClient:
         """As `Client.load_family`; the reading runs in a thread."""
         steps = moving.load_family(
             self.session,
-            self._leasing.channel.send,
+            self.leasing.channel.send,
             name,
             moving.Reading(files, module, prefix, rename, dtype, progress),
             parts,
@@ -238,21 +239,21 @@ class AsyncClient:
     ) -> None:
         """As `Client.resize`."""
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
-        await self._leasing.question(request, timeout)
+        await self.leasing.question(request, timeout)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.pin`."""
-        await self._leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
+        await self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.unpin`."""
-        await self._leasing.question(
+        await self.leasing.question(
             protocol.Pin(self.session.next_id(), name, unpin=True), timeout
         )
 
     async def evict(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.evict`."""
-        await self._leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
+        await self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
     def acquire(
         self,
@@ -265,33 +266,33 @@ class AsyncClient:
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
         session = self.session
         asked = of_components(session, names, timeout, priority, await_registration, early)
-        return Acquiring(partial(self._leasing.acquire, asked))
+        return Acquiring(partial(self.leasing.acquire, asked))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Acquiring:
         """As `Client.acquire_workspace`: await it, or `async with` it."""
         asked = of_workspace(nbytes_of(size), size, timeout, priority)
-        return Acquiring(partial(self._leasing.acquire, asked))
+        return Acquiring(partial(self.leasing.acquire, asked))
 
     def acquire_start(self, *, timeout: float | None = None) -> Acquiring:
         """As `Client.acquire_start`: await it, or `async with` it."""
-        return Acquiring(partial(self._leasing.acquire, of_start(timeout)))
+        return Acquiring(partial(self.leasing.acquire, of_start(timeout)))
 
     async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `Client.prefetch`."""
-        await self._leasing.call(prefetch_of(self.session.next_id(), names, over))
+        await self.leasing.call(prefetch_of(self.session.next_id(), names, over))
 
     async def unregister(self, name: str) -> None:
         """As `Client.unregister`."""
         for part in self.session.registry.family(name) or [name]:
             if self._inner is not None:
-                await in_thread(self._inner._leasing.flush_kept)
+                await in_thread(self._inner.leasing.flush_kept)
             await self._take(moving.unregister(self.session, part))
 
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """As `Client.forecast`."""
-        reply = await self._leasing.question(
+        reply = await self.leasing.question(
             protocol.Forecast(self.session.next_id(), names), timeout
         )
         assert isinstance(reply, protocol.ForecastReply)
@@ -345,7 +346,7 @@ class AsyncClient:
 
     async def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """As `Client.status`."""
-        reply = await self._leasing.question(protocol.Status(self.session.next_id()), timeout)
+        reply = await self.leasing.question(protocol.Status(self.session.next_id()), timeout)
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
@@ -355,24 +356,30 @@ class AsyncClient:
         self._dropped.detach()
         if not session.forked:
             if inner is not None:
-                await asyncio.to_thread(inner._keep_no_more)
+                await asyncio.to_thread(inner.leasing.keep_no_more)
             await asyncio.to_thread(session.leases.drain)
             if keep:
                 with suppress(SessionEnded):  # then the last bytes are already private
-                    await self._take(moving.take_back_mutable(session, self._leasing.end))
-        await self._leasing.channel.close()
+                    await self._take(moving.take_back_mutable(session, self.leasing.end))
+        await self.leasing.channel.close()
         await asyncio.to_thread(session.close, keep=keep)
         if inner is not None:
-            inner._let_go()
+            restore_models(inner)
         if not session.forked:
-            self._leasing.factory.close()
-            await asyncio.to_thread(self._leasing.tracing.close)
+            self.leasing.factory.close()
+            await asyncio.to_thread(self.leasing.tracing.close)
 
     def _have_inner(self) -> Client:
         if self._inner is None:
-            leasing = self._leasing
-            self._inner = Client(self.session, leasing.factory, tracing=leasing.tracing)
+            leasing = self.leasing
+            inner = Client(self.session, leasing.factory, tracing=leasing.tracing)
+            inner.dropped.detach()
+            self._dropped.detach()  # attached models keep the inner client
+            self._dropped = close_when_collected(
+                inner, self.session, inner.leasing.in_use, leasing.close_dropped
+            )
+            self._inner = inner
         return self._inner
 
     async def _take(self, steps: moving.Steps[T]) -> T:
-        return await moving.take_awaited(steps, self._leasing.call)
+        return await moving.take_awaited(steps, self.leasing.call)

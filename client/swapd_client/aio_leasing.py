@@ -17,6 +17,9 @@ from swapd_client.session.channel import AsyncChannel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
 
+#: Seconds; a loop that is busy for longer keeps the channel of a collected client open.
+CLOSE_S = 60.0
+
 
 class AsyncLeasing:
     """The requests and leases of one async client. Made and used in its loop."""
@@ -90,6 +93,16 @@ class AsyncLeasing:
             return
         if session.leases.give_back(record):
             self.channel.send(session.leases.release_of(record))
+
+    def close_dropped(self) -> None:
+        """Its client was collected. Blocks: called in a thread of the session."""
+        self.session.close()
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self.channel.close(), self._loop).result(CLOSE_S)
+        else:
+            self.channel.close_socket()
+        self.factory.close()
+        self.tracing.close()
 
     def _give_back_later(self, record: Record) -> None:
         """Called in a thread of the session; requests that the loop sends arrive in order."""

@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -20,6 +21,7 @@ from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.session.channel import ChannelFactory
+from swapd_client.session.dropped import close_when_collected
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
@@ -78,7 +80,8 @@ class Client:
     """A session with one daemon. May be used from any thread; not across a fork.
 
     Made by `connect`. Call `close`, or use it in a `with` block: its components then become private
-    memory, which keeps their weights.
+    memory, which keeps their weights. A client that is collected is closed too, once none of its
+    leases is in use. An attached model keeps its client.
     """
 
     def __init__(
@@ -91,16 +94,13 @@ class Client:
         """`factory` and a `Tracing` come from an async client of the same session."""
         self.session = session
         factory = factory or ChannelFactory(session)
-        self._leasing = Leasing(session, factory, tracing_of(session, tracing))
-        self._dropped = weakref.finalize(self, session.leave_behind, self._leasing.close_late)
-        self._dropped.atexit = False
+        #: The requests and leases of its threads, for models that are attached.
+        self.leasing = Leasing(session, factory, tracing_of(session, tracing))
+        end = partial(_end, session, self.leasing, keep=True)
+        #: Closes it when it is collected.
+        self.dropped = close_when_collected(self, session, self.leasing.in_use, end)
         #: The attached models keep them alive: see `offload/garbage.py`.
         self.attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
-
-    @property
-    def leasing(self) -> Leasing:
-        """The leases of its threads."""
-        return self._leasing
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -158,7 +158,7 @@ class Client:
         """
         steps = moving.register(
             self.session,
-            self._leasing.call,
+            self.leasing.call,
             name,
             source,
             policy,
@@ -191,7 +191,7 @@ class Client:
         """
         steps = moving.register_family(
             self.session,
-            self._leasing.call,
+            self.leasing.call,
             name,
             parts,
             policy,
@@ -229,7 +229,7 @@ class Client:
         what = nbytes_of(size)
         steps = moving.register_scratch(
             self.session,
-            self._leasing.call,
+            self.leasing.call,
             name,
             what,
             policy,
@@ -249,7 +249,7 @@ class Client:
         `part_of`: the family, by name, of each component that is part of one. All of them or none.
         Blocks and raises as `register`; InvalidSource if a component would move.
         """
-        self._take(moving.register_again(self.session, self._leasing.call, sources, part_of))
+        self._take(moving.register_again(self.session, self.leasing.call, sources, part_of))
 
     def load(
         self,
@@ -288,7 +288,7 @@ class Client:
         """
         steps = moving.load(
             self.session,
-            self._leasing.call,
+            self.leasing.call,
             name,
             moving.Reading(files, module, prefix, rename, dtype, progress),
             policy,
@@ -321,7 +321,7 @@ class Client:
         """
         steps = moving.load_family(
             self.session,
-            self._leasing.call,
+            self.leasing.call,
             name,
             moving.Reading(files, module, prefix, rename, dtype, progress),
             parts,
@@ -341,9 +341,9 @@ class Client:
         was not registered in parts; TooLarge if the tensors outside all blocks are "permanent" and
         do not fit; NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        self._leasing.flush_kept()  # idle leases that threads keep would count as use
+        self.leasing.flush_kept()  # idle leases that threads keep would count as use
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
-        self._leasing.question(request, timeout)
+        self.leasing.question(request, timeout)
 
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
@@ -356,11 +356,11 @@ class Client:
         beside it; Conflict for a member of an alternating group; ComponentInUse while it is being
         evicted; NotAnswering as `resize`.
         """
-        self._leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
+        self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
     def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """Allow eviction again. Raises: Conflict if the component was registered as "permanent"."""
-        self._leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+        self.leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
 
     def evict(self, name: str, *, timeout: float | None = None) -> None:
         """Evict an idle component, or the parts of a family, at once.
@@ -371,8 +371,8 @@ class Client:
         leased or loading, or an acquire waits for it; Conflict if it is pinned or "permanent";
         NotAnswering as `resize`.
         """
-        self._leasing.flush_kept()  # idle leases that threads keep would count as use
-        self._leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
+        self.leasing.flush_kept()  # idle leases that threads keep would count as use
+        self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
     def acquire(
         self,
@@ -392,7 +392,7 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
         DeviceFailed, SessionEnded; then nothing is held.
         """
-        session, leasing = self.session, self._leasing
+        session, leasing = self.session, self.leasing
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
         # taken here, not in `leasing`: one more Python call would cost each step of a loop
@@ -421,7 +421,7 @@ class Client:
 
         Blocks and raises as `acquire`.
         """
-        return self._leasing.acquire(of_workspace(nbytes_of(size), size, timeout, priority))
+        return self.leasing.acquire(of_workspace(nbytes_of(size), size, timeout, priority))
 
     def acquire_start(self, *, timeout: float | None = None) -> Lease:
         """Wait until no other process starts on this device, and keep others from it until the
@@ -435,8 +435,8 @@ class Client:
         Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or is
         already starting; AcquireTimeout, which names the starting process; SessionEnded.
         """
-        self._leasing.flush_kept()
-        return self._leasing.acquire(of_start(timeout))
+        self.leasing.flush_kept()
+        return self.leasing.acquire(of_start(timeout))
 
     def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
         """Load components if there is memory for them and no acquire is waiting.
@@ -445,7 +445,7 @@ class Client:
         components for it; with `over`, only these components and families, once they are idle.
         Ignores unknown names in `over`.
         """
-        self._leasing.call(prefetch_of(self.session.next_id(), names, over))
+        self.leasing.call(prefetch_of(self.session.next_id(), names, over))
 
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and
@@ -463,7 +463,7 @@ class Client:
         (then it stays registered), UnknownComponent, SessionEnded.
         """
         for part in self.session.registry.family(name) or [name]:
-            self._leasing.flush_kept()
+            self.leasing.flush_kept()
             self._take(moving.unregister(self.session, part))
 
     def attach(
@@ -550,7 +550,7 @@ class Client:
         Changes nothing, and promises nothing: other requests may come first. Raises the errors that
         the acquire would raise at once; NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        reply = self._leasing.question(protocol.Forecast(self.session.next_id(), names), timeout)
+        reply = self.leasing.question(protocol.Forecast(self.session.next_id(), names), timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
 
@@ -587,15 +587,15 @@ class Client:
         """
         from swapd_client.weights import update
 
-        update.together(self.session, self._leasing.call, values)
-        self._leasing.flush_kept()
+        update.together(self.session, self.leasing.call, values)
+        self.leasing.flush_kept()
 
     def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """Report the resident components, their holders, and the bytes moved.
 
         Raises: NotAnswering if the daemon is silent for `timeout` seconds.
         """
-        reply = self._leasing.question(protocol.Status(self.session.next_id()), timeout)
+        reply = self.leasing.question(protocol.Status(self.session.next_id()), timeout)
         assert isinstance(reply, protocol.StatusReply)
         return reply
 
@@ -607,31 +607,31 @@ class Client:
         no longer write to its memory. If the GPU has no room for private copies, a warning names
         the components whose tensors are lost.
         """
-        session = self.session
-        if not session.forked:  # else the parent owns all of it, and locks may be held for good
-            self._keep_no_more()
-            session.leases.drain()
-            if keep:
-                with suppress(SessionEnded):  # then the last bytes are already private
-                    self._take(moving.take_back_mutable(session, self._leasing.end_now))
-        session.close(keep=keep)
-        self._let_go()
-        if not session.forked:
-            self._leasing.close()
-
-    def _keep_no_more(self) -> None:
-        """Before closing: end the leases that threads keep for their next step."""
-        self._dropped.detach()
-        self._leasing.keep_no_more()
-
-    def _let_go(self) -> None:
-        """After closing: restore the attached models."""
-        self._dropped.detach()
-        for attachment in list(self.attachments):
-            attachment._let_go()
+        self.dropped.detach()
+        _end(self.session, self.leasing, keep=keep)
+        restore_models(self)
 
     def _take(self, steps: moving.Steps[_T]) -> _T:
-        return moving.take(steps, self._leasing.call)
+        return moving.take(steps, self.leasing.call)
+
+
+def restore_models(client: Client) -> None:
+    """After closing: the hooks of attached models go."""
+    for attachment in list(client.attachments):
+        attachment.let_go()
+
+
+def _end(session: Session, leasing: Leasing, *, keep: bool) -> None:
+    if session.forked:  # the parent owns all of it, and locks may be held for good
+        session.close(keep=keep)
+        return
+    leasing.keep_no_more()
+    session.leases.drain()
+    if keep:
+        with suppress(SessionEnded):  # then the last bytes are already private
+            moving.take(moving.take_back_mutable(session, leasing.end_now), leasing.call)
+    session.close(keep=keep)
+    leasing.close()
 
 
 def nbytes_of(size: object) -> Any:

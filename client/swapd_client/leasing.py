@@ -462,6 +462,11 @@ class Leasing:
         self.cache.closed = True
         self.cache.each(end)
 
+    def in_use(self) -> bool:
+        """Whether a thread or task has one of the session's leases, beside those kept for later."""
+        kept = self.cache.kept()
+        return any(one.state == "held" and one.id not in kept for one in self.session.leases)
+
     def end_now(self, record: Record) -> None:
         """End a lease that a thread has in use."""
         if not self.session.leases.ends_later(record, self._give_back):
@@ -473,12 +478,6 @@ class Leasing:
         """After the session: close all channels, and end the thread that makes spans."""
         self._factory.close()
         self.tracing.close()
-
-    def close_late(self) -> None:
-        """As `close`, for a client that was garbage collected; after its session has ended."""
-        self.cache.closed = True
-        self.session.close()
-        self.close()
 
 
 def prefetch_of(

@@ -19,6 +19,7 @@ from swapd_client.errors import (
     ComponentInUse,
     DeviceFailed,
     DeviceMemoryExhausted,
+    DuplicateName,
     InvalidSource,
     SwapdError,
 )
@@ -26,6 +27,7 @@ from swapd_client.leases.book import Record
 from swapd_client.memory.layout import OtherBytes, Segments
 from swapd_client.memory.part import Part
 from swapd_client.memory.scratch import Scratch
+from swapd_client.session import dropped
 from swapd_client.session.session import Call, Session
 
 if TYPE_CHECKING:
@@ -364,8 +366,15 @@ def _fill(
     """Register, fill and commit all parts. `registered` collects parts that the daemon knows."""
     registry = session.registry
     for part, policy in parts.items():
-        number = session.next_id()
-        yield registry.request(part, number, policy, group, transient=keeping is not None)
+        request = partial(
+            registry.request, part, policy=policy, group=group, transient=keeping is not None
+        )
+        try:
+            yield request(session.next_id())
+        except DuplicateName:
+            if not (yield dropped.await_closed):
+                raise
+            yield request(session.next_id())
         registered.append(part)
     for part in parts:
         yield partial(registry.fill, part)

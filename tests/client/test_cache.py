@@ -201,7 +201,7 @@ def test_a_gap_that_no_message_may_have_is_left_out(
     client: Client, other: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(client, "a")
-    record = next(iter(client._leasing.cache.records.values()))
+    record = next(iter(client.leasing.cache.records.values()))
     record.gap_s, record.since = -1.0, -2 * PAST_MAX_S
     client.session.ring()
     await_none(other)

@@ -352,7 +352,7 @@ def test_another_thread_may_be_granted_it_before_registering_fails(
     life.client.register("a", tensors)
     before = addresses(tensors)
     client = life.again()
-    call = client._leasing.call
+    call = client.leasing.call
 
     def grant_and_kill(request: object, *rest: object) -> object:
         reply = call(request, *rest)  # type: ignore[arg-type]
@@ -362,7 +362,7 @@ def test_another_thread_may_be_granted_it_before_registering_fails(
             call(request, *rest)  # type: ignore[arg-type]
         return reply
 
-    monkeypatch.setattr(client._leasing, "call", grant_and_kill)
+    monkeypatch.setattr(client.leasing, "call", grant_and_kill)
     with pytest.raises(DaemonGone):
         client.register("a", tensors)
     monkeypatch.undo()

@@ -132,8 +132,8 @@ def test_what_is_not_sampled_asks_the_daemon_for_no_account(
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     with connect(folder, tracing=True) as client:
         with trace.get_tracer("test").start_as_current_span("request"):
-            assert client._leasing.tracing.begin(("talker",)) is None
-        assert client._leasing.tracing._thread is None
+            assert client.leasing.tracing.begin(("talker",)) is None
+        assert client.leasing.tracing._thread is None
 
 
 def test_a_refusal_is_an_error_of_its_span_and_a_try_is_none(
@@ -166,7 +166,7 @@ def test_who_waits_for_a_holder_is_told_for_whom(
         while not held.wanted and not other.status().waiting:
             pass
         held.release()
-        other._leasing.flush_kept()
+        other.leasing.flush_kept()
         waiting.join()
         (acquire,) = named(made_of(client, exporter), "swapd.acquire")
     assert "painter" in said_by(acquire)["swapd.waits_for"]
@@ -278,7 +278,7 @@ def test_a_provider_that_raises_costs_spans_and_is_said_once(
         client.register("talker", {"x": HALF})
         for _ in range(3):
             client.acquire("talker", early=True).release()
-            client._leasing.flush_kept()
+            client.leasing.flush_kept()
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert [line for line in said if "no room" in line] == said
     assert len(said) == 1
@@ -295,8 +295,8 @@ def test_a_provider_that_is_slow_delays_no_acquire_and_no_close(
         client.register("talker", {"x": HALF})
         for _ in range(3):
             client.acquire("talker").release()
-            client._leasing.flush_kept()
-        thread = client._leasing.tracing._thread
+            client.leasing.flush_kept()
+        thread = client.leasing.tracing._thread
     assert thread is not None
     assert thread.is_alive(), "all was done, and closed, while it was in the provider"
     slow.goes_on.set()
@@ -343,7 +343,7 @@ def _as_child(client: Client, folder: str) -> int:
     own.register("painter", {"x": b"1"})
     own.acquire("painter").release()
     own.close()
-    return 0 if own._leasing.tracing._thread is not None else 2
+    return 0 if own.leasing.tracing._thread is not None else 2
 
 
 def test_an_acquire_goes_on_if_what_is_current_cannot_be_asked(

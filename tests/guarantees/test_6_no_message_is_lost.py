@@ -124,7 +124,7 @@ def test_hints_without_end_cost_no_answer(world: World) -> None:
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
         for _ in range(20_000):
-            client._leasing.hint("a")
+            client.leasing.hint("a")
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
 
@@ -134,7 +134,7 @@ def test_what_was_asked_ahead_and_abandoned_without_end_costs_no_answer(world: W
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
         for _ in range(6000):
-            client._leasing.channel().abandon(client._leasing.ask("a"))
+            client.leasing.channel().abandon(client.leasing.ask("a"))
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
 

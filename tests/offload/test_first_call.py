@@ -134,8 +134,8 @@ def test_a_block_that_a_call_holds_throughout_does_not_end_reading_ahead(client:
         for _ in range(2):
             check(client, model, expected)
         stream, asked = attachment.streamed["dit"].stream, []
-        ask = client._leasing.ask
-        client._leasing.ask = lambda name: (asked.append(name), ask(name))[1]  # type: ignore
+        ask = client.leasing.ask
+        client.leasing.ask = lambda name: (asked.append(name), ask(name))[1]  # type: ignore
         check(client, model, expected)
         assert set(asked) >= {stream.parts[n] for n in (1, 3)}
 

@@ -213,7 +213,7 @@ def test_passes_may_differ() -> None:
 def test_a_block_that_runs_again_at_once_is_not_copied_again(answers: str) -> None:
     with swapd(12) as client, pytest.MonkeyPatch.context() as patch:
         if answers == "late":
-            patch.setattr(client._leasing, "collect", lambda *_, within_s: None)
+            patch.setattr(client.leasing, "collect", lambda *_, within_s: None)
         model = family(client, 3)
         for _ in range(4):
             model.forward([0, 0, 0, 2])
@@ -225,10 +225,10 @@ def test_a_block_that_runs_again_at_once_is_not_copied_again(answers: str) -> No
 def test_what_was_read_ahead_stays_in_if_it_is_needed_before_the_answer_is_read() -> None:
     with swapd(12) as client:
         model = family(client, 1)
-        asked = client._leasing.ask("m/0")
+        asked = client.leasing.ask("m/0")
         # by now its copy is under way: the daemon takes a thread's requests in order
         client.status()
-        with client._leasing.acquire_in_place_of(asked, "m/0") as lease:
+        with client.leasing.acquire_in_place_of(asked, "m/0") as lease:
             lease.wait()
             model.use(0)
             assert [c.leases for c in client.status().components if c.name == "m/0"] == [1]

@@ -53,14 +53,14 @@ def test_in_the_middle_of_an_update(
         client.register_family("m", parts)
         if resident:
             client.acquire("m").release()
-        call = client._leasing.call
+        call = client.leasing.call
 
         def dying(request: protocol.AnyRequest) -> protocol.AnyReply:
             if isinstance(request, when):
                 kill(daemon, client)
             return call(request)
 
-        monkeypatch.setattr(client._leasing, "call", dying)
+        monkeypatch.setattr(client.leasing, "call", dying)
         with pytest.raises(DaemonGone):
             client.update("m", values(model(1)))
         client.close()

@@ -378,7 +378,7 @@ def test_who_is_interrupted_at_the_commit_knows_which_bytes_it_has(
             is_commit = isinstance(request, protocol.Commit)
             if is_commit and when == "before":
                 raise KeyboardInterrupt
-            reply = client._leasing.call(request)
+            reply = client.leasing.call(request)
             if is_commit:
                 raise KeyboardInterrupt
             return reply
@@ -414,12 +414,12 @@ def test_who_may_not_update_is_told(daemon: spawn.Spawned, client: Client) -> No
 def test_one_update_at_a_time(client: Client) -> None:
     client.register("raw", {"a": b"x"})
     other = client.session.next_id()
-    client._leasing.call(protocol.Update(other, "raw"))
+    client.leasing.call(protocol.Update(other, "raw"))
     with pytest.raises(ComponentInUse, match="being updated"):
         client.update("raw", {"a": b"y"})
     with pytest.raises(ComponentInUse, match="being updated"):
         client.unregister("raw")
-    client._leasing.call(protocol.GiveUp(client.session.next_id(), "raw", other))
+    client.leasing.call(protocol.GiveUp(client.session.next_id(), "raw", other))
     client.update("raw", {"a": b"y"})
 
 

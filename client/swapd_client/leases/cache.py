@@ -65,6 +65,11 @@ class Cache:
         in_use = [key for key, holder in mine if not isinstance(holder, _Claim | None)]
         return tuple(record.id for key in in_use if (record := self.records.get(key)) is not None)
 
+    def kept(self) -> set[int]:
+        """The leases that nobody has in use."""
+        self.free()
+        return {one.id for key, one in self.records.copy().items() if key not in self.holders}
+
     def free(self) -> None:
         """Leases whose holders are gone are kept again."""
         with self._lock:

@@ -278,7 +278,7 @@ class Attachment:
         left = self._left()
         if lent.isdisjoint(left):
             self._tell_of_the_rest(left)
-            self._let_go()
+            self.let_go()
         else:
             self._again, self.trained = _nothing, {}
             log.info(
@@ -288,7 +288,7 @@ class Attachment:
             )
         for one in others:
             if one.is_detached and not one._left():
-                one._let_go()
+                one.let_go()
 
     @property
     def is_detached(self) -> bool:
@@ -321,7 +321,7 @@ class Attachment:
                 self._client.unregister(name)
             self.registered.pop()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Remove the hooks: the weights are private."""
         self.registered.clear()
         self.trained = {}

@@ -336,6 +336,10 @@ class AsyncChannel:
     async def close(self) -> None:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+        self.close_socket()
+
+    def close_socket(self) -> None:
+        """As `close`, after the loop has ended."""
         self._socket.close()
 
     def send(self, request: AnyRequest) -> None:

@@ -5,11 +5,9 @@ beside. One background thread per session reads the lifeline: revocations, `want
 of host copies, and EOF, which ends every wait.
 """
 
-import _thread
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -89,8 +87,6 @@ class Session:
         )
         self._ids = 0
         self._closed = False
-        #: Closes the session of a client that was garbage collected without `close`.
-        self._close_late: Callable[[], None] | None = None
         self._lifeline.listen(self._on_message, self._on_end)
         _alive.add(self)
 
@@ -299,7 +295,6 @@ class Session:
         self._files.end()
         self._board.fail_all([part.slot for part in self.registry.all()])
         self.life.tell(error)
-        self._close_what_was_left()
 
     def close(self, *, keep: bool = True) -> None:
         """End the session: every component becomes private memory, with its weights.
@@ -331,20 +326,6 @@ class Session:
             ending.when_left(self.registry.staying, let_go)
         if without_memory:
             ending.warn_of(without_memory)
-
-    def leave_behind(self, close: Callable[[], None]) -> None:
-        """The client was garbage collected: call `close` in a thread once the session has ended.
-
-        Takes no lock, because the garbage collector calls it.
-        """
-        self._close_late = close
-        if self.error is not None:
-            self._close_what_was_left()
-
-    def _close_what_was_left(self) -> None:
-        if self._close_late is not None and not self.life.left_to_parent:
-            with suppress(RuntimeError):  # the process ends
-                _thread.start_new_thread(self._close_late, ())
 
     def _leave_to_parent(self) -> None:
         self.life.leave_to_parent()

@@ -10,7 +10,7 @@ def main(folder: str) -> None:
     client = swapd_client.connect(folder)
     client.register("raw", {"a": bytes(1 << 20)})
     request = client.session.next_id()
-    client._leasing.call(protocol.Update(request, "raw"))
+    client.leasing.call(protocol.Update(request, "raw"))
     client.session.take_master(request)
     print("begun", flush=True)  # noqa: T201
     sys.stdin.read()

@@ -1,0 +1,102 @@
+"""A client that is collected without `close` is closed, as in a notebook's cell that runs again."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import swapd_client
+from swapd import spawn
+
+REGISTER = """
+client = connect(folder)
+weights = client.register("a", {"x": b"abc"})
+client.acquire("a").release()
+"""
+ATTACH = """
+model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+client = connect(folder)
+client.attach(model, "0")
+with torch.no_grad():
+    model(torch.ones(1, 8))
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with spawn.daemon(budget="64MiB") as daemon:
+        yield daemon.folder
+
+
+def sessions(folder: Path) -> int:
+    with swapd_client.connect(folder) as client:
+        return len(client.status().sessions) - 1
+
+
+def await_sessions(folder: Path, count: int) -> None:
+    while sessions(folder) != count:
+        gc.collect()
+
+
+@pytest.mark.parametrize("cell", [REGISTER, ATTACH], ids=["register", "attach"])
+def test_a_cell_may_run_again(folder: Path, cell: str) -> None:
+    names: dict[str, Any] = {"connect": swapd_client.connect, "folder": folder, "torch": torch}
+    for _ in range(3):
+        exec(cell, names)
+    await_sessions(folder, 1)
+    names.clear()
+    await_sessions(folder, 0)
+
+
+def test_a_lease_in_use_keeps_the_session_of_its_client(folder: Path) -> None:
+    client = swapd_client.connect(folder)
+    view = client.register("a", {"x": b"abc"}).view("x")
+    lease = client.acquire("a")
+    del client
+    gc.collect()
+    with swapd_client.connect(folder) as other:
+        assert other.status().components[0].leases == 1
+    assert bytes(view) == b"abc"
+    lease.release()
+    await_sessions(folder, 0)
+    assert bytes(view) == b"abc", "private memory"
+
+
+def test_an_attached_model_keeps_its_client(folder: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    x = torch.ones(1, 8)
+    want = model(x).detach()
+    swapd_client.connect(folder).attach(model, "0")
+    gc.collect()
+    assert sessions(folder) == 1
+    with torch.no_grad():
+        assert torch.equal(model(x), want)
+    del model
+    await_sessions(folder, 0)
+
+
+def test_an_async_client_is_closed_when_it_is_collected(folder: Path) -> None:
+    async def use(*, attached: bool) -> torch.nn.Module | None:
+        client = await swapd_client.connect_async(folder)
+        await client.register("a", {"x": b"abc"})
+        (await client.acquire("a")).release()
+        if not attached:
+            return None
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        await client.attach(model, "0")
+        return model
+
+    async def main() -> None:
+        await use(attached=False)
+        await asyncio.to_thread(await_sessions, folder, 0)
+        model = await use(attached=True)
+        gc.collect()
+        assert await asyncio.to_thread(sessions, folder) == 1
+        del model
+        await asyncio.to_thread(await_sessions, folder, 0)
+
+    asyncio.run(main())
