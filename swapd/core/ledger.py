@@ -28,7 +28,7 @@ SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 LONG_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 
 
-class HostCopies:
+class HostCopyIndex:
     """The host copies of components, by uid."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Ledger:
         self.groups_in: dict[str, dict[str, Component]] = {}
         #: Components on the device that were updated meanwhile.
         self.superseded: dict[str, Component] = {}
-        self.host = HostCopies()
+        self.host = HostCopyIndex()
         self._uid = self._generation = 0
 
         # Chunks.

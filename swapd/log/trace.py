@@ -24,7 +24,7 @@ COMPONENTS, COPIES, SESSIONS = 1, 2, 10
 _IN, _OUT = 1, 2
 
 
-class _Span(NamedTuple):
+class _TraceSpan(NamedTuple):
     """An event that has begun."""
 
     name: str
@@ -41,11 +41,11 @@ class TraceBuilder:
         self._now = 0.0
         #: Tracks of components, and the current state of each.
         self._tracks: dict[str, int] = {}
-        self._doing: dict[str, _Span] = {}
+        self._doing: dict[str, _TraceSpan] = {}
         #: Leases and waits, by session and request; copies by generation.
-        self._leases: dict[tuple[int, int], _Span] = {}
-        self._waits: dict[tuple[int, int], _Span] = {}
-        self._copies: dict[int, _Span] = {}
+        self._leases: dict[tuple[int, int], _TraceSpan] = {}
+        self._waits: dict[tuple[int, int], _TraceSpan] = {}
+        self._copies: dict[int, _TraceSpan] = {}
         self._resident: dict[str, int] = {}
 
     def add(self, record: Record) -> Iterator[Event]:
@@ -117,9 +117,9 @@ class TraceBuilder:
         match a:
             case actions.CopyIn():
                 yield from self._begins(a.name, "coming in", {"bytes": a.nbytes})
-                self._copies[a.generation] = _Span(plain(a.name), self._now, _of_copy(a, _IN))
+                self._copies[a.generation] = _TraceSpan(plain(a.name), self._now, _of_copy(a, _IN))
             case actions.CopyOut():
-                self._copies[a.generation] = _Span(plain(a.name), self._now, _of_copy(a, _OUT))
+                self._copies[a.generation] = _TraceSpan(plain(a.name), self._now, _of_copy(a, _OUT))
             case actions.Lend():
                 yield from self._begins(a.name, "being lent", {})
             case actions.Reclaim():
@@ -134,7 +134,7 @@ class TraceBuilder:
             case actions.Waiting():
                 what = " + ".join(map(plain, a.names))
                 why = {"why": plain(a.why)}
-                self._waits[a.session, a.request] = _Span(f"wait: {what}", self._now, why)
+                self._waits[a.session, a.request] = _TraceSpan(f"wait: {what}", self._now, why)
             case actions.Grant():
                 yield from self._granted(a)
             case actions.Refuse():
@@ -152,10 +152,10 @@ class TraceBuilder:
         key = a.session, a.request
         what = " + ".join(map(plain, self._seen.asked.get(key, ()))) or f"request {a.request}"
         if a.waited_s and key not in self._waits:
-            self._waits[key] = _Span(f"wait: {what}", self._now - a.waited_s * 1e6, {})
+            self._waits[key] = _TraceSpan(f"wait: {what}", self._now - a.waited_s * 1e6, {})
         yield from self._span(self._waits, key, "wait")
         came = {"loaded": a.loaded, "waited_ms": round(a.waited_s * 1e3, 3)}
-        self._leases[key] = _Span(f"lease: {what}", self._now, came)
+        self._leases[key] = _TraceSpan(f"lease: {what}", self._now, came)
 
     def _why(self, a: actions.Evict) -> dict[str, Any]:
         for_whom = " + ".join(map(plain, self._seen.room_for(a)))
@@ -169,7 +169,7 @@ class TraceBuilder:
             self._tracks[name] = len(self._tracks) + 1
             yield _named("thread_name", COMPONENTS, self._tracks[name], plain(name))
         yield from self._ends(name)
-        self._doing[name] = _Span(doing, self._now, args)
+        self._doing[name] = _TraceSpan(doing, self._now, args)
 
     def _leaves(self, name: str) -> Iterator[Event]:
         yield from self._ends(name)
@@ -180,7 +180,7 @@ class TraceBuilder:
         if (was := self._doing.pop(name, None)) is not None:
             yield self._complete(was, COMPONENTS, self._tracks[name])
 
-    def _complete(self, was: _Span, pid: int, tid: int) -> Event:
+    def _complete(self, was: _TraceSpan, pid: int, tid: int) -> Event:
         return {
             "ph": "X",
             "name": was.name,
@@ -201,12 +201,12 @@ class TraceBuilder:
         yield from self._pair(was._replace(args=args), COPIES, was.args["tid"], "copy", generation)
 
     def _span(
-        self, begun: dict[tuple[int, int], _Span], key: tuple[int, int], kind: str
+        self, begun: dict[tuple[int, int], _TraceSpan], key: tuple[int, int], kind: str
     ) -> Iterator[Event]:
         if (was := begun.pop(key, None)) is not None:
             yield from self._pair(was, SESSIONS + key[0], 0, kind, key[1])
 
-    def _pair(self, was: _Span, pid: int, tid: int, kind: str, number: int) -> Iterator[Event]:
+    def _pair(self, was: _TraceSpan, pid: int, tid: int, kind: str, number: int) -> Iterator[Event]:
         shared = {"name": was.name, "cat": kind, "id": f"{kind} {pid} {number}", "pid": pid}
         yield {**shared, "tid": tid, "ph": "b", "ts": was.since, "args": was.args}
         yield {**shared, "tid": tid, "ph": "e", "ts": self._now}

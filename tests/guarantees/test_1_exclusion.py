@@ -91,7 +91,7 @@ def test_a_busy_holder_is_told_that_it_is_wanted_and_gives_way(world: World) -> 
     other.acquire("b")
     assert steps.result() >= 0
     assert other.look("b")[1] == b
-    assert daemon.watch.seen("Want")[0].wanted
+    assert daemon.watch.seen("SendWanted")[0].wanted
 
 
 def test_a_stray_read_outside_a_lease_kills_the_one_who_reads(world: World) -> None:

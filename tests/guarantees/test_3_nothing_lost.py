@@ -37,11 +37,11 @@ def test_nothing_is_evicted_before_its_write_back_is_complete(world: World) -> N
     worker.release("m")
     evict(daemon, other, "m")
 
-    steps = {"Evict", "Revoke", "Revoked", "CopyOut", "CopiedOut", "Evicted"}
+    steps = {"Evict", "SendRevoke", "RevokeAck", "CopyOut", "CopiedOut", "Evicted"}
     daemon.watch.seen("Evicted")
     said = [type(r.event or r.action).__name__ for r in daemon.watch.history]
     order = [kind for kind in said if kind in steps][:6]
-    assert order == ["Evict", "Revoke", "Revoked", "CopyOut", "CopiedOut", "Evicted"]
+    assert order == ["Evict", "SendRevoke", "RevokeAck", "CopyOut", "CopiedOut", "Evicted"]
     assert worker.use("m")[1] == written
 
 

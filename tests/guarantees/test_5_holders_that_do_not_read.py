@@ -20,7 +20,7 @@ def contend(daemon: Daemon, holder: Worker, waiter: Worker, rounds: int) -> Pend
     session = holder.ping()
     told = waiter.start("give_up_until_granted", "c", lane="contending")
     for _ in range(rounds):
-        daemon.await_record("Hurry", session=session, waits=True)
+        daemon.await_record("SendHurry", session=session, waits=True)
     return told
 
 
@@ -43,7 +43,7 @@ def test_a_holder_whose_memory_nobody_wants_goes_on_however_late_it_reads(world:
     deaf.release("a")
     assert deaf.error() == ""
     assert deaf.use("a")[1] == a
-    assert not [want for want in daemon.watch.seen("Want") if want.name == "a"]
+    assert not [want for want in daemon.watch.seen("SendWanted") if want.name == "a"]
     assert not daemon.watch.seen("Fence")
     assert "does not read" not in daemon.log
 
@@ -58,7 +58,7 @@ def test_a_holder_that_did_not_read_hears_what_is_true_by_then(world: World) -> 
     deaf.stop()
     waiting = other.start("give_up_until_granted", "c")
     for _ in range(ROUNDS):
-        daemon.await_record("Want", session=session, wanted=True)
+        daemon.await_record("SendWanted", session=session, wanted=True)
     deaf.go_on()
     deaf.work_until_wanted("a")
     waiting.result()

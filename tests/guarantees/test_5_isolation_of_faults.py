@@ -208,7 +208,7 @@ def test_a_stopped_worker_with_nothing_mapped_costs_nothing(world: World) -> Non
     daemon.await_record("CopiedIn")
     idle.stop()
     assert_unharmed(daemon, other)
-    assert "a" not in {revoke.name for revoke in daemon.watch.seen("Revoke")}
+    assert "a" not in {revoke.name for revoke in daemon.watch.seen("SendRevoke")}
     idle.go_on()
     assert idle.use("a")[1] == a
 
@@ -220,7 +220,9 @@ def test_relaxed_a_stopped_worker_that_holds_nothing_costs_nothing(world: World)
     idle.use("a")
     idle.stop()
     assert_unharmed(daemon, other)
-    assert [revoke.ack for revoke in daemon.watch.seen("Revoke") if revoke.name == "a"] == [False]
+    assert [revoke.ack for revoke in daemon.watch.seen("SendRevoke") if revoke.name == "a"] == [
+        False
+    ]
     idle.go_on()
     assert idle.use("a")[1] == a
 
@@ -542,7 +544,7 @@ def test_stale_and_foreign_acknowledgements_are_ignored(world: World) -> None:
                 (liar, "a", generations[-1]),
             ):
                 teller.tell(protocol.Revoked(name, generation))
-                daemon.await_record("Revoked", generation=generation)
+                daemon.await_record("RevokeAck", generation=generation)
             assert daemon.component("a").state == "revoking"
             assert not waiting.done
             raw.tell(protocol.Revoked("a", generations[-1]))

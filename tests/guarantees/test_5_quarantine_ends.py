@@ -84,7 +84,7 @@ def test_a_client_that_is_dropped_after_its_session_lets_go(world: World, again:
     worker.drop_client()
     if again:
         worker.ping()
-    daemon.await_record("LetGo")
+    daemon.await_record("UnmapAck")
     assert quarantined(daemon) == 0
     assert worker.look("m")[1] == m
     assert other.use("all")[1] == everything
@@ -101,7 +101,7 @@ def test_a_client_that_is_dropped_before_its_session_is_fenced_lets_go(world: Wo
     with pytest.raises(WorkerError, match="that never leave"):
         other.acquire("all")
     worker.go_on()
-    daemon.await_record("LetGo")
+    daemon.await_record("UnmapAck")
     other.use("all")
 
 
