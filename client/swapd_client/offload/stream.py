@@ -2,7 +2,7 @@
 
 A part that is not kept leaves the device at its release, so at most `slots` of them are there at a
 time: the one in use, and those in transfer. Reading ahead takes no thread: when one part is needed,
-the stream requests the next ones, and it reads the answers when their turn comes.
+the stream requests the next ones.
 
 A thread never waits while it holds parts that it only read ahead: otherwise two streaming threads
 could wait for each other. If a request ahead has no grant when its part is needed, an ordinary
@@ -29,9 +29,8 @@ from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.order import Expected, Order
 
-#: How long to wait for the grant of a request ahead before the ordinary request replaces it. Longer
-#: than an answer takes if no session has to wait; short, because deadlock detection does not see
-#: this wait.
+#: How long to wait for the grant of a request ahead before the ordinary request replaces it: longer
+#: than an answer takes; short, because deadlock detection does not see this wait.
 GRANT_S = 0.01
 
 
@@ -86,10 +85,7 @@ class Stream:
         return self.everything[0] not in self.client.session.components
 
     def whole(self) -> Lease | None:
-        """A lease on the whole component, if all of it is on the device; else None. Never waits.
-
-        Raises as `Client.acquire`.
-        """
+        """A lease on all of it, if it is on the device; else None. Raises as `Client.acquire`."""
         if not self.may_be_in:
             return None
         try:
@@ -110,7 +106,7 @@ class Stream:
     def need(self, part: int) -> None:
         """A block's forward begins: hold the block, and request the next ones.
 
-        On return the block is on the device, or on a GPU the current stream waits for it. Raises as
+        On return the block is there, or on a GPU the current stream waits for it. Raises as
         `Client.acquire` and `Lease.wait`; then the block is not held.
         """
         self._here().need(part)
@@ -158,8 +154,7 @@ class _Pass:
         self._process = os.getpid()
         self._stream = stream
         self._client = stream.client
-        #: A request must be abandoned on the channel that sent it: an ending thread would open a
-        #: new one, whose message could arrive before the request.
+        #: Requests are abandoned on the channel that sent them: another could be faster.
         self._channel = stream.client.leasing.channel()
         self._rest: Lease | None = None
         #: Blocks that run now: several if they are nested; a count if one runs several times.
