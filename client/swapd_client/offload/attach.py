@@ -22,7 +22,7 @@ from swapd_client.offload.attachment import (
     StreamedComponent,
 )
 from swapd_client.offload.find import ComponentModule
-from swapd_client.offload.holdables import BlockHold, ComponentHold, PassHold
+from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.installing import Installer, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
@@ -32,6 +32,7 @@ from swapd_client.offload.registering import (
     refuse_what_never_fits,
     stream_of,
 )
+from swapd_client.offload.scope import ComponentHold
 from swapd_client.offload.strategy import Kind, Sharing
 
 log = logging.getLogger("swapd_client")

@@ -16,10 +16,10 @@ from swapd.shared.units import size
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
 from swapd_client.leases.collected import await_given_back
 from swapd_client.offload.guards import writable
-from swapd_client.offload.holdables import BlockHold, ComponentHold, Holdable, PassHold
+from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import Trained
-from swapd_client.offload.scope import Entry, here
+from swapd_client.offload.scope import ComponentHold, Entry, Holdable, here
 from swapd_client.offload.stream import Stream
 from swapd_client.offload.update_barrier import quiet
 

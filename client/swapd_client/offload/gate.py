@@ -10,9 +10,8 @@ from swapd_client.errors import NotWhileAttached, SessionEnded, SwapdError, Woul
 from swapd_client.offload import generators
 from swapd_client.offload.dynamo import skip, uncompiled, when_imported
 from swapd_client.offload.growth import Growth
-from swapd_client.offload.holdables import Holdable
 from swapd_client.offload.outputs import LATER, ComponentSpans, tensors_in
-from swapd_client.offload.scope import Entry, Scope, thread
+from swapd_client.offload.scope import Entry, Holdable, Scope, thread
 from swapd_client.offload.update_barrier import await_changes, tell
 
 _NOTHING = ComponentSpans()

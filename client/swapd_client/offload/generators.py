@@ -12,8 +12,7 @@ from typing import Any
 
 from swapd_client.errors import SwapdError
 from swapd_client.leases.collected import give_back_later
-from swapd_client.offload.holdables import Holdable
-from swapd_client.offload.scope import Entry, Scope, here
+from swapd_client.offload.scope import Entry, Holdable, Scope, here
 from swapd_client.offload.update_barrier import await_changes, tell
 
 #: Copies values that may be views of weights for a caller without the lease.

@@ -1,84 +1,18 @@
-"""What a thread can hold: components, a pass through a streamed one, or one block of it."""
+"""What a thread can hold of a streamed component: a pass through it, or one block of it."""
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from swapd_client.errors import UnknownComponent
 from swapd_client.lease import Lease
 from swapd_client.offload.lender import AttachClient
+from swapd_client.offload.scope import ComponentHold, Scope
 from swapd_client.offload.stream import Stream
 
 if TYPE_CHECKING:
     from swapd_client.offload.hooks import BlockHooks
-    from swapd_client.offload.scope import Scope
-
-
-class Holdable(Protocol):
-    """What a thread can hold. Its `Scope` counts how often."""
-
-    #: Whether another thread may release it, and one thread may take it twice.
-    is_lease: bool
-    #: The number of `use` blocks that hold it, in any thread: backward may run in a thread of
-    #: torch's.
-    uses: int
-
-    def take(self, scope: "Scope") -> Callable[[], None]:
-        """Hold it in the calling thread, whose scope this is; returns the release.
-
-        Raises as `Client.acquire`.
-        """
-
-    def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
-        """Whether it holds any of these components of a client."""
-
-
-class ComponentHold:
-    """Components under one lease."""
-
-    is_lease = True
-
-    def __init__(self, client: AttachClient, names: list[str]) -> None:
-        self.uses = 0
-        self.client = client
-        #: Components, by their names in the daemon. One that is private memory by now is dropped by
-        #: the next `take`.
-        self.names = names
-
-    def __repr__(self) -> str:
-        return f"<ComponentHold {' + '.join(self.names)}>"
-
-    def take(self, scope: "Scope") -> Callable[[], None]:
-        lease = self.lease()
-        return _nothing if lease is None else lease.release
-
-    def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
-        return client is self.client and not set(names).isdisjoint(self.names)
-
-    def lease(self) -> Lease | None:
-        """A lease on all of it, which the caller releases even when it is collected.
-
-        None if all of it is private again. Raises as `Client.acquire`.
-        """
-        while self.names:
-            try:
-                lease = self.client.acquire(*self.names)
-            except UnknownComponent:
-                registered = self.registered()
-                if len(registered) == len(self.names):
-                    raise
-                self.names[:] = registered
-            else:
-                lease.answered_for()
-                return lease
-        return None
-
-    def registered(self) -> list[str]:
-        """The names of those that are not private memory by now."""
-        components = self.client.session.components
-        return [name for name in self.names if name in components]
 
 
 class PassHold:
@@ -104,7 +38,7 @@ class PassHold:
     def __repr__(self) -> str:
         return f"<PassHold {self.stream.family}>"
 
-    def take(self, scope: "Scope") -> Callable[[], None]:
+    def take(self, scope: Scope) -> Callable[[], None]:
         beside = _nothing if self._beside is None else self._beside.take(scope)
         try:
             lease = self.stream.whole()
@@ -133,7 +67,7 @@ class PassHold:
             beside()
 
     def _leave_whole(
-        self, scope: "Scope", lease: Lease | None, beside: Callable[[], None], whole: bool
+        self, scope: Scope, lease: Lease | None, beside: Callable[[], None], whole: bool
     ) -> None:
         self.hooks.end(whole=whole)
         scope.count_down(self.everything)
@@ -161,7 +95,7 @@ class BlockHold:
         what = "a layer" if self._number is None else f"block {self._number}"
         return f"<BlockHold {what} of {self._whole}>"
 
-    def take(self, scope: "Scope") -> Callable[[], None]:
+    def take(self, scope: Scope) -> Callable[[], None]:
         whole, number = self._whole, self._number
         # its hooks called it and will leave it, so they stay installed in any case
         whole.hooks.begin(whole=False)
@@ -180,7 +114,7 @@ class BlockHold:
             raise
         return partial(self._leave, scope, number)
 
-    def _leave(self, scope: "Scope", number: int | None) -> None:
+    def _leave(self, scope: Scope, number: int | None) -> None:
         whole = self._whole
         try:
             if number is not None:

@@ -15,11 +15,12 @@ from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.first_call import FirstCall, ReadPart
 from swapd_client.offload.gate import LeaseGate
 from swapd_client.offload.growth import Growth
-from swapd_client.offload.holdables import BlockHold, ComponentHold, Holdable, PassHold
+from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans
 from swapd_client.offload.ownership import bytes_in
+from swapd_client.offload.scope import ComponentHold, Holdable
 from swapd_client.offload.weights import ComponentWeights
 
 #: Callers outside of a component call its modules down to this depth.

@@ -15,13 +15,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from swapd_client.errors import UnknownComponent
 from swapd_client.lease import Lease
 from swapd_client.leases.collected import give_back_later
-from swapd_client.offload.holdables import ComponentHold, Holdable
 from swapd_client.offload.lender import AttachClient
 
 # msgspec makes these two at every forward: no Python runs for it.
@@ -44,6 +44,71 @@ class Count(msgspec.Struct, eq=False):
     #: None if the caller lent it.
     give_back: Callable[[], None] | None = None
     n: int = 1
+
+
+class Holdable(Protocol):
+    """What a thread can hold. Its `Scope` counts how often."""
+
+    #: Whether another thread may release it, and one thread may take it twice.
+    is_lease: bool
+    #: The number of `use` blocks that hold it, in any thread: backward may run in a thread of
+    #: torch's.
+    uses: int
+
+    def take(self, scope: "Scope") -> Callable[[], None]:
+        """Hold it in the calling thread, whose scope this is; returns the release.
+
+        Raises as `Client.acquire`.
+        """
+
+    def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
+        """Whether it holds any of these components of a client."""
+
+
+class ComponentHold:
+    """Components under one lease."""
+
+    is_lease = True
+
+    def __init__(self, client: AttachClient, names: list[str]) -> None:
+        self.uses = 0
+        self.client = client
+        #: Components, by their names in the daemon. One that is private memory by now is dropped by
+        #: the next `take`.
+        self.names = names
+
+    def __repr__(self) -> str:
+        return f"<ComponentHold {' + '.join(self.names)}>"
+
+    def take(self, scope: "Scope") -> Callable[[], None]:
+        lease = self.lease()
+        return (lambda: None) if lease is None else lease.release
+
+    def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
+        return client is self.client and not set(names).isdisjoint(self.names)
+
+    def lease(self) -> Lease | None:
+        """A lease on all of it, which the caller releases even when it is collected.
+
+        None if all of it is private again. Raises as `Client.acquire`.
+        """
+        while self.names:
+            try:
+                lease = self.client.acquire(*self.names)
+            except UnknownComponent:
+                registered = self.registered()
+                if len(registered) == len(self.names):
+                    raise
+                self.names[:] = registered
+            else:
+                lease.answered_for()
+                return lease
+        return None
+
+    def registered(self) -> list[str]:
+        """The names of those that are not private memory by now."""
+        components = self.client.session.components
+        return [name for name in self.names if name in components]
 
 
 class Scope:

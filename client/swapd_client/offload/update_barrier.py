@@ -13,9 +13,8 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from swapd_client.offload.holdables import Holdable
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.scope import Scope, here, is_of, scopes
+from swapd_client.offload.scope import Holdable, Scope, here, is_of, scopes
 
 log = logging.getLogger("swapd_client")
 
