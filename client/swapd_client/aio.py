@@ -13,6 +13,7 @@ from swapd.shared.extras import needed
 from swapd_client import moving
 from swapd_client.aio_leasing import AsyncLeasing
 from swapd_client.client import NOTHING, Client, nbytes_of, restore_models
+from swapd_client.dropped import close_when_collected
 from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
@@ -22,7 +23,6 @@ from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.moving import in_thread
 from swapd_client.session.channel import ChannelFactory
-from swapd_client.session.dropped import close_when_collected
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
@@ -247,9 +247,7 @@ class AsyncClient:
 
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.unpin`."""
-        await self.leasing.question(
-            protocol.Pin(self.session.next_id(), name, unpin=True), timeout
-        )
+        await self.leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
 
     async def evict(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.evict`."""

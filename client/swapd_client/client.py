@@ -13,6 +13,7 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
 from swapd_client import moving
+from swapd_client.dropped import close_when_collected
 from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.lease import Lease
@@ -21,7 +22,6 @@ from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.sources import Source
 from swapd_client.session.channel import ChannelFactory
-from swapd_client.session.dropped import close_when_collected
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session

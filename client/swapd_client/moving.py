@@ -15,6 +15,7 @@ import msgspec
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
+from swapd_client import dropped
 from swapd_client.errors import (
     ComponentInUse,
     DeviceFailed,
@@ -27,7 +28,6 @@ from swapd_client.leases.book import Record
 from swapd_client.memory.layout import OtherBytes, Segments
 from swapd_client.memory.part import Part
 from swapd_client.memory.scratch import Scratch
-from swapd_client.session import dropped
 from swapd_client.session.session import Call, Session
 
 if TYPE_CHECKING:

@@ -100,12 +100,15 @@ def test_a_turn_has_to_fit_beside_what_stays_in_use_or_still_to_come(scene: Scen
     late.memory.take({"": of(8)})
 
 
-def test_a_pin_has_no_stage_refused(scene: Scene) -> None:
+def test_a_stage_without_room_beside_a_pin_is_told_of_it_and_runs_without_it(scene: Scene) -> None:
     first, _ = scene.stage("thinker")
     with first.using():
         scene.daemon.observer.pin("thinker")
     late = scene.connect("talker")
     late.memory.take({"": of(12)})
+    with pytest.raises(TooLarge, match="swapd unpin thinker"), late.using():
+        pass
+    scene.daemon.observer.unpin("thinker")
     with late.using():
         assert leases(scene.daemon) == {"talker": 1}
 
