@@ -10,7 +10,7 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -54,9 +54,18 @@ class _Trial:
         with torch.enable_grad() if self.subject.training else nullcontext():
             return self.subject.run()
 
-    def freeze(self) -> None:
-        for module in self._roots().values():
-            module.requires_grad_(False)
+    def freeze(self) -> Callable[[], None]:
+        """Freeze its parameters; the returned function undoes that."""
+        parameters = [one for module in self._roots().values() for one in module.parameters()]
+        thawed = [one for one in parameters if one.requires_grad]
+        for one in parameters:
+            one.requires_grad_(False)
+
+        def thaw() -> None:
+            for one in thawed:
+                one.requires_grad_(True)
+
+        return thaw
 
     def state(self) -> dict[str, Any]:
         return {name: module.state_dict() for name, module in self._roots().items()}
@@ -258,7 +267,7 @@ def _evicted(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin)
 
 def _in_grad_mode(client: Client, trial: _Trial, attachment: Attachment, twin: _Twin) -> str:
     """Run it as a script that sets no mode does. If swapd refuses that, freeze it first."""
-    outcome = "same"
+    outcome, thaw = "same", _nothing
     _evict(client)
     with torch.enable_grad(), _held(trial, attachment):
         try:
@@ -268,7 +277,7 @@ def _in_grad_mode(client: Client, trial: _Trial, attachment: Attachment, twin: _
                 raise
             outcome = "frozen"
             trial.runs -= 1
-            trial.freeze()
+            thaw = trial.freeze()
             outputs = trial.run()
     _evict(client)
     if difference(outputs, twin.outputs(trial.runs)):  # some kernels are others in grad mode
@@ -280,7 +289,12 @@ def _in_grad_mode(client: Client, trial: _Trial, attachment: Attachment, twin: _
         with torch.enable_grad():
             if where := difference(outputs, kept(plain.run())):
                 raise _Wrong(f"differs: {where}")
+    thaw()  # frozen ones may have other kernels, which round otherwise
     return outcome
+
+
+def _nothing() -> None:
+    pass
 
 
 def _evict(client: Client) -> None:
