@@ -36,7 +36,7 @@ class Worker(CPUWorker):
         if not self._freezes:
             return super().execute_model(scheduler_output)
         self._freezes = False
-        self._ask()  # of the last step: it would wait for that thread
+        self._check_last_step()  # it would wait for that thread
         with self._swapd.client.session.life.lock:  # the session's own thread would need it
             os.kill(os.getpid(), signal.SIGSTOP)
             return super().execute_model(scheduler_output)
