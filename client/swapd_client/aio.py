@@ -87,9 +87,9 @@ class AsyncClient:
     def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
         self.session = session
         self.leasing = AsyncLeasing(session, ChannelFactory(session), tracing_of(session, tracing))
-        leases = session.leases
-        in_use = lambda: any(one.state == "held" for one in leases)  # noqa: E731 - of no object
-        self._dropped = close_when_collected(self, session, in_use, self.leasing.close_dropped)
+        self._dropped = close_when_collected(
+            self, session, session.leases.in_use, self.leasing.close_dropped
+        )
         #: Client of the same session, for calls that run in threads. None before the first.
         self._inner: Client | None = None
 

@@ -1,6 +1,7 @@
-"""Closes the sessions of clients that were collected without `close`, each in a thread of its own.
+"""The work that collected clients and models leave behind, each in a thread of its own.
 
-The garbage collector runs in any thread, at any point, under any lock, so a finalizer takes none.
+The garbage collector runs in any thread, at any point, under any lock, or in a forked child: a
+finalizer takes no lock, and leaves the work to a thread.
 """
 
 import _thread
@@ -8,6 +9,7 @@ import gc
 import os
 import select
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,47 +19,69 @@ from swapd_client.session.session import Session
 
 #: Seconds between two looks at the leases of a collected client.
 LOOK_S = 0.1
-#: Seconds that a name may stay taken by a client that was collected.
-AWAIT_S = 5.0
 
-#: Set when the session of a collected client is closed, or cannot be.
-_closing: set[threading.Event] = set()
-os.register_at_fork(after_in_child=_closing.clear)
+#: Each is set when the work is done.
+_under_way: set[threading.Event] = set()
+os.register_at_fork(after_in_child=_under_way.clear)
+
+
+def when_collected(
+    thing: object, session: Session, work: Callable[[], object]
+) -> "weakref.finalize[..., object]":
+    """Call `work()` in a thread once `thing`, which uses this session, is collected."""
+    finalizer = weakref.finalize(thing, _begin, session, work)
+    finalizer.atexit = False
+    return finalizer
 
 
 def close_when_collected(
     client: object, session: Session, in_use: Callable[[], bool], close: Callable[[], None]
 ) -> "weakref.finalize[..., object]":
     """Call `close()` in a thread once `client` is collected and no lease is `in_use()`."""
-    closing = weakref.finalize(client, _collected, session, in_use, close)
-    closing.atexit = False
-    return closing
+
+    def close_at_last() -> None:
+        while session.error is None and in_use():
+            select.select([session.life.ended.fileno()], [], [], LOOK_S)
+        close()
+
+    def work() -> None:
+        if session.error is None and in_use():  # `settle` does not wait for the user's leases
+            _start(close_at_last, threading.Event())
+        else:
+            close()
+
+    return when_collected(client, session, work)
 
 
-def await_closed() -> bool:
-    """Collect garbage, and close the clients in it. Returns whether there was any. Blocks."""
+def settle(within_s: float = threading.TIMEOUT_MAX) -> None:
+    """Collect garbage, and wait until all work that it left is done, so long at most."""
     gc.collect()
     await_given_back()
-    return any([closed.wait(AWAIT_S) for closed in _closing.copy()])
+    until = time.monotonic() + within_s
+    while one := next(iter(_under_way.copy()), None):  # a model's work may free its client
+        if not one.wait(max(until - time.monotonic(), 0)):
+            return
 
 
-def _collected(session: Session, in_use: Callable[[], bool], close: Callable[[], None]) -> None:
+def _begin(session: Session, work: Callable[[], object]) -> None:
     if session.forked:
         return
-    closed = threading.Event()
-    _closing.add(closed)
+    done = threading.Event()
+    _under_way.add(done)
+    with suppress(RuntimeError):  # the process is ending, and its session with it
+        _start(work, done)
+        return
+    _under_way.discard(done)
 
-    def run() -> None:
-        try:
-            while session.error is None and in_use():
-                select.select([session.life.ended.fileno()], [], [], LOOK_S)
-            with suppress(Exception):  # no caller is there to get the error
-                close()
-        finally:
-            closed.set()
-            _closing.discard(closed)
 
+def _start(work: Callable[[], object], done: threading.Event) -> None:
+    _thread.start_new_thread(_run, ([work], done))
+
+
+def _run(left: list[Callable[[], object]], done: threading.Event) -> None:
     try:
-        _thread.start_new_thread(run, ())
-    except RuntimeError:  # the process is ending, and its session with it
-        _closing.discard(closed)
+        with suppress(Exception):  # no caller is there to get the error
+            left.pop()()  # no reference stays: the last one to a client may be in it
+    finally:
+        _under_way.discard(done)
+        done.set()

@@ -463,9 +463,8 @@ class Leasing:
         self.cache.each(end)
 
     def in_use(self) -> bool:
-        """Whether a thread or task has one of the session's leases, beside those kept for later."""
-        kept = self.cache.kept()
-        return any(one.state == "held" and one.id not in kept for one in self.session.leases)
+        """As `Leases.in_use`, beside the leases that the cache keeps."""
+        return self.session.leases.in_use(self.cache.kept())
 
     def end_now(self, record: Record) -> None:
         """End a lease that a thread has in use."""

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Seconds that a name may stay taken by what was collected.
+AWAIT_S = 5.0
 #: Steps that end with a result of this kind.
 Steps = Generator[protocol.AnyRequest | Callable[[], Any], Any, T]
 #: Sends a request without waiting for the reply. Never by way of the loop.
@@ -372,8 +374,7 @@ def _fill(
         try:
             yield request(session.next_id())
         except DuplicateName:
-            if not (yield dropped.await_closed):
-                raise
+            yield partial(dropped.settle, AWAIT_S)
             yield request(session.next_id())
         registered.append(part)
     for part in parts:

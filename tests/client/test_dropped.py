@@ -60,6 +60,10 @@ def test_a_lease_in_use_keeps_the_session_of_its_client(folder: Path) -> None:
     gc.collect()
     with swapd_client.connect(folder) as other:
         assert other.status().components[0].leases == 1
+        with pytest.raises(swapd_client.DuplicateName):  # that session may last for long
+            other.register("a", {"x": b"abc"})
+        with pytest.raises(swapd_client.DuplicateName):
+            other.attach(torch.nn.ModuleDict({"a": torch.nn.Linear(8, 8)}), "a")
     assert bytes(view) == b"abc"
     lease.release()
     await_sessions(folder, 0)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn.modules import module as torchs
 
-from swapd_client import Client, connect
-from swapd_client.offload import garbage
+from swapd_client import Client, connect, dropped
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import TOKENS, Model, evict, seeded
 from tests.offload.test_attach import names
@@ -20,7 +19,7 @@ def await_none(client: Client) -> None:
     """A thread unregisters soon; it has the memory for itself once the daemon has answered."""
     while names(client):
         pass
-    garbage.settle()  # waits for that thread
+    dropped.settle()  # waits for that thread
 
 
 @pytest.mark.parametrize("options", [{}, {"resident": {"transformer": 0, "text_encoder": 0}}])
@@ -40,7 +39,7 @@ def test_the_components_of_a_model_that_is_no_more_are_unregistered(
     while client.status().private_bytes > before:
         pass
     assert not client.session.components
-    garbage.settle()
+    dropped.settle()
     assert not torchs._global_parameter_registration_hooks
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.utils import fusion, parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
-from swapd_client import Client, NotWhileAttached
-from swapd_client.offload import garbage, tools
+from swapd_client import Client, NotWhileAttached, dropped
+from swapd_client.offload import tools
 from tests.offload.modules import evict
 from tests.offload.twins import same
 
@@ -31,7 +31,7 @@ X = torch.ones(2, 8, 4)
 def _nothing_attached() -> None:
     """The models of other tests are gone, or the functions would be replaced already."""
     gc.collect()
-    garbage.settle()
+    dropped.settle()
 
 
 class Layers(nn.Module):
@@ -241,7 +241,7 @@ def test_they_are_torchs_own_again_after_the_last_detach(client: Client) -> None
     assert replaced() == before
     client.attach({"a": made()})
     gc.collect()
-    garbage.settle()
+    dropped.settle()
     assert replaced() == before
 
 

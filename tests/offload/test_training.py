@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torchs
 
-from swapd_client import Client, InvalidSource, NotWhileAttached
-from swapd_client.offload import garbage, private
+from swapd_client import Client, InvalidSource, NotWhileAttached, dropped
+from swapd_client.offload import private
 from swapd_client.offload.attachment import Attachment
 from tests.offload.modules import TOKENS, WIDTH, Encoder, Model, evict, leases, seeded
 from tests.offload.twins import same
@@ -316,7 +316,7 @@ def test_no_step_is_looked_at_when_nothing_is_attached(client: Client) -> None:
         return private.refuse_step in torchs._global_optimizer_pre_hooks.values()
 
     gc.collect()
-    garbage.settle()  # models of earlier tests
+    dropped.settle()  # models of earlier tests
     first, second = client.attach({"a": adapted()}), client.attach({"b": adapted()})
     assert looked_at()
     first.refresh()

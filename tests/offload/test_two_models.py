@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, ComponentInUse
-from swapd_client.offload import garbage, hooks
+from swapd_client import Client, ComponentInUse, dropped
+from swapd_client.offload import hooks
 from tests.offload.modules import WIDTH, evict, seeded
 from tests.offload.test_attach import names
 
@@ -118,7 +118,7 @@ def test_either_is_garbage_and_the_other_goes_on(client: Client, first: int) -> 
     pair = Pair(client, (Around, Tied))
     del pair.models[first], pair.expected[first], pair.attachments[first]
     gc.collect()
-    garbage.settle()
+    dropped.settle()
     pair.check()
     if first == 0:
         while names(client) != {"b"}:  # a thread may have been quicker than this one

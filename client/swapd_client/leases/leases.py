@@ -8,7 +8,7 @@ its own way.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import inf
 
 import msgspec
@@ -75,6 +75,11 @@ class Leases:
         """The leases that a thread or task holds, and has not released."""
         with self._lock:
             return tuple(r.id for r in self._book if r.agent == agent and r.state == "held")
+
+    def in_use(self, kept: Collection[int] = ()) -> bool:
+        """Whether a thread or task has a lease, beside these, which are kept for later."""
+        with self._lock:
+            return any(r.state == "held" and r.id not in kept for r in self._book)
 
     def must_show(self, record: Record) -> bool:
         """Whether `show` would call a GPU's driver, or `bring_in` would block."""

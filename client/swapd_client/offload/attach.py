@@ -1,6 +1,5 @@
 """Attaches a model: finds its components, registers them, installs hooks. All of it, or nothing."""
 
-import gc
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from swapd.shared.units import size
+from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.memory.tensors import nbytes_of
 from swapd_client.offload import find, garbage, hooks, ownership, strategy, tools
@@ -43,8 +43,7 @@ def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachm
     try:
         return _attach(client, model, arguments)
     except DuplicateName:
-        gc.collect()  # the name may belong to a model that is garbage
-        garbage.settle()
+        dropped.settle()  # the name may belong to a model that is garbage
         return _attach(client, model, arguments)
 
 
