@@ -63,7 +63,7 @@ def _of_all(ledger: Ledger, c: Component) -> dict[str, bool]:
     fixed = stays and c.on_device and not c.unregistering
     return {
         "outlived its session": c.session not in ledger.sessions,
-        "leased and not in": bool(c.leases) and c.state not in (State.RESIDENT, State.LOADING),
+        "is leased and not in": bool(c.leases) and c.state not in (State.RESIDENT, State.LOADING),
         "held by no lease": not c.leases <= ledger.leases.keys(),
         "promised to no waiter": any(key not in ledger.queue for key in c.promised),
         "on the wrong chunks": c.on_device and count(c.runs) != c.chunks,

@@ -85,7 +85,7 @@ def test_the_check_finds_a_lost_chunk_and_a_false_state() -> None:
     with pytest.raises(AssertionError, match="a chunk is lost or held twice"):
         check(w.core)
     w.ledger.components["a"].state = State.REVOKING
-    with pytest.raises(AssertionError, match="leased and not in"):
+    with pytest.raises(AssertionError, match="is leased and not in"):
         check(w.core)
 
 
