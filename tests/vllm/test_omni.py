@@ -208,12 +208,13 @@ def compare_classes() -> None:
 
     from swapd_client.vllm.omni import ARWorker, GenerationWorker
     from swapd_client.vllm.worker import SwapdWorkerMixin
+    from swapd_client.vllm.worker_start import WorkerStart
 
     later = {"discard", "compute_weight_checksums", "reset_weights"}  # since vLLM 0.31, and 0.32
     for mine, theirs in (ARWorker, GPUARWorker), (GenerationWorker, GPUGenerationWorker):
-        assert mine.__mro__[:3] == (mine, SwapdWorkerMixin, theirs)
+        assert mine.__mro__[:4] == (mine, SwapdWorkerMixin, WorkerStart, theirs)
         assert mine.model_runner_cls is theirs.model_runner_cls
-        for name, method in vars(SwapdWorkerMixin).items():
+        for name, method in (vars(WorkerStart) | vars(SwapdWorkerMixin)).items():
             if callable(method) and not name.startswith("_") and name not in later:
                 assert callable(getattr(theirs, name)), name
 
