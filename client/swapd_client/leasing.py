@@ -305,6 +305,8 @@ class Leasing:
         offered: dict[Key, tuple[Record, protocol.Release]] = {}
 
         def offer(key: Key, record: Record) -> None:
+            if record.offered:  # to an acquire that failed: the daemon may have ended it then
+                return self.end(key, record)
             if len(offered) == protocol.LEASES_MAX:
                 return
             record.offered = True  # an interrupt may come before the next line

@@ -16,7 +16,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import PAST_MAX_S, Granted
 from swapd.spawn import Spawned
-from swapd_client import Client, Lease, WouldDeadlock
+from swapd_client import AcquireTimeout, Client, Lease, WouldDeadlock
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import Cache
 from swapd_client.leases.covered import covered
@@ -135,6 +135,21 @@ def test_leases_offered_in_vain_are_kept_on(client: Client, endless: None) -> No
     before = numbers(client, "a")
     client.acquire("a", "b").release()  # a message that need not wait for memory
     assert numbers(client, "a") == before
+
+
+def test_a_lease_that_ended_for_an_acquire_that_failed_is_not_used_again(
+    client: Client, other: Client, endless: None
+) -> None:
+    """Not even if the daemon grants the thread's next acquire without a word of it."""
+    client.acquire("b").release()  # it is in, so another acquire of it ends nothing
+    keep(client, "a")
+    client.session.sweeps(lambda: NEVER_S)  # the acquire is over before this thread gives it back
+    with other.acquire("huge"):
+        with pytest.raises(AcquireTimeout):
+            client.acquire("large", timeout=0.1)
+        client.acquire("b").release()
+        with client.acquire("a"):
+            assert "a" in leased(other)
 
 
 def test_a_thread_that_waits_gives_way_to_another_with_what_it_keeps(client: Client) -> None:
