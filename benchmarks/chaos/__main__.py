@@ -65,7 +65,15 @@ class Chaos:
     def _new_worker(self, number: int) -> "subprocess.Popen[bytes]":
         self.did["workers"] += 1
         program = f"benchmarks.chaos.{PROGRAMS[number % len(PROGRAMS)]}"
-        command = [sys.executable, "-X", "faulthandler", "-m", program, str(self.daemon.folder), str(self.folder)]
+        command = [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            program,
+            str(self.daemon.folder),
+            str(self.folder),
+        ]
         command += [f"w{number}", str(self.random.getrandbits(60))]
         with (self.folder / f"w{number}.said").open("ab") as said:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said)
