@@ -96,11 +96,12 @@ def test_a_client_that_is_dropped_before_its_session_is_fenced_lets_go(world: Wo
     other.register("all", 16 * MIB, seed=9)
     worker.register("m", 4 * MIB, mutable=True)
     worker.use("m")
-    worker.drop_client()
+    worker.drop_client_that_closes_late()
     worker.stop()
     with pytest.raises(WorkerError, match="that never leave"):
         other.acquire("all")
     worker.go_on()
+    worker.let_client_close()
     daemon.await_record("UnmapAck")
     other.use("all")
 

@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 from swapd.shared import vm
@@ -63,6 +63,7 @@ class Worker:
         self._tensors: dict[str, Any] = {}
         self._client: Client | None = None
         self._half: Any = None
+        self._may_close = threading.Event()
 
     @property
     def client(self) -> Client:
@@ -387,6 +388,22 @@ class Worker:
         self._client = None
         self._leases.clear()
         gc.collect()
+
+    def drop_client_that_closes_late(self) -> None:
+        """As `drop_client`; the client's close waits for `let_client_close`."""
+        leasing = self.client.leasing
+        keep_no_more = leasing.keep_no_more
+
+        def late() -> None:
+            self._may_close.wait(CHILD_S)
+            keep_no_more()
+
+        cast("Any", leasing).keep_no_more = late
+        del leasing
+        self.drop_client()
+
+    def let_client_close(self) -> None:
+        self._may_close.set()
 
     def token(self) -> str:
         return self.client.session.welcome.token.hex()
