@@ -1,42 +1,49 @@
-"""The asyncio client: the same names, awaited."""
+"""The asyncio client: the same names, awaited.
+
+Acquires, and questions that the daemon answers at once, are awaited on a channel of the loop. All
+other calls are those of the synchronous client of the same session, in threads.
+"""
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Collection, Coroutine, Generator
 from contextlib import suppress
-from functools import partial
+from contextvars import copy_context
+from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
-from swapd.shared.extras import needed
-from swapd_client import moving
-from swapd_client.aio_leasing import AsyncLeasing
-from swapd_client.client import NOTHING, Client, nbytes_of, restore_models
+from swapd_client.client import Client, end, nbytes_of, restore_models
 from swapd_client.dropped import close_when_collected
-from swapd_client.errors import SessionEnded
+from swapd_client.errors import SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
-from swapd_client.leasing import of_components, of_start, of_workspace, prefetch_of
+from swapd_client.leases.book import Record
+from swapd_client.leasing import (
+    Asked,
+    Leasing,
+    cancelled,
+    of_components,
+    of_start,
+    of_workspace,
+    prefetch_of,
+    record_of,
+)
 from swapd_client.memory.component import Component
-from swapd_client.memory.layout import Segments
-from swapd_client.memory.sources import Source
-from swapd_client.moving import in_thread
-from swapd_client.session.channel import ChannelFactory
+from swapd_client.session.channel import AsyncChannel
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
-from swapd_client.tracing import check_installed, tracing_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from swapd_client.offload.attachment import Attachment
-    from swapd_client.offload.settings import OffloadSettings
-    from swapd_client.offload.strategy import Kind
-    from swapd_client.weights.safetensors import Files
+from swapd_client.tracing import Trace, check_installed
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+#: Seconds; a loop that is busy for longer keeps the channel of a collected client open.
+CLOSE_S = 60.0
 
 
 async def connect_async(
@@ -59,39 +66,65 @@ async def connect_async(
     return AsyncClient(session, tracing=tracing)
 
 
-class Acquiring:
-    """An acquire that was not awaited yet: `await` it, or use it in `async with`."""
+async def in_thread(
+    call: Callable[[], T],
+    give_up: Callable[[], object] = lambda: None,
+    undo: Callable[[T], object] = lambda _: None,
+) -> T:
+    """Call in a thread, and return after it has ended, even when cancelled.
 
-    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
-        """`acquire()` asks, for the task that awaits it."""
-        self._acquire = acquire
-        self._lease: AsyncLease | None = None
+    On cancellation `give_up()` makes the call end soon; if it succeeds all the same, `undo` is
+    called with its result, in a thread.
+    """
+    run = copy_context().run
+    calling = asyncio.get_running_loop().run_in_executor(None, run, call)
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        give_up()
+        while not calling.done():  # a second cancellation must not leave it running
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([calling])
+        if not calling.cancelled() and calling.exception() is None:
+            await in_thread(partial(undo, calling.result()))
+        raise
 
-    def __await__(self) -> Generator[Any, None, AsyncLease]:
-        return self._acquire().__await__()
 
-    async def __aenter__(self) -> AsyncLease:
-        self._lease = await self
-        return await self._lease.__aenter__()
+def _in_thread(
+    method: Callable[Concatenate[Client, P], T],
+    undo: Callable[[Client, T], object] = lambda *_: None,
+) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    """A method of the synchronous client, called in a thread."""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        assert self._lease is not None
-        await self._lease.__aexit__(kind, exc, tb)
+    @wraps(method)
+    async def call(self: "AsyncClient", /, *arguments: P.args, **options: P.kwargs) -> T:
+        return await self._in_thread(partial(method, self._client, *arguments, **options), undo)
+
+    return call
+
+
+def _unregister(client: Client, made: Component | list[Component]) -> None:
+    for component in made if isinstance(made, list) else [made]:
+        client.unregister(component.name)
 
 
 class AsyncClient:
-    """A session with one daemon, used from one event loop. Made by `connect_async`."""
+    """A session with one daemon, used from one event loop. Made by `connect_async`.
+
+    A call that is cancelled ends before its task does, and changes nothing. An attached model
+    computes, and waits for its components, in the thread that calls it. So call it in a thread,
+    too: `await asyncio.to_thread(model, x)`.
+    """
 
     def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
         self.session = session
-        self.leasing = AsyncLeasing(session, ChannelFactory(session), tracing_of(session, tracing))
-        self._dropped = close_when_collected(
-            self, session, session.leases.in_use, self.leasing.close_dropped
+        #: For calls in threads, and for attached models.
+        self._client = client = Client(session, tracing=tracing)
+        self.leasing = AsyncLeasing(client.leasing)
+        client.dropped.detach()
+        client.dropped = close_when_collected(
+            client, session, client.leasing.in_use, self.leasing.close_dropped
         )
-        #: Client of the same session, for calls that run in threads. None before the first.
-        self._inner: Client | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -104,135 +137,42 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def register(
-        self,
-        name: str,
-        source: Source,
-        *,
-        policy: protocol.Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        segments: Segments = (),
-        part_of: str = "",
-    ) -> Component:
-        """As `Client.register`; the copy runs in a thread."""
-        steps = moving.register(
-            self.session,
-            self.leasing.channel.send,
-            name,
-            source,
-            policy,
-            group,
-            mutable=mutable,
-            segments=segments,
-            part_of=part_of,
-        )
-        return Component(await self._take(steps))
+    register = _in_thread(Client.register, _unregister)
+    register_scratch = _in_thread(Client.register_scratch, _unregister)
+    register_family = _in_thread(Client.register_family, _unregister)
+    load = _in_thread(Client.load, _unregister)
+    load_family = _in_thread(Client.load_family, _unregister)
+    unregister = _in_thread(Client.unregister)
+    update = _in_thread(Client.update)
+    attach = _in_thread(Client.attach, lambda _, attachment: attachment.detach())
 
-    async def register_scratch(
+    def acquire(
         self,
-        name: str,
-        size: "int | str | torch.Tensor",
-        *,
-        policy: protocol.Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        part_of: str = "",
-    ) -> Component:
-        """As `Client.register_scratch`."""
-        what = nbytes_of(size)
-        steps = moving.register_scratch(
-            self.session,
-            self.leasing.channel.send,
-            name,
-            what,
-            policy,
-            group,
-            mutable=mutable,
-            part_of=part_of,
-        )
-        return Component(await self._take(steps))
+        *names: str,
+        timeout: float | None = None,
+        priority: int = 0,
+        await_registration: bool = False,
+        early: bool = False,
+    ) -> "Acquiring":
+        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
+        session = self.session
+        asked = of_components(session, names, timeout, priority, await_registration, early)
+        return Acquiring(partial(self.leasing.acquire, asked))
 
-    async def register_family(
-        self,
-        name: str,
-        parts: Mapping[str, Source],
-        *,
-        policy: protocol.Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        resident: int | str | None = None,
-    ) -> list[Component]:
-        """As `Client.register_family`; the copies run in a thread."""
-        steps = moving.register_family(
-            self.session,
-            self.leasing.channel.send,
-            name,
-            parts,
-            policy,
-            group,
-            mutable=mutable,
-            resident_bytes=nbytes_of(resident),
-        )
-        return [Component(part) for part in await self._take(steps)]
+    def acquire_workspace(
+        self, size: int | str, *, timeout: float | None = None, priority: int = 0
+    ) -> "Acquiring":
+        """As `Client.acquire_workspace`: await it, or `async with` it."""
+        asked = of_workspace(nbytes_of(size), size, timeout, priority)
+        return Acquiring(partial(self.leasing.acquire, asked))
 
-    async def load(
-        self,
-        name: str,
-        files: "Files",
-        module: "torch.nn.Module | None" = None,
-        *,
-        policy: protocol.Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        segments: Segments = (),
-        prefix: str = "",
-        rename: Callable[[str], str | None] | None = None,
-        dtype: "torch.dtype | None" = None,
-        progress: bool | Callable[[int, int], None] | None = None,
-    ) -> Component:
-        """As `Client.load`; the reading runs in a thread."""
-        steps = moving.load(
-            self.session,
-            self.leasing.channel.send,
-            name,
-            moving.Reading(files, module, prefix, rename, dtype, progress),
-            policy,
-            group,
-            mutable=mutable,
-            segments=segments,
-        )
-        return Component(await self._take(steps))
+    def acquire_start(self, *, timeout: float | None = None) -> "Acquiring":
+        """As `Client.acquire_start`: await it, or `async with` it."""
+        return Acquiring(partial(self.leasing.acquire, of_start(timeout)))
 
-    async def load_family(
-        self,
-        name: str,
-        files: "Files",
-        parts: Mapping[str, Iterable[str]],
-        module: "torch.nn.Module | None" = None,
-        *,
-        policy: protocol.Policy = "lru",
-        group: str | None = None,
-        mutable: bool = False,
-        resident: int | str | None = None,
-        prefix: str = "",
-        rename: Callable[[str], str | None] | None = None,
-        dtype: "torch.dtype | None" = None,
-        progress: bool | Callable[[int, int], None] | None = None,
-    ) -> list[Component]:
-        """As `Client.load_family`; the reading runs in a thread."""
-        steps = moving.load_family(
-            self.session,
-            self.leasing.channel.send,
-            name,
-            moving.Reading(files, module, prefix, rename, dtype, progress),
-            parts,
-            policy,
-            group,
-            mutable=mutable,
-            resident_bytes=nbytes_of(resident),
-        )
-        return [Component(part) for part in await self._take(steps)]
+    async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
+        """As `Client.prefetch`."""
+        await self.leasing.call(prefetch_of(self.session.next_id(), names, over))
 
     async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None
@@ -253,94 +193,12 @@ class AsyncClient:
         """As `Client.evict`."""
         await self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
-    def acquire(
-        self,
-        *names: str,
-        timeout: float | None = None,
-        priority: int = 0,
-        await_registration: bool = False,
-        early: bool = False,
-    ) -> Acquiring:
-        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
-        session = self.session
-        asked = of_components(session, names, timeout, priority, await_registration, early)
-        return Acquiring(partial(self.leasing.acquire, asked))
-
-    def acquire_workspace(
-        self, size: int | str, *, timeout: float | None = None, priority: int = 0
-    ) -> Acquiring:
-        """As `Client.acquire_workspace`: await it, or `async with` it."""
-        asked = of_workspace(nbytes_of(size), size, timeout, priority)
-        return Acquiring(partial(self.leasing.acquire, asked))
-
-    def acquire_start(self, *, timeout: float | None = None) -> Acquiring:
-        """As `Client.acquire_start`: await it, or `async with` it."""
-        return Acquiring(partial(self.leasing.acquire, of_start(timeout)))
-
-    async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
-        """As `Client.prefetch`."""
-        await self.leasing.call(prefetch_of(self.session.next_id(), names, over))
-
-    async def unregister(self, name: str) -> None:
-        """As `Client.unregister`."""
-        for part in self.session.registry.family(name) or [name]:
-            if self._inner is not None:
-                await in_thread(self._inner.leasing.flush_kept)
-            await self._take(moving.unregister(self.session, part))
-
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
         """As `Client.forecast`."""
-        reply = await self.leasing.question(
-            protocol.Forecast(self.session.next_id(), names), timeout
-        )
+        request = protocol.Forecast(self.session.next_id(), names)
+        reply = await self.leasing.question(request, timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
-
-    async def update(self, name: str, values: Mapping[str, Any]) -> None:
-        """As `Client.update`; it runs in a thread."""
-        await in_thread(self._have_inner().update, name, values)
-
-    async def attach(
-        self,
-        model: object,
-        components: str | Sequence[str] | None = None,
-        *,
-        settings: "OffloadSettings | None" = None,
-        prefix: str = "",
-        policy: protocol.Policy = "lru",
-        resident: int | str | Mapping[str, int | str] | None = None,
-        blocks: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
-        wrap_methods: Mapping[str, Sequence[str]] | Sequence[str] = (),
-        extra_tensors: Sequence[str] = (),
-        kinds: "Mapping[str, Kind]" = NOTHING,
-        stay: Sequence[str] = (),
-        trainable: bool | str | Sequence[str] | None = None,
-        **flags: Any,
-    ) -> "Attachment":
-        """As `Client.attach`; it runs in a thread.
-
-        A call of the model computes, and waits for its components, in the calling thread. So call
-        it in a thread, too: `await asyncio.to_thread(model, x)`.
-        """
-        with needed("attach"):
-            import torch
-        if trainable is None and not torch.is_grad_enabled():
-            trainable = False  # the mode of this thread: another thread's may differ
-        attach = partial(
-            self._have_inner().attach,
-            settings=settings,
-            prefix=prefix,
-            policy=policy,
-            resident=resident,
-            blocks=blocks,
-            wrap_methods=wrap_methods,
-            extra_tensors=extra_tensors,
-            kinds=kinds,
-            stay=stay,
-            trainable=trainable,
-            **flags,
-        )
-        return await in_thread(attach, model, components)
 
     async def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """As `Client.status`."""
@@ -350,34 +208,137 @@ class AsyncClient:
 
     async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
-        session, inner = self.session, self._inner
-        self._dropped.detach()
-        if not session.forked:
-            if inner is not None:
-                await asyncio.to_thread(inner.leasing.keep_no_more)
-            await asyncio.to_thread(session.leases.drain)
-            if keep:
-                with suppress(SessionEnded):  # then the last bytes are already private
-                    await self._take(moving.take_back_mutable(session, self.leasing.end))
+        client = self._client
+        if not self.session.forked:
+            with suppress(SwapdError):  # the session has ended, or too many requests are open
+                await self.leasing.be_heard()
+        client.dropped.detach()
+        await in_thread(partial(end, client.leasing, keep=keep))
         await self.leasing.channel.close()
-        await asyncio.to_thread(session.close, keep=keep)
-        if inner is not None:
-            restore_models(inner)
-        if not session.forked:
-            self.leasing.factory.close()
-            await asyncio.to_thread(self.leasing.tracing.close)
+        await asyncio.to_thread(client.leasing.close)
+        restore_models(client)
 
-    def _have_inner(self) -> Client:
-        if self._inner is None:
-            leasing = self.leasing
-            inner = Client(self.session, leasing.factory, tracing=leasing.tracing)
-            inner.dropped.detach()
-            self._dropped.detach()  # attached models keep the inner client
-            self._dropped = close_when_collected(
-                inner, self.session, inner.leasing.in_use, leasing.close_dropped
-            )
-            self._inner = inner
-        return self._inner
+    async def _in_thread(self, call: Callable[[], T], undo: Callable[[Client, T], object]) -> T:
+        await self.leasing.be_heard()
+        if (torch := sys.modules.get("torch")) is not None:
+            call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # each thread has a mode
+        event = threading.Event()
+        token = cancelled.set(event)  # the thread has a copy of this context
+        try:
+            return await in_thread(call, event.set, partial(undo, self._client))
+        finally:
+            cancelled.reset(token)
 
-    async def _take(self, steps: moving.Steps[T]) -> T:
-        return await moving.take_awaited(steps, self.leasing.call)
+
+class AsyncLeasing:
+    """The requests and leases of the tasks of one event loop, on one channel.
+
+    Made and used in the loop. As `Leasing`, without leases that are kept.
+    """
+
+    def __init__(self, blocking: Leasing) -> None:
+        """`blocking`: those of the threads of the same client."""
+        self.session = blocking.session
+        self.channel = AsyncChannel(blocking.factory)
+        self._blocking = blocking
+        self._loop = asyncio.get_running_loop()
+
+    async def call(
+        self, request: protocol.AnyRequest, timeout_s: float | None = None
+    ) -> protocol.AnyReply:
+        """Send a request and wait for its reply. Raises the error of a refusal."""
+        return self.session.unwrap(await self.channel.call(request, timeout_s))
+
+    async def question(
+        self, request: protocol.AnyRequest, timeout_s: float | None
+    ) -> protocol.AnyReply:
+        """As `call`, for requests answered at once. Raises: NotAnswering if there is no answer in
+        time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.call(request)
+        except TimeoutError as exc:
+            if isinstance(exc, SwapdError) or timeout_s is None:
+                raise
+            raise self.session.not_answering(timeout_s) from exc
+
+    async def acquire(self, asked: Asked) -> AsyncLease:
+        """As `Leasing.acquire`, for the running task."""
+        trace = self._blocking.tracing.begin(asked.names)
+        if trace is None:
+            return await self._acquire(asked, None)
+        with trace:
+            return await self._acquire(asked, trace)
+
+    async def _acquire(self, asked: Asked, trace: Trace | None) -> AsyncLease:
+        session, task = self.session, id(asyncio.current_task())
+        leases = session.leases
+        record = record_of(session, session.next_id(), asked, task)
+        request = asked.request(record.id, task, leases.held_by(task), ())
+        if trace is not None:
+            request = trace.marked(request)
+        reply = await self.channel.call(request, asked.timeout_s)
+        if trace is not None:
+            trace.answered(reply)
+        grant = session.unwrap(reply)
+        assert isinstance(grant, protocol.Granted)
+        record.granted = grant
+        try:
+            leases.add(record)
+            bring_in = partial(leases.bring_in, record, asked.timeout_s)
+            show = partial(leases.show, record) if asked.early else bring_in
+            if leases.must_show(record):
+                await in_thread(show, partial(leases.give_up, record))
+            else:
+                show()
+        except BaseException:
+            with suppress(SwapdError):
+                self.end(record)
+            raise
+        return AsyncLease(session, record, self.end)
+
+    def end(self, record: Record) -> None:
+        """Tell the daemon that a lease ends, once its GPU work is done. Does not block."""
+        leases = self.session.leases
+        if leases.ends_later(record, self._blocking.give_back):
+            return
+        if leases.give_back(record):
+            self.channel.send(leases.release_of(record))
+
+    async def be_heard(self) -> None:
+        """Wait until the daemon has all messages sent so far: a thread's might overtake them."""
+        if self.session.error is None:
+            number = self.session.next_id()
+            await self.call(protocol.Release(number, number, ack=True))
+
+    def close_dropped(self) -> None:
+        """Its client was collected. Blocks: called in a thread of the session."""
+        self.session.close()
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self.channel.close(), self._loop).result(CLOSE_S)
+        else:
+            self.channel.close_socket()
+        self._blocking.close()
+
+
+class Acquiring:
+    """An acquire that was not awaited yet: `await` it, or use it in `async with`."""
+
+    def __init__(self, acquire: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
+        """`acquire()` asks, for the task that awaits it."""
+        self._acquire = acquire
+        self._lease: AsyncLease | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncLease]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> AsyncLease:
+        self._lease = await self
+        return await self._lease.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._lease is not None
+        await self._lease.__aexit__(kind, exc, tb)

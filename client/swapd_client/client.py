@@ -7,25 +7,26 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
-from swapd_client import moving
+from swapd_client import registration
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
-from swapd_client.lease import Lease
+from swapd_client.lease import Lease, hold_kept
 from swapd_client.leasing import Leasing, of_components, of_start, of_workspace, prefetch_of
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
+from swapd_client.memory.part import Part
 from swapd_client.memory.sources import Source
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
-from swapd_client.tracing import Tracing, check_installed, tracing_of
+from swapd_client.tracing import check_installed, tracing_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from swapd_client.weights.safetensors import Files
 
 NOTHING: Mapping[str, Any] = {}
-_T = TypeVar("_T")
 
 
 def connect(
@@ -84,21 +84,14 @@ class Client:
     leases is in use. An attached model keeps its client.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        factory: ChannelFactory | None = None,
-        *,
-        tracing: "bool | Tracing | None" = None,
-    ) -> None:
-        """`factory` and a `Tracing` come from an async client of the same session."""
+    def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
         self.session = session
-        factory = factory or ChannelFactory(session)
         #: The requests and leases of its threads, for models that are attached.
-        self.leasing = Leasing(session, factory, tracing_of(session, tracing))
-        end = partial(_end, session, self.leasing, keep=True)
+        self.leasing = Leasing(session, ChannelFactory(session), tracing_of(session, tracing))
         #: Closes it when it is collected.
-        self.dropped = close_when_collected(self, session, self.leasing.in_use, end)
+        self.dropped = close_when_collected(
+            self, session, self.leasing.in_use, partial(_close, self.leasing, keep=True)
+        )
         #: The attached models keep them alive: see `offload/garbage.py`.
         self.attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
@@ -156,18 +149,15 @@ class Client:
         Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted, InvalidSource,
         DeviceUnavailable, SessionEnded; after any of them the source is unchanged.
         """
-        steps = moving.register(
-            self.session,
-            self.leasing.call,
+        prepare = partial(
+            self.session.registry.prepare,
             name,
             source,
-            policy,
-            group,
             mutable=mutable,
             segments=segments,
             part_of=part_of,
         )
-        return Component(self._take(steps))
+        return self._register(prepare, policy, group)
 
     def register_family(
         self,
@@ -189,17 +179,10 @@ class Client:
         Tensors that several parts share must be in one of them only. Blocks and raises as
         `register`; after an error all sources are unchanged.
         """
-        steps = moving.register_family(
-            self.session,
-            self.leasing.call,
-            name,
-            parts,
-            policy,
-            group,
-            mutable=mutable,
-            resident_bytes=nbytes_of(resident),
-        )
-        return [Component(part) for part in self._take(steps)]
+        prepare = partial(self.session.registry.prepare_family, name, parts, mutable=mutable)
+        keeping = partial(protocol.Resize, name=name, resident_bytes=nbytes_of(resident))
+        made = registration.register(self.leasing, prepare, lambda _: policy, group, keeping)
+        return [Component(part) for part in made]
 
     def register_scratch(
         self,
@@ -226,30 +209,15 @@ class Client:
         `policy`, `group`, `part_of` and errors: as of `register`. After `unregister` or `close` the
         memory is private: it holds the contents last saved, or zeros.
         """
-        what = nbytes_of(size)
-        steps = moving.register_scratch(
-            self.session,
-            self.leasing.call,
-            name,
-            what,
-            policy,
-            group,
-            mutable=mutable,
-            part_of=part_of,
-        )
-        return Component(self._take(steps))
+        scratch = registration.scratch_of(self.session, nbytes_of(size), mutable=mutable)
+        prepare = partial(self.session.registry.prepare, name, part_of=part_of, **scratch)
+        return self._register(prepare, policy, group)
 
-    def _register_again(
-        self,
-        sources: Mapping[str, tuple[Source, protocol.Policy]],
-        part_of: Mapping[str, str] = NOTHING,
-    ) -> None:
-        """Register components whose daemon was lost with this one, by name, at their old addresses.
-
-        `part_of`: the family, by name, of each component that is part of one. All of them or none.
-        Blocks and raises as `register`; InvalidSource if a component would move.
-        """
-        self._take(moving.register_again(self.session, self.leasing.call, sources, part_of))
+    def _register(
+        self, prepare: Callable[[], Part], policy: protocol.Policy, group: str | None
+    ) -> Component:
+        (part,) = registration.register(self.leasing, lambda: [prepare()], lambda _: policy, group)
+        return Component(part)
 
     def load(
         self,
@@ -286,17 +254,22 @@ class Client:
         Blocks until all is read. Raises as `register`, and InvalidSource also for files that are
         damaged or do not fit the module; the module is then unchanged.
         """
-        steps = moving.load(
-            self.session,
-            self.leasing.call,
-            name,
-            moving.Reading(files, module, prefix, rename, dtype, progress),
-            policy,
-            group,
-            mutable=mutable,
+        with needed("load"):
+            from swapd_client.weights.load import planned
+        plan = planned(
+            files,
+            module,
+            None,
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
             segments=segments,
+            gpu=self.session.processor.index,
+            progress=progress,
+            share=not mutable,
         )
-        return Component(self._take(steps))
+        with plan as layouts:
+            return self.register(name, layouts[""], policy=policy, group=group, mutable=mutable)
 
     def load_family(
         self,
@@ -319,18 +292,24 @@ class Client:
         `parts` maps each part to the names of its tensors, or of modules with them ("blocks.0").
         Tensors that no part names are in the part named "rest".
         """
-        steps = moving.load_family(
-            self.session,
-            self.leasing.call,
-            name,
-            moving.Reading(files, module, prefix, rename, dtype, progress),
+        with needed("load_family"):
+            from swapd_client.weights.load import planned
+        plan = planned(
+            files,
+            module,
             parts,
-            policy,
-            group,
-            mutable=mutable,
-            resident_bytes=nbytes_of(resident),
+            prefix=prefix,
+            rename=rename,
+            dtype=dtype,
+            segments=(),
+            gpu=self.session.processor.index,
+            progress=progress,
+            share=not mutable,
         )
-        return [Component(part) for part in self._take(steps)]
+        with plan as layouts:
+            return self.register_family(
+                name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
+            )
 
     def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.
@@ -395,15 +374,10 @@ class Client:
         session, leasing = self.session, self.leasing
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
-        # taken here, not in `leasing`: one more Python call would cost each step of a loop
-        lease, cache = Lease(leasing, (get_ident(), names)), leasing.cache
+        lease = Lease(leasing, (get_ident(), names))
         try:
-            if cache.holders.setdefault(lease._key, lease._ref) is lease._ref:
-                record = cache.records.get(lease._key)
-                if record is not None and record.is_usable:
-                    lease._has_again(record)
-                    lease._held = True
-                    return lease
+            if hold_kept(lease):
+                return lease
             asked = of_components(session, names, timeout, priority, await_registration, early)
             return leasing.acquire(asked, lease)
         except BaseException:
@@ -464,10 +438,11 @@ class Client:
         """
         for part in self.session.registry.family(name) or [name]:
             self.leasing.flush_kept()
-            self._take(moving.unregister(self.session, part))
+            registration.unregister(self.leasing, part)
 
     def attach(
         self,
+        /,
         model: object,
         components: str | Sequence[str] | None = None,
         *,
@@ -608,30 +583,31 @@ class Client:
         the components whose tensors are lost.
         """
         self.dropped.detach()
-        _end(self.session, self.leasing, keep=keep)
+        _close(self.leasing, keep=keep)
         restore_models(self)
 
-    def _take(self, steps: moving.Steps[_T]) -> _T:
-        return moving.take(steps, self.leasing.call)
+
+def _close(leasing: Leasing, *, keep: bool) -> None:
+    end(leasing, keep=keep)
+    leasing.close()
+
+
+def end(leasing: Leasing, *, keep: bool) -> None:
+    """End a client's session, as `Client.close`; its channels stay open."""
+    session = leasing.session
+    if not session.forked:  # else the parent owns all of it, and locks may be held for good
+        leasing.keep_no_more()
+        session.leases.drain()
+        if keep:
+            with suppress(SessionEnded):  # then the last bytes are already private
+                registration.take_back_mutable(leasing)
+    session.close(keep=keep)
 
 
 def restore_models(client: Client) -> None:
     """After closing: the hooks of attached models go."""
     for attachment in list(client.attachments):
         attachment.let_go()
-
-
-def _end(session: Session, leasing: Leasing, *, keep: bool) -> None:
-    if session.forked:  # the parent owns all of it, and locks may be held for good
-        session.close(keep=keep)
-        return
-    leasing.keep_no_more()
-    session.leases.drain()
-    if keep:
-        with suppress(SessionEnded):  # then the last bytes are already private
-            moving.take(moving.take_back_mutable(session, leasing.end_now), leasing.call)
-    session.close(keep=keep)
-    leasing.close()
 
 
 def nbytes_of(size: object) -> Any:

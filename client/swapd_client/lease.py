@@ -51,10 +51,10 @@ class BaseLease:
     _record: Record
     #: The grant to this holder. A kept lease is reused, so `_record.granted` may be another's.
     _granted: Granted
-    _held: bool
+    held: bool
 
     def __repr__(self) -> str:
-        state = "held" if self._held else "released"
+        state = "held" if self.held else "released"
         return f"<{type(self).__name__} {' + '.join(self.names)} {state}>"
 
     @property
@@ -176,25 +176,11 @@ class Lease(BaseLease):
         """It has no record yet."""
         self._leasing = leasing
         self._session = leasing.session
-        self._key = key
+        self.key = key
         self.names = key[1]
-        self._held = False
+        self.held = False
         #: Itself, in `Cache.holders`.
-        self._ref = ref(self)
-
-    def _has(self, record: Record) -> None:
-        """It was granted."""
-        self._record = record
-        self._granted = record.granted
-
-    def _has_again(self, record: Record) -> None:
-        """It is a kept one."""
-        record.again += 1
-        record.gap_s = monotonic() - record.since
-        granted = record.granted
-        if granted.waited_s or granted.loaded:  # these are of the first grant
-            granted = record.granted = replace(granted, waited_s=0.0, loaded=False)
-        self._record, self._granted = record, granted
+        self.ref = ref(self)
 
     @covered
     def __enter__(self) -> "Lease":
@@ -219,12 +205,12 @@ class Lease(BaseLease):
     def _leave(self) -> None:
         """After an error or an interrupt in its release: nobody uses it any more."""
         try:
-            if self._held:
+            if self.held:
                 record, holders = self._record, self._leasing.cache.holders
                 record.unmarked = not record.ends_at_once  # perhaps not all its work is marked
-                if self._key in holders and holders[self._key] is self._ref:
-                    del holders[self._key]
-                self._held = False
+                if self.key in holders and holders[self.key] is self.ref:
+                    del holders[self.key]
+                self.held = False
                 self._leasing.cache.ring()
         except BaseException:  # one more interrupt
             self._leave()
@@ -267,11 +253,11 @@ class Lease(BaseLease):
         raises as `check`.
         """
         try:
-            if not self._held:
+            if not self.held:
                 return
             record, leasing = self._record, self._leasing
             problem = None if record.ends_at_once else self._rest()
-            told, cache, key = leasing.told, leasing.cache, self._key
+            told, cache, key = leasing.told, leasing.cache, self.key
             record.since = now = monotonic()
             if (
                 record.may_be_kept
@@ -283,19 +269,41 @@ class Lease(BaseLease):
                 and not cache.closed
             ):
                 del cache.holders[key]  # from here on it is kept
-                self._held = False
+                self.held = False
                 # perhaps others wait since the question above
                 if (told.hurried or told.wanted) and cache.naps_s > LINGER_S:
                     cache.ring()
             else:
                 leasing.end(key, record, ack=key[0] != get_ident())
                 del cache.holders[key]
-                self._held = False
+                self.held = False
         except BaseException:
             self._leave()
             raise
         if problem is not None:
             raise problem
+
+
+def hold(lease: Lease, record: Record) -> None:
+    """The lease was granted."""
+    lease._record, lease._granted, lease.held = record, record.granted, True
+
+
+def hold_kept(lease: Lease) -> bool:
+    """Take the lease that its thread keeps under its key, if that is usable and not in use."""
+    cache, key = lease._leasing.cache, lease.key
+    if cache.holders.setdefault(key, lease.ref) is not lease.ref:
+        return False
+    record = cache.records.get(key)
+    if record is None or not record.is_usable:
+        return False
+    record.again += 1
+    record.gap_s = monotonic() - record.since
+    granted = record.granted
+    if granted.waited_s or granted.loaded:  # these are of the first grant
+        granted = record.granted = replace(granted, waited_s=0.0, loaded=False)
+    lease._record, lease._granted, lease.held = record, granted, True
+    return True
 
 
 class AsyncLease(BaseLease):
@@ -313,7 +321,7 @@ class AsyncLease(BaseLease):
         self._granted = record.granted
         self._give_back = give_back
         self.names = record.names
-        self._held = True
+        self.held = True
 
     async def wait(
         self, segment: int | None = None, *, name: str | None = None, stream: Any = None
@@ -328,7 +336,7 @@ class AsyncLease(BaseLease):
             await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
 
     def __del__(self) -> None:
-        if self._held and self._session.error is None and not self._session.forked:
+        if self.held and self._session.error is None and not self._session.forked:
             warnings.warn(
                 f"{self!r} was never released, so its memory cannot be reused while this session "
                 "lasts: use it in a `with` block, or call release()",
@@ -338,8 +346,8 @@ class AsyncLease(BaseLease):
 
     def release(self) -> None:
         """Give the components back. Raises as `Lease.release`."""
-        if self._held:
-            self._held = False
+        if self.held:
+            self.held = False
             problem = self._rest()
             self._give_back(self._record)
             if problem is not None:

@@ -11,16 +11,18 @@ are for the async client, too.
 import itertools
 import threading
 import time
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
+from contextvars import ContextVar
 from math import inf
 
 import msgspec
 
 from swapd.shared import protocol
 from swapd_client.errors import AcquireTimeout, ComponentInUse, SessionEnded, SwapdError
-from swapd_client.lease import Lease
+from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
 from swapd_client.leases.covered import covered
@@ -31,6 +33,17 @@ from swapd_client.tracing import Trace, Tracing
 #: Leases in use, and leases to end if the request needs a load.
 Held = tuple[int, ...] | None
 Spare = tuple[protocol.Release, ...]
+
+#: Set when the task for which a thread makes its calls is cancelled.
+cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+
+
+def stop_if_cancelled() -> None:
+    """Raise CancelledError if `cancelled` is set; once, so that the caller can undo its work."""
+    event = cancelled.get()
+    if event is not None and event.is_set():
+        event.clear()
+        raise CancelledError
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -121,7 +134,7 @@ class Leasing:
         self._numbers = itertools.count()
         #: Leases that the lifeline's thread gave back a moment ago, and when.
         self._recent: deque[tuple[float, int]] = deque()
-        self._factory = factory
+        self.factory = factory
         self._own = _Own()
         session.sweeps(self.sweep)
 
@@ -131,7 +144,7 @@ class Leasing:
         """This thread's channel. While a caller keeps it, answers on it are not lost."""
         channel = self._own.channel
         if channel is None:
-            channel = self._own.channel = Channel(self._factory)
+            channel = self._own.channel = Channel(self.factory)
         return channel
 
     def call(
@@ -157,6 +170,7 @@ class Leasing:
         return self.session.unwrap(reply)
 
     def _before_a_request(self) -> None:
+        stop_if_cancelled()
         self.session.check()
         me = threading.get_ident()
         self.cache.each(self.end, lambda key, _: key[0] == me)
@@ -176,7 +190,6 @@ class Leasing:
             lease = Lease(self, self._another(asked.names))
         try:
             self._acquire(lease, asked, in_place_of, again=again)
-            lease._held = True
             return lease
         except BaseException:
             self.give_up(lease)
@@ -190,13 +203,14 @@ class Leasing:
     def give_up(self, lease: Lease, tries: int = 3) -> None:
         """After an error or an interrupt in an acquire: it holds nothing."""
         try:
-            cache, key = self.cache, lease._key
-            if cache.holders.get(key) is not lease._ref:
+            cache, key = self.cache, lease.key
+            if cache.holders.get(key) is not lease.ref:
                 return
             record = cache.records.get(key)
             if record is not None and not record.may_be_kept:
                 with suppress(SwapdError):
                     self.end(key, record)
+            lease.held = False
             del cache.holders[key]
         except BaseException:
             if tries:  # one more interrupt
@@ -226,11 +240,10 @@ class Leasing:
         asked = of_components(self.session, names, early=True)
         lease = Lease(self, self._another(names))
         try:
-            self.cache.holders[lease._key] = lease._ref
+            self.cache.holders[lease.key] = lease.ref
             record = record_of(self.session, request, asked, _agent_ahead(request))
-            self.cache.records[lease._key] = record
+            self.cache.records[lease.key] = record
             self._hold(lease, record, reply, asked)
-            lease._held = True
             return lease
         except BaseException:
             self.give_up(lease)
@@ -252,16 +265,15 @@ class Leasing:
     def _acquire(self, lease: Lease, asked: Asked, in_place_of: int | None, *, again: bool) -> None:
         self.session.check()
         cache, holds = self.cache, self.cache.used(threading.get_ident())
-        if cache.holders.setdefault(lease._key, lease._ref) is not lease._ref:
-            again = False  # this thread has such a lease in use
-            lease._key = self._another(asked.names)
-            cache.holders[lease._key] = lease._ref
-        record = cache.records.get(lease._key)
-        if record is not None and record.is_usable:
-            lease._has_again(record)
+        if hold_kept(lease):
             return
+        if cache.holders.get(lease.key) is not lease.ref:
+            again = False  # this thread has such a lease in use
+            lease.key = self._another(asked.names)
+            cache.holders[lease.key] = lease.ref
+        record = cache.records.get(lease.key)
         if record is not None:
-            self.end(lease._key, record)
+            self.end(lease.key, record)
         trace = self.tracing.begin(asked.names)
         with trace or nullcontext():
             self._acquire_now(lease, asked, holds, in_place_of, trace, again=again)
@@ -278,10 +290,10 @@ class Leasing:
     ) -> None:
         session, cache, me = self.session, self.cache, threading.get_ident()
         record = record_of(session, session.next_id(), asked, me)
-        since = cache.left.pop(lease._key, None)
+        since = cache.left.pop(lease.key, None)
         if since is not None:
             record.gap_s = time.monotonic() - since
-        cache.records[lease._key] = record  # before its request leaves
+        cache.records[lease.key] = record  # before its request leaves
         if cache.naps_s == inf:
             cache.ring()
         offered = self._offer(me)
@@ -336,7 +348,7 @@ class Leasing:
         """Hold a granted lease: have it mapped, and wait for its copies unless `asked.early`."""
         leases = self.session.leases
         if isinstance(reply, protocol.Refused):
-            self.cache.records.pop(lease._key, None)
+            self.cache.records.pop(lease.key, None)
         grant = self.session.unwrap(reply)
         assert isinstance(grant, protocol.Granted)
         record.granted = grant
@@ -346,7 +358,7 @@ class Leasing:
         else:
             leases.bring_in(record, asked.timeout_s)
         record.told_at = record.since = time.monotonic()
-        lease._has(record)
+        hold(lease, record)
 
     # --- giving back ---------------------------------------------------------------------
 
@@ -357,8 +369,8 @@ class Leasing:
         """
         if record.is_asked:
             self.channel().send(protocol.Cancel(self.session.next_id(), record.id))
-        elif not self.session.leases.ends_later(record, self._give_back):
-            self._give_back(record, ack)
+        elif not self.session.leases.ends_later(record, self.give_back):
+            self.give_back(record, ack)
         self._forget(key, record)
 
     def _forget(self, key: Key, record: Record) -> None:
@@ -366,7 +378,7 @@ class Leasing:
             self.cache.left[key] = record.since
         self.cache.records.pop(key, None)
 
-    def _give_back(self, record: Record, ack: bool = True) -> None:
+    def give_back(self, record: Record, ack: bool = True) -> None:
         session = self.session
         if not session.leases.give_back(record):
             return
@@ -411,7 +423,7 @@ class Leasing:
                 self.told.wanted and record.has_any(self.told.wanted)
             ):
                 record.since = time.monotonic()
-            elif leases.ends_later(record, self._give_back):
+            elif leases.ends_later(record, self.give_back):
                 self._forget(key, record)
             elif leases.give_back(record) and not self._tell_by_lifeline(record):
                 return  # the daemon reads nothing now: at the next sweep
@@ -470,15 +482,16 @@ class Leasing:
 
     def end_now(self, record: Record) -> None:
         """End a lease that a thread has in use."""
-        if not self.session.leases.ends_later(record, self._give_back):
-            self._give_back(record)
+        if not self.session.leases.ends_later(record, self.give_back):
+            self.give_back(record)
 
     # --- the end -------------------------------------------------------------------------
 
     def close(self) -> None:
         """After the session: close all channels, and end the thread that makes spans."""
-        self._factory.close()
-        self.tracing.close()
+        if not self.session.forked:
+            self.factory.close()
+            self.tracing.close()
 
 
 def prefetch_of(

@@ -42,7 +42,7 @@ def test_a_thread_that_first_asks_when_it_has_just_been_closed_is_told_so() -> N
         client.register("a", {"x": b"a"})
         client.close()
         with pytest.raises(ClientClosed, match="this client is closed"):
-            Channel(client.leasing._factory)
+            Channel(client.leasing.factory)
 
 
 def test_a_thread_that_is_just_importing_torch_disturbs_no_other(

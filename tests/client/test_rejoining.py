@@ -26,6 +26,7 @@ from swapd_client import (
 )
 from swapd_client.memory.part import Part
 from swapd_client.memory.sources import Source
+from swapd_client.registration import register_again
 from tests.guarantees.harness import MIB, Daemon, WorkerDied, World
 
 
@@ -323,12 +324,13 @@ def test_if_it_fails_all_is_private_memory_as_before(
         error = ClientClosed
         monkeypatch.setattr(registry, "fill", fill_and(client.close))
     with pytest.raises(error):
-        client._register_again({"a": (tensors, "lru"), "b": (others, "lru")})
+        register_again(client.leasing, {"a": (tensors, "lru"), "b": (others, "lru")}, {})
     assert same(tensors, values())
     assert same(others, values(1))
     assert addresses(tensors) + addresses(others) == before
     tensors["a"].add_(0)  # it is writable
-    life.again(budget="32MiB")._register_again({"a": (tensors, "lru"), "b": (others, "lru")})
+    again = life.again(budget="32MiB")
+    register_again(again.leasing, {"a": (tensors, "lru"), "b": (others, "lru")}, {})
     assert addresses(tensors) + addresses(others) == before
 
 
@@ -338,7 +340,7 @@ def test_if_one_would_move_none_is_registered(life: Life) -> None:
     before = addresses(tensors)
     client = life.again()
     with pytest.raises(InvalidSource, match="'b' cannot keep its address"):
-        client._register_again({"a": (tensors, "lru"), "b": (others, "lru")})
+        register_again(client.leasing, {"a": (tensors, "lru"), "b": (others, "lru")}, {})
     assert not client.status().components
     assert same(tensors, values())
     client.register("a", tensors)

@@ -1,7 +1,7 @@
 """Components that this process has registered with one daemon.
 
-Lives here: the parts, and the moves of tensors to their ranges and back. `moving.py` sends the
-requests in between.
+Lives here: the parts, and the moves of tensors to their ranges and back. `registration.py` sends
+the requests in between.
 """
 
 import logging

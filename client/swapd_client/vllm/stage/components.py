@@ -16,6 +16,7 @@ from swapd.shared.protocol import REST, part_name
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.registration import register_again
 from swapd_client.session.session import Session
 from swapd_client.vllm import layers
 from swapd_client.vllm.loss_counts import LossCounts
@@ -94,11 +95,11 @@ class StageComponents:
         weights = self.register_again
         self._sizes.append(nbytes)
 
-        def register_again(client: Client) -> None:
+        def weights_and_cache(client: Client) -> None:
             weights(client)
             cache.register_again(client)
 
-        self.register_again = register_again
+        self.register_again = weights_and_cache
         alike = self.all is self.main
         self.main = (name, *self.main)  # first, because the first layer needs it
         self.all = self.main if alike else (name, *self.all)
@@ -150,7 +151,8 @@ def _register_again(parts: Iterable[StagePart], sizes: Iterable[int], client: Cl
             f"{size(room)}: start it with a larger --budget"
         )
     again = {name: (part, tensors) for part in parts for name, tensors in part.sources.items()}
-    client._register_again(
+    register_again(
+        client.leasing,
         {name: (tensors, part.policy) for name, (part, tensors) in again.items()},
         {name: part.family for name, (part, _) in again.items()},
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd.spawn import Spawned
-from swapd_client import moving
 from swapd_client.memory.layout import OtherBytes
 from swapd_client.session.registry import Registry
 
@@ -77,56 +76,20 @@ async def test_tensors_that_were_to_be_moved_are_free_for_another_name(daemon: S
             assert float(tensors["w"].sum()) == 1000
 
 
-class Faked:
-    """A session without a daemon, whose registry counts its discarded components."""
-
-    #: The session has ended: it sends nothing to the daemon.
-    error = "gone"
-
-    def __init__(self) -> None:
-        self.registry = self
-        self.discarded: list[object] = []
-        self.lies = True
-
-    def next_id(self) -> int:
-        return 1
-
-    def prepare_family(self, name: str, sources: Any, *, mutable: bool) -> list[Any]:
-        return ["one", "two"]
-
-    def request(self, *_: Any, **__: Any) -> Callable[[], None]:
-        return lambda: None
-
-    def fill(self, part: str) -> None:
-        if self.lies:
-            raise OtherBytes(part)
-
-    def start_over(self, parts: Any, lie: OtherBytes) -> None:
-        raise KeyboardInterrupt
-
-    def discard(self, part: object) -> None:
-        self.discarded.append(part)
+def test_what_is_interrupted_as_it_starts_over_is_discarded_once(daemon: Spawned) -> None:
+    with swapd_client.connect(daemon.folder) as client:
+        registry = client.session.registry
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(registry, "fill", lambda part: _raise(OtherBytes(part.name)))
+            patched.setattr(registry, "start_over", lambda *_: _raise(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                client.register_family("f", PARTS)
+        assert client.status().components == ()
+        client.register_family("f", PARTS)
 
 
-def test_what_is_interrupted_as_it_starts_over_is_discarded_once() -> None:
-    session: Any = Faked()
-    steps = moving.register_family(
-        session, lambda _: None, "f", {}, "lru", None, mutable=False, resident_bytes=None
-    )
-    with pytest.raises(KeyboardInterrupt):
-        moving.take(steps, lambda _: pytest.fail("nothing is asked"))
-    assert session.discarded == ["one", "two"]
-
-
-def test_steps_that_are_not_taken_to_the_end_are_discarded() -> None:
-    session: Any = Faked()
-    steps = moving.register_family(
-        session, lambda _: None, "f", {}, "lru", None, mutable=False, resident_bytes=None
-    )
-    step: Any = next(steps)
-    steps.send(step())
-    steps.close()
-    assert session.discarded == ["one", "two"]
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 async def test_what_model_calls_in_threads_keep_does_not_hold_up_an_unregister(
@@ -134,7 +97,7 @@ async def test_what_model_calls_in_threads_keep_does_not_hold_up_an_unregister(
 ) -> None:
     async with await swapd_client.connect_async(daemon.folder) as client:
         await client.register("a", {"d": bytearray(MIB)})
-        inner = client._have_inner()
+        inner = client._client
 
         def loop() -> None:
             for _ in range(3):  # from the second on it is kept

@@ -1,0 +1,192 @@
+"""How components are registered and unregistered: the requests, and the work between them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from swapd.shared import protocol
+from swapd_client import dropped
+from swapd_client.errors import (
+    ComponentInUse,
+    DeviceFailed,
+    DeviceMemoryExhausted,
+    DuplicateName,
+    InvalidSource,
+    SwapdError,
+)
+from swapd_client.leasing import Leasing, stop_if_cancelled
+from swapd_client.memory.layout import OtherBytes
+from swapd_client.memory.part import Part
+from swapd_client.memory.scratch import Scratch
+from swapd_client.session.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+#: Seconds that a name may stay taken by what was collected.
+AWAIT_S = 5.0
+
+
+# --- in ------------------------------------------------------------------------------------
+
+
+def register(
+    leasing: Leasing,
+    prepare: Callable[[], Iterable[Part]],
+    policy_of: Callable[[Part], protocol.Policy],
+    group: str | None,
+    keeping: Callable[[int], protocol.Resize] | None = None,
+) -> list[Part]:
+    """Have host copies made and filled for the parts that `prepare()` makes, and rebind their
+    tensors when all of that succeeded; return the parts.
+
+    `keeping` makes the request that sets the kept parts of a family; until its grant, all parts
+    leave the device at their release. Blocks for the copies. After an error, or an interrupt, none
+    of them is registered.
+    """
+    registry = leasing.session.registry
+    parts: list[Part] = []
+    registered: list[Part] = []
+    try:
+        parts += prepare()
+        while True:
+            try:
+                _fill(leasing, parts, policy_of, group, keeping, registered)
+                break
+            except OtherBytes as lie:
+                _take_out(leasing, registered)
+                registered.clear()
+                registry.start_over(parts, lie)
+    except BaseException:
+        _take_out(leasing, registered)
+        discard(leasing.session, parts)
+        raise
+    for part in parts:
+        registry.bind(part)
+    return parts
+
+
+def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -> dict[str, Any]:
+    """How to prepare memory that loads as zeros, as arguments of `Registry.prepare`.
+
+    `what`: a number of bytes, or the tensor of former scratch, which keeps its address.
+    """
+    tensor = None if isinstance(what, int) else what
+    nbytes = what if isinstance(what, int) else what.nbytes
+    if nbytes <= 0:
+        raise InvalidSource(f"scratch of {nbytes} bytes: give a size, as 4 << 30 or '4GiB'")
+    kind: protocol.Scratch = "saved" if mutable else "dropped"
+    layout = Scratch(nbytes, kind, session.processor.index, tensor, session.processor.fetch)
+    return {"source": layout, "mutable": True, "stays": tensor is not None}
+
+
+def register_again(
+    leasing: Leasing,
+    sources: Mapping[str, tuple[object, protocol.Policy]],
+    part_of: Mapping[str, str],
+) -> None:
+    """Register components of a lost daemon, by name, at their addresses: all of them or none.
+
+    `part_of`: the family, by name, of each component that is part of one. Blocks and raises as
+    `Client.register`; InvalidSource if a component would move.
+    """
+    session = leasing.session
+
+    def prepare() -> list[Part]:
+        prepared: list[Part] = []
+        try:
+            for name, (source, _) in sources.items():
+                family = part_of.get(name, "")
+                part = session.registry.prepare(
+                    name, source, mutable=False, part_of=family, stays=True
+                )
+                prepared.append(part)
+        except BaseException:
+            discard(session, prepared)
+            raise
+        return prepared
+
+    register(leasing, prepare, lambda part: sources[part.name][1], None)
+
+
+def _fill(
+    leasing: Leasing,
+    parts: Iterable[Part],
+    policy_of: Callable[[Part], protocol.Policy],
+    group: str | None,
+    keeping: Callable[[int], protocol.Resize] | None,
+    registered: list[Part],
+) -> None:
+    """Register, fill and commit all parts. `registered` collects parts that the daemon knows."""
+    registry, call, next_id = leasing.session.registry, leasing.call, leasing.session.next_id
+    for part in parts:
+        request = partial(
+            registry.request,
+            part,
+            policy=policy_of(part),
+            group=group,
+            transient=keeping is not None,
+        )
+        try:
+            call(request(next_id()))
+        except DuplicateName:
+            dropped.settle(AWAIT_S)
+            call(request(next_id()))
+        registered.append(part)
+    for part in parts:
+        stop_if_cancelled()
+        registry.fill(part)
+    for part in parts:
+        call(protocol.Commit(next_id(), part.name))
+    if keeping is not None:
+        call(keeping(next_id()))
+
+
+def _take_out(leasing: Leasing, registered: Sequence[Part]) -> None:
+    session = leasing.session
+    for part in registered if session.error is None else ():
+        with suppress(SwapdError):  # report the first error
+            leasing.call(protocol.Unregister(session.next_id(), part.name))
+
+
+def discard(session: Session, parts: Iterable[Part]) -> None:
+    """Undo the preparation of these parts."""
+    for part in parts:
+        session.registry.discard(part)
+
+
+# --- out -----------------------------------------------------------------------------------
+
+
+def unregister(leasing: Leasing, name: str) -> None:
+    """Unregister a component, after the work under released leases is done."""
+    session = leasing.session
+    part = session.registry.own(name)
+    session.check()
+    session.leases.drain()
+    session.registry.before_unbind(part)
+    try:
+        leasing.call(protocol.Unregister(session.next_id(), name))
+    except BaseException:
+        part.where.give_memory_back()
+        raise
+    session.registry.unbind(part)
+
+
+def take_back_mutable(leasing: Leasing) -> None:
+    """Before a client closes: unregister mutable components while the daemon can still save
+    them."""
+    session = leasing.session
+    mutable = [part for part in session.registry.all() if part.mutable]
+    if session.error is not None or not mutable:
+        return
+    for record in session.leases:
+        if record.state == "held":
+            session.leases.mark(record)
+            leasing.end_now(record)
+    session.leases.drain()
+    for part in mutable:
+        # in use by another session, no room, or not savable: its bytes stay where they are
+        with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
+            unregister(leasing, part.name)
