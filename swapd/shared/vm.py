@@ -116,8 +116,15 @@ def leave_out_of_cores(address: int, nbytes: int) -> None:
 
 
 def revoke(address: int, nbytes: int) -> None:
-    """Replace a mapping by a reservation: any access faults."""
-    _mmap(address, nbytes, PROT_NONE, _ANON | _MAP_FIXED, -1, 0)
+    """Replace a mapping by a reservation: any access faults.
+
+    A process that has as many mappings as it may can replace none. Then the mapping stays, and any
+    access faults all the same.
+    """
+    try:
+        _mmap(address, nbytes, PROT_NONE, _ANON | _MAP_FIXED, -1, 0)
+    except OSError:
+        protect_none(address, nbytes)
     _keep_here(address, nbytes)
 
 

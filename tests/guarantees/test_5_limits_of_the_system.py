@@ -261,6 +261,41 @@ def test_a_client_without_descriptors_is_told_and_loses_nothing(world: World) ->
     serves(daemon, late, "c")
 
 
+# --- mappings: of a client -------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    int(Path("/proc/sys/vm/max_map_count").read_text()) > 200_000,
+    reason="more mappings than a test has time for",
+)
+@pytest.mark.parametrize("isolation", ["strict", "relaxed"])
+def test_a_client_with_all_mappings_it_may_have_is_told_and_loses_nothing(
+    world: World, isolation: str
+) -> None:
+    daemon = world.daemon(isolation=isolation)
+    worker, other = world.workers(daemon, "worker", "other")
+    a = worker.register("a", 6 * MIB, seed=1)
+    b = worker.register("b", 6 * MIB, seed=2, mutable=True)
+    everything = other.register("all", 16 * MIB, seed=3)
+    assert worker.use("b")[1] == b
+    assert worker.use("a")[1] == a
+    worker.fill_mappings()
+    assert other.use("all")[1] == everything  # in place of a and b
+    for name, expected in (("a", a), ("b", b)):
+        # the kernel may have room for one that is shelved
+        with suppress(WorkerError):
+            assert worker.use(name)[1] == expected
+    with pytest.raises(WorkerError, match=r"raise vm\.max_map_count") as said:
+        worker.register("c", MIB)
+    assert said.value.kind == "LimitReached"
+    assert other.use("all")[1] == everything
+    assert worker.ping()  # its session lives
+    worker.free_mappings()
+    assert worker.use("a")[1] == a
+    assert worker.use("b")[1] == b
+    serves(daemon, worker, "c")
+
+
 # --- memory, before a token ----------------------------------------------------------------
 
 

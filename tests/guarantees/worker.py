@@ -64,6 +64,7 @@ class Worker:
         self._client: Client | None = None
         self._half: Any = None
         self._may_close = threading.Event()
+        self._mappings: list[int] = []
 
     @property
     def client(self) -> Client:
@@ -88,6 +89,18 @@ class Worker:
         now = len(os.listdir("/proc/self/fd")) - 1  # without that of the list
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (now + more, hard))
+
+    def fill_mappings(self) -> None:
+        """Make as many mappings as the system allows this process."""
+        with suppress(OSError):
+            while True:  # the kernel would make one of neighbours that are alike
+                self._mappings.append(vm.map_anonymous(vm.PAGE_BYTES))
+                vm.protect_none(self._mappings[-1], vm.PAGE_BYTES)
+                self._mappings.append(vm.map_anonymous(vm.PAGE_BYTES))
+
+    def free_mappings(self) -> None:
+        while self._mappings:
+            vm.free(self._mappings.pop(), vm.PAGE_BYTES)
 
     def ping(self) -> int:
         """The session's number; connects if need be."""

@@ -4,6 +4,7 @@ Lives here: mapping chunks at the range, shelving them beside it, and making the
 memory, or taking that over. No messages, no torch.
 """
 
+import errno
 import os
 import threading
 from collections import deque
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
+from swapd.shared.units import size
+from swapd_client.errors import LimitReached
 from swapd_client.memory import former
 from swapd_client.memory.uses import Uses
 from swapd_client.session.files import Files
@@ -45,7 +48,7 @@ class Range:
         """`before`: a private range of the same size, whose addresses and memory this one takes
         over.
 
-        It has that memory until chunks are shown, or `give_up_private`.
+        It has that memory until chunks are shown, or `give_up_private`. Raises: LimitReached.
         """
         self._chunk_bytes = chunk_bytes
         span = vm.round_up(max(nbytes, 1), chunk_bytes)
@@ -54,7 +57,7 @@ class Range:
         self._lock = threading.Lock()
         self.nbytes = nbytes
         #: Stable from now until the end of the process.
-        self.address: int = vm.reserve(span) if before is None else before.address
+        self.address: int = _reserve(span) if before is None else before.address
         self._reserved: int = span if before is None else before._reserved
         #: Part of the last chunk may stay unmapped: the old chunks may have been smaller.
         self._span = min(span, self._reserved)
@@ -64,7 +67,7 @@ class Range:
         self._has_before = self.taken_over
         #: Keeps the page tables of an evicted component, so that showing it again is cheap.
         try:
-            self._shelf = vm.reserve(self._span)
+            self._shelf = _reserve(self._span)
         except BaseException:
             if before is None:
                 vm.free(self.address, span)
@@ -105,14 +108,20 @@ class Range:
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
-        """Put the chunks of this generation behind the range."""
+        """Put the chunks of this generation behind the range. Raises: LimitReached; then any access
+        faults."""
         with self._lock:
             if self._shown and generation == self.generation:
                 return
             self.generation = generation
             self._latest = runs
             self._has_before = False
-            self._put(runs)
+            try:
+                self._put(runs)
+            except OSError as exc:  # perhaps after some of the runs
+                self._shown, self._runs = False, ()
+                vm.revoke(self.address, self._span)
+                raise _refused(self.nbytes, exc) from exc
 
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on. With `generation`, only if the range shows none newer."""
@@ -278,8 +287,8 @@ class Range:
         try:
             for at, _, n in self._pieces(self._runs):
                 vm.move_pages(self.address + at, self._shelf + at, n)
-        except OSError:
-            self._can_shelve = False  # an old kernel: unmap, and fault again later
+        except OSError as exc:  # unmap, and fault again later
+            self._can_shelve = exc.errno != errno.EINVAL  # an old kernel
             return False
         vm.protect_none(self.address, self._span)
         return True
@@ -299,6 +308,20 @@ class Range:
             pieces.append((at, first, min(count * self._chunk_bytes, self._span - at)))
             at += count * self._chunk_bytes
         return pieces
+
+
+def _reserve(nbytes: int) -> int:
+    try:
+        return vm.reserve(nbytes)
+    except OSError as exc:
+        raise _refused(nbytes, exc) from exc
+
+
+def _refused(nbytes: int, exc: OSError) -> LimitReached:
+    return LimitReached(
+        f"cannot map {size(nbytes)} into this process: {exc.strerror}. It may have as many "
+        "mappings as the system allows: raise vm.max_map_count with sysctl. Nothing is lost"
+    )
 
 
 def free_unused() -> None:
