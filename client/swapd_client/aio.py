@@ -16,15 +16,8 @@ from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
-from swapd_client.client import Client, end, nbytes_of, restore_models
-from swapd_client.dropped import close_when_collected
-from swapd_client.errors import SwapdError
-from swapd_client.faults import explain_if
-from swapd_client.lease import AsyncLease
-from swapd_client.leases.book import Record
-from swapd_client.leasing import (
+from swapd_client.asked import (
     Asked,
-    Leasing,
     cancelled,
     of_components,
     of_start,
@@ -32,9 +25,16 @@ from swapd_client.leasing import (
     prefetch_of,
     record_of,
 )
+from swapd_client.client import Client, end, nbytes_of, restore_models
+from swapd_client.dropped import close_when_collected
+from swapd_client.errors import SwapdError
+from swapd_client.faults import explain_if
+from swapd_client.lease import AsyncLease
+from swapd_client.leases.book import Record
+from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
-from swapd_client.session.channel import AsyncChannel
 from swapd_client.session.lifeline import ANSWER_S
+from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, check_installed

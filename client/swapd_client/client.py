@@ -13,11 +13,12 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
 from swapd_client import registration
+from swapd_client.asked import of_components, of_start, of_workspace, prefetch_of
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
 from swapd_client.lease import Lease, hold_kept
-from swapd_client.leasing import Leasing, of_components, of_start, of_workspace, prefetch_of
+from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.part import Part

@@ -4,24 +4,30 @@ Each thread sends its requests on a channel of its own, in order. An acquire nam
 the thread has in use: the daemon does not count those that it keeps (`leases/cache.py`) as its own.
 
 Lives here: messages to the daemon, and when a thread sends them. May not live here: the state of a
-lease, and the changes that its grant and its end make in this process (`leases/`). The functions
-are for the async client, too.
+lease, and the changes that its grant and its end make in this process (`leases/`).
 """
 
 import itertools
 import threading
 import time
-from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from contextvars import ContextVar
 from math import inf
 
 import msgspec
 
 from swapd.shared import protocol
-from swapd_client.errors import AcquireTimeout, ComponentInUse, SessionEnded, SwapdError
+from swapd_client.asked import (
+    Asked,
+    agent_ahead,
+    few,
+    of_components,
+    prefetch_of,
+    record_of,
+    stop_if_cancelled,
+)
+from swapd_client.errors import AcquireTimeout, SessionEnded, SwapdError
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
@@ -29,89 +35,6 @@ from swapd_client.leases.covered import covered
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
-
-#: Leases in use, and leases to end if the request needs a load.
-Held = tuple[int, ...] | None
-Spare = tuple[protocol.Release, ...]
-
-#: Set when the task for which a thread makes its calls is cancelled.
-cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
-
-
-def stop_if_cancelled() -> None:
-    """Raise CancelledError if `cancelled` is set; once, so that the caller can undo its work."""
-    event = cancelled.get()
-    if event is not None and event.is_set():
-        event.clear()
-        raise CancelledError
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """An acquire, before a thread or task asks the daemon."""
-
-    #: Makes the request: from its id, the number of its agent, and leases of that agent.
-    request: Callable[[int, int, Held, Spare], protocol.AnyAcquire]
-    names: tuple[str, ...]
-    timeout_s: float | None
-    #: Whether its holder waits for the copies by itself.
-    early: bool = False
-    is_workspace: bool = False
-
-
-def of_components(
-    session: Session,
-    names: tuple[str, ...],
-    timeout_s: float | None = None,
-    priority: int = 0,
-    await_registration: bool = False,
-    early: bool = False,
-) -> Asked:
-    """An acquire of components."""
-    # on a GPU the daemon does not wait for the copies: `bring_in` does
-    at_once = early or session.processor.works_late
-
-    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.Acquire:
-        return protocol.Acquire(
-            number,
-            names,
-            agent,
-            timeout_s,
-            priority,
-            await_registration,
-            at_once,
-            holds=holds,
-            spare=spare,
-        )
-
-    return Asked(request, names, timeout_s, early)
-
-
-def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
-    """An acquire of device memory for the process's own allocator; `said`: its size in messages."""
-
-    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireWorkspace:
-        return protocol.AcquireWorkspace(
-            number, nbytes, agent, timeout_s, priority, holds=holds, spare=spare
-        )
-
-    return Asked(request, (f"workspace of {said}",), timeout_s, is_workspace=True)
-
-
-def of_start(timeout_s: float | None) -> Asked:
-    """An acquire of the right to start alone."""
-
-    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireStart:
-        return protocol.AcquireStart(number, timeout_s)
-
-    return Asked(request, (protocol.THE_START,), timeout_s)
-
-
-def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record:
-    """The record of a lease that `agent` is about to request."""
-    late = asked.is_workspace or session.processor.works_late
-    return Record(
-        number, asked.names, agent, is_workspace=asked.is_workspace, ends_at_once=not late
-    )
 
 
 class _Own(threading.local):
@@ -186,8 +109,7 @@ class Leasing:
         and raises as `Client.acquire`; then nothing is held.
         """
         again = lease is not None
-        if lease is None:
-            lease = Lease(self, self._another(asked.names))
+        lease = lease or Lease(self, self._another(asked.names))
         try:
             self._acquire(lease, asked, in_place_of, again=again)
             return lease
@@ -225,7 +147,7 @@ class Leasing:
         exist.
         """
         request = self.session.next_id()
-        self.channel().ask(protocol.Acquire(request, names, _agent_ahead(request), early=True))
+        self.channel().ask(protocol.Acquire(request, names, agent_ahead(request), early=True))
         return request
 
     def collect(self, request: int, *names: str, within_s: float) -> Lease | None:
@@ -241,7 +163,7 @@ class Leasing:
         lease = Lease(self, self._another(names))
         try:
             self.cache.holders[lease.key] = lease.ref
-            record = record_of(self.session, request, asked, _agent_ahead(request))
+            record = record_of(self.session, request, asked, agent_ahead(request))
             self.cache.records[lease.key] = record
             self._hold(lease, record, reply, asked)
             return lease
@@ -282,7 +204,7 @@ class Leasing:
         self,
         lease: Lease,
         asked: Asked,
-        holds: Held,
+        holds: tuple[int, ...],
         in_place_of: int | None,
         trace: Trace | None,
         *,
@@ -298,7 +220,7 @@ class Leasing:
             cache.ring()
         offered = self._offer(me)
         spare = tuple(release for _, release in offered.values())
-        request = asked.request(record.id, me, _few(holds), spare)
+        request = asked.request(record.id, me, few(holds), spare)
         if trace is not None:
             request = trace.marked(request)
         reply = self.channel().call(request, asked.timeout_s, in_place_of=in_place_of)
@@ -451,21 +373,6 @@ class Leasing:
         for _, lease in list(self._recent):  # its message may come after that request
             self.channel().send(protocol.Release(lease, lease))
 
-    def refuse_in_use(self, names: Collection[str]) -> None:
-        """Raise ComponentInUse if one of these is leased: `unregister` would fail."""
-        if not names:
-            return
-        self.flush_kept()
-        self.session.leases.drain()
-        reply = self.call(protocol.Status(self.session.next_id()))
-        assert isinstance(reply, protocol.StatusReply)
-        for component in reply.components:
-            if component.leases and component.name in names:
-                raise ComponentInUse(
-                    f"{component.name!r} is leased by {', '.join(component.holders)}; release it, "
-                    "then detach"
-                )
-
     def keep_no_more(self) -> None:
         """Before closing: end the leases that threads keep, and keep none from now on."""
 
@@ -485,27 +392,8 @@ class Leasing:
         if not self.session.leases.ends_later(record, self.give_back):
             self.give_back(record)
 
-    # --- the end -------------------------------------------------------------------------
-
     def close(self) -> None:
         """After the session: close all channels, and end the thread that makes spans."""
         if not self.session.forked:
             self.factory.close()
             self.tracing.close()
-
-
-def prefetch_of(
-    number: int, names: tuple[str, ...], over: Collection[str] | None
-) -> protocol.Prefetch:
-    """The request of `Client.prefetch`."""
-    return protocol.Prefetch(number, names, None if over is None else tuple(over))
-
-
-def _few(holds: Held) -> Held:
-    """None, which means all, if they are too many for a message."""
-    return holds if holds is None or len(holds) <= protocol.LEASES_MAX else None
-
-
-def _agent_ahead(request: int) -> int:
-    """Number of the agent for a request ahead; no thread has it."""
-    return -request

@@ -1,12 +1,13 @@
 """How components are registered and unregistered: the requests, and the work between them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swapd.shared import protocol
 from swapd_client import dropped
+from swapd_client.asked import stop_if_cancelled
 from swapd_client.errors import (
     ComponentInUse,
     DeviceFailed,
@@ -15,7 +16,7 @@ from swapd_client.errors import (
     InvalidSource,
     SwapdError,
 )
-from swapd_client.leasing import Leasing, stop_if_cancelled
+from swapd_client.leasing import Leasing
 from swapd_client.memory.layout import OtherBytes
 from swapd_client.memory.part import Part
 from swapd_client.memory.scratch import Scratch
@@ -157,6 +158,22 @@ def discard(session: Session, parts: Iterable[Part]) -> None:
 
 
 # --- out -----------------------------------------------------------------------------------
+
+
+def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
+    """Raise ComponentInUse if one of these is leased: `unregister` would fail."""
+    if not names:
+        return
+    leasing.flush_kept()
+    leasing.session.leases.drain()
+    reply = leasing.call(protocol.Status(leasing.session.next_id()))
+    assert isinstance(reply, protocol.StatusReply)
+    for component in reply.components:
+        if component.leases and component.name in names:
+            raise ComponentInUse(
+                f"{component.name!r} is leased by {', '.join(component.holders)}; release it, "
+                "then detach"
+            )
 
 
 def unregister(leasing: Leasing, name: str) -> None:

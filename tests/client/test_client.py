@@ -16,6 +16,7 @@ from swapd import spawn
 from swapd.shared.protocol import Release
 from swapd_client import Client, ClientClosed, ForkedClient
 from swapd_client.memory.component import Component
+from swapd_client.registration import refuse_in_use
 from swapd_client.session.channel import Channel
 from swapd_client.session.gpu import streams
 
@@ -93,7 +94,7 @@ def forked(client: Client) -> int:
     calls: list[Callable[[], object]] = [
         lambda: client.acquire("a"),
         lambda: client.resize("a", 0),
-        lambda: client.leasing.refuse_in_use(["a"]),
+        lambda: refuse_in_use(client.leasing, ["a"]),
         lambda: client.unregister("a"),
     ]
     for call in calls:

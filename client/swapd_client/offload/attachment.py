@@ -22,6 +22,7 @@ from swapd_client.offload.private import Trained
 from swapd_client.offload.scope import ComponentHold, Entry, Holdable, here
 from swapd_client.offload.stream import Stream
 from swapd_client.offload.update_barrier import quiet
+from swapd_client.registration import refuse_in_use
 
 log = logging.getLogger("swapd_client")
 
@@ -265,7 +266,8 @@ class Attachment:
         """
         await_given_back()  # garbage that the caller dropped is not in use
         with suppress(ClientClosed):
-            self._client.leasing.refuse_in_use(self.registered)  # before anything is undone
+            # before anything is undone
+            refuse_in_use(self._client.leasing, self.registered)
         with quiet({self._client: tuple(self.registered)}), ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private already
                 self._take_back()

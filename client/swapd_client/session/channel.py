@@ -1,15 +1,14 @@
-"""How a thread, or an event loop, carries requests: one ZeroMQ DEALER each.
+"""How a thread carries requests: one ZeroMQ DEALER each, as event loops do (`loop_channel.py`).
 
 With a channel of its own a thread's requests stay in order without a lock, and the thread waits for
 its reply without a second thread: a round trip is two context switches, as on a bare socket. Every
 wait ends when the session does.
 
 Sent messages are not dropped while the session lasts: a socket keeps those that a busy or stopped
-daemon has not read. Two limits keep that small: each thread waits now and then until the daemon has
-received all its messages, and a loop has a bounded number of open requests.
+daemon has not read. A limit keeps that small: each thread waits now and then until the daemon has
+received all its messages.
 """
 
-import asyncio
 import itertools
 import struct
 import threading
@@ -18,13 +17,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import zmq
-import zmq.asyncio
 
 from swapd.shared.protocol import (
     NOT_A_MESSAGE,
     NOT_ENCODABLE,
     REQUEST_MAX_BYTES,
-    UNANSWERED_MAX,
     AnyReply,
     AnyRequest,
     Cancel,
@@ -199,7 +196,7 @@ class Channel:
         Blocks once in UNHEARD_MAX, until the daemon has received it: for GRACE_S at most, or until
         the session ends. Raises: BadRequest if it is too long.
         """
-        data = _encoded(request)
+        data = encoded(request)
 
         def send(socket: "zmq.Socket[bytes]") -> None:
             socket.send(data, zmq.NOBLOCK)
@@ -234,7 +231,7 @@ class Channel:
         error that ended the session; AcquireTimeout after `timeout_s` and the grace; BadRequest if
         it is too long.
         """
-        data = _encoded(request)
+        data = encoded(request)
 
         def call(socket: "zmq.Socket[bytes]") -> AnyReply:
             socket.send(data, zmq.NOBLOCK)
@@ -274,7 +271,7 @@ class Channel:
             while (reply := self._asked[request]) is None:
                 if not socket.poll(0) and not self._poll(within_s):
                     return None
-                self._keep(_decode(socket.recv(zmq.NOBLOCK)))
+                self._keep(decode(socket.recv(zmq.NOBLOCK)))
             del self._asked[request]
             return reply
 
@@ -312,90 +309,13 @@ class Channel:
         while True:
             ready = self._poller.poll(limit_ms)
             if not ready:
-                raise _unanswered(self._session, request, (limit_ms or 0) / 1000)
+                raise unanswered(self._session, request, (limit_ms or 0) / 1000)
             if ready[0][0] is not socket:
                 self._session.check()
-            reply = _decode(socket.recv(zmq.NOBLOCK))
+            reply = decode(socket.recv(zmq.NOBLOCK))
             if reply.id == request.id:
                 return reply
             self._keep(reply)
-
-
-class AsyncChannel:
-    """Requests of one event loop, any number at a time."""
-
-    def __init__(self, factory: ChannelFactory) -> None:
-        self._session = factory.session
-        self._loop = asyncio.get_running_loop()
-        context: zmq.asyncio.Context = zmq.asyncio.Context.shadow(factory.context)
-        self._socket: zmq.asyncio.Socket = factory.socket(context)
-        self._replies: dict[int, asyncio.Future[AnyReply]] = {}
-        self._reader = self._loop.create_task(self._read(), name="swapd-replies")
-        self._session.life.when_ended(self._ended)
-
-    async def close(self) -> None:
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
-        self.close_socket()
-
-    def close_socket(self) -> None:
-        """As `close`, after the loop has ended."""
-        self._socket.close()
-
-    def send(self, request: AnyRequest) -> None:
-        """Send without waiting for a reply. Never blocks: open requests bound the number of
-        messages.
-
-        Raises: BadRequest if it is too long.
-        """
-        self._socket.send(_encoded(request))
-
-    async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-        """Send and wait for the reply, which may be a refusal.
-
-        Raises as `Channel.call`; BadRequest too if UNANSWERED_MAX others wait for their replies.
-        """
-        self._session.check()
-        if len(self._replies) >= UNANSWERED_MAX:
-            raise BadRequest(
-                f"{UNANSWERED_MAX} requests of this client wait for their reply, the most allowed: "
-                "wait for some of them, or cancel them"
-            )
-        self.send(request)
-        future: asyncio.Future[AnyReply] = self._loop.create_future()
-        self._replies[request.id] = future
-        limit_s = None if timeout_s is None else timeout_s + GRACE_S
-        try:
-            async with asyncio.timeout(limit_s):
-                return await future
-        except TimeoutError as exc:
-            self.send(Cancel(self._session.next_id(), request.id))
-            raise _unanswered(self._session, request, limit_s or 0.0) from exc
-        except asyncio.CancelledError:
-            self.send(Cancel(self._session.next_id(), request.id))
-            raise
-        finally:
-            self._replies.pop(request.id, None)
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                reply = _decode(await self._socket.recv())
-            except VersionMismatch as exc:
-                self._fail(exc)
-                continue
-            future = self._replies.get(reply.id)
-            if future is not None and not future.done():
-                future.set_result(reply)
-
-    def _ended(self, error: SwapdError) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so no task waits there
-            self._loop.call_soon_threadsafe(self._fail, error)
-
-    def _fail(self, error: SwapdError) -> None:
-        for future in self._replies.values():
-            if not future.done():
-                future.set_exception(error)
 
 
 def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
@@ -404,7 +324,7 @@ def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
     )
 
 
-def _unanswered(session: Session, request: AnyRequest, waited_s: float) -> AcquireTimeout:
+def unanswered(session: Session, request: AnyRequest, waited_s: float) -> AcquireTimeout:
     """The error for a request given up because the daemon is silent."""
     return AcquireTimeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
 
@@ -418,7 +338,7 @@ def _named(request: AnyRequest) -> str:
     return f"{kind} of {', '.join(said[:NAMED_MAX] + more)}" if said else kind
 
 
-def _encoded(request: AnyRequest) -> bytes:
+def encoded(request: AnyRequest) -> bytes:
     try:
         data = encode(request)
     except NOT_ENCODABLE as exc:
@@ -433,7 +353,7 @@ def _encoded(request: AnyRequest) -> bytes:
     return data
 
 
-def _decode(data: bytes) -> AnyReply:
+def decode(data: bytes) -> AnyReply:
     try:
         reply: AnyReply = decode_reply(data)
     except NOT_A_MESSAGE as exc:

@@ -1,0 +1,113 @@
+"""What both clients ask the daemon for: the requests of leases, before an agent sends them;
+and whether it is still to ask."""
+
+import threading
+from asyncio import CancelledError
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+
+import msgspec
+
+from swapd.shared import protocol
+from swapd_client.leases.book import Record
+from swapd_client.session.session import Session
+
+#: Leases in use, and leases to end if the request needs a load.
+Held = tuple[int, ...] | None
+Spare = tuple[protocol.Release, ...]
+
+#: Set when the task for which a thread makes its calls is cancelled.
+cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+
+
+def stop_if_cancelled() -> None:
+    """Raise CancelledError if `cancelled` is set; once, so that the caller can undo its work."""
+    event = cancelled.get()
+    if event is not None and event.is_set():
+        event.clear()
+        raise CancelledError
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """An acquire, before a thread or task asks the daemon."""
+
+    #: Makes the request: from its id, the number of its agent, and leases of that agent.
+    request: Callable[[int, int, Held, Spare], protocol.AnyAcquire]
+    names: tuple[str, ...]
+    timeout_s: float | None
+    #: Whether its holder waits for the copies by itself.
+    early: bool = False
+    is_workspace: bool = False
+
+
+def of_components(
+    session: Session,
+    names: tuple[str, ...],
+    timeout_s: float | None = None,
+    priority: int = 0,
+    await_registration: bool = False,
+    early: bool = False,
+) -> Asked:
+    """An acquire of components."""
+    # on a GPU the daemon does not wait for the copies: `bring_in` does
+    at_once = early or session.processor.works_late
+
+    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.Acquire:
+        return protocol.Acquire(
+            number,
+            names,
+            agent,
+            timeout_s,
+            priority,
+            await_registration,
+            at_once,
+            holds=holds,
+            spare=spare,
+        )
+
+    return Asked(request, names, timeout_s, early)
+
+
+def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
+    """An acquire of device memory for the process's own allocator; `said`: its size in messages."""
+
+    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireWorkspace:
+        return protocol.AcquireWorkspace(
+            number, nbytes, agent, timeout_s, priority, holds=holds, spare=spare
+        )
+
+    return Asked(request, (f"workspace of {said}",), timeout_s, is_workspace=True)
+
+
+def of_start(timeout_s: float | None) -> Asked:
+    """An acquire of the right to start alone."""
+
+    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireStart:
+        return protocol.AcquireStart(number, timeout_s)
+
+    return Asked(request, (protocol.THE_START,), timeout_s)
+
+
+def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record:
+    """The record of a lease that `agent` is about to request."""
+    late = asked.is_workspace or session.processor.works_late
+    return Record(
+        number, asked.names, agent, is_workspace=asked.is_workspace, ends_at_once=not late
+    )
+
+
+def prefetch_of(
+    number: int, names: tuple[str, ...], over: Collection[str] | None
+) -> protocol.Prefetch:
+    """The request of `Client.prefetch`."""
+    return protocol.Prefetch(number, names, None if over is None else tuple(over))
+
+
+def few(holds: tuple[int, ...]) -> Held:
+    """None, which means all, if they are too many for a message."""
+    return holds if len(holds) <= protocol.LEASES_MAX else None
+
+
+def agent_ahead(request: int) -> int:
+    """Number of the agent for a request ahead; no thread has it."""
+    return -request
