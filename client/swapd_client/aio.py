@@ -289,7 +289,7 @@ class AsyncLeasing:
             bring_in = partial(leases.bring_in, record, asked.timeout_s)
             show = partial(leases.show, record) if asked.early else bring_in
             if leases.must_show(record):
-                await in_thread(show, partial(leases.give_up, record))
+                await in_thread(show, partial(session.arrivals.give_up, record))
             else:
                 show()
         except BaseException:

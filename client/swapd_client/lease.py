@@ -134,13 +134,13 @@ class BaseLease:
         it. SessionEnded: the session ended before it was loaded. SessionFenced: other processes may
         have used the memory for a moment. To check work that still runs, wait for the GPU first.
         """
-        if problem := self._session.leases.problem_with(self._record):
+        if problem := self._session.arrivals.problem_with(self._record):
             raise problem
 
     def _wait_on_stream(self, stream: Any, name: str, segment: int | None) -> None:
         self.check()
         handle = handle_of(stream)
-        self._session.leases.wait(self._record, name, segment, handle)
+        self._session.arrivals.wait(self._record, name, segment, handle)
         self._record.streams[handle] = None
         self._streams_wait = True
 
@@ -155,7 +155,7 @@ class BaseLease:
             empty_cache()
         if not self._session.processor.works_late:
             return None
-        problem = leases.problem_with(record) if self._streams_wait else None
+        problem = self._session.arrivals.problem_with(record) if self._streams_wait else None
         leases.mark(record)
         return problem
 
@@ -232,7 +232,7 @@ class Lease(BaseLease):
         the caller waits instead.
         """
         if stream is None:
-            self._session.leases.wait(self._record, name or self.names[0], segment)
+            self._session.arrivals.wait(self._record, name or self.names[0], segment)
         else:
             self._wait_on_stream(stream, name or self.names[0], segment)
 
@@ -329,7 +329,7 @@ class AsyncLease(BaseLease):
         """As `Lease.wait`; in a thread if it must wait."""
         if stream is None:
             name = name or self.names[0]
-            await asyncio.to_thread(self._session.leases.wait, self._record, name, segment)
+            await asyncio.to_thread(self._session.arrivals.wait, self._record, name, segment)
         else:
             # in a thread too: if the stream cannot wait, the calling thread does
             name = name or self.names[0]

@@ -6,6 +6,7 @@ import pytest
 
 from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import ClientClosed
+from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
 from swapd_client.leases.leases import Leases
 from swapd_client.memory.part import Part
@@ -76,7 +77,8 @@ class World:
     def __init__(self) -> None:
         self.life, self.gpu = Life(), Processor()
         self.parts = {name: part(name) for name in "ab"}
-        self.leases = Leases(self.life, self.gpu, None, self.parts, strict=False)  # type: ignore[arg-type]
+        arrivals = Arrivals(self.life, self.gpu, None, self.parts)  # type: ignore[arg-type]
+        self.leases = Leases(self.life, self.gpu, self.parts, arrivals, strict=False)  # type: ignore[arg-type]
         self.told: list[int] = []
         self._ids = 0
 

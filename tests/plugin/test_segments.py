@@ -94,7 +94,7 @@ def test_a_part_of_one_layer_and_one_of_another_model_are_found() -> None:
 
 
 class Copies:
-    """The leases of a session: complete copies, and those that were waited for."""
+    """Of a session: complete copies, those that were waited for, and streams."""
 
     def __init__(self, *there: str) -> None:
         self.there = {*there}
@@ -118,7 +118,7 @@ class Turn:
     ) -> None:
         self.copies = Copies(*there)
         self.copies.streams = streams
-        session: Any = SimpleNamespace(leases=self.copies)
+        session: Any = SimpleNamespace(arrivals=self.copies, processor=self.copies)
         self.session = session
         self.model = model
         self.alone: list[SwapdError] = []

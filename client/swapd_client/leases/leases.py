@@ -9,21 +9,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from math import inf
 
 import msgspec
 
-from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
-from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
-from swapd.shared.units import size
+from swapd.shared.protocol import PAST_MAX_S, Release, Used
 from swapd_client.errors import (
-    AcquireTimeout,
-    DeviceFailed,
     SessionEnded,
     SessionFenced,
     SwapdError,
 )
-from swapd_client.leases.book import Book, Record, Word
+from swapd_client.leases.arrivals import Arrivals
+from swapd_client.leases.book import Book, Record
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
@@ -41,8 +37,8 @@ class Leases:
         self,
         life: Life,
         processor: Processor,
-        board: Board,
         parts: Mapping[str, Part],
+        arrivals: Arrivals,
         *,
         strict: bool,
     ) -> None:
@@ -52,14 +48,12 @@ class Leases:
         self._life = life
         self._lock = life.lock
         self._processor = processor
-        self._board = board
         self._parts = parts
+        self._arrivals = arrivals
         self._strict = strict
         self._book = Book()
         #: Notified when a lease that waited for the GPU ends.
         self._ended = threading.Condition(self._lock)
-        #: Reason for which a residency that was granted early will never be complete.
-        self._broken: dict[tuple[str, int], str] = {}
 
     def __len__(self) -> int:
         return len(self._book)
@@ -84,7 +78,8 @@ class Leases:
     def must_show(self, record: Record) -> bool:
         """Whether `show` would call a GPU's driver, or `bring_in` would block."""
         return self._processor.works_late and not all(
-            self._parts[place.name].where.is_shown(place.generation) and self.is_complete(place)
+            self._parts[place.name].where.is_shown(place.generation)
+            and self._arrivals.is_complete(place)
             for place in record.granted.placements
         )
 
@@ -117,11 +112,11 @@ class Leases:
         """As `show`, for a lease granted while its components load.
 
         Blocks until all bytes are there; nothing of it is accessible before. `timeout_s`: of the
-        whole acquire. Raises also: AcquireTimeout, or if `give_up` was called.
+        whole acquire. Raises also: AcquireTimeout, or if `Arrivals.give_up` was called.
         """
         granted = record.granted
         placed = [(self._parts[place.name], place) for place in granted.placements]
-        arrival = _Arrival(self, self._board, record, timeout_s)
+        arrival = self._arrivals.of(record, timeout_s)
         try:
             self._processor.bring_in(placed, arrival)
         except SessionEnded:
@@ -130,12 +125,6 @@ class Leases:
         if arrival.waited_s:
             waited_s = granted.waited_s + arrival.waited_s
             record.granted = msgspec.structs.replace(granted, waited_s=waited_s)
-
-    def give_up(self, record: Record) -> None:
-        """Make a `bring_in` in another thread end."""
-        record.given_up = True
-        for place in record.granted.placements:
-            self._board.wake(self._parts[place.name].slot)
 
     def may_be_kept(self, record: Record) -> bool:
         """Whether a lease may stay held for a moment after its release, unknown to the daemon.
@@ -152,7 +141,7 @@ class Leases:
         if self._life.error is not None or self._strict:
             return False
         self._life.check()
-        return all(self.is_complete(place) for place in places)
+        return all(self._arrivals.is_complete(place) for place in places)
 
     def is_fresh(self, record: Record, name: str) -> bool:
         """Whether the contents of its scratch were dropped since the last call."""
@@ -164,79 +153,7 @@ class Leases:
                 part.contents = place.contents
         return fresh
 
-    # --- waits ---------------------------------------------------------------------------
-
-    def wait(
-        self, record: Record, name: str, segment: int | None, stream: int | None = None
-    ) -> None:
-        """Block until a segment of a granted component, or all of it, is on the device.
-
-        With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if it will
-        never come; the error that ended the session.
-        """
-        for place in record.granted.placements:
-            part = self._parts.get(place.name)
-            if part is None:
-                self._life.check()
-                continue  # unregistered: private memory now
-            if not part.is_of(name):
-                continue
-            arrived = part.segments if segment is None else segment + 1
-            awaited = part.slot, word(place.generation, arrived)
-            try:
-                if stream is None or not self._wait_on(stream, record, awaited):
-                    self._board.wait(*awaited)
-            except ArrivalFailed:
-                raise self.not_arrived(part.name, place.generation) from None
-        # components of other sessions were complete at the grant
-
-    def _wait_on(self, stream: int, record: Record, awaited: Word) -> bool:
-        """Make the stream wait, unless the word has come; False if it cannot."""
-        if not self._processor.works_late:
-            return False
-        with self._lock:  # before the word is read, so that the end of the session sees it
-            record.awaited.append(awaited)
-        return self._board.has(*awaited) or self._processor.wait_on(stream, *awaited)
-
-    def is_complete(self, place: Placement) -> bool:
-        """Whether all of the component has arrived; not if it is private memory again."""
-        part = self._parts.get(place.name)
-        if part is None:
-            return False
-        return self._is_there((part.slot, word(place.generation, part.segments)))
-
-    def _is_there(self, awaited: Word) -> bool:
-        try:
-            return self._board.has(*awaited)
-        except ArrivalFailed:
-            return False
-
-    def broken(self, name: str, generation: int, why: str) -> None:
-        """The component will never arrive. Called before the word on the board ends the waits."""
-        self._broken[name, generation] = why
-
-    def not_arrived(self, name: str, generation: int) -> SwapdError:
-        """The reason for a component's failure to arrive."""
-        if self._life.error is not None:
-            return self._life.error
-        why = self._broken.get((name, generation), "this lease is over")
-        return DeviceFailed(
-            f"{name!r} was not loaded: {why}. Release the lease, then acquire it again"
-        )
-
-    def problem_with(self, record: Record) -> SwapdError | None:
-        """Reason not to use results computed under a lease; None if none is known."""
-        for place in record.granted.placements:
-            if (place.name, place.generation) in self._broken:
-                return self.not_arrived(place.name, place.generation)
-        error = self._life.error
-        return error if record.cut or isinstance(error, SessionFenced) else None
-
     # --- to the end ----------------------------------------------------------------------
-
-    def current_streams(self) -> tuple[int, ...]:
-        """The stream of a GPU on which this thread works; none on the host."""
-        return self._processor.current_streams()
 
     def mark(self, record: Record) -> None:
         """Mark the GPU work queued under a lease, on the current stream and its named streams.
@@ -245,7 +162,7 @@ class Leases:
         So the names of streams are dropped. A lease that is kept and taken again waits for the work
         of all its steps.
         """
-        streams = dict.fromkeys((*record.streams, *self.current_streams()))
+        streams = dict.fromkeys((*record.streams, *self._processor.current_streams()))
         record.streams.clear()
         if record.unmarked or self._life.left_to_parent:
             return
@@ -275,7 +192,7 @@ class Leases:
 
         def end() -> None:
             try:
-                if problem := self.problem_with(record):
+                if problem := self._arrivals.problem_with(record):
                     log.warning(
                         "a lease of %s ended, but its results are invalid, discard them: %s",
                         _listed(record.names),
@@ -389,7 +306,7 @@ class Leases:
 
     def cut(self) -> None:
         """The session ends. Under the lock."""
-        self._book.cut(self._is_there)
+        self._book.cut(self._arrivals.is_there)
 
 
 def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:
@@ -402,41 +319,3 @@ def _listed(names: Iterable[str]) -> str:
     """Text with the first three names, and the number of the others."""
     said = [repr(name) for name in sorted(names)]
     return ", ".join(said[:3] + [f"{len(said) - 3} more"] * (len(said) > 3)) or "nothing"
-
-
-class _Arrival:
-    """The board's words for one lease, as one thread awaits them. See `processor.Arrival`."""
-
-    def __init__(
-        self, leases: Leases, board: Board, record: Record, timeout_s: float | None
-    ) -> None:
-        self._leases = leases
-        self._board = board
-        self._record = record
-        self._began = time.monotonic()
-        left = inf if timeout_s is None else timeout_s - record.granted.waited_s
-        self._until = self._began + left
-        #: Since the grant.
-        self.waited_s = 0.0
-
-    def has_come(self, part: Part, place: Placement) -> bool:
-        return self._leases.is_complete(place)
-
-    def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
-        which = ARRIVED if chunks is None else LANDED
-        target = word(place.generation, part.segments if chunks is None else chunks, which)
-        try:
-            came = self._board.wait(
-                part.slot, target, which, until=self._until, unless=self._is_given_up
-            )
-        except ArrivalFailed:
-            raise self._leases.not_arrived(part.name, place.generation) from None
-        self.waited_s = time.monotonic() - self._began
-        if not came:
-            raise AcquireTimeout(
-                f"{part.name!r} ({size(part.nbytes)}) is loading, and was not complete "
-                "at the end of the timeout: give a longer one, or acquire(early=True)"
-            )
-
-    def _is_given_up(self) -> bool:
-        return self._record.given_up

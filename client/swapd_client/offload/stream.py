@@ -306,7 +306,7 @@ class _Pass:
     def _arrive(self, lease: Lease) -> None:
         if not lease.loaded:
             return
-        streams = self._client.session.leases.current_streams()
+        streams = self._client.session.processor.current_streams()
         for stream in streams:
             lease.wait(stream=stream)
         if not streams:

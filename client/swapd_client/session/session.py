@@ -24,6 +24,7 @@ from swapd_client.errors import (
     SwapdError,
     from_refusal,
 )
+from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.leases import Leases
 from swapd_client.memory.part import Part
 from swapd_client.session import ending
@@ -78,12 +79,10 @@ class Session:
             self.told,
             self.welcome.chunk_bytes,
         )
+        parts = self.registry.parts
+        self.arrivals = Arrivals(self.life, self.processor, self._board, parts)
         self.leases = Leases(
-            self.life,
-            self.processor,
-            self._board,
-            self.registry.parts,
-            strict=self.welcome.strict,
+            self.life, self.processor, parts, self.arrivals, strict=self.welcome.strict
         )
         self._ids = 0
         self._closed = False
@@ -227,7 +226,7 @@ class Session:
             self._lifeline.send(protocol.Dropped(drop.ticket))
 
     def _on_broken(self, broken: protocol.Broken) -> None:
-        self.leases.broken(broken.name, broken.generation, broken.why)
+        self.arrivals.broken(broken.name, broken.generation, broken.why)
         if part := self.components.get(broken.name):
             self._board.fail(part.slot, broken.generation)
 
@@ -287,7 +286,7 @@ class Session:
             self.life.end(error)
             self.registry.deserted |= isinstance(error, SessionEnded)
             for part in self.components.values():
-                part.incomplete = part.placed is not None and not self.leases.is_complete(
+                part.incomplete = part.placed is not None and not self.arrivals.is_complete(
                     part.placed
                 )
             self.leases.cut()

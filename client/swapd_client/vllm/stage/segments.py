@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 from swapd.shared.protocol import Placement
 from swapd_client.errors import ClientClosed, DeviceFailed, SessionEnded, SessionFenced, SwapdError
 from swapd_client.lease import Lease
-from swapd_client.leases.leases import Leases
 from swapd_client.offload.copies import start_of
 from swapd_client.session.session import Session
 from swapd_client.vllm.parts import Tensors
@@ -43,7 +42,7 @@ class Segments:
         self._go_alone = go_alone
         self._layers: Mapping[str, Sequence[Module]] = {}
         self._lease: Lease | None = None
-        self._leases: Leases | None = None
+        self._session: Session | None = None
         #: Parts that had not arrived when the turn began, the last of them first.
         self._coming: dict[str, Placement] = {}
         #: Parts of layers already waited for, and the streams that waited; () is Python.
@@ -70,10 +69,10 @@ class Segments:
         session.
         """
         self.drop()
-        self._lease, self._leases = lease, session.leases
+        self._lease, self._session = lease, session
         if not (self._layers and lease.loaded):
             return 0
-        coming = [one for one in lease.placements if not self._leases.is_complete(one)]
+        coming = [one for one in lease.placements if not session.arrivals.is_complete(one)]
         self.expect(coming)
         for one in coming:
             if one.name not in self._layers:
@@ -113,12 +112,12 @@ class Segments:
             self._let_go(name)
         self._coming = {}
         self._waited.clear()
-        self._lease = self._leases = None
+        self._lease = self._session = None
         self.broken = False
 
     def _before(self, name: str) -> None:
-        leases = self._leases
-        if leases is not None and all(map(leases.is_complete, self._coming.values())):
+        session = self._session
+        if session is not None and all(map(session.arrivals.is_complete, self._coming.values())):
             self.drop()  # no stream has to wait any more
             return
         try:
@@ -129,10 +128,10 @@ class Segments:
             self._let_go(name)
 
     def _await(self, name: str, *, in_python: bool = False) -> None:
-        lease, leases = self._lease, self._leases
-        if lease is None or leases is None:
+        lease, session = self._lease, self._session
+        if lease is None or session is None:
             return
-        streams = () if in_python else leases.current_streams()
+        streams = () if in_python else session.processor.current_streams()
         if self._waited.get(name) == streams:
             return
         try:

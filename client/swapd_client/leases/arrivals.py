@@ -1,0 +1,147 @@
+"""Whether the bytes that leases were granted have come, and the waits for them.
+
+Each component has a slot on the daemon's board; its words count what has arrived.
+"""
+
+import time
+from collections.abc import Mapping
+from math import inf
+
+from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
+from swapd.shared.protocol import Placement
+from swapd.shared.units import size
+from swapd_client.errors import AcquireTimeout, DeviceFailed, SessionFenced, SwapdError
+from swapd_client.leases.book import Record, Word
+from swapd_client.memory.part import Part
+from swapd_client.session.life import Life
+from swapd_client.session.processor import Processor
+
+
+class Arrivals:
+    """Those of one session. Thread-safe."""
+
+    def __init__(
+        self, life: Life, processor: Processor, board: Board, parts: Mapping[str, Part]
+    ) -> None:
+        """`parts`: the components registered by the process, by name."""
+        self._life = life
+        self._lock = life.lock
+        self._processor = processor
+        self._board = board
+        self._parts = parts
+        #: Reason for which a residency that was granted early will never be complete.
+        self._broken: dict[tuple[str, int], str] = {}
+
+    def of(self, record: Record, timeout_s: float | None) -> "Arrival":
+        """What a thread waits for whose acquire was granted while its components load."""
+        return Arrival(self, self._board, record, timeout_s)
+
+    def give_up(self, record: Record) -> None:
+        """Make the waits of an `Arrival` in another thread end."""
+        record.given_up = True
+        for place in record.granted.placements:
+            self._board.wake(self._parts[place.name].slot)
+
+    def wait(
+        self, record: Record, name: str, segment: int | None, stream: int | None = None
+    ) -> None:
+        """Block until a segment of a granted component, or all of it, is on the device.
+
+        With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if it will
+        never come; the error that ended the session.
+        """
+        for place in record.granted.placements:
+            part = self._parts.get(place.name)
+            if part is None:
+                self._life.check()
+                continue  # unregistered: private memory now
+            if not part.is_of(name):
+                continue
+            arrived = part.segments if segment is None else segment + 1
+            awaited = part.slot, word(place.generation, arrived)
+            try:
+                if stream is None or not self._wait_on(stream, record, awaited):
+                    self._board.wait(*awaited)
+            except ArrivalFailed:
+                raise self.not_arrived(part.name, place.generation) from None
+        # components of other sessions were complete at the grant
+
+    def _wait_on(self, stream: int, record: Record, awaited: Word) -> bool:
+        """Make the stream wait, unless the word has come; False if it cannot."""
+        if not self._processor.works_late:
+            return False
+        with self._lock:  # before the word is read, so that the end of the session sees it
+            record.awaited.append(awaited)
+        return self._board.has(*awaited) or self._processor.wait_on(stream, *awaited)
+
+    def is_complete(self, place: Placement) -> bool:
+        """Whether all of the component has arrived; not if it is private memory again."""
+        part = self._parts.get(place.name)
+        if part is None:
+            return False
+        return self.is_there((part.slot, word(place.generation, part.segments)))
+
+    def is_there(self, awaited: Word) -> bool:
+        try:
+            return self._board.has(*awaited)
+        except ArrivalFailed:
+            return False
+
+    def broken(self, name: str, generation: int, why: str) -> None:
+        """The component will never arrive. Called before the word on the board ends the waits."""
+        self._broken[name, generation] = why
+
+    def not_arrived(self, name: str, generation: int) -> SwapdError:
+        """The reason for a component's failure to arrive."""
+        if self._life.error is not None:
+            return self._life.error
+        why = self._broken.get((name, generation), "this lease is over")
+        return DeviceFailed(
+            f"{name!r} was not loaded: {why}. Release the lease, then acquire it again"
+        )
+
+    def problem_with(self, record: Record) -> SwapdError | None:
+        """Reason not to use results computed under a lease; None if none is known."""
+        for place in record.granted.placements:
+            if (place.name, place.generation) in self._broken:
+                return self.not_arrived(place.name, place.generation)
+        error = self._life.error
+        return error if record.cut or isinstance(error, SessionFenced) else None
+
+
+class Arrival:
+    """The board's words for one lease, as one thread awaits them. See `processor.Arrival`."""
+
+    def __init__(
+        self, arrivals: Arrivals, board: Board, record: Record, timeout_s: float | None
+    ) -> None:
+        self._arrivals = arrivals
+        self._board = board
+        self._record = record
+        self._began = time.monotonic()
+        left = inf if timeout_s is None else timeout_s - record.granted.waited_s
+        self._until = self._began + left
+        #: Since the grant.
+        self.waited_s = 0.0
+
+    def has_come(self, part: Part, place: Placement) -> bool:
+        return self._arrivals.is_complete(place)
+
+    def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
+        which = ARRIVED if chunks is None else LANDED
+        target = word(place.generation, part.segments if chunks is None else chunks, which)
+        try:
+            came = self._board.wait(
+                part.slot, target, which, until=self._until, unless=self._is_given_up
+            )
+        except ArrivalFailed:
+            raise self._arrivals.not_arrived(part.name, place.generation) from None
+        self.waited_s = time.monotonic() - self._began
+        if not came:
+            raise AcquireTimeout(
+                f"{part.name!r} ({size(part.nbytes)}) is loading, and was not complete "
+                "at the end of the timeout: give a longer one, or acquire(early=True)"
+            )
+
+    def _is_given_up(self) -> bool:
+        return self._record.given_up
