@@ -66,13 +66,17 @@ async def asked(folder: Path) -> AsyncIterator[Asked]:
         context.term()
 
 
-async def test_what_a_peer_does_not_take_comes_later_and_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "chars"), [(MANY, 1), (40, 1 << 20)], ids=["many", "long"])
+async def test_what_a_peer_does_not_take_comes_later_and_in_order(
+    tmp_path: Path, count: int, chars: int
+) -> None:
+    why = "x" * chars
     async with asked(tmp_path) as (made, asker, socket, said, told):
-        for number in range(MANY):
-            made.reply(asker, protocol.Done(number))
-        for number in range(MANY):
+        for number in range(count):
+            made.reply(asker, protocol.Refused(number, "too_large", why))
+        for number in range(count):
             got = await asyncio.to_thread(socket.recv)
-            assert protocol.decode_reply(got) == protocol.Done(number)
+            assert protocol.decode_reply(got) == protocol.Refused(number, "too_large", why)
         assert not said.done()
         counts = [told.get_nowait() for _ in range(told.qsize())]
         assert counts[0] == 1
