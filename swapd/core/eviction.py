@@ -156,23 +156,36 @@ def room(
         return Room([], [], rivals, missing)
     if w is None and asked[0].policy == "sequential":
         return Blocked([], [])
-    short = missing - ledger.pool.free - ledger.leaving
-    idle_rivals = _idle_rivals(ledger, rivals, may_evict)  # 2
-    if idle_rivals is not None:
-        going = _victims(ledger, short, idle_rivals, asked, may_evict, over)  # 3
-        if going is not None:
-            return Room(idle_rivals, going, rivals, missing)
+    short = _short(ledger, missing, rivals)
+    going = _going(ledger, short, rivals, asked, may_evict, over)
+    if going is not None:
+        return Room(*going, rivals, missing)
     if w is None:
         return Blocked([], [])
     return Blocked([], _in_the_way(ledger, w, asked, short, rivals))
 
 
-def _idle_rivals(
-    ledger: Ledger, rivals: list[Component], may_evict: MayEvict
-) -> list[Component] | None:
-    """Those that are not leaving already; None if one of them cannot go."""
+def _short(ledger: Ledger, missing: int, rivals: list[Component]) -> int:
+    """Number of chunks that have to come from victims."""
+    of_rivals = sum([r.chunks for r in rivals if not r.evicting])
+    return missing - ledger.pool.free - ledger.leaving - of_rivals
+
+
+def _going(
+    ledger: Ledger,
+    short: int,
+    rivals: list[Component],
+    asked: list[Component],
+    may_evict: MayEvict,
+    over: tuple[str, ...] | None,
+) -> tuple[list[Component], list[Component]] | None:
+    """The rivals that are not leaving already, and the victims; None if one of the rivals cannot
+    go, or all victims are too few."""
     staying = [r for r in rivals if not r.evicting]
-    return staying if all(r.name in ledger.idle and may_evict(r) for r in staying) else None
+    if not all(r.name in ledger.idle and may_evict(r) for r in staying):  # 2
+        return None
+    chosen = _victims(ledger, short, staying, asked, may_evict, over)  # 3
+    return None if chosen is None else (staying, chosen)
 
 
 def leaves_first(c: Component, w: Waiter | None) -> bool:
@@ -207,7 +220,6 @@ def _victims(
 ) -> list[Component] | None:
     """The idle components that go, beside these rivals, so that `short` chunks come free; None if
     they are too few."""
-    short -= sum([r.chunks for r in rivals])
     if short <= 0:
         return []
     if short > ledger.idle.chunks:
@@ -226,26 +238,13 @@ def _in_the_way(
     An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
     two holders that take turns could keep out a waiter that needs both for ever.
     """
-    short -= sum([r.chunks for r in rivals if not r.evicting])
     leased = ledger.holders.to_give_way()
     own = w.owner
     others = chain(ledger.idle, (c for c in leased if c.agents.keys() != {own}))
     spare = {c.name for c in (*asked, *rivals)}
-    may_go = [(c, c.chunks) for c in _enough(short, others, spare)]
-    going = victims(short, may_go)
-    if going is None:
-        going = [c for c, _ in may_go]
+    chosen, short = _oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
+    going = _needed(chosen, short)
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
-
-
-def _enough(need: int, idle: Iterable[Component], spare: set[str]) -> Iterable[Component]:
-    """The first ones that have `need` chunks, without `spare`; all, if they have fewer."""
-    for c in idle:
-        if need <= 0:
-            return
-        if c.chunks and c.name not in spare:
-            need -= c.chunks
-            yield c
 
 
 def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:
@@ -255,16 +254,24 @@ def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:
     returned is necessary: oldest first alone would take too many (need 10 with idle a=1, b=10 would
     take both), so the most recent superfluous ones stay.
     """
+    chosen, short = _oldest(need, idle)
+    return None if short > 0 else _needed(chosen, short)
+
+
+def _oldest(need: int, idle: Iterable[tuple[Thing, int]]) -> tuple[list[tuple[Thing, int]], int]:
+    """The first ones that have `need` chunks, or all; and how many chunks are lacking then."""
     chosen: list[tuple[Thing, int]] = []
-    short = need
     for thing, chunks in idle:
-        if short <= 0:
+        if need <= 0:
             break
         if chunks:
             chosen.append((thing, chunks))
-            short -= chunks
-    if short > 0:
-        return None
+            need -= chunks
+    return chosen, need
+
+
+def _needed(chosen: list[tuple[Thing, int]], short: int) -> list[Thing]:
+    """Without the most recent superfluous ones; all, if chunks are lacking."""
     kept: list[Thing] = []
     for thing, chunks in reversed(chosen):
         if short + chunks <= 0:

@@ -161,7 +161,7 @@ def _why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
     """Components registered as "permanent" are not pinned."""
     if any(c.pinned or c.own_policy != "permanent" for c in asked):
         return None
-    return "conflict", _permanent(ledger, asked)
+    return "conflict", _never_leaves(ledger, asked)
 
 
 def _takes_turns(c: Component) -> str:
@@ -181,15 +181,11 @@ def _no_room_to_pin(ledger: Ledger, asked: list[Component], fixed: int, other: s
     )
 
 
-def _pinned(ledger: Ledger, asked: list[Component]) -> str:
-    return f"{explain.together(ledger, asked)} is pinned; unpin it first"
-
-
-def _permanent(ledger: Ledger, asked: list[Component]) -> str:
-    return (
-        f'{explain.together(ledger, asked)} was registered as "permanent": it never leaves until '
-        "it is unregistered"
-    )
+def _never_leaves(ledger: Ledger, asked: list[Component]) -> str:
+    what = explain.together(ledger, asked)
+    if any(c.pinned for c in asked):
+        return f"{what} is pinned; unpin it first"
+    return f'{what} was registered as "permanent": it never leaves until it is unregistered'
 
 
 # --- evictions on request ------------------------------------------------------------------
@@ -217,8 +213,7 @@ def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
         return "in_use", problem
     if not there or any(c.name in ledger.idle for c in there):
         return None
-    is_pinned = any(c.pinned for c in there)
-    return "conflict", _pinned(ledger, asked) if is_pinned else _permanent(ledger, asked)
+    return "conflict", _never_leaves(ledger, asked)
 
 
 def _in_use(ledger: Ledger, c: Component) -> str:
