@@ -220,9 +220,7 @@ class Seen:
                 if len(self.labels) > LABELS_MAX:
                     del self.labels[next(iter(self.labels))]
             case events.SessionGone():
-                self.owned.pop(e.session, None)
-                for key in [key for key in self.asked if key[0] == e.session]:
-                    del self.asked[key]
+                self._forget_session(e.session)
             case events.Reclaimed() if e.runs:
                 pass  # the rest comes later
             case _ if isinstance(e, events.Over):
@@ -281,6 +279,11 @@ class Seen:
             for name in by_name.keys() - there:
                 del by_name[name]
 
+    def _forget_session(self, session: int) -> None:
+        self.owned.pop(session, None)
+        for key in [key for key in self.asked if key[0] == session]:
+            del self.asked[key]
+
     def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)
         if a.name in self.masters.values():
@@ -332,22 +335,31 @@ def of_component(lines: Sequence[LogLine], name: str) -> list[list[StoryStep]]:
     numbered = [line for line in lines if not line.record.dropped]
     by_seq = {line.record.seq: line for line in numbered}
     about = {line.record.seq for line, of in _with_names(numbered) if not names.isdisjoint(of)}
+    kept = _with_causes(about, by_seq)
     effects: dict[int, list[int]] = {}  # of each record in the story, and of 0
+    for seq in sorted(kept):
+        cause = by_seq[seq].record.cause
+        effects.setdefault(cause if cause in kept else 0, []).append(seq)
+    return [
+        [StoryStep(by_seq[seq], depth, seq in about) for seq, depth in _in_turn(first, effects)]
+        for first in effects.get(0, [])
+    ]
+
+
+def _with_causes(about: Iterable[int], by_seq: Mapping[int, LogLine]) -> set[int]:
+    """These records, and the causes of each, as far as the log has them."""
     kept: set[int] = set()
     for seq in about:
         while seq in by_seq and seq not in kept:
             kept.add(seq)
             seq = by_seq[seq].record.cause
-    for seq in sorted(kept):
-        cause = by_seq[seq].record.cause
-        effects.setdefault(cause if cause in kept else 0, []).append(seq)
+    return kept
 
-    def chapter(first: int) -> list[StoryStep]:
-        steps, todo = [], [(first, 0)]
-        while todo:
-            seq, depth = todo.pop()
-            steps.append(StoryStep(by_seq[seq], depth, seq in about))
-            todo += [(effect, depth + 1) for effect in reversed(effects.get(seq, []))]
-        return steps
 
-    return [chapter(first) for first in effects.get(0, [])]
+def _in_turn(first: int, effects: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
+    """A record and all that followed from it, each after its cause, with its depth."""
+    todo = [(first, 0)]
+    while todo:
+        seq, depth = todo.pop()
+        yield seq, depth
+        todo += [(effect, depth + 1) for effect in reversed(effects.get(seq, []))]

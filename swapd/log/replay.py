@@ -10,7 +10,7 @@ from typing import NamedTuple
 from swapd.core import Residency
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.records import OtherSchema, parse
+from swapd.log.records import OtherSchema, Record, Start, parse
 
 
 class Step(NamedTuple):
@@ -33,18 +33,10 @@ def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
     is left out. Raises: ReplayError, msgspec.MsgspecError.
     """
     records = map(parse, lines)
-    try:
-        first = next(records, None)
-    except OtherSchema as exc:
-        raise ReplayError(str(exc)) from exc
-    if first is None or first.start is None:
-        raise ReplayError("no start record: the log was rotated, or is not one")
-    start = first.start
+    seq, start = _start(records)
     core = Residency(start.chunks, start.chunk_bytes, start.rules)
     step: Step | None = None
-    for expected, record in enumerate(records, first.seq + 1):
-        if record.seq != expected or record.dropped or record.start is not None:
-            raise ReplayError(f"record {expected} is missing: the log has a hole, or two runs")
+    for record in _without_hole(records, seq + 1):
         if record.event is not None:
             if step is not None:
                 yield step
@@ -54,3 +46,22 @@ def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
             step.recorded.append(record.action)
     if step is not None and len(step.recorded) == len(step.actions):
         yield step
+
+
+def _start(records: Iterator[Record]) -> tuple[int, Start]:
+    """The number of the first record, and its contents."""
+    try:
+        first = next(records, None)
+    except OtherSchema as exc:
+        raise ReplayError(str(exc)) from exc
+    if first is None or first.start is None:
+        raise ReplayError("no start record: the log was rotated, or is not one")
+    return first.seq, first.start
+
+
+def _without_hole(records: Iterable[Record], first: int) -> Iterator[Record]:
+    """The records of one run, from number `first` on. Raises: ReplayError if one is missing."""
+    for expected, record in enumerate(records, first):
+        if record.seq != expected or record.dropped or record.start is not None:
+            raise ReplayError(f"record {expected} is missing: the log has a hole, or two runs")
+        yield record

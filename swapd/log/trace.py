@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from swapd.core import actions, events
-from swapd.log.history import Seen, copied_bytes
+from swapd.log.history import Seen, Slow, copied_bytes
 from swapd.log.records import Record
 from swapd.shared.text import plain
 
@@ -81,30 +81,39 @@ class TraceBuilder:
                 pid = SESSIONS + e.session
                 yield _named("process_name", pid, 0, f"{plain(e.label)} (session {e.session})")
             case events.SessionGone():
-                for kind, begun in (("wait", self._waits), ("lease", self._leases)):
-                    for key in [key for key in begun if key[0] == e.session]:
-                        yield from self._span(begun, key, kind)
+                yield from self._gone(e.session)
             case events.SessionRequest():
                 yield from self._asked(e)
             case events.CopiedIn():
-                order = self._seen.order(e.generation)
                 yield from self._copied(e.generation)
-                if order is not None:
-                    yield from self._begins(order.name, "on the device", {})
-                    self._resident[order.name] = self._seen.sizes.get(order.name, 0)
-                    yield self._count()
-            case events.Lent():
-                if (lent := self._seen.order(e.generation)) is not None:
-                    yield from self._begins(lent.name, "lent", {})
-            case events.Reclaimed() if not e.runs:
-                if (lent := self._seen.order(e.generation)) is not None:
-                    yield from self._ends(lent.name)
+                yield from self._came_in(self._seen.order(e.generation))
+            case events.Lent() | events.Reclaimed():
+                yield from self._lent(e, self._seen.order(e.generation))
             case events.CopiedOut() | events.CopyFailed():
                 yield from self._copied(e.generation)
             case events.DeviceDown():
                 yield self._mark(f"device down: {plain(e.why)}", COMPONENTS, 0, "g")
             case _:
                 pass
+
+    def _gone(self, session: int) -> Iterator[Event]:
+        for kind, begun in (("wait", self._waits), ("lease", self._leases)):
+            for key in [key for key in begun if key[0] == session]:
+                yield from self._span(begun, key, kind)
+
+    def _came_in(self, order: Slow | None) -> Iterator[Event]:
+        if order is not None:
+            yield from self._begins(order.name, "on the device", {})
+            self._resident[order.name] = self._seen.sizes.get(order.name, 0)
+            yield self._count()
+
+    def _lent(self, e: events.Lent | events.Reclaimed, order: Slow | None) -> Iterator[Event]:
+        if order is None:
+            return
+        if isinstance(e, events.Lent):
+            yield from self._begins(order.name, "lent", {})
+        elif not e.runs:
+            yield from self._ends(order.name)
 
     def _asked(self, e: events.SessionRequest) -> Iterator[Event]:
         request = e.request
@@ -131,6 +140,11 @@ class TraceBuilder:
             case actions.DropHostCopy():
                 if [*self._seen.masters.values()].count(a.name) <= 1:  # two during an update
                     yield from self._leaves(a.name)
+            case _:
+                yield from self._of_session(a)
+
+    def _of_session(self, a: actions.AnyAction) -> Iterator[Event]:
+        match a:
             case actions.Waiting():
                 what = " + ".join(map(plain, a.names))
                 why = {"why": plain(a.why)}
