@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from benchmarks.gpu_check.raw import Busy, Gpu, Mapped, seconds
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings
-from swapd.device.driver import Access, CudaError
+from swapd.device.context import CudaError
+from swapd.device.driver import Access
 
 #: Repetitions of each call; and seconds for which the GPU is busy.
 TIMES = 15

@@ -10,7 +10,7 @@ import msgspec
 from swapd.bench import plain as plain_copy
 from swapd.bench import swap_in
 from swapd.cli.common import ask, errors, say_error
-from swapd.device.driver import checked, load
+from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
 from swapd.plan.chunks import ChunkChoice, Isolation

@@ -8,7 +8,8 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from swapd.device.base import DeviceError, DeviceLost
-from swapd.device.driver import Access, CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Access, Driver
 from swapd.shared.fds import OwnedFd
 
 

@@ -18,7 +18,8 @@ from swapd.device.base import (
     Pinned,
     ProcessUse,
 )
-from swapd.device.driver import CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Driver
 from swapd.device.nvml import Nvml
 from swapd.device.pins import Pins, takes_read_only
 from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward

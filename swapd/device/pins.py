@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from swapd.device.base import DeviceError, DeviceLost, Pinned
-from swapd.device.driver import CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Driver
 from swapd.shared import vm
 from swapd.shared.units import size
 

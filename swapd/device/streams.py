@@ -13,7 +13,8 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from swapd.device.base import DeviceError, DeviceLost, Landed
-from swapd.device.driver import CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Driver
 from swapd.shared import vm
 from swapd.shared.units import size
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swapd.device import DeviceError
-from swapd.device.driver import checked, device_names, load, uuid_of
+from swapd.device.context import checked, device_names, load, uuid_of
 from swapd.device.nvml import Nvml
 from swapd.doctor.check import Check
 from swapd.doctor.host import package

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swapd.device.base import DeviceError
-from swapd.device.driver import checked, load, uuid_of
+from swapd.device.context import checked, load, uuid_of
 from swapd.shared import config
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
 from swapd.shared.extras import MissingExtra

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from swapd.device.base import DeviceError
-from swapd.device.driver import Access, CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Access, Driver
 from swapd.shared.fds import OwnedFd
 from tests import fakecuda
 from tests.device import backends

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from swapd.device.base import DeviceError, DeviceLost
-from swapd.device.driver import Access, CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Access, Driver
 from swapd.shared import fds, vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.limits import LimitError, start

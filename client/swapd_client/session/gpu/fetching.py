@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from swapd.device.base import DeviceLost
-from swapd.device.driver import CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Driver
 from swapd.shared import vm
 from swapd_client.memory.layout import Remote
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from swapd.device.driver import CudaError, Driver
+from swapd.device.context import CudaError
+from swapd.device.driver import Driver
 from swapd.shared.limits import LimitError, start
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card

@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any
 
-from swapd.device.driver import CudaError
+from swapd.device.context import CudaError
 from swapd.shared.board import BOARD_BYTES, Board, place
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import SETTLE_S, Card
