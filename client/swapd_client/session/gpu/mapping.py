@@ -31,6 +31,8 @@ class GpuRange:
 
     #: Whether the CPU can access the bytes.
     addressable = False
+    #: Never: it is not freed, and a new owner checks first.
+    over = False
 
     def __init__(
         self, nbytes: int, card: Card, *, writable: bool, before: "GpuRange | None" = None
@@ -75,11 +77,6 @@ class GpuRange:
     def shown(self) -> bool:
         """Whether the bytes are accessible."""
         return self._shown
-
-    @property
-    def over(self) -> bool:
-        """Never: it is not freed, and a new owner checks first."""
-        return False
 
     @property
     def on_chunks(self) -> bool:
@@ -139,18 +136,18 @@ class GpuRange:
 
         With `generation`, only if no newer one is shown. Raises: DeviceFailed.
         """
-        with self._lock:
-            if not (self._private or self._is_newer_than(generation)):
-                with self._unless_lost():
-                    self._forbid()
+        self._withdraw(self._forbid, generation)
 
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`, and unmap the chunks, so that others may use them."""
+        self._withdraw(self._unmap, generation)
+
+    def _withdraw(self, withdraw: Callable[[], None], generation: int | None) -> None:
         with self._lock:
-            if self._private or self._is_newer_than(generation):
-                return
-            with self._unless_lost():
-                self._unmap()
+            newer = generation is not None and generation < self.generation
+            if not (self._private or newer):
+                with _unless_lost(self._card):
+                    withdraw()
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Unmap these chunks, because their memory goes away."""
@@ -180,7 +177,7 @@ class GpuRange:
             if self._own is not None:
                 handle, _ = self._own
                 self._own = None
-                with self._unless_lost(), self._card.using() as driver:
+                with _unless_lost(self._card), self._card.using() as driver:
                     driver.release(handle)
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
@@ -272,9 +269,6 @@ class GpuRange:
         self._latest = self._mapped
         self._shown = True
 
-    def _is_newer_than(self, generation: int | None) -> bool:
-        return generation is not None and generation < self.generation
-
     def _put(self, chunks: tuple[int, ...], handles: list[int]) -> None:
         if chunks != self._mapped:
             self._unmap()
@@ -324,12 +318,13 @@ class GpuRange:
             self._card.fill(self.address, master, self.nbytes)
         return nbytes
 
-    @contextmanager
-    def _unless_lost(self) -> Iterator[None]:
-        """Ignore errors once the GPU is lost for this process."""
-        try:
-            yield
-        except DeviceFailed as exc:
-            if not self._card.lost:
-                raise
-            self._card.complain(exc)
+
+@contextmanager
+def _unless_lost(card: Card) -> Iterator[None]:
+    """Ignore errors once the GPU is lost for this process."""
+    try:
+        yield
+    except DeviceFailed as exc:
+        if not card.lost:
+            raise
+        card.complain(exc)
