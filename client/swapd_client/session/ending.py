@@ -14,8 +14,8 @@ from swapd_client.session.registry import Registry
 
 def make_all_private(
     registry: Registry, processor: Processor, error: SwapdError | None
-) -> list[str]:
-    """Make every component private memory; describe those without memory, for messages.
+) -> list[Part]:
+    """Make every component private memory; return those without memory, for `warn_of`.
 
     `error`: the reason for the end of the session.
     """
@@ -23,15 +23,13 @@ def make_all_private(
     processor.before_private(parts)
     # a GPU may have no room for copies of components in use; if the daemon is dead they need none,
     # because no other process will use its memory
-    # daemon is dead: nobody else will use its memory
-    died = isinstance(error, DaemonGone)
-    spares = processor.memory_is_scarce and died
+    spares = processor.memory_is_scarce and isinstance(error, DaemonGone)
     staying = [part for part in parts if _stays(part, spares=spares)]
     leaving = [part for part in parts if not _stays(part, spares=spares)]
     bare = [part for part in staying if not registry.try_unbind(part, keep_shown=True)]
     processor.let_go_of(leaving)
     bare += [part for part in leaving if not registry.try_unbind(part, keep_shown=False)]
-    return [f"{part.name!r} ({size(part.nbytes)})" for part in bare]
+    return bare
 
 
 def _stays(part: Part, *, spares: bool) -> bool:
@@ -63,9 +61,9 @@ def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:
         let_go()
 
 
-def warn_of(without_memory: list[str]) -> None:
+def warn_of(without_memory: list[Part]) -> None:
     """Warn of components whose tensors are lost; the caller of `Client.close` is three calls up."""
-    names = ", ".join(without_memory)
+    names = ", ".join(f"{part.name!r} ({size(part.nbytes)})" for part in without_memory)
     warnings.warn(
         f"the GPU has no room for private copies of {names}: do not use their tensors "
         "any more. Free GPU memory before close(), or keep the client open",

@@ -183,14 +183,9 @@ class Session:
             case protocol.Revoke() as revoke:
                 self._revoke(revoke)
             case protocol.Saved() as saved:
-                if part := self.components.get(saved.name):
-                    part.where.saved(saved.generation)
-                    if saved.anew:
-                        part.lost = saved.generation
-            case protocol.Wanted() as wanted:
-                self.told.set_wanted(wanted.name, wanted=wanted.wanted)
-            case protocol.Hurry() as hurry:
-                self.told.set_hurried(hurried=hurry.waits)
+                self._saved(saved)
+            case protocol.Wanted() | protocol.Hurry():
+                self.told.hear(message)
             case protocol.Master() as master:
                 (fd,) = fds
                 self._masters.add(master, fd)
@@ -201,12 +196,15 @@ class Session:
             case protocol.Broken() as broken:
                 self._on_broken(broken)
             case protocol.Goodbye() as goodbye:
-                if goodbye.code == "stopping":
-                    self._end(from_refusal(goodbye))
-                else:
-                    self._cut_off(from_refusal(goodbye))
+                self._on_goodbye(goodbye)
             case protocol.Welcome():
                 raise ValueError("a second welcome")
+
+    def _saved(self, saved: protocol.Saved) -> None:
+        if part := self.components.get(saved.name):
+            part.where.saved(saved.generation)
+            if saved.anew:
+                part.lost = saved.generation
 
     def _revoke(self, revoke: protocol.Revoke) -> None:
         part = self.components.get(revoke.name)
@@ -229,6 +227,12 @@ class Session:
         self.arrivals.broken(broken.name, broken.generation, broken.why)
         if part := self.components.get(broken.name):
             self._board.fail(part.slot, broken.generation)
+
+    def _on_goodbye(self, goodbye: protocol.Goodbye) -> None:
+        if goodbye.code == "stopping":
+            self._end(from_refusal(goodbye))
+        else:
+            self._cut_off(from_refusal(goodbye))
 
     def _on_end(self, why: Exception | None) -> None:
         """The lifeline ended. Without a message before, the daemon died, or goes on without us."""
@@ -311,7 +315,7 @@ class Session:
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         could_write = any(part.mutable for part in self.registry.all())
-        without_memory: list[str] = []
+        without_memory: list[Part] = []
         if keep:
             without_memory = ending.make_all_private(self.registry, self.processor, self.error)
         else:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from swapd.shared import protocol
+
 
 class Told:
     """Written by the lifeline's thread, read by any."""
@@ -21,18 +23,13 @@ class Told:
         """
         self._listeners.append(listener)
 
-    def set_wanted(self, name: str, *, wanted: bool) -> None:
-        if wanted:
-            self.wanted.add(name)
-            self._tell()
+    def hear(self, message: protocol.Wanted | protocol.Hurry) -> None:
+        if isinstance(message, protocol.Hurry):
+            self.hurried = grown = message.waits
+        elif grown := message.wanted:
+            self.wanted.add(message.name)
         else:
-            self.wanted.discard(name)
-
-    def set_hurried(self, *, hurried: bool) -> None:
-        self.hurried = hurried
-        if hurried:
-            self._tell()
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()
+            self.wanted.discard(message.name)
+        if grown:
+            for listener in self._listeners:
+                listener()
