@@ -182,8 +182,9 @@ def _going(
     """The rivals that are not leaving already, and the victims; None if one of the rivals cannot
     go, or all victims are too few."""
     staying = [r for r in rivals if not r.evicting]
-    if not all(r.name in ledger.idle and may_evict(r) for r in staying):  # 2
-        return None
+    for r in staying:  # 2
+        if r.name not in ledger.idle or not may_evict(r):
+            return None
     chosen = _victims(ledger, short, staying, asked, may_evict, over)  # 3
     return None if chosen is None else (staying, chosen)
 
