@@ -77,5 +77,8 @@ def test_the_client_reads_stage_files_and_indices_within_the_same_bounds(tmp_pat
     with pytest.raises(InvalidSettings, match="values, with its aliases written out"):
         from_yaml(write(tmp_path, bomb))
     os.mkfifo(tmp_path / "m.safetensors.index.json")
-    with pytest.raises(InvalidSource, match="it is no regular file"):
-        open_all(tmp_path / "m.safetensors.index.json")
+    with (
+        pytest.raises(InvalidSource, match="it is no regular file"),
+        open_all(tmp_path / "m.safetensors.index.json"),
+    ):
+        pass

@@ -19,7 +19,8 @@ from swapd.shared import vm
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import dlpack
 from swapd_client.memory.layout import ALIGN_BYTES
-from swapd_client.memory.tensors import Buffers, Source, TensorLayout
+from swapd_client.memory.movable import Source
+from swapd_client.memory.tensors import Buffers, TensorLayout
 
 DTYPES = [
     torch.float32,

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from swapd_client import Client, InvalidSource, NotWhileAttached
-from swapd_client.memory.tensors import TensorLayout, inner_names, is_wrapper
+from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory.tensors import TensorLayout
 from tests.guarantees.harness import Daemon
 from tests.offload.nursery import Nursery
 from tests.offload.twins import Lent, same

@@ -181,10 +181,8 @@ def answers_under_evictions(engine: Engine, asked: Requests, evictor: Evictor) -
 
 
 def nbytes_of(checkpoint: Path) -> int:
-    files, tensors = safetensors.open_all(checkpoint)
-    for file in files:
-        file.close()
-    return sum(one.nbytes for one in tensors.values())
+    with safetensors.open_all(checkpoint) as tensors:
+        return sum(one.nbytes for one in tensors.values())
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])

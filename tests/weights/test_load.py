@@ -12,7 +12,7 @@ from torch import nn
 import swapd_client
 from swapd import spawn
 from swapd_client import Client, DuplicateName, InvalidSource
-from swapd_client.weights import load as loading
+from swapd_client.weights import contents
 from tests.weights.test_update import await_host_copies, copies, same, seen
 
 KIB = 1 << 10
@@ -209,7 +209,7 @@ async def test_the_async_client_loads_too(daemon: spawn.Spawned, saved: Path) ->
 def every_dtype() -> dict[str, torch.Tensor]:
     tensors = {
         name: torch.arange(-5, 6).to(dtype) if dtype.is_signed else torch.arange(11).to(dtype)
-        for name, dtype in loading.DTYPES.items()
+        for name, dtype in contents.DTYPES.items()
         if name != "F8_E8M0"
     }
     return {**tensors, "empty": torch.zeros(0, 3), "one": torch.tensor(3.0)}
@@ -235,7 +235,7 @@ def test_every_dtype_and_shape_comes_as_it_is(client: Client, tmp_path: Path) ->
 def test_numbers_are_cast_and_nothing_else(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_CAST_ITEMS", 3)
+    monkeypatch.setattr(contents, "_CAST_ITEMS", 3)
     tensors = every_dtype()
     save_file(tensors, tmp_path / "x.safetensors")
     part = client.load("x", tmp_path, dtype=torch.bfloat16)
@@ -341,7 +341,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     save_file({"a": torch.ones(100 * KIB)}, tmp_path / "x.safetensors")
-    monkeypatch.setattr(loading, "_STEP_BYTES", 64 * KIB)
+    monkeypatch.setattr(contents, "_STEP_BYTES", 64 * KIB)
 
     def spoil(done: int, total: int) -> None:
         with (tmp_path / "x.safetensors").open("r+b") as file:

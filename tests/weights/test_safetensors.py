@@ -158,10 +158,8 @@ def two(tmp_path: Path) -> Path:
 
 
 def names(files: Any) -> set[str]:
-    opened, tensors = open_all(files)
-    for file in opened:
-        file.close()
-    return set(tensors)
+    with open_all(files) as tensors:
+        return set(tensors)
 
 
 def test_a_file_a_list_an_index_and_a_folder(two: Path) -> None:

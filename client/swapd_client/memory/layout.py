@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from itertools import chain, islice
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from swapd.shared import vm
 from swapd.shared.protocol import Scratch
@@ -17,6 +18,8 @@ from swapd_client.errors import InvalidSource
 
 #: The address and bytes of each storage.
 Spans = frozenset[tuple[int, int]]
+
+Owner = TypeVar("Owner")
 
 #: Any argument of memoryview; numpy arrays, too.
 Buffer = bytes | bytearray | memoryview
@@ -144,17 +147,23 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
     segment would be empty.
     """
     grouped: list[list[str]] = [[] for _ in segments or [()]]
+    whose = [(prefix, i) for i, segment in enumerate(segments) for prefix in segment]
     for name in names:
-        found = (i for i, s in enumerate(segments) for p in s if f"{name}.".startswith(f"{p}."))
-        grouped[next(found, 0)].append(name)
-    for i, group in enumerate(grouped):
-        if not group and segments:
-            there = ", ".join(name for group in grouped for name in group[:3]) or "nothing"
+        grouped[whose_prefix(name, whose, 0)].append(name)
+    for i, segment in enumerate(segments):
+        if not grouped[i]:
+            there = ", ".join(islice(chain(*grouped), 9)) or "nothing"
             raise InvalidSource(
-                f"segment {i} names nothing there is: {list(segments[i])}; there are names like "
+                f"segment {i} names nothing there is: {list(segment)}; there are names like "
                 f"{there}. Give these, or prefixes of them"
             )
     return grouped
+
+
+def whose_prefix(name: str, whose: Iterable[tuple[str, Owner]], other: Owner) -> Owner:
+    """The owner of the first prefix that is `name`, or begins it up to a dot; `other` if none."""
+    found = (owner for prefix, owner in whose if f"{name}.".startswith(f"{prefix}."))
+    return next(found, other)
 
 
 class Packer:

@@ -62,7 +62,7 @@ def extent_of(value: object) -> tuple[int, int]:
     """Address and bytes of a tensor or buffer; no bytes if it is neither, or has none."""
     torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
-        from swapd_client.memory.tensors import extent
+        from swapd_client.memory.movable import extent
 
         return extent(value)
     return extent_of_buffer(value)

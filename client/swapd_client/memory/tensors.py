@@ -1,4 +1,4 @@
-"""Tensors over a component's address range. Only this module and `dlpack.py` need torch here.
+"""Tensors over a component's address range. This module, `movable.py` and `dlpack.py` need torch.
 
 The unit is the storage: tensors that share one (tied weights, views, fused projections) still share
 it afterwards. Each tensor object stays the same; only its storage moves, once, and no swap touches
@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from swapd.shared import vm
 from swapd_client.errors import InvalidSource
@@ -29,8 +28,7 @@ from swapd_client.memory.layout import (
     by_segment,
     no_such,
 )
-
-Source = torch.nn.Module | Mapping[str, torch.Tensor]
+from swapd_client.memory.movable import Source, check_device, end_of, extent, tensors_of
 
 
 class Placed(NamedTuple):
@@ -47,11 +45,16 @@ class PlacedTensors:
     """The places of the tensors in a layout, for writing to them."""
 
     nbytes: int
+    segments: tuple[int, ...]
     #: The place of each tensor; wrappers appear as their inner tensors ("weight.scale").
     placed: tuple[Placed, ...]
     #: The further names of tied parameters, and their first.
     aliases: Mapping[str, str]
     has_views = False
+
+    def digest(self) -> str:
+        described = [(p.name, str(p.dtype), *p[2:]) for p in self.placed]
+        return blake2b(repr((described, self.segments)).encode(), digest_size=16).hexdigest()
 
     def names(self) -> Iterable[str]:
         return [*(one.name for one in self.placed), *self.aliases]
@@ -86,7 +89,7 @@ class TensorLayout(PlacedTensors, InMemory):
         packer = Packer()
         #: By storage: the start of its used bytes, their offset in the component, their number.
         self._spans: dict[int, tuple[int, int, int]] = {}
-        named = list(_named(source, self._target))
+        named = list(tensors_of(source, self._target))
         #: Reads bytes that the CPU cannot; and the storages that have them.
         self._fetch = fetch
         self._remote: dict[int, torch.UntypedStorage] = {
@@ -125,10 +128,6 @@ class TensorLayout(PlacedTensors, InMemory):
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
         return [(name, *extent(tensor)) for name, tensor in self._named]
-
-    def digest(self) -> str:
-        described = [(p.name, str(p.dtype), *p[2:]) for p in self.placed]
-        return blake2b(repr((described, self.segments)).encode(), digest_size=16).hexdigest()
 
     def lies(self) -> Spans:
         if any(t.device != self._target.device for _, t in self._named if t.numel()):
@@ -275,7 +274,7 @@ class Buffers:
             for name, buffer in module._buffers.items():
                 if buffer is None or buffer.device == target.device:
                     continue
-                _check_device(f"{prefix}.{name}".lstrip("."), buffer, target)
+                check_device(f"{prefix}.{name}".lstrip("."), buffer, target)
                 self._places.append((module._buffers, name))
 
     def copy(self) -> None:
@@ -294,129 +293,6 @@ class Buffers:
         self._copies.clear()
 
 
-def _named(source: Source, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors to move, each checked; for a wrapper, its inner tensors."""
-    if not isinstance(source, torch.nn.Module):
-        for name, tensor in source.items():
-            yield from _inner(name, tensor, target)
-        return
-    seen: set[int] = set()
-    for name, tensor in source.named_parameters(remove_duplicate=False):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield from _inner(name, tensor, target)
-
-
-def _inner(name: str, tensor: torch.Tensor, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
-    _check(name, tensor, target)
-    if not is_wrapper(tensor):
-        yield name, tensor
-        return
-    if tensor.device != target.device:
-        raise InvalidSource(
-            f"{name!r} is a {type(tensor).__name__} on {tensor.device}, and its inner tensors "
-            f"cannot move without it: call .to({str(target.device)!r}) first"
-        )
-    for part in inner_names(tensor):
-        yield from _inner(f"{name}.{part}", getattr(tensor, part), target)
-
-
-def is_wrapper(tensor: object) -> bool:
-    """Whether it has no bytes itself, but names its inner tensors by `__tensor_flatten__`."""
-    return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
-
-
-def inner_names(tensor: torch.Tensor) -> list[str]:
-    """The attributes of a wrapper that are its inner tensors; a DTensor's mesh is none."""
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
-
-
-def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidSource(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-    if isinstance(tensor, torch.nn.parameter.UninitializedParameter):
-        raise InvalidSource(f"{name!r} is not initialised; run the module once, then register")
-    if tensor.is_meta:
-        raise InvalidSource(f"{name!r} is on the meta device and has no bytes; load it first")
-    _check_device(name, tensor, target)
-    if not _has_own_bytes(tensor) and not is_wrapper(tensor):
-        raise InvalidSource(
-            f"{name!r} is a {type(tensor).__name__}, which does not say by __tensor_flatten__ "
-            "which tensors it is made of; register those, or its as_subclass(torch.Tensor)"
-        )
-    check_dense(name, tensor)
-    if not tensor.is_leaf:
-        raise InvalidSource(f"{name!r} is the result of a computation; detach() it first")
-    if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
-        raise InvalidSource(
-            f"{name!r} is computed from its bytes at each read (a conjugate, a negative or a zero "
-            "tensor); give resolve_conj().resolve_neg().clone() of it"
-        )
-    if is_wrapper(tensor):
-        return
-    if tensor.numel() and _end(tensor) > tensor.untyped_storage().nbytes():
-        raise InvalidSource(f"{name!r} has lost its storage (resized or freed); load it first")
-
-
-def check_dense(name: str, tensor: torch.Tensor) -> None:
-    """Raise InvalidSource for a tensor whose bytes are not those of its elements, in strides."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "not dense"
-        raise InvalidSource(
-            f"{name!r} is {kind} ({tensor.layout}, {tensor.dtype}); only plain dense tensors can "
-            "be moved. As a buffer of its module it stays in private memory"
-        )
-
-
-def _has_own_bytes(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is nothing but the bytes of its storage.
-
-    A parameter's class may add attributes and methods, as vLLM's do for loading; a class with its
-    own `__torch_dispatch__` may have other bytes.
-    """
-    kind = type(tensor)
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return True
-    plain = torch.Tensor.__torch_dispatch__
-    return issubclass(kind, torch.nn.Parameter) and kind.__torch_dispatch__ is plain
-
-
-def _check_device(name: str, tensor: torch.Tensor, target: Target) -> None:
-    here = target.device
-    if tensor.device.type == "cpu" or tensor.device == here:
-        return
-    if here.type == "cpu":
-        raise InvalidSource(
-            f"{name!r} is on {tensor.device}; the host device takes CPU tensors: call .cpu() first"
-        )
-    raise InvalidSource(
-        f"{name!r} is on {tensor.device}, and this daemon's GPU is {here} in this process: call "
-        f".to({str(here)!r}) or .cpu() first"
-    )
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """The end of the last element, bytes from the start of the storage."""
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((tensor.storage_offset() + last + 1) * tensor.element_size())
-
-
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and bytes of the memory that a tensor covers; no bytes if it has none of its own."""
-    if tensor.is_meta or is_wrapper(tensor) or not tensor.numel():
-        return 0, 0
-    if tensor.layout is not torch.strided:
-        return 0, 0
-    start = tensor.data_ptr()
-    return start, tensor.untyped_storage().data_ptr() + _end(tensor) - start
-
-
-def nbytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor; 0 if it is sparse, since torch counts none then."""
-    return 0 if tensor.is_sparse else tensor.nbytes
-
-
 def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
     """The used address range of each storage, in order of first appearance."""
     used: dict[int, tuple[int, int]] = {}
@@ -425,7 +301,7 @@ def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
             continue  # all empty storages have address 0, but are not one
         key = tensor.untyped_storage().data_ptr()
         start = tensor.data_ptr()
-        end = key + _end(tensor)
+        end = key + end_of(tensor)
         known = used.get(key, (start, end))
         used[key] = (min(known[0], start), max(known[1], end))
     # aligned from the start of the storage, so that each view keeps its alignment

@@ -11,7 +11,7 @@ import torch
 from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
-from swapd_client.memory.tensors import nbytes_of
+from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, garbage, hooks, ownership, strategy, tools
 from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import no_calls

@@ -22,7 +22,7 @@ from contextlib import suppress
 from torch.nn import Module, ModuleDict, ModuleList, Parameter, ParameterDict, ParameterList
 from torch.nn.parameter import UninitializedParameter
 
-from swapd_client.memory.tensors import nbytes_of
+from swapd_client.memory.movable import nbytes_of
 
 DITS = ("transformer", "transformer_2", "dit", "unet")
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")

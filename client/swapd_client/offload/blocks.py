@@ -12,7 +12,7 @@ from torch.nn import Module, ModuleList, Sequential
 
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.tensors import nbytes_of
+from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload.find import is_called
 
 #: The attribute by which a model's class names its lists of blocks.

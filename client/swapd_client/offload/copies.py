@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from swapd.shared import vm
+from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.memory.part import Part
-from swapd_client.memory.tensors import inner_names, is_wrapper, view
+from swapd_client.memory.tensors import view
 from swapd_client.session.session import Session
 
 #: Memory that is freed with the last tensor over it.

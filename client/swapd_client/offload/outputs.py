@@ -19,7 +19,8 @@ import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.memory.tensors import inner_names, is_wrapper, view
+from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory.tensors import view
 
 #: How deep structures are searched.
 _DEPTH_MAX = 12

@@ -9,7 +9,7 @@ from torch.nn import Module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.tensors import inner_names, is_wrapper
+from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)

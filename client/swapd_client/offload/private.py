@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource, NotWhileAttached
 from swapd_client.memory import ranges
-from swapd_client.memory.tensors import extent, inner_names, is_wrapper, nbytes_of
+from swapd_client.memory.movable import extent, inner_names, is_wrapper, nbytes_of
 from swapd_client.offload.automatic import MAY_STAY
 
 #: An argument of `attach`: all that require gradients, none, or those of these names; None: see

@@ -10,7 +10,8 @@ from torch.nn import Module, ModuleList
 from swapd.shared import protocol
 from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory import dlpack
-from swapd_client.memory.tensors import Buffers, nbytes_of
+from swapd_client.memory.movable import nbytes_of
+from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import find, ownership, private
 from swapd_client.offload.attachment import AttachedComponent, StreamedComponent
 from swapd_client.offload.blocks import ModelBlock, blocks_of, finer

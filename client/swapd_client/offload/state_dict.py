@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.memory.tensors import inner_names, is_wrapper
+from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.weights import Changes, ComponentWeights, CopiesByOwner
 

@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.memory.part import Part
-from swapd_client.memory.tensors import PlacedTensors, inner_names, is_wrapper
+from swapd_client.memory.tensors import PlacedTensors
 from swapd_client.offload.copies import Copies, start_of
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import here

@@ -46,12 +46,11 @@ def tensors_of(model: str, stage: str) -> list[Stored] | None:
     if folder is None:
         return None
     try:
-        files, tensors = safetensors.open_all(folder)
+        with safetensors.open_all(folder) as found:
+            tensors = found
     except InvalidSource as exc:
         log.debug("the bytes that %s loads are unknown: %s", stage or model, exc)
         return None
-    for file in files:
-        file.close()
     if not any(name.startswith(prefixes_of("", stage)) for name in tensors):
         return list(tensors.values())
     prefixes = prefixes_of(_type_of(folder), stage)

@@ -14,7 +14,7 @@ from torch.nn import Module
 from swapd.shared import vm
 from swapd.shared.protocol import REST
 from swapd_client.memory.layout import ALIGN_BYTES
-from swapd_client.memory.tensors import inner_names, is_wrapper
+from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.blocks import lists_of
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.options import PART_CHUNKS

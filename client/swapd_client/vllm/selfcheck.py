@@ -21,7 +21,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from swapd_client.errors import SwapdError
-from swapd_client.memory.tensors import inner_names, is_wrapper
+from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.kernel_tensors import INPUT, aliases_of, width_of

@@ -13,8 +13,8 @@ import torch
 
 from swapd_client.client import Client
 from swapd_client.errors import InvalidSource, SessionEnded
+from swapd_client.memory.movable import is_wrapper
 from swapd_client.memory.part import Part
-from swapd_client.memory.tensors import is_wrapper
 from swapd_client.offload.copies import Copies
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.tensors import check_dense
+from swapd_client.memory.movable import check_dense
 
 log = logging.getLogger("swapd_client")
 
@@ -52,24 +52,18 @@ class Into:
     """The parameters and buffers of a module that are to be loaded."""
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
-        self._module = module
         self._device = device
         self._slots = _parameters(module)
-        #: Persistent buffers by name; and their places.
-        self.buffers: dict[str, torch.Tensor] = {}
-        self._tables: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {}
+        #: All buffers by name: the module of each, and its name there.
+        self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         self._loaded: dict[str, torch.Tensor] = {}
-        bare = []
         for prefix, sub in module.named_modules():
-            for key, buffer in sub._buffers.items():
-                name = f"{prefix}.{key}".lstrip(".")
-                if buffer is None:
-                    continue
-                self._tables[name] = sub._buffers, key
-                if key not in sub._non_persistent_buffers_set:
-                    self.buffers[name] = buffer
-                elif buffer.is_meta:
-                    bare.append(name)
+            for key, _ in sub.named_buffers(recurse=False, remove_duplicate=False):
+                self._owners[f"{prefix}.{key}".lstrip(".")] = sub, key
+        saved = module.state_dict(keep_vars=True)
+        #: Those that are persistent.
+        self.buffers = {name: self._buffer(name) for name in self._owners if name in saved}
+        bare = [n for n in self._owners if n not in saved and self._buffer(n).is_meta]
         if bare:
             raise InvalidSource(
                 f"no file has these buffers, and they are on the meta device: {_listed(bare)}. "
@@ -88,21 +82,23 @@ class Into:
             else:
                 matched[name] = slots
         if missing:
-            others = sorted(shapes.keys() - self._tables.keys() - self._names())
-            hint = f" The files also have {_listed(others)}." if others else ""
             raise InvalidSource(
-                f"the files do not have {_listed(missing)}.{hint} Give prefix= or rename= if they "
-                "have other names there; tie tied weights in the module, too (transformers: "
-                "model.tie_weights())"
+                _not_there(missing, shapes.keys() - self._owners.keys() - self._names())
             )
+        self._check_shapes(shapes, matched)
+        return matched
+
+    def _check_shapes(
+        self, shapes: Mapping[str, tuple[int, ...]], matched: Mapping[str, Slots]
+    ) -> None:
+        targets = self.buffers | {name: slots.parameter for name, slots in matched.items()}
         for name, shape in shapes.items():
-            there = matched[name].parameter if name in matched else self.buffers.get(name)
+            there = targets.get(name)
             if there is not None and tuple(there.shape) != shape:
                 raise InvalidSource(
                     f"{name!r} has shape {shape} in the files, and {tuple(there.shape)} in the "
                     "module; build it with the configuration of the checkpoint"
                 )
-        return matched
 
     def load_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
         """Prepare the new values of buffers. All that can fail fails here."""
@@ -110,10 +106,9 @@ class Into:
             there = self.buffers[name]
             dtype = value.dtype if there.is_meta else there.dtype
             self._loaded[name] = value.to(self._device, dtype)
-        for name, (table, key) in self._tables.items():
-            buffer = table[key]
-            if name not in self._loaded and buffer is not None and buffer.device != self._device:
-                self._loaded[name] = buffer.to(self._device)
+        for name in self._owners.keys() - self._loaded.keys():
+            if self._buffer(name).device != self._device:
+                self._loaded[name] = self._buffer(name).to(self._device)
 
     def say_unexpected(self, names: Collection[str]) -> None:
         """Log the tensors of the files that have no place in the module."""
@@ -124,17 +119,29 @@ class Into:
     def finish(self) -> None:
         """Put the buffers in their places; the parameters are in theirs."""
         for name, value in self._loaded.items():
-            table, key = self._tables[name]
-            there = table[key]
-            assert there is not None
+            there = self._buffer(name)
             if there.device == value.device and there.shape == value.shape:
                 with torch.no_grad():
                     there.copy_(value)
             else:
-                table[key] = value
+                owner, key = self._owners[name]
+                setattr(owner, key, value)
 
     def _names(self) -> set[str]:
         return {name for slots in self._slots for name in slots.names}
+
+    def _buffer(self, name: str) -> torch.Tensor:
+        owner, key = self._owners[name]
+        return owner.get_buffer(key)
+
+
+def _not_there(missing: list[str], others: Collection[str]) -> str:
+    hint = f" The files also have {_listed(sorted(others))}." if others else ""
+    return (
+        f"the files do not have {_listed(missing)}.{hint} Give prefix= or rename= if they "
+        "have other names there; tie tied weights in the module, too (transformers: "
+        "model.tie_weights())"
+    )
 
 
 def _parameters(module: torch.nn.Module) -> list[Slots]:

@@ -1,81 +1,28 @@
 """Components straight from safetensors files: read into the host copy, without a second copy.
 
-The kernel moves the bytes from the page cache into the host copy (`sendfile`), with no mapping of
-the file and no page faults. Cast tensors pass through a small buffer instead.
+Lives here: which tensors go where. `contents.py` moves the bytes.
 """
 
-import ctypes
-import errno
-import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import NamedTuple
 
 import torch
 
-from swapd.shared import protocol, vm
+from swapd.shared import protocol
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import dlpack, ranges
-from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment
-from swapd_client.memory.tensors import Placed, PlacedTensors, extent
+from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment, whose_prefix
+from swapd_client.memory.movable import extent
+from swapd_client.memory.tensors import Placed, PlacedTensors
+from swapd_client.weights import contents
+from swapd_client.weights.contents import CAST, DTYPES, Wanted
 from swapd_client.weights.into import Into, Slots
 from swapd_client.weights.progress import Progress
-from swapd_client.weights.safetensors import File, Files, Stored, open_all
-
-log = logging.getLogger("swapd_client")
+from swapd_client.weights.safetensors import Files, Stored, open_all
 
 #: The new name of a tensor in a file; None leaves the tensor out.
 Rename = Callable[[str], str | None]
-
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
-#: Dtypes that `dtype` casts. Numbers of other kinds have another meaning, or scales beside them.
-_CAST = {"F16", "BF16", "F32", "F64"}
-
-#: Bytes moved before each report of progress.
-_STEP_BYTES = 64 << 20
-#: Bytes compared at a time: they should fit a core's cache.
-_COMPARE_BYTES = 256 << 10
-#: Items cast at a time.
-_CAST_ITEMS = 1 << 20
-
-
-class Wanted(NamedTuple):
-    """A tensor to load: its place in a file, and its dtype in the component."""
-
-    stored: Stored
-    dtype: torch.dtype
-
-    @property
-    def is_cast(self) -> bool:
-        return DTYPES[self.stored.dtype] is not self.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes if not self.is_cast else self._items * self.dtype.itemsize
-
-    @property
-    def _items(self) -> int:
-        return self.stored.nbytes // DTYPES[self.stored.dtype].itemsize
 
 
 class FileLayout(PlacedTensors, Ready):
@@ -98,27 +45,18 @@ class FileLayout(PlacedTensors, Ready):
         only. `share`: share the host copy with sessions that load the same files.
         """
         self._wanted = wanted
-        self._slots = slots
+        self._slots = {name: slots[name] for name in wanted if name in slots}
         self._target = target
         self._progress = progress
-        packer = Packer()
-        places: dict[str, int] = {}
-        for group in by_segment(wanted, segments):
-            for name in sorted(group, key=lambda n: _order(wanted[n])):
-                places[name] = packer.place(wanted[name].nbytes) if wanted[name].nbytes else 0
-            packer.end_segment()
+        packer, places = _packed(wanted, segments)
         self.nbytes = packer.nbytes
         self.segments = tuple(packer.ends)
         self.placed = tuple(
             Placed(name, w.dtype, w.stored.shape, _strides(w.stored.shape), places[name])
             for name, w in wanted.items()
         )
-        self.aliases = {alias: n for n, s in slots.items() for alias in s.names if alias != n}
+        self.aliases = {alias: n for n, s in self._slots.items() for alias in s.names if alias != n}
         self.tensors: dict[str, torch.Tensor] = {}
-        described = [(p.name, str(p.dtype), *p[2:]) for p in self.placed]
-        self._digest = blake2b(
-            repr((described, self.segments)).encode(), digest_size=16
-        ).hexdigest()
         self.content = self._content() if share else ""
         self.scratch: protocol.Scratch = ""
         self.filled = False
@@ -131,34 +69,14 @@ class FileLayout(PlacedTensors, Ready):
         """The parameters that the tensors replace; their bytes are not read."""
         return [(name, *extent(slots.parameter)) for name, slots in self._slots.items()]
 
-    def digest(self) -> str:
-        return self._digest
-
     def fill_file(self, fd: int) -> None:
-        places = {one.name: one.place for one in self.placed}
-        in_order = sorted((places[n], n, w) for n, w in self._wanted.items() if w.nbytes)
-        plain = [(place, w.stored) for place, _, w in in_order if not w.is_cast]
-        self._progress.begin(sum(w.stored.nbytes for _, _, w in in_order))
-        with self._progress:
-            for run in _runs(plain):
-                _move(fd, *run, self._progress.add)
-            for place, _, w in in_order:
-                if w.is_cast:
-                    _cast(fd, place, w, self._progress.add)
-        for file in {w.stored.file for w in self._wanted.values()}:
-            file.check_unchanged()
+        contents.fill(fd, self._with_places(), self._progress)
 
     def matches(self, fd: int) -> bool:
-        places = {one.name: one.place for one in self.placed}
-        in_order = sorted((places[n], n, w) for n, w in self._wanted.items() if w.nbytes)
-        plain = [(place, w.stored) for place, _, w in in_order if not w.is_cast]
-        with _mapped(fd, self.nbytes) as master:
-            same = all(_is_same(master, *run) for run in _runs(plain)) and all(
-                _is_cast_same(master + place, w) for place, _, w in in_order if w.is_cast
-            )
-        for file in {w.stored.file for w in self._wanted.values()}:
-            file.check_unchanged()
-        return same
+        return contents.is_filled(fd, self.nbytes, self._with_places())
+
+    def _with_places(self) -> list[tuple[int, Wanted]]:
+        return [(one.place, self._wanted[one.name]) for one in self.placed]
 
     def lies(self) -> Spans:
         there = {name: slots.parameter for name, slots in self._slots.items()}
@@ -228,38 +146,32 @@ def planned(
     Raises: InvalidSource, if a file is no safetensors file, or a tensor that `module` needs is
     missing; then nothing has changed.
     """
-    opened, stored = open_all(files)
-    try:
+    with open_all(files) as stored:
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         tensors = _renamed(stored, prefix, rename)
         if not tensors:
             raise InvalidSource(_nothing(stored, prefix, rename is not None))
         into = Into(module, target.device) if module is not None else None
-        slots = into.match({n: s.shape for n, s in tensors.items()}) if into else {}
-        names = list(slots) if into else list(tensors)
-        wanted = {n: Wanted(tensors[n], _dtype(tensors[n], dtype)) for n in names}
-        if into is not None:
-            loaded = {n: buffer for n, buffer in into.buffers.items() if n in tensors}
-            ranges.refuse_taken((n, *extent(buffer)) for n, buffer in loaded.items())
-            into.load_buffers({n: _read(tensors[n]) for n in loaded})
-            into.say_unexpected(tensors.keys() - wanted.keys())
+        slots = _matched(into, tensors) if into is not None else {}
+        names = list(tensors if into is None else slots)
         shown = Progress(progress)
         layouts = {}
         for part, named in _by_part(names, parts).items():
-            layouts[part] = FileLayout(
-                {n: wanted[n] for n in named},
-                {n: slots[n] for n in named if n in slots},
-                segments,
-                target,
-                shown,
-                share=share,
-            )
+            wanted = {n: Wanted(tensors[n], _dtype(tensors[n], dtype)) for n in named}
+            layouts[part] = FileLayout(wanted, slots, segments, target, shown, share=share)
         yield layouts
         if into is not None:
             into.finish()
-    finally:
-        for file in opened:
-            file.close()
+
+
+def _matched(into: Into, tensors: Mapping[str, Stored]) -> dict[str, Slots]:
+    """The parameters that the tensors replace. The buffers among them are read now."""
+    slots = into.match({n: s.shape for n, s in tensors.items()})
+    loaded = {n: buffer for n, buffer in into.buffers.items() if n in tensors}
+    ranges.refuse_taken((n, *extent(buffer)) for n, buffer in loaded.items())
+    into.load_buffers({n: contents.read(tensors[n]) for n in loaded})
+    into.say_unexpected(tensors.keys() - slots.keys())
+    return slots
 
 
 def _renamed(stored: Mapping[str, Stored], prefix: str, rename: Rename | None) -> dict[str, Stored]:
@@ -288,7 +200,7 @@ def _nothing(stored: Mapping[str, Stored], prefix: str, renamed: bool) -> str:
 
 
 def _dtype(stored: Stored, dtype: torch.dtype | None) -> torch.dtype:
-    return dtype if dtype is not None and stored.dtype in _CAST else DTYPES[stored.dtype]
+    return dtype if dtype is not None and stored.dtype in CAST else DTYPES[stored.dtype]
 
 
 def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dict[str, list[str]]:
@@ -296,9 +208,9 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
     if parts is None:
         return {"": names}
     found: dict[str, list[str]] = {part: [] for part in parts}
-    whose = [(f"{p}.", part) for part, prefixes in parts.items() for p in prefixes]
+    whose = [(p, part) for part, prefixes in parts.items() for p in prefixes]
     for name in names:
-        part = next((part for p, part in whose if f"{name}.".startswith(p)), protocol.REST)
+        part = whose_prefix(name, whose, protocol.REST)
         if part not in found:
             raise InvalidSource(f"{name!r} is in none of the parts; add one called 'rest'")
         found[part].append(name)
@@ -311,131 +223,20 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
     return found
 
 
+def _packed(wanted: Mapping[str, Wanted], segments: Segments) -> tuple[Packer, dict[str, int]]:
+    """The place of each tensor: by segment, in the order of the files."""
+    packer = Packer()
+    places: dict[str, int] = {}
+    for group in by_segment(wanted, segments):
+        for name in sorted(group, key=lambda n: _order(wanted[n])):
+            places[name] = packer.place(wanted[name].nbytes) if wanted[name].nbytes else 0
+        packer.end_segment()
+    return packer, places
+
+
 def _order(wanted: Wanted) -> tuple[str, int]:
     return str(wanted.stored.file.path), wanted.stored.offset
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
-
-
-# --- bytes -------------------------------------------------------------------------------
-
-
-def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int]]:
-    """(place, file, offset, bytes) of tensors contiguous both in a file and in the host copy."""
-    run: tuple[int, File, int, int] | None = None
-    for place, stored in plain:
-        if run and run[1] is stored.file:
-            at, file, offset, nbytes = run
-            if place == at + nbytes and stored.offset == offset + nbytes:
-                run = at, file, offset, nbytes + stored.nbytes
-                continue
-        if run:
-            yield run
-        run = place, stored.file, stored.offset, stored.nbytes
-    if run:
-        yield run
-
-
-def _move(
-    target: int, place: int, file: File, offset: int, nbytes: int, add: Callable[[int], None]
-) -> None:
-    """Have the kernel copy a part of a file into the host copy."""
-    os.lseek(target, place, os.SEEK_SET)
-    done = 0
-    while done < nbytes:
-        step = min(nbytes - done, _STEP_BYTES)
-        try:
-            moved = os.sendfile(target, file.fd.fileno(), offset + done, step)
-        except OSError as exc:
-            if exc.errno not in (errno.EINVAL, errno.ENOSYS):
-                raise InvalidSource(f"{file.path} cannot be read: {exc.strerror}") from exc
-            moved = _copy(target, place + done, file, offset + done, step)
-            os.lseek(target, place + done + moved, os.SEEK_SET)
-        if not moved:
-            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
-        done += moved
-        add(moved)
-
-
-def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
-    """As `_move`, up to 1 MiB, for file systems without `sendfile`."""
-    return os.pwrite(target, os.pread(file.fd.fileno(), min(nbytes, 1 << 20), offset), place)
-
-
-def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -> None:
-    """Read a tensor, cast it, and write it, in small steps."""
-    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
-    step = _CAST_ITEMS * source.itemsize
-    for at in range(0, stored.nbytes, step):
-        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
-        view = memoryview(_bytes_of(items))
-        done = 0
-        while done < len(view):
-            done += os.pwrite(target, view[done:], place + done)
-        place += len(view)
-        add(min(step, stored.nbytes - at))
-
-
-@contextmanager
-def _mapped(fd: int, nbytes: int) -> Iterator[int]:
-    """The address of a host copy, mapped private since the file may be sealed; only read."""
-    span = vm.round_up(nbytes)
-    address = vm.reserve(span)
-    try:
-        vm.map_private(fd, span, at=address)
-        yield address
-    finally:
-        vm.free(address, span)
-
-
-def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
-    """Whether a part of a file equals the host copy at `place`."""
-    buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
-    done = 0
-    while done < nbytes:
-        view = memoryview(buffer)[: min(nbytes - done, _COMPARE_BYTES)]
-        got = os.preadv(file.fd.fileno(), [view], offset + done)
-        if not got:
-            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
-        if vm.differ(master + place + done, ctypes.addressof(buffer), got):
-            return False
-        done += got
-    return True
-
-
-def _is_cast_same(master: int, wanted: Wanted) -> bool:
-    """Whether a tensor, after its cast, equals the host copy at this address."""
-    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
-    step = _CAST_ITEMS * source.itemsize
-    for at in range(0, stored.nbytes, step):
-        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
-        if vm.differ(master, items.data_ptr(), items.nbytes):
-            return False
-        master += items.nbytes
-    return True
-
-
-def _read(stored: Stored) -> torch.Tensor:
-    """A tensor of a file in private memory."""
-    return _read_items(stored, DTYPES[stored.dtype], 0, stored.nbytes).view(stored.shape)
-
-
-def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
-    items = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
-    view = memoryview(_bytes_of(items))
-    done = 0
-    while done < nbytes:
-        got = os.preadv(stored.file.fd.fileno(), [view[done:]], stored.offset + at + done)
-        if not got:
-            raise InvalidSource(
-                f"{stored.file.path} was cut short while it was read; load it again"
-            )
-        done += got
-    return items
-
-
-def _bytes_of(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_ubyte]":
-    """The tensor's memory; the tensor must outlive it."""
-    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr() or 1)

@@ -7,7 +7,8 @@ its shape and dtype, and overlaps no other.
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path, PurePath
 from typing import Annotated, NamedTuple
@@ -67,7 +68,7 @@ class Stored(NamedTuple):
 
 
 class File:
-    """A file that is open for reading, and its identity then. Close it, or use `with`."""
+    """A file that is open for reading, until `close`, and its identity then."""
 
     def __init__(self, path: Path) -> None:
         """Raises: InvalidSource if it cannot be opened."""
@@ -122,30 +123,21 @@ _decode_index = msgspec.json.Decoder(_Index).decode
 _NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def open_all(files: Files) -> tuple[list[File], dict[str, Stored]]:
-    """Open all files and read their headers. Returns the files, for the caller to close, and the
-    tensors by name.
+@contextmanager
+def open_all(files: Files) -> Iterator[dict[str, Stored]]:
+    """Open all files, read their headers, and close them in the end: the tensors by name.
 
     `files`: a file, several, a folder with some or with their index, or an index
     (`model.safetensors.index.json`); from an index, only the tensors that it lists. Raises:
     InvalidSource.
     """
-    opened: list[File] = []
-    try:
+    with ExitStack() as opened:
         tensors: dict[str, Stored] = {}
         for path, listed in _paths(files):
-            opened.append(File(path))
-            for stored in header(opened[-1]):
-                if listed is None or stored.name in listed:
-                    _add(tensors, stored)
-            for name in listed or ():
-                if name not in tensors or tensors[name].file is not opened[-1]:
-                    raise InvalidSource(f"{path} has no tensor {name!r}, which the index says")
-    except BaseException:
-        for file in opened:
-            file.close()
-        raise
-    return opened, tensors
+            file = opened.enter_context(closing(File(path)))
+            _add_all(tensors, header(file), listed)
+            _check_listed(tensors, file, listed or ())
+        yield tensors
 
 
 def header(file: File) -> list[Stored]:
@@ -199,13 +191,25 @@ def _bad(path: Path, why: str) -> InvalidSource:
     )
 
 
-def _add(tensors: dict[str, Stored], stored: Stored) -> None:
-    if stored.name in tensors:
-        raise InvalidSource(
-            f"{stored.name!r} is in {tensors[stored.name].file.path} and in {stored.file.path}; "
-            "load files of one checkpoint"
-        )
-    tensors[stored.name] = stored
+def _add_all(
+    tensors: dict[str, Stored], found: Iterable[Stored], listed: Collection[str] | None
+) -> None:
+    """Add those that are listed; None: all."""
+    for stored in found:
+        if listed is not None and stored.name not in listed:
+            continue
+        if stored.name in tensors:
+            raise InvalidSource(
+                f"{stored.name!r} is in {tensors[stored.name].file.path} and in "
+                f"{stored.file.path}; load files of one checkpoint"
+            )
+        tensors[stored.name] = stored
+
+
+def _check_listed(tensors: Mapping[str, Stored], file: File, listed: Iterable[str]) -> None:
+    for name in listed:
+        if name not in tensors or tensors[name].file is not file:
+            raise InvalidSource(f"{file.path} has no tensor {name!r}, which the index says")
 
 
 def _paths(files: Files) -> list[tuple[Path, set[str] | None]]:

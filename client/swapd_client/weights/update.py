@@ -50,20 +50,27 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
                 f"{part.name!r} is mutable: write to its tensors under a lease, there is nothing "
                 "to update"
             )
+    grouped = _by_part(name, parts, values) if family else {name: values}
+    by_name = {part.name: part for part in parts}
+    return [Change(by_name[n], by_name[n].layout.writer(own)) for n, own in grouped.items() if own]
+
+
+def _by_part(
+    family: str, parts: list[Part], values: Mapping[str, Any]
+) -> Mapping[str, Mapping[str, Any]]:
+    """The values of each part that has some, by their names there. Raises: InvalidSource."""
     grouped: dict[str, dict[str, Any]] = {}
-    owners = _owners(name, parts) if family else None
+    owners = _owners(family, parts)
     for key, value in values.items():
-        if owners is None:
-            grouped.setdefault(name, {})[key] = value
-            continue
         found = owners.get(key, ())
         if len(found) != 1:
             which = f"in several: {', '.join(p.name for p, _ in found)}" if found else "in none"
-            raise InvalidSource(f"{key!r} is {which} of the parts of {name!r}; nothing was changed")
+            raise InvalidSource(
+                f"{key!r} is {which} of the parts of {family!r}; nothing was changed"
+            )
         part, inner = found[0]
         grouped.setdefault(part.name, {})[inner] = value
-    by_name = {part.name: part for part in parts}
-    return [Change(by_name[n], by_name[n].layout.writer(own)) for n, own in grouped.items()]
+    return grouped
 
 
 def apply(session: Session, call: Call, asked: list[Change]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swapd_client.memory.tensors import inner_names, is_wrapper
+from swapd_client.memory.movable import inner_names, is_wrapper
 
 
 def tensors_in(value: Any, path: str = "output") -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,223 @@
+"""The bytes of tensors in files: into a host copy, compared with one, or into private memory.
+
+The kernel moves the bytes from the page cache into the host copy (`sendfile`), with no mapping of
+the file and no page faults. Cast tensors pass through a small buffer instead.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from swapd.shared import vm
+from swapd_client.errors import InvalidSource
+from swapd_client.weights.progress import Progress
+from swapd_client.weights.safetensors import File, Stored
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+#: Dtypes that `dtype` casts. Numbers of other kinds have another meaning, or scales beside them.
+CAST = {"F16", "BF16", "F32", "F64"}
+
+#: Bytes moved before each report of progress.
+_STEP_BYTES = 64 << 20
+#: Bytes compared at a time: they should fit a core's cache.
+_COMPARE_BYTES = 256 << 10
+#: Items cast at a time.
+_CAST_ITEMS = 1 << 20
+
+
+class Wanted(NamedTuple):
+    """A tensor to load: its place in a file, and its dtype in the component."""
+
+    stored: Stored
+    dtype: torch.dtype
+
+    @property
+    def is_cast(self) -> bool:
+        return DTYPES[self.stored.dtype] is not self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes if not self.is_cast else self._items * self.dtype.itemsize
+
+    @property
+    def _items(self) -> int:
+        return self.stored.nbytes // DTYPES[self.stored.dtype].itemsize
+
+
+def fill(fd: int, placed: Sequence[tuple[int, Wanted]], progress: Progress) -> None:
+    """Read each tensor to its place in a host copy, and cast it if need be."""
+    plain, cast = _in_order(placed)
+    progress.begin(sum(wanted.stored.nbytes for _, wanted in placed))
+    with progress:
+        for run in _runs(plain):
+            _move(fd, *run, progress.add)
+        for place, wanted in cast:
+            _cast(fd, place, wanted, progress.add)
+    _check_unchanged(placed)
+
+
+def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, Wanted]]) -> bool:
+    """Whether a host copy of `nbytes` has every byte that `fill` writes."""
+    plain, cast = _in_order(placed)
+    with _mapped(fd, nbytes) as master:
+        same = all(_is_same(master, *run) for run in _runs(plain)) and all(
+            _is_cast_same(master + place, wanted) for place, wanted in cast
+        )
+    _check_unchanged(placed)
+    return same
+
+
+def _in_order(
+    placed: Sequence[tuple[int, Wanted]],
+) -> tuple[list[tuple[int, Stored]], list[tuple[int, Wanted]]]:
+    """By place, without empty ones: the tensors to read as they are, and those to cast."""
+    in_order = sorted(((p, w) for p, w in placed if w.nbytes), key=lambda one: one[0])
+    plain = [(place, wanted.stored) for place, wanted in in_order if not wanted.is_cast]
+    return plain, [(place, wanted) for place, wanted in in_order if wanted.is_cast]
+
+
+def _check_unchanged(placed: Sequence[tuple[int, Wanted]]) -> None:
+    for file in {wanted.stored.file for _, wanted in placed}:
+        file.check_unchanged()
+
+
+def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int]]:
+    """(place, file, offset, bytes) of tensors contiguous both in a file and in the host copy."""
+    run: tuple[int, File, int, int] | None = None
+    for place, stored in plain:
+        if run and run[1] is stored.file:
+            at, file, offset, nbytes = run
+            if place == at + nbytes and stored.offset == offset + nbytes:
+                run = at, file, offset, nbytes + stored.nbytes
+                continue
+        if run:
+            yield run
+        run = place, stored.file, stored.offset, stored.nbytes
+    if run:
+        yield run
+
+
+def _move(
+    target: int, place: int, file: File, offset: int, nbytes: int, add: Callable[[int], None]
+) -> None:
+    """Have the kernel copy a part of a file into the host copy."""
+    os.lseek(target, place, os.SEEK_SET)
+    done = 0
+    while done < nbytes:
+        step = min(nbytes - done, _STEP_BYTES)
+        try:
+            moved = os.sendfile(target, file.fd.fileno(), offset + done, step)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise InvalidSource(f"{file.path} cannot be read: {exc.strerror}") from exc
+            moved = _copy(target, place + done, file, offset + done, step)
+            os.lseek(target, place + done + moved, os.SEEK_SET)
+        if not moved:
+            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
+        done += moved
+        add(moved)
+
+
+def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
+    """As `_move`, up to 1 MiB, for file systems without `sendfile`."""
+    return os.pwrite(target, os.pread(file.fd.fileno(), min(nbytes, 1 << 20), offset), place)
+
+
+def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -> None:
+    """Read a tensor, cast it, and write it, in small steps."""
+    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
+    step = _CAST_ITEMS * source.itemsize
+    for at in range(0, stored.nbytes, step):
+        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
+        view = memoryview(_bytes_of(items))
+        done = 0
+        while done < len(view):
+            done += os.pwrite(target, view[done:], place + done)
+        place += len(view)
+        add(min(step, stored.nbytes - at))
+
+
+@contextmanager
+def _mapped(fd: int, nbytes: int) -> Iterator[int]:
+    """The address of a host copy, mapped private since the file may be sealed; only read."""
+    span = vm.round_up(nbytes)
+    address = vm.reserve(span)
+    try:
+        vm.map_private(fd, span, at=address)
+        yield address
+    finally:
+        vm.free(address, span)
+
+
+def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
+    """Whether a part of a file equals the host copy at `place`."""
+    buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
+    done = 0
+    while done < nbytes:
+        view = memoryview(buffer)[: min(nbytes - done, _COMPARE_BYTES)]
+        got = os.preadv(file.fd.fileno(), [view], offset + done)
+        if not got:
+            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
+        if vm.differ(master + place + done, ctypes.addressof(buffer), got):
+            return False
+        done += got
+    return True
+
+
+def _is_cast_same(master: int, wanted: Wanted) -> bool:
+    """Whether a tensor, after its cast, equals the host copy at this address."""
+    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
+    step = _CAST_ITEMS * source.itemsize
+    for at in range(0, stored.nbytes, step):
+        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
+        if vm.differ(master, items.data_ptr(), items.nbytes):
+            return False
+        master += items.nbytes
+    return True
+
+
+def read(stored: Stored) -> torch.Tensor:
+    """A tensor of a file in private memory."""
+    return _read_items(stored, DTYPES[stored.dtype], 0, stored.nbytes).view(stored.shape)
+
+
+def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
+    items = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
+    view = memoryview(_bytes_of(items))
+    done = 0
+    while done < nbytes:
+        got = os.preadv(stored.file.fd.fileno(), [view[done:]], stored.offset + at + done)
+        if not got:
+            raise InvalidSource(
+                f"{stored.file.path} was cut short while it was read; load it again"
+            )
+        done += got
+    return items
+
+
+def _bytes_of(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_ubyte]":
+    """The tensor's memory; the tensor must outlive it."""
+    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr() or 1)
