@@ -57,13 +57,18 @@ class Into:
         #: All buffers by name: the module of each, and its name there.
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         self._loaded: dict[str, torch.Tensor] = {}
-        for prefix, sub in module.named_modules():
-            for key, _ in sub.named_buffers(recurse=False, remove_duplicate=False):
-                self._owners[f"{prefix}.{key}".lstrip(".")] = sub, key
-        saved = module.state_dict(keep_vars=True)
         #: Those that are persistent.
-        self.buffers = {name: self._buffer(name) for name in self._owners if name in saved}
-        bare = [n for n in self._owners if n not in saved and self._buffer(n).is_meta]
+        self.buffers: dict[str, torch.Tensor] = {}
+        bare = []
+        for prefix, sub in module.named_modules():
+            for key, buffer in sub.named_buffers(recurse=False, remove_duplicate=False):
+                name = f"{prefix}.{key}".lstrip(".")
+                self._owners[name] = sub, key
+                # no public way to ask: `state_dict` runs hooks, which copy an attached module
+                if key not in sub._non_persistent_buffers_set:
+                    self.buffers[name] = buffer
+                elif buffer.is_meta:
+                    bare.append(name)
         if bare:
             raise InvalidSource(
                 f"no file has these buffers, and they are on the meta device: {_listed(bare)}. "
