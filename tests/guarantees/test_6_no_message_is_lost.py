@@ -20,7 +20,7 @@ from swapd_client import (
     connect,
     connect_async,
 )
-from swapd_client.session import channel
+from swapd_client.session import channel, loop_channel
 from tests.guarantees.harness import MIB, RawSession, World, stop_process
 
 #: More than the default queues of ZeroMQ on both sides hold, with a Unix socket between them.
@@ -156,7 +156,7 @@ async def test_a_request_too_long_to_be_heard_is_refused(world: World) -> None:
 async def test_more_requests_than_a_loop_may_have_open_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "UNANSWERED_MAX", 3000)
+    monkeypatch.setattr(loop_channel, "UNANSWERED_MAX", 3000)
     daemon = world.daemon()
     async with await connect_async(daemon.folder) as client:
         loop = asyncio.get_running_loop()
