@@ -2,17 +2,27 @@
 
 It checks every byte of its components, and runs until its stdin ends. Then it prints its findings
 as a line of JSON. A refusal, or a wait of more than PATIENCE_S, is a fault: its names are its own.
+But any client may pin them, and end pins: so it ends those that leave it no room.
 """
 
 import random
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.processes import MIB, until_stdin_ends
-from swapd_client import AcquireTimeout, SwapdError, connect
+from swapd_client import (
+    AcquireTimeout,
+    Client,
+    Conflict,
+    SwapdError,
+    TooLarge,
+    UnknownComponent,
+    connect,
+)
 
 #: Seconds; longer than any session of a fuzzer, which may hold components this waits for.
 PATIENCE_S = 120.0
@@ -68,11 +78,23 @@ def work(folder: Path, worker: str, enough: threading.Event) -> Seen:
                 seen.acquires += 1
             except AcquireTimeout:
                 seen.endless += 1
+            except TooLarge as exc:
+                if "Pinned: " in str(exc):
+                    end_pins(client)
+                else:
+                    seen.refusals.append(f"TooLarge: {exc}")
             except SwapdError as exc:
                 seen.refusals.append(f"{type(exc).__name__}: {exc}")
                 if client.session.error is not None:
                     break
     return seen
+
+
+def end_pins(client: Client) -> None:
+    for component in client.status(timeout=PATIENCE_S).components:
+        if component.pinned:
+            with suppress(UnknownComponent, Conflict):  # its fuzzer has gone, or has ended the pin
+                client.unpin(component.name)
 
 
 if __name__ == "__main__":

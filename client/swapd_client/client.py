@@ -328,9 +328,8 @@ class Client:
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
 
-        The pin lasts until `unpin`, until the component is unregistered, or until another request
-        would never fit beside it. It outlasts this session. Loads nothing: see `prefetch`. Does not
-        block.
+        The pin lasts until `unpin`, by any client, or until the component is unregistered. It
+        outlasts this session. Loads nothing: see `prefetch`. Does not block.
 
         Raises: UnknownComponent; TooLarge if another component, or a waiting request, would not fit
         beside it; Conflict for a member of an alternating group; ComponentInUse while it is being
