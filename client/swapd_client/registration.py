@@ -50,7 +50,7 @@ def register(
     parts: list[Part] = []
     registered: list[Part] = []
     try:
-        parts += prepare()
+        parts.extend(prepare())  # those that came before an error stay in it
         while True:
             try:
                 _fill(leasing, parts, policy_of, group, keeping, registered)
@@ -61,7 +61,8 @@ def register(
                 registry.start_over(parts, lie)
     except BaseException:
         _take_out(leasing, registered)
-        discard(leasing.session, parts)
+        for part in parts:
+            registry.discard(part)
         raise
     for part in parts:
         registry.bind(part)
@@ -92,23 +93,13 @@ def register_again(
     `part_of`: the family, by name, of each component that is part of one. Blocks and raises as
     `Client.register`; InvalidSource if a component would move.
     """
-    session = leasing.session
+    prepare = partial(leasing.session.registry.prepare, mutable=False, stays=True)
 
-    def prepare() -> list[Part]:
-        prepared: list[Part] = []
-        try:
-            for name, (source, _) in sources.items():
-                family = part_of.get(name, "")
-                part = session.registry.prepare(
-                    name, source, mutable=False, part_of=family, stays=True
-                )
-                prepared.append(part)
-        except BaseException:
-            discard(session, prepared)
-            raise
-        return prepared
+    def prepared() -> Iterable[Part]:
+        for name, (source, _) in sources.items():
+            yield prepare(name, source, part_of=part_of.get(name, ""))
 
-    register(leasing, prepare, lambda part: sources[part.name][1], None)
+    register(leasing, prepared, lambda part: sources[part.name][1], None)
 
 
 def _fill(
@@ -149,12 +140,6 @@ def _take_out(leasing: Leasing, registered: Sequence[Part]) -> None:
     for part in registered if session.error is None else ():
         with suppress(SwapdError):  # report the first error
             leasing.call(protocol.Unregister(session.next_id(), part.name))
-
-
-def discard(session: Session, parts: Iterable[Part]) -> None:
-    """Undo the preparation of these parts."""
-    for part in parts:
-        session.registry.discard(part)
 
 
 # --- out -----------------------------------------------------------------------------------

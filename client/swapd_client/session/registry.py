@@ -5,7 +5,7 @@ the requests in between.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from swapd.shared import protocol
@@ -141,21 +141,18 @@ class Registry:
         former.keep(self._processor.key, found)
         return None
 
-    def prepare_family(self, name: str, parts: Mapping[str, Any], *, mutable: bool) -> list[Part]:
-        """Reserve a range for each of `parts`, or for none of them."""
+    def prepare_family(
+        self, name: str, parts: Mapping[str, Any], *, mutable: bool
+    ) -> Iterator[Part]:
+        """Reserve a range for each of `parts`. The caller discards those it got if one fails."""
         if not parts:
             raise BadRequest(f"{name!r} has no parts; give at least one")
         prepared: list[Part] = []
-        try:
-            for part, source in parts.items():
-                called = protocol.part_name(name, part)
-                prepared.append(self.prepare(called, source, mutable=mutable, part_of=name))
-            _check_apart(prepared)
-        except BaseException:
-            for made in prepared:
-                self.discard(made)
-            raise
-        return prepared
+        for part, source in parts.items():
+            called = protocol.part_name(name, part)
+            prepared.append(self.prepare(called, source, mutable=mutable, part_of=name))
+            yield prepared[-1]
+        _check_apart(prepared)
 
     def request(
         self,
