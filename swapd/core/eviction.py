@@ -185,7 +185,12 @@ def _going(
     for r in staying:  # 2
         if r.name not in ledger.idle or not may_evict(r):
             return None
-    chosen = _victims(ledger, short, staying, asked, may_evict, over)  # 3
+    if short > ledger.idle.chunks:
+        return None
+    spare = {c.name for c in (*asked, *staying)}
+    idle = ledger.idle if over is None else ledger.idle.among(over)
+    may_go = ((c, c.chunks) for c in idle if c.name not in spare and may_evict(c))
+    chosen = victims(short, may_go)  # 3
     return None if chosen is None else (staying, chosen)
 
 
@@ -209,25 +214,6 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
 def missing_chunks(asked: Iterable[Component]) -> int:
     """Number of chunks to load for all of these to be in."""
     return sum([c.chunks for c in asked if c.state is State.ABSENT])
-
-
-def _victims(
-    ledger: Ledger,
-    short: int,
-    rivals: list[Component],
-    asked: list[Component],
-    may_evict: MayEvict,
-    over: tuple[str, ...] | None,
-) -> list[Component] | None:
-    """The idle components that go, beside these rivals, so that `short` chunks come free; None if
-    they are too few."""
-    if short <= 0:
-        return []
-    if short > ledger.idle.chunks:
-        return None
-    spare = {c.name for c in (*asked, *rivals)}
-    idle = ledger.idle if over is None else ledger.idle.among(over)
-    return victims(short, ((c, c.chunks) for c in idle if c.name not in spare and may_evict(c)))
 
 
 def _in_the_way(
