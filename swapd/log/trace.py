@@ -68,10 +68,8 @@ class TraceBuilder:
             yield from self._ends(name)
         for generation in list(self._copies):
             yield from self._copied(generation)
-        for key in list(self._waits):
-            yield from self._span(self._waits, key, "wait")
-        for key in list(self._leases):
-            yield from self._span(self._leases, key, "lease")
+        for key in [*self._waits, *self._leases]:
+            yield from self._over(key)
 
     # --- records -------------------------------------------------------------------------
 
@@ -97,9 +95,8 @@ class TraceBuilder:
                 pass
 
     def _gone(self, session: int) -> Iterator[Event]:
-        for kind, begun in (("wait", self._waits), ("lease", self._leases)):
-            for key in [key for key in begun if key[0] == session]:
-                yield from self._span(begun, key, kind)
+        for key in [key for key in (*self._waits, *self._leases) if key[0] == session]:
+            yield from self._over(key)
 
     def _came_in(self, order: Slow | None) -> Iterator[Event]:
         if order is not None:
@@ -119,8 +116,7 @@ class TraceBuilder:
         request = e.request
         lease = getattr(request, "lease", None) or getattr(request, "acquire", None)
         if isinstance(lease, int):
-            for kind, begun in (("wait", self._waits), ("lease", self._leases)):
-                yield from self._span(begun, (e.session, lease), kind)
+            yield from self._over((e.session, lease))
 
     def _action(self, a: actions.AnyAction) -> Iterator[Event]:
         match a:
@@ -219,6 +215,11 @@ class TraceBuilder:
     ) -> Iterator[Event]:
         if (was := begun.pop(key, None)) is not None:
             yield from self._pair(was, SESSIONS + key[0], 0, kind, key[1])
+
+    def _over(self, key: tuple[int, int]) -> Iterator[Event]:
+        """A request, and the lease that it became, are over."""
+        yield from self._span(self._waits, key, "wait")
+        yield from self._span(self._leases, key, "lease")
 
     def _pair(self, was: _TraceSpan, pid: int, tid: int, kind: str, number: int) -> Iterator[Event]:
         shared = {"name": was.name, "cat": kind, "id": f"{kind} {pid} {number}", "pid": pid}

@@ -13,11 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from swapd.shared.protocol import PAST_MAX_S, Release, Used
-from swapd_client.errors import (
-    SessionEnded,
-    SessionFenced,
-    SwapdError,
-)
+from swapd_client.errors import SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
 from swapd_client.memory.part import Part
