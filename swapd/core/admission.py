@@ -149,9 +149,12 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     ledger.queue.push(w)
     for c in asked:
         c.waiting[w.key] = None
+    free = ledger.pool.free
     for spare in w.spare:  # it needs memory: these leases end for this
         w.spent = True
         ledger.replan |= leases.release(ledger, w.session, spare)
+    if w.spent and eviction.fits_in(ledger, asked, ledger.pool.free - free):
+        return admit(ledger, w)  # nobody else gets their room in between
     if w.owner in ledger.holders.by_agent:
         ledger.queue.push_holding(w)
         _refuse_deadlocked(ledger)

@@ -211,6 +211,12 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
     return w.owner not in c.agents
 
 
+def fits_in(ledger: Ledger, asked: list[Component], chunks: int) -> bool:
+    """Whether all of these can come in at once with so many free chunks, and nothing else."""
+    absent = all(c.state is State.ABSENT for c in asked)
+    return absent and not ledger.rivals(asked) and missing_chunks(asked) <= chunks
+
+
 def missing_chunks(asked: Iterable[Component]) -> int:
     """Number of chunks to load for all of these to be in."""
     return sum([c.chunks for c in asked if c.state is State.ABSENT])

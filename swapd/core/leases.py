@@ -64,10 +64,16 @@ def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> boo
 
 
 def take_back(
-    ledger: Ledger, key: Key, again: int = 0, idle_s: float = 0.0, gap_s: float | None = None
+    ledger: Ledger,
+    key: Key,
+    again: int = 0,
+    idle_s: float = 0.0,
+    gap_s: float | None = None,
+    *,
+    unmapped: bool = False,
 ) -> bool:
     """End a lease that was used `again` times more, at last until `idle_s` ago, `gap_s` after the
-    use before; return whether there was one.
+    use before; return whether there was one. `unmapped`: its worker has let go of the components.
     """
     lease = ledger.leases.pop(key, None)
     if lease is None:
@@ -83,6 +89,8 @@ def take_back(
         c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
         if c.leases:
             continue
+        if unmapped and c.session == lease.session and not c.mutable:
+            c.mapped = False
         if session is not None:
             c.released_at = c.last_used  # a session that lives may acquire it again
         if c.name in ledger.notices.wanted:
@@ -100,7 +108,8 @@ def release(ledger: Ledger, session: int, asked: Release) -> bool:
     """End a lease as its session says; return whether there was one."""
     for used in asked.used:
         _note_used(ledger, session, used)
-    return take_back(ledger, (session, asked.lease), asked.again, asked.idle_s, asked.gap_s)
+    key, unmapped = (session, asked.lease), asked.unmapped
+    return take_back(ledger, key, asked.again, asked.idle_s, asked.gap_s, unmapped=unmapped)
 
 
 def _note_used(ledger: Ledger, session: int, used: Used) -> None:

@@ -197,6 +197,7 @@ class Release(Request, frozen=True, tag="release"):
     used: tuple[Used, ...] = ()
     idle_s: Past = 0.0  # since the end of its last use
     gap_s: Past | None = None  # before its last use, since the end of the use before
+    unmapped: bool = False  # its worker has unmapped the clean components that no other lease has
 
 
 #: Leases of one agent: those in use, and those to release if the request needs a load.

@@ -665,6 +665,8 @@ class World:
 
     def send(self, event: AnyEvent) -> list[AnyAction]:
         """Hand one event to the core, and check all of its promises."""
+        if isinstance(event, SessionRequest):
+            self._unmap(event.session, event.request)
         self.out = self.core.handle(event)
         if isinstance(event, SessionRequest) and isinstance(event.request, Acquire):
             for spare in event.request.spare:
@@ -694,6 +696,16 @@ class World:
             again = self.core.next_deadline()
             assert again is None or (due is not None and due <= again), f"{event}: {due}, {again}"
         return self.out
+
+    def _unmap(self, session: int, request: AnyOrder) -> None:
+        """A worker unmaps what only these leases have, before it says so."""
+        releases = (request,) if isinstance(request, Release) else getattr(request, "spare", ())
+        for key in ((session, one.lease) for one in releases if one.unmapped):
+            others = {n for k, names in self.leases.items() if k != key for n in names}
+            for placed in self.placed.values():
+                mine = placed.name in self.leases.get(key, ()) and placed.session == session
+                if mine and placed.name not in others and placed.name not in self.mutable:
+                    placed.mapped = False
 
     def _patience_s(self, what: int | str) -> float:
         rules = self.core.rules
