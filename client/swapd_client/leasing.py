@@ -180,6 +180,36 @@ class Leasing:
         asked = of_components(self.session, names, early=True)
         return self.acquire(asked, in_place_of=request)
 
+    def exchange(self, lease: Lease, *names: str) -> Lease:
+        """End a lease of any thread, and acquire components early in its room, for that thread.
+
+        It is one message, so nobody else gets the room in between. Blocks until the GPU work under
+        `lease` is done. Raises as `acquire`; then `lease` is over all the same.
+        """
+        record, cache, session = lease._record, self.cache, self.session
+        asked = of_components(session, names, early=True)
+        another = Lease(self, (lease.key[0], names, next(self._numbers)))
+        release = session.leases.exchanged(record)
+        try:
+            cache.holders[another.key] = another.ref
+            to_hold = record_of(session, session.next_id(), asked, record.agent)
+            cache.records[another.key] = to_hold
+            reply = self.channel().call(
+                asked.request(to_hold.id, record.agent, None, (release,)), asked.timeout_s
+            )
+            record.told = isinstance(reply, protocol.Granted) and reply.spent
+            self._hold(another, to_hold, reply, asked)
+            return another
+        except BaseException:
+            self.give_up(another)
+            raise
+        finally:
+            if not record.told:  # twice does nothing
+                self.channel().send(release)
+            self._forget(lease.key, record)
+            cache.holders.pop(lease.key, None)
+            lease.held = False
+
     def hint(self, *names: str, over: Collection[str] | None = None) -> None:
         """As `prefetch`, without an answer. Blocks as `Channel.send`."""
         self.channel().send(prefetch_of(self.session.next_id(), names, over))

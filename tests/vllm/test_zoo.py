@@ -38,6 +38,8 @@ Requests = Sequence[Mapping[str, Any]]
 BUDGET = "16MiB"
 #: Its weights leave in the middle of a request, too.
 AT_ONCE = {"finish_within_s": 0}
+#: And every second layer comes and goes inside each step.
+STREAMED = {**AT_ONCE, "component": "streamed", "offload_group_size": 2}
 
 TEXT: Requests = ({"prompt": [40, 41, 42, 43]}, {"prompt": [50, 51]})
 
@@ -195,17 +197,30 @@ def test_it_answers_the_same_when_its_weights_come_and_go(
         daemon = scene.daemon(budget=BUDGET, residency_factor=0)
         without = begun(scene, "plain", plain(checkpoint, **arguments))
         engine = begun(scene, "swapd", on_swapd(checkpoint, daemon.folder, AT_ONCE, **arguments))
+        streamed = begun(
+            scene, "streamed", on_swapd(checkpoint, daemon.folder, STREAMED, **arguments)
+        )
         without.result()
         engine.result()
+        if not arguments.get("enforce_eager", True):
+            with pytest.raises(EngineFailed, match="enforce_eager: true"):
+                streamed.result()
+            streamed = engine
+        else:
+            streamed.result()
+            names = [one.name for one in daemon.status().components]
+            assert any(name.startswith("streamed.streamed/") for name in names)
         if (problem := why_not(without, asked[0])) is not None:
             assert why_not(engine, asked[0]) == problem, "vLLM has no kernels for it on this CPU"
             return
-        held = sum(one.nbytes for one in daemon.status().components)
+        mine = [c for c in daemon.status().components if not c.name.startswith("streamed")]
+        held = sum(one.nbytes for one in mine)
         assert held >= row.held * nbytes_of(checkpoint)
         evictor = Evictor(daemon)
         expected = [answers(without, requests) for requests in asked]
         got = [answers_under_evictions(engine, requests, evictor) for requests in asked]
         assert got == expected
+        assert [answers_under_evictions(streamed, one, evictor) for one in asked] == expected
         if row.counts:
             assert engine.counters()[row.counts] > 0
         assert answers(engine, asked[0]) == expected[0], "and where nobody takes it away"
@@ -217,7 +232,10 @@ def test_it_answers_the_same_when_its_weights_come_and_go(
         assert status.bytes_out == 0
 
 
-def test_adapters_come_and_go_while_the_weights_do(nursery: Nursery, zoo: Path) -> None:
+@pytest.mark.parametrize("settings", [AT_ONCE, STREAMED], ids=["whole", "streamed"])
+def test_adapters_come_and_go_while_the_weights_do(
+    nursery: Nursery, zoo: Path, settings: Mapping[str, object]
+) -> None:
     """With room for one LoRA among the weights, and two of them in memory."""
     first, second = (str(zoo / name) for name in ("adapter-1", "adapter-2"))
     sets: Sequence[Requests] = [
@@ -232,7 +250,7 @@ def test_adapters_come_and_go_while_the_weights_do(nursery: Nursery, zoo: Path) 
         daemon = scene.daemon(budget=BUDGET, residency_factor=0)
         checkpoint = zoo / "llama"
         without = begun(scene, "plain", plain(checkpoint, **arguments))
-        engine = begun(scene, "swapd", on_swapd(checkpoint, daemon.folder, AT_ONCE, **arguments))
+        engine = begun(scene, "swapd", on_swapd(checkpoint, daemon.folder, settings, **arguments))
         without.result()
         engine.result()
         evictor = Evictor(daemon)

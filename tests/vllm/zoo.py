@@ -1,6 +1,6 @@
 """Tiny checkpoints of real architectures, each with random weights.
 
-The configuration classes are the real ones; they have two or three layers, and at most 512 tokens.
+The configuration classes are the real ones; they have six layers, and at most 512 tokens.
 """
 
 import json
@@ -19,7 +19,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,

@@ -266,6 +266,31 @@ class Leases:
                 part.holders.discard(record.id)
         return _release(record)
 
+    def exchanged(self, record: Record) -> Release:
+        """The message that ends a lease for another that takes its room; here it is over.
+
+        Under strict isolation its components are unmapped, so that the daemon need not ask for it.
+        Blocks until the GPU work under the lease is done.
+        """
+        with self._lock:
+            work = self._work_under(record) if self._life.error is None else None
+        if work is not None:
+            done = threading.Event()
+            self._processor.after(work, done.set)
+            done.wait()
+        release = self.release_of(record)
+        with self._lock:
+            unmapped = self._strict and self._life.error is None
+            for place in record.granted.placements:
+                if (part := self._parts.get(place.name)) is None:
+                    continue
+                unmapped = unmapped and part.holders == {record.id}
+                if unmapped:
+                    unmapped = self._processor.attempt(part.where.revoke, place.generation)
+                part.holders.discard(record.id)
+            self._book.over(record)
+        return msgspec.structs.replace(release, unmapped=unmapped)
+
     def hold_again(self, record: Record) -> None:
         """The other request needed no load, so the daemon still counts the lease as held."""
         with self._lock:

@@ -48,13 +48,35 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     chunks_per_turn: Annotated[int, Meta(ge=0)] = 32
     #: Whether the stage names the weights it accessed outside of its turn before it dies of that.
     faults: Literal["explain", "silent"] = "explain"
+    #: Bytes of the weights that stay for a turn, while the other layers stream; "auto": as many as
+    #: fit. None: all stay, unless `cpu_offload_gb`, `enable_layerwise_offload` or the next two say
+    #: that layers stream.
+    resident: int | Literal["auto"] | None = None
+    #: vLLM's: of each group of so many layers, so many stream. 0: none.
+    offload_group_size: Annotated[int, Meta(ge=0)] = 0
+    offload_num_in_group: Annotated[int, Meta(ge=1)] = 1
     #: The `cpu_offload_*` keys, and vllm-omni's others.
     offload: OffloadSettings = OffloadSettings()
     #: Whether `cpu_offload_enabled` is set at all: false differs from unset.
     offload_said: bool = False
 
+    @property
+    def streams(self) -> str:
+        """The option by which layers stream; "" if none do."""
+        return next(iter(_streaming(self)), "")
 
-_OWN = tuple(name for name in Options.__struct_fields__ if not name.startswith("offload"))
+
+def _streaming(options: Options) -> list[str]:
+    given = {
+        "resident": options.resident is not None,
+        "cpu_offload_gb": options.offload.cpu_offload_gb,
+        "enable_layerwise_offload": options.offload.enable_layerwise_offload,
+        "offload_group_size": options.offload_group_size,
+    }
+    return [name for name, value in given.items() if value]
+
+
+_OWN = tuple(n for n in Options.__struct_fields__ if n not in ("offload", "offload_said"))
 NAMES = (*_OWN, *settings.NAMES)
 
 
@@ -72,11 +94,21 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
         _check_name(str(name), where)
     own = {name: given[name] for name in _OWN if given.get(name) is not None}
     _check_slices(own, where)
-    return Options(
+    options = Options(
         **{name: _converted(name, value, where) for name, value in own.items()},
         offload=_offload_of(given, where),
         offload_said=given.get("cpu_offload_enabled") is not None,
     )
+    if len(ways := _streaming(options)) > 1:
+        raise InvalidSettings(
+            f"{where}: {' and '.join(ways)} each say how many layers stream: set one of them"
+        )
+    if options.offload_num_in_group > max(options.offload_group_size, 1):
+        raise InvalidSettings(
+            f"{where}.offload_num_in_group: {options.offload_num_in_group} of a group of "
+            f"{options.offload_group_size} layers cannot stream: set offload_group_size to more"
+        )
+    return options
 
 
 def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:
@@ -127,9 +159,14 @@ def _finite(value: Any) -> float:
     return seconds
 
 
+def _resident(value: Any) -> Any:
+    return value if value == "auto" else _size(value)
+
+
 #: Conversions of options whose type does not tell everything, before that to their type.
 _FIRST: Mapping[str, Callable[[Any], Any]] = {
     "load_workspace": _size,
+    "resident": _resident,
     "finish_within_s": _finite,
     "slice_s": _finite,
 }

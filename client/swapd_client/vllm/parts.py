@@ -36,6 +36,8 @@ class StagePart:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     #: If it is evicted by layers: its tensors, by part of the family called `name`.
     layers: Mapping[str, Tensors] = field(default_factory=dict)
+    #: How many of its layers are in at a time, if they come and go inside each step; 0: all.
+    slots: int = 0
 
     @property
     def family(self) -> str:
@@ -87,12 +89,12 @@ def parts_of(
 
 
 def _refuse(options: Options, name: str) -> None:
-    for setting in ("enable_cpu_offload", "enable_layerwise_offload", "cpu_offload_gb"):
-        if getattr(options.offload, setting):
-            raise InvalidSettings(
-                f"{name}: {setting} is for diffusion stages; an AR or generation stage is loaded "
-                "whole, with its encoders apart if it sets cpu_offload_enabled: true"
-            )
+    if options.offload.enable_cpu_offload:
+        raise InvalidSettings(
+            f"{name}: enable_cpu_offload is for diffusion stages. An AR or generation stage has "
+            "its encoders apart with cpu_offload_enabled: true, and streams layers with "
+            "cpu_offload_gb, resident or enable_layerwise_offload"
+        )
 
 
 def _policy_of_main(options: Options, name: str) -> Policy:

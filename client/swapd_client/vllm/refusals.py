@@ -51,13 +51,6 @@ WORKER: tuple[Refusal, ...] = (
     ),
     (
         lambda c: (
-            c.offload_config.uva.cpu_offload_gb or c.offload_config.prefetch.offload_group_size
-        ),
-        "vLLM's own offloading moves weights too: leave out cpu_offload_gb and "
-        "offload_group_size, and set the options of additional_config.swapd instead",
-    ),
-    (
-        lambda c: (
             c.weight_transfer_config is not None
             and c.weight_transfer_config.backend not in _TRANSFERS
         ),

@@ -19,7 +19,7 @@ from vllm.v1.worker import gpu_worker
 
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
 from swapd_client.vllm.neighbours import neighbours_of
-from swapd_client.vllm.options import Options, options_of
+from swapd_client.vllm.options import KEY, Options, options_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms, LossReporting
@@ -52,8 +52,29 @@ class WorkerStart(_Above):  # type: ignore[misc]
         Raises: UnsupportedVersion, InvalidSettings, NotRunning.
         """
         versions.check()
+        self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
+
+    def _take_over_offloading(self) -> None:
+        """Have swapd stream the layers that vLLM's own flags would offload.
+
+        vLLM's model runner reads these flags in its constructor, later.
+        """
+        flags = self.vllm_config.offload_config
+        theirs = {
+            "offload_group_size": flags.prefetch.offload_group_size,
+            "offload_num_in_group": flags.prefetch.offload_num_in_group,
+        }
+        if not flags.prefetch.offload_group_size or flags.offload_backend == "uva":
+            theirs = {"cpu_offload_gb": flags.uva.cpu_offload_gb}
+        flags.prefetch.offload_group_size = flags.uva.cpu_offload_gb = 0
+        if not any(theirs.values()):
+            return
+        config = self.vllm_config.additional_config
+        config[KEY] = {**theirs, **config.get(KEY, {})}
+        said = ", ".join(f"{name}: {value:g}" for name, value in theirs.items())
+        log.info("swapd streams these layers in vLLM's place: %s", said)
 
     def _begin_start(self) -> None:
         name, options = self._settings()
@@ -89,6 +110,12 @@ class WorkerStart(_Above):  # type: ignore[misc]
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         name, options = self._settings()
         refusals.refuse(refusals.WORKER, self.vllm_config, f"stage {name!r}")
+        if options.streams and self._is_compiled():
+            raise Unsupported(
+                f"stage {name!r}: {options.streams} has layers come in when Python calls them, and "
+                "compiled code or CUDA graphs call no layer: set enforce_eager: true on this "
+                f"stage, or leave out {options.streams}"
+            )
         gpu, share = number_of(self.device), self._share()
         neighbours = neighbours_of(options, self.model_config, name.partition(".tp")[0])
         with self._starting():
@@ -101,8 +128,9 @@ class WorkerStart(_Above):  # type: ignore[misc]
             try:
                 with self._swapd.memory.loading(self._load_bytes(options)):
                     self._load(name, *args, **kwargs)
+                window = self._swapd.turns.window
                 with self._swapd.using():
-                    self._moving.compare()
+                    self._moving.compare(window.layer_of, window.holding)
                 self._find_segments()
                 scheduler.use_chunk_counting(self.vllm_config, self._swapd)
             except BaseException:
@@ -131,14 +159,18 @@ class WorkerStart(_Above):  # type: ignore[misc]
 
     def _find_segments(self) -> None:
         """Let turns begin with the first layers, if Python calls each layer: its hook waits."""
-        config = self.vllm_config.compilation_config
-        if config.mode or (config.cudagraph_mode and config.cudagraph_mode.value):
+        if self._is_compiled():
             log.info("%s begins a turn when all is loaded: it is compiled", self._swapd.name)
             return
         try:
             self._swapd.find_segments(self._models(), self._dummy_forward)
         except Exception as exc:  # noqa: BLE001 - a model may need more than exists while it loads
             log.info("%s begins a turn when all is loaded: %r", self._swapd.name, exc)
+
+    def _is_compiled(self) -> bool:
+        """Whether compiled code or CUDA graphs may take the place of calls of layers."""
+        config = self.vllm_config.compilation_config
+        return bool(config.mode or (config.cudagraph_mode and config.cudagraph_mode.value))
 
     def _models(self) -> Mapping[str, Module]:
         models = {"": self.model_runner.get_model()}

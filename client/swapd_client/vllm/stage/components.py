@@ -5,7 +5,7 @@ them.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -41,8 +41,9 @@ class StageComponents:
         self._parts: tuple[StagePart, ...] = ()
         #: The KV cache, if it takes turns with the weights.
         self.cache: StageCache | None = None
-        #: Bytes of each registered component; of a family, of each part.
-        self._sizes: list[int] = []
+        #: Bytes of each component that a turn holds; of a family, of each part. Of those that
+        #: stream, of as many as are in at a time.
+        self.sizes: list[int] = []
         #: Registers all components with another client, at their addresses. None: there are none.
         self.register_again: Callable[[Client], None] | None = None
 
@@ -68,18 +69,19 @@ class StageComponents:
                 "{swapd: {component: ...}}"
             ) from exc
         self._set(parts)
-        self._sizes = [client.session.own(name).nbytes for name in done]
-        self.register_again = partial(_register_again, parts, self._sizes)
+        self.sizes = [nbytes for part in parts for nbytes in _held(client.session, part)]
+        self.register_again = partial(_register_again, parts, self.sizes)
         of = sizes_of(client.session)
         said = ", ".join(f"{p.name} ({size(of[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
-        return sum(self._sizes)
+        return sum(client.session.own(name).nbytes for name in done)
 
     def _set(self, parts: tuple[StagePart, ...]) -> None:
         self._parts = parts
         self.tensors = {part.name: part.tensors for part in parts}
-        self.main = tuple(part.name for part in parts if not part.encoder)
-        self.all = self.main if len(self.main) == len(parts) else tuple(self.tensors)
+        held = [part for part in parts if not part.slots]
+        self.main = tuple(part.name for part in held if not part.encoder)
+        self.all = self.main if len(self.main) == len(held) else tuple(p.name for p in held)
 
     def lend_cache(
         self, client: Client, name: str, nbytes: int, terms: KvTerms, counts: LossCounts | None
@@ -93,7 +95,7 @@ class StageComponents:
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
         cache = self.cache = StageCache(component, terms, counts)
         weights = self.register_again
-        self._sizes.append(nbytes)
+        self.sizes.append(nbytes)
 
         def weights_and_cache(client: Client) -> None:
             weights(client)
@@ -107,13 +109,21 @@ class StageComponents:
         return cache.component.tensor
 
     def layers(self, models: Mapping[str, Module]) -> Layers:
-        """For each part of layers: its layers in `models`, and their weights."""
+        """For each part of layers that a turn holds: its layers in `models`, and their weights."""
         return {
             part_name(part.name, key): (layers.modules_of(models, key), tensors)
             for part in self._parts
             for key, tensors in part.layers.items()
-            if key != REST
+            if key != REST and not part.slots
         }
+
+    def streamed(self, models: Mapping[str, Module]) -> tuple[Mapping[str, Sequence[Module]], int]:
+        """For each part that comes and goes inside a step: its layers; and how many are in."""
+        part = next((part for part in self._parts if part.slots), None)
+        if part is None:
+            return {}, 0
+        found = {part_name(part.name, key): layers.modules_of(models, key) for key in part.layers}
+        return found, part.slots
 
     @property
     def losses(self) -> int:
@@ -141,6 +151,12 @@ def sizes_of(session: Session) -> dict[str, int]:
     return sizes
 
 
+def _held(session: Session, part: StagePart) -> list[int]:
+    """Bytes of the components of a part that are in during a turn."""
+    sizes = [session.own(name).nbytes for name in part.sources]
+    return [max(sizes)] * part.slots if part.slots else sizes
+
+
 def _register_again(parts: Iterable[StagePart], sizes: Iterable[int], client: Client) -> None:
     """`sizes`: bytes of all components leased together. Raises as `Client.register`."""
     status = client.status()
@@ -161,6 +177,8 @@ def _register_again(parts: Iterable[StagePart], sizes: Iterable[int], client: Cl
 def _in_words(part: StagePart) -> str:
     if part.policy == "permanent":
         return "stays"
+    if part.slots:
+        return f"streams, {part.slots} of {len(part.layers)} layers at a time"
     when = "is loaded for steps with encoder inputs" if part.encoder else "takes turns"
     if part.layers:
         return f"{when} by layers, in {len(part.layers)} parts"

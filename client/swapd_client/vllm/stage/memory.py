@@ -19,7 +19,7 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, SessionEnded, TooLarge
 from swapd_client.lease import Lease
-from swapd_client.vllm import layers
+from swapd_client.vllm import layers, streamed
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import Ranks
@@ -99,13 +99,19 @@ class StageMemory:
         parts = parts_of(models, self._options, stage, outside, aliases)
         status = client.status()
         room = lendable(status) - vm.round_up(beside, status.chunk_bytes)
-        layers.divide(parts, models, status.chunk_bytes, room)
+        if self._options.streams:
+            streamed.split(parts, models, self._options, status.chunk_bytes, room)
+        if not any(part.layers for part in parts):
+            layers.divide(parts, models, status.chunk_bytes, room)
         moved = self._components.register(client, parts)
         try:
-            check_turn(client, stage)
+            check_turn(client, stage, self._components.sizes)
         except BaseException:
             self.take_back()
             raise
+        passing, slots = self._components.streamed(models)
+        if slots:
+            self._turns.window.use(passing, slots)
         return moved
 
     def take_back(self) -> None:
@@ -118,7 +124,7 @@ class StageMemory:
         Not in a call. Raises as `Client.register_scratch`; TooLarge also if both do not fit.
         """
         client, stage = self._connection.client, self._connection.stage
-        check_turn(client, stage, nbytes)
+        check_turn(client, stage, self._components.sizes, nbytes)
         with self._gate.lock:
             self._turns.end()
             self._turns.keeping.whole = not terms.saved

@@ -2,6 +2,8 @@
 but for the status that they read.
 """
 
+from collections.abc import Iterable
+
 from swapd.shared import vm
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import size
@@ -17,19 +19,16 @@ def lendable(status: StatusReply) -> int:
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
 
 
-def check_turn(client: Client, stage: str, cache: int = 0) -> None:
-    """Raise TooLarge unless the stage's components and a KV cache of `cache` bytes fit at once.
+def check_turn(client: Client, stage: str, sizes: Iterable[int], cache: int = 0) -> None:
+    """Raise TooLarge unless a turn of the stage and a KV cache of `cache` bytes fit at once.
 
-    The arena must have room for all components of one step; and for those of others' steps, beside
-    components that stay.
+    `sizes`: bytes of each component that a turn holds. The arena must have room for all components
+    of one step; and for those of others' steps, beside components that stay.
     """
     status = client.status()
     mine = client.session.welcome.session
-    weights = sum(
-        vm.round_up(part.nbytes, status.chunk_bytes)
-        for part in status.components
-        if part.session == mine and part.kind != "workspace"
-    ) - sum(one.stays_bytes for one in status.sessions if one.session == mine)
+    stays = sum(one.stays_bytes for one in status.sessions if one.session == mine)
+    weights = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in sizes) - stays
     room, need = lendable(status), weights + vm.round_up(cache, status.chunk_bytes)
     if need <= room:
         return check_others(status, mine, stage)
@@ -40,7 +39,8 @@ def check_turn(client: Client, stage: str, cache: int = 0) -> None:
     raise TooLarge(
         f"stage {stage!r} needs its weights of {size(weights)}{beside} at once, {size(need)} in "
         f"chunks of {size(status.chunk_bytes)}, and swapd at {client.session.endpoint} can lend "
-        f"{size(room)}: give it a --budget of {_budget(status, need - room)} at least{less}"
+        f"{size(room)}: give it a --budget of {_budget(status, need - room)} at least{less}, or "
+        "have layers stream, with resident: auto in its additional_config.swapd"
     )
 
 

@@ -153,6 +153,7 @@ class Stage:
         self._rejoining.give_up()
         self._thread.join()
         self.turns.end()
+        self.turns.window.close()
         if self._ranks is not None:
             self._ranks.close()
         close(self.client)

@@ -34,6 +34,7 @@ from swapd_client.vllm.stage.gate import CallGate
 from swapd_client.vllm.stage.keeping import StageKeeping
 from swapd_client.vllm.stage.segments import Segments
 from swapd_client.vllm.stage.streaming import ChunkStreaming
+from swapd_client.vllm.stage.window import Window
 
 log = logging.getLogger("swapd_client")
 
@@ -64,6 +65,8 @@ class Turns:
         self.streaming = ChunkStreaming(connection, neighbours.after, options.chunks_per_turn)
         #: Parts that may arrive after a turn has begun.
         self.segments = Segments(self.go_alone)
+        #: Layers that come and go inside each step.
+        self.window = Window(self.go_alone)
         self._after, self._before = (
             _components_of(names, connection.stage) for names in neighbours
         )
@@ -88,7 +91,7 @@ class Turns:
     def is_wanted(self) -> bool:
         """Whether an acquire waits for leased components, and may have them. From any thread."""
         lease = self._lease
-        return lease is not None and lease.wanted
+        return lease is not None and (lease.wanted or self.window.is_wanted())
 
     # --- where a turn begins and ends ----------------------------------------------------
 
@@ -96,26 +99,27 @@ class Turns:
         """Hold `names`, all at once. Blocks until they are granted, or the stage goes alone."""
         if self._ranks is not None:
             self._ranks.waits()
-        coming = 0
+        coming, client, early = 0, self._connection.client, bool(self.segments)
         try:
             with in_traces_of(self.headers):
-                lease = self._connection.client.acquire(*names, early=bool(self.segments))
-            self._lease, self._held = lease, names
-            coming = self.segments.begin(lease, self._connection.client.session)
+                whole = client.acquire(*names, *self.window.first, early=early)
+            self._lease = self.window.begin(client, names, whole, early=early)
+            self._held = names
+            coming = self.segments.begin(self._lease, client.session)
         except (SessionEnded, ClientClosed) as exc:
             self.go_alone(exc)
             return
         self.keeping.begin(time.monotonic())
         if (cache := self._components.cache) is not None:
-            cache.come(lease)
-        if lease.loaded:
+            cache.come(self._lease)
+        if whole.loaded:
             self._since = time.monotonic()
-            named, after = " + ".join(names), seconds(lease.waited_s)
+            named, after = " + ".join(names), seconds(whole.waited_s)
             if coming:
                 log.info("%s begins, after %s; %d parts are still to come", named, after, coming)
             else:
                 log.info("%s is loaded, after %s", named, after)
-        self.keeping.stays = self.streaming.stays(loaded=lease.loaded)
+        self.keeping.stays = self.streaming.stays(loaded=whole.loaded)
         self.streaming.begin()
         if self.keeping.in_flight:
             self.load_next()
@@ -140,6 +144,7 @@ class Turns:
         if lease is None:
             return
         self.segments.drop()
+        self.window.end()
         if lease.wanted:
             now = time.monotonic()
             requests, spent = _counted(self.keeping.over()), seconds(now - self._since)
@@ -181,6 +186,7 @@ class Turns:
             if held and self._gate.depth > 1 and isinstance(error, SessionFenced):
                 self._fenced = error
             self.segments.drop()
+            self.window.end()
             self._connection.go_alone(error)
             if (cache := self._components.cache) is not None and not held:
                 cache.go_alone()
@@ -228,7 +234,7 @@ class Turns:
         """At the end of an outermost call, keep the lease or give it back."""
         if self._lease is None:
             return
-        if self.segments.broken:
+        if self.segments.broken or self.window.broken:
             self.end()
             return
         session = self._connection.client.session
