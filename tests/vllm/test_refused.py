@@ -49,8 +49,10 @@ def test_settings_that_make_no_sense(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"cpu_offload_gb": 0.01}, "leave out cpu_offload_gb"),
-        ({"offload_group_size": 2}, "leave out cpu_offload_gb and offload_group_size"),
+        (
+            {"cpu_offload_gb": 0.01, "enforce_eager": False},
+            "cpu_offload_gb has layers come in when",
+        ),
         ({"weight_transfer_config": {"backend": "nccl_m2n"}}, "set the backend of weight_transfer"),
     ],
 )

@@ -44,8 +44,11 @@ def split(
         )
     beside = [nbytes_of(part.tensors) for part in parts if part is not main]
     beside += [nbytes_of(tensors) for name, tensors in divided.items() if name not in layers]
-    number = _number(options, main.name, sizes, beside, chunk, room)
-    slots = SLOTS if 2 * number <= len(layers) else SLOTS_OF_NEIGHBOURS
+    each = round_up(max(sizes), chunk)
+    left = room - sum(round_up(nbytes, chunk) for nbytes in beside)
+    room_for = left // each  # layers
+    number = _number(options, main.name, sizes, sum(beside), room_for)
+    slots = _slots(number, len(sizes), room_for)
     if number <= slots:  # they would all be in at once
         return
     passing = {layers[(2 * i + 1) * len(layers) // (2 * number)] for i in range(number)}
@@ -84,46 +87,36 @@ def _nbytes(parts: Mapping[str, Tensors], names: Sequence[str]) -> int:
     return sum(nbytes_of(parts[name]) for name in names)
 
 
-def _number(
-    options: Options,
-    name: str,
-    sizes: Sequence[int],
-    beside: Sequence[int],
-    chunk: int,
-    room: int,
-) -> int:
-    """How many of the layers stream. `sizes`: of all that may; `beside`: of what stays anyway."""
-    most, layer = sum(sizes), max(sizes)
+def _slots(number: int, layers: int, room_for: int) -> int:
+    """How many of `number` streamed layers are in at a time, where so many have room."""
+    neighbours = 2 * number > layers
+    fits = layers - number + SLOTS_OF_NEIGHBOURS <= room_for
+    return SLOTS_OF_NEIGHBOURS if neighbours and fits else SLOTS
+
+
+def _number(options: Options, name: str, sizes: Sequence[int], beside: int, room_for: int) -> int:
+    """How many of the layers stream. `beside`: the bytes that stay anyway."""
+    most, layer, layers = sum(sizes), max(sizes), len(sizes)
     if options.offload.enable_layerwise_offload:
-        return len(sizes)
+        return layers
     if group := options.offload_group_size:
-        return len(sizes) * options.offload_num_in_group // group
+        return layers * options.offload_num_in_group // group
     if offloaded := options.offload.offloaded_bytes:
         if offloaded > most:
             raise InvalidSettings(
                 f"{name}: cpu_offload_gb: {options.offload.cpu_offload_gb:g} is more than the "
-                f"{size(most)} of its {len(sizes)} layers that can stream: set "
+                f"{size(most)} of its {layers} layers that can stream: set "
                 "enable_layerwise_offload: true, and leave out cpu_offload_gb"
             )
         return ceil(offloaded / layer)
-    if options.resident != "auto":
-        assert options.resident is not None
-        over = sum(beside) + most - options.resident
-        if over > most:
-            raise InvalidSettings(
-                f"{name}: resident: {size(options.resident)} is less than {size(sum(beside))}, "
-                "which its embeddings, head and encoders take: set resident to more"
-            )
-        return max(ceil(over / layer), 0)
-    return _least(sizes, beside, chunk, room)
-
-
-def _least(sizes: Sequence[int], beside: Sequence[int], chunk: int, room: int) -> int:
-    """The fewest layers to stream so that all else fits, with the window; all, if none fit."""
-    each = round_up(max(sizes), chunk)
-    left = room - sum(round_up(nbytes, chunk) for nbytes in beside)
-    for number in range(len(sizes)):
-        slots = SLOTS if 2 * number <= len(sizes) else SLOTS_OF_NEIGHBOURS
-        if (len(sizes) - number + (slots if number else 0)) * each <= left:
-            return number
-    return len(sizes)
+    if options.resident == "auto":
+        whole = range(layers + 1)
+        fits = (n for n in whole if layers - n + (n and _slots(n, layers, room_for)) <= room_for)
+        return next(fits, layers)
+    assert options.resident is not None
+    if beside > options.resident:
+        raise InvalidSettings(
+            f"{name}: resident: {size(options.resident)} is less than {size(beside)}, which its "
+            "embeddings, head and encoders take: set resident to more"
+        )
+    return max(ceil((beside + most - options.resident) / layer), 0)

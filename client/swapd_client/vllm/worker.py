@@ -31,6 +31,9 @@ log = logging.getLogger("swapd_client")
     lambda worker: worker._swapd.using(),
     "add_lora",
     "pin_lora",  # activates the LoRA if it is not active
+)
+@during(
+    lambda worker: worker._swapd.reading_all(),
     "save_sharded_state",
     "save_tensorized_model",
     "compute_weight_checksums",

@@ -27,6 +27,7 @@ from swapd_client.vllm.eager import eager
 from swapd_client.vllm.neighbours import ALONE, Neighbours
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.ranks import Ranks
+from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import segments
 from swapd_client.vllm.stage.components import StageComponents, sizes_of
 from swapd_client.vllm.stage.connection import (
@@ -271,6 +272,20 @@ class Stage:
                 raise fenced
         finally:
             self._leave()
+
+    @contextmanager
+    def reading_all(self) -> Iterator[None]:
+        """Context of a call that reads all weights in any order. As `using`.
+
+        Raises also: Unsupported if layers stream, because then not all of them are in at once.
+        """
+        if self.turns.window.first:
+            raise Unsupported(
+                f"stage {self.name!r} streams its layers, so this call cannot read all weights: "
+                f"leave out {self.options.streams} on an instance that is to do this"
+            )
+        with self.using():
+            yield
 
     def find_segments(self, models: Mapping[str, Module], forward: Callable[[], None]) -> None:
         """Let steps begin before all layers have arrived, if each is used in its own forward only.

@@ -86,7 +86,6 @@ class Window:
         if not self._parts:
             return whole
         with self._changed:
-            self._changed.wait_for(lambda: not self._exchanging)
             self._computing.clear()
             self._used.clear()
             self._next, self._needed, self._error = self._slots, None, None
@@ -104,12 +103,12 @@ class Window:
         return turn
 
     def end(self) -> None:
-        """The turn is over. Does not block: the last exchange ends with a release."""
+        """The turn is over. Blocks until an exchange that is under way has been answered."""
         with self._changed:
             self._on = False
+            self._changed.wait_for(lambda: not self._exchanging)
             leases = list(self._in.values())
             self._in.clear()
-            self._changed.notify_all()
         for lease in leases:
             with suppress(SwapdError):  # the session has ended, and its leases with it
                 lease.release()
@@ -198,15 +197,10 @@ class Window:
             except BaseException as exc:  # noqa: BLE001 - the engine's thread raises it
                 error = exc
             with self._changed:
-                self._exchanging = False
-                if self._on:
-                    self._error = error
-                    if new is not None:
-                        self._in[number], new = new, None
+                self._exchanging, self._error = False, error
+                if new is not None:
+                    self._in[number] = new
                 self._changed.notify_all()
-            if new is not None:  # the turn has ended meanwhile
-                with suppress(SwapdError):
-                    new.release()
 
     def _await_work(self) -> tuple[Client, Lease, int] | None:
         """The next exchange: a client, a lease, and the part to bring in. None at the end."""
