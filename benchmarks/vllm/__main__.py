@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.vllm import memory, pipeline, rivals, start, streaming, tax, turns
+from benchmarks.vllm import memory, pipeline, rivals, start, streaming, tax, turns, window
 from benchmarks.vllm.rows import Section, table
 from tests.vllm.engines import Nursery
 from tests.vllm.environment import environment
 from tests.vllm.models import DEEP, LARGE, MODELS, THIRD, WAVE
 
-SECTIONS = ("tax", "turns", "memory", "pipeline", "streaming", "start", "rivals")
+SECTIONS = ("tax", "turns", "memory", "pipeline", "streaming", "start", "rivals", "window")
 
 
 def main() -> int:
@@ -40,6 +40,7 @@ def _measure(models: Path, only: list[str], rounds: int) -> dict[str, Section]:
         "pipeline": lambda: pipeline.measure(models, nursery, rounds),
         "streaming": lambda: streaming.measure(models, nursery, rounds),
         "start": lambda: start.measure(models, rounds),
+        "window": lambda: window.measure(models, nursery, rounds),
         "rivals": lambda: rivals.measure(models, nursery, rounds),
     }
     try:
