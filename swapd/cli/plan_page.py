@@ -1,12 +1,14 @@
 """The report of `swapd plan --vllm`, and the page of it for people."""
 
+from collections.abc import Sequence
+
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from swapd.plan import claims
-from swapd.plan.shares import GpuPlan, Larger
+from swapd.plan.shares import GpuPlan, Larger, StreamPoint
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -37,6 +39,9 @@ def page(report: VllmPlanReport) -> RenderableType:
         parts += [Text(_budget(plan))] if plan.largest else []
         parts += [Text(_turns(plan))]
         parts += [Text(plain(_trade(plan, plan.larger)))] if plan.larger else []
+        for name in dict.fromkeys(point.name for point in plan.streams):
+            points = [point for point in plan.streams if point.name == name]
+            parts += ["", Text(plain(_streams(points[0]))), _points(points)]
         parts.append("")
     parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
     parts.append(Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"))
@@ -99,6 +104,33 @@ def _budget(plan: GpuPlan) -> str:
         f"stays: {size(plan.stays_bytes)}. The largest turn is that of {plan.largest}: "
         f"{size(plan.turn_bytes)}{of}"
     )
+
+
+def _streams(point: StreamPoint) -> str:
+    return (
+        f"{point.name} does not fit: {point.streamed} of its {point.layers} layers stream, "
+        f"{point.slots} at a time, and come in again at each step. It runs with enforce_eager: "
+        "true. Tokens/s are an estimate, of one request, by the copies alone. To have more layers "
+        "stream, for a larger KV cache, set resident in its additional_config.swapd:"
+    )
+
+
+def _points(points: Sequence[StreamPoint]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for heading in ("resident", "streams a step", "tokens/s", "in its turn", "KV cache", "tokens"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        table.add_row(
+            point.what,
+            "auto" if point is points[0] else f"{point.resident_bytes >> 20}MiB",
+            size(point.step_bytes),
+            f"{1 / point.step_s:.1f}",
+            size(point.turn_bytes),
+            size(point.cache_bytes) if point.cache_bytes else "",
+            str(point.cache_tokens) if point.cache_tokens else "",
+        )
+    return table
 
 
 def _table(plan: GpuPlan) -> Table:

@@ -19,7 +19,7 @@ from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
 from swapd.shared.units import parse_size, size
 from swapd_client.vllm import checkpoint
-from swapd_client.vllm.options import KEY
+from swapd_client.vllm.options import KEY, options_of
 
 
 class JointPlan(NamedTuple):
@@ -250,6 +250,7 @@ def _cost(planned: tuple[Sequence[GpuPlan], object]) -> chunks.Cost:
         [plan.budget_bytes for plan in ours],
         sum(plan.moved_bytes for plan in ours),
         sum(plan.request_s for plan in ours),
+        sum(share.eager for plan in ours for share in plan.shares),
     )
 
 
@@ -274,7 +275,7 @@ def _report(
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
         settings=settings,
-        overlay=overlay.overlay(found, _with_lent_caches(found, settings), found.async_chunk),
+        overlay=overlay.overlay(found, _changes(found, settings, plans), found.async_chunk),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),
@@ -294,20 +295,27 @@ def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, fl
                 used["kv_cache_memory_bytes"] = share.cache_bytes
             if share.max_model_len:
                 used["max_model_len"] = share.max_model_len
+            if share.eager:
+                used["enforce_eager"] = True
             before = said.get(share.stage_id, used)
             said[share.stage_id] = {key: min(used[key], before[key]) for key in used}
     return said
 
 
-def _with_lent_caches(
-    found: Deploy, settings: Mapping[int, Mapping[str, float]]
+def _changes(
+    found: Deploy, settings: Mapping[int, Mapping[str, float]], plans: Sequence[GpuPlan]
 ) -> dict[int, dict[str, Any]]:
-    """The same settings; KV caches in the arena also get `kv: auto`, to take turns there."""
+    """The same settings; KV caches in the arena also get `kv: auto`, to take turns there, and
+    stages that do not fit `resident: auto`, to stream."""
     changes: dict[int, dict[str, Any]] = {number: {**said} for number, said in settings.items()}
+    streaming = {point.name for plan in plans for point in plan.streams}
     for stage in found.stages:
-        change = changes.get(stage.id, {})
+        change, ours = changes.get(stage.id, {}), {**stage.additional.get(KEY, {})}
         if stage.kv == "private" and "kv_cache_memory_bytes" in change:
-            ours = {**stage.additional.get(KEY, {}), "kv": "auto"}
+            ours["kv"] = "auto"
+        if stage.name in streaming and not options_of(stage.additional, stage.name).streams:
+            ours["resident"] = "auto"
+        if ours != stage.additional.get(KEY, {}):
             change["additional_config"] = {**stage.additional, KEY: ours}
     return changes
 
@@ -323,6 +331,9 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
                 f"take {size(asked)} of {size(plan.total_bytes)}"
             )
         notes += _caches_said(found, plan)
+        if plan.instead_of:
+            eager = ", ".join(s.name for s in plan.shares if s.eager)
+            notes.append(f"{eager}: without CUDA graphs, because {plan.instead_of}")
         if plan.by_block:
             notes.append(
                 f"GPU {plan.gpu}: {', '.join(plan.by_block)} comes in block by block, again at "

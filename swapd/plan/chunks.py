@@ -26,6 +26,8 @@ class Cost(NamedTuple):
     budgets: Sequence[int]
     moved_bytes: int
     copying_s: float
+    #: Stages that must do without CUDA graphs, to fit or to stream.
+    eager: int = 0
 
     def round_s(self, chunk: int) -> float:
         """A round's wait for copies, and for unmapping the same number of bytes."""
@@ -62,6 +64,8 @@ def chosen(
     except DoesNotFit:
         return small, ChunkChoice(GPU_CHUNK, f"in {ours} it would not fit")
     few, many = cost_of(large), cost_of(small)
+    if few.eager > many.eager:
+        return small, ChunkChoice(GPU_CHUNK, f"in {ours} it would not fit")
     few_s, many_s = few.round_s(LARGE_CHUNK), many.round_s(GPU_CHUNK)
     if min(few.budgets) > LARGE_BUDGET and few_s < many_s:
         saved = seconds(many_s - few_s)

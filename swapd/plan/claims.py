@@ -14,7 +14,7 @@ from swapd.plan.deploy import Deploy, DeployStage
 from swapd.plan.shares import USUAL_CACHE
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
 from swapd.shared.units import size
-from swapd_client.vllm.options import PART_CHUNKS
+from swapd_client.vllm.options import PART_CHUNKS, options_of
 
 #: Stages with another name in checkpoints.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
@@ -92,6 +92,7 @@ def of_server(server: PlainServer, chunk: int = CHUNK_BYTES) -> Demand:
 
 
 def _claim(stage: DeployStage, parts: tuple[WeightGroup, ...], needs: Needs) -> Demand:
+    streamed = any(part.streamed for part in parts)
     return Demand(
         name=stage.name,
         stage_id=stage.id,
@@ -104,7 +105,8 @@ def _claim(stage: DeployStage, parts: tuple[WeightGroup, ...], needs: Needs) -> 
         most_cache=needs.most_cache,
         cache=needs.cache,
         said=needs.said,
-        graphs=stage.graphs and stage.kind != "diffusion",
+        graphs=stage.graphs and stage.kind != "diffusion" and not streamed,
+        eager=stage.graphs and streamed,
     )
 
 
@@ -354,6 +356,10 @@ def _by_layer(
     if not layers or nbytes < layers:
         return whole
     layer = min(c.block_bytes // stage.shards or nbytes, nbytes // layers)
+    whole = replace(whole, each=layers, each_bytes=layer)
+    options = options_of(stage.additional, stage.name)
+    if options.streams and options.resident != "auto":  # else where it does not fit
+        return whole.streaming(options, nbytes)
     together = max(-(-PART_CHUNKS * chunk // layer), 1)
     if layers // together < 2:
         return whole

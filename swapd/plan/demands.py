@@ -1,11 +1,14 @@
 """The memory that one process of a stage of vLLM-Omni demands of its GPU. Pure."""
 
 import msgspec
+from msgspec.structs import replace
 
 from swapd.plan import kv
 from swapd.plan.advise import CHUNK_BYTES, in_chunks
 from swapd.plan.omni import Kind
 from swapd.shared.units import size
+from swapd_client.vllm.options import Options
+from swapd_client.vllm.window_size import number_of, slots_of
 
 
 class WeightGroup(msgspec.Struct, frozen=True):
@@ -21,13 +24,45 @@ class WeightGroup(msgspec.Struct, frozen=True):
     #: Groups of decoder layers that leave one by one, each with its own chunks; bytes of one.
     layers: int = 0
     layer_bytes: int = 0
+    #: Its decoder layers, each alone, and bytes of one; how many of them stream, and how many of
+    #: these are in at a time.
+    each: int = 0
+    each_bytes: int = 0
+    streamed: int = 0
+    slots: int = 0
     #: The daemon's chunk size.
     chunk: int = CHUNK_BYTES
 
     @property
     def taken(self) -> int:
+        if self.streamed:
+            return self.taken_with(self.each - self.streamed + self.slots)
         rest = in_chunks(self.nbytes - self.layers * self.layer_bytes, self.chunk)
         return self.by_block or self.layers * self.layer_taken + rest
+
+    def taken_with(self, layers: int) -> int:
+        """Their size in an arena with so many layers in, each by itself."""
+        rest = in_chunks(self.nbytes - self.each * self.each_bytes, self.chunk)
+        return rest + layers * in_chunks(self.each_bytes, self.chunk)
+
+    def streaming(self, options: Options, room: int) -> "WeightGroup":
+        """The same with layers streamed as a stage's options say, in `room` bytes of an arena.
+
+        Raises: InvalidSettings.
+        """
+        layers, nbytes = self.each, self.each_bytes
+        room_for = (room - self.taken_with(0)) // in_chunks(nbytes, self.chunk)
+        beside = self.nbytes - layers * nbytes
+        number = number_of(options, self.name, layers, nbytes, beside, room_for)
+        slots = slots_of(number, layers, room_for)
+        if number <= slots:
+            return self
+        return replace(self, layers=0, streamed=number, slots=slots)
+
+    @property
+    def copied(self) -> int:
+        """The bytes that come in for a turn; then the streamed layers at each step."""
+        return self.nbytes - (self.streamed - self.slots) * self.each_bytes
 
     @property
     def layer_taken(self) -> int:
@@ -36,7 +71,7 @@ class WeightGroup(msgspec.Struct, frozen=True):
     @property
     def at_least(self) -> int:
         """Their size in an arena during use."""
-        return self.taken if self.layers else in_chunks(self.least, self.chunk)
+        return self.taken if self.layers or self.streamed else in_chunks(self.least, self.chunk)
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +93,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether a setting fixes the cache's size, so that it gets no more.
     said: bool = False
     graphs: bool = False
+    #: Whether it must run without graphs, so that its layers can stream.
+    eager: bool = False
 
     @property
     def weights(self) -> int:
@@ -80,6 +117,20 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     def staying(self) -> int:
         """Bytes of it that never leave the arena."""
         return sum(p.taken for p in self.parts if p.stays)
+
+    @property
+    def streams(self) -> WeightGroup | None:
+        """Its weights whose layers stream, or could: None if none do."""
+        turn = [p for p in self.parts if p.each and not p.stays]
+        return turn[0] if turn and self.kind == "ar" else None
+
+    def streaming(self, room: int) -> "Demand":
+        """The same with layers streamed, as few as `room` bytes for a step's weights demand."""
+        part = self.streams
+        assert part is not None
+        beside = self.turning(0) - part.at_least
+        own = part.streaming(Options(resident="auto"), room - beside)
+        return replace(self, parts=tuple(own if p is part else p for p in self.parts))
 
     def turning(self, cache: int) -> int:
         """Bytes of a step without the permanent components, with a KV cache of `cache` bytes."""

@@ -9,9 +9,9 @@ workspace of each stage (activations, buffers) is its room: torch keeps it from 
 Besides, each process has a CUDA context, and its CUDA graphs are in no stage's share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import floor
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
 from swapd.plan.demands import Demand, Term, WeightGroup
 from swapd.plan.rounds import Turn
 from swapd.shared.units import size
+from swapd_client.vllm.window_size import slots_of
 
 _GIB = 1 << 30
 
@@ -55,6 +56,31 @@ class GpuShare(msgspec.Struct, frozen=True):
     takes_turns: bool
     turning_bytes: int
     swap_in_s: float
+    #: Whether it must run without graphs, so that its layers can stream.
+    eager: bool = False
+
+
+What = Literal["fastest", "balanced", "least memory"]
+
+
+class StreamPoint(msgspec.Struct, frozen=True):
+    """A stage whose layers stream, with so many of them."""
+
+    name: str
+    what: What
+    layers: int
+    streamed: int
+    slots: int
+    #: Its weights that are in during a turn; those that stay then, without the window, as the
+    #: stage's setting `resident` takes them; and the bytes that each step copies.
+    turn_bytes: int
+    resident_bytes: int
+    step_bytes: int
+    #: An estimate: the time of these copies. A step that computes longer hides them.
+    step_s: float
+    #: The largest KV cache beside it, and its tokens, if known.
+    cache_bytes: int
+    cache_tokens: int
 
 
 class Larger(msgspec.Struct, frozen=True):
@@ -94,6 +120,10 @@ class GpuPlan(msgspec.Struct, frozen=True):
     chunk_bytes: int
     #: Components that load by block, again at each step.
     by_block: tuple[str, ...] = ()
+    #: Stages whose layers stream: as planned ("fastest"), with half of the others, with all.
+    streams: tuple[StreamPoint, ...] = ()
+    #: Why it would be refused with CUDA graphs and without streaming; "" if it would not.
+    instead_of: str = ""
 
     @property
     def takes_turns(self) -> list[str]:
@@ -125,22 +155,50 @@ def divide(
     """Divide a GPU of `total` bytes; `overhead` replaces the estimate for contexts and graphs.
 
     `budget` is the arena's size where the user gives it. On a GPU without swapd the stages keep
-    their settings. Raises: DoesNotFit, with the sum.
+    their settings. Layers of a stage that does not fit stream. Raises: DoesNotFit, with the sum.
     """
+    try:
+        return _divide(gpu, claims, total, bytes_per_s, overhead, budget)
+    except DoesNotFit as exc:
+        arena, _ = _arena(gpu, claims, total, overhead, budget)
+        eager = [replace(c, eager=True, graphs=False) if arena.lacks(c) else c for c in claims]
+        if eager == list(claims):
+            raise
+        arena, _ = _arena(gpu, eager, total, overhead, budget)
+        streaming = [c.streaming(arena.room_of(c)) if arena.lacks(c) else c for c in eager]
+        try:
+            plan = _divide(gpu, streaming, total, bytes_per_s, overhead, budget)
+        except DoesNotFit:
+            raise exc from None
+        return replace(plan, instead_of=str(exc))
+
+
+def _divide(
+    gpu: int,
+    claims: Sequence[Demand],
+    total: int,
+    bytes_per_s: float,
+    overhead: int | None,
+    budget: int | None,
+) -> GpuPlan:
+    arena, beside = _arena(gpu, claims, total, overhead, budget)
+    needed = arena.needed(_least_caches(arena.ours))
+    if arena.ours and arena.nbytes < needed:
+        raise DoesNotFit(refusals.too_much(gpu, claims, total, beside, arena.nbytes, needed))
+    return _plan(gpu, claims, total, bytes_per_s, beside, arena)
+
+
+def _arena(
+    gpu: int, claims: Sequence[Demand], total: int, overhead: int | None, budget: int | None
+) -> tuple["_Arena", list[Term]]:
+    """The largest possible arena, and all memory beside it and the rooms."""
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
     free = _free(ours, total, beside)
     if ours and budget is not None:
         beside.append(_outside(gpu, ours, total, beside, budget))
         free -= beside[-1].nbytes
-    arena = _Arena(ours, free)
-    if ours and free < arena.needed(_least_caches(ours)):
-        raise DoesNotFit(
-            refusals.too_much(
-                gpu, claims, total, beside, arena.nbytes, arena.needed(_least_caches(ours))
-            )
-        )
-    return _plan(gpu, claims, total, bytes_per_s, beside, arena)
+    return _Arena(ours, free), beside
 
 
 def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
@@ -175,6 +233,16 @@ class _Arena(NamedTuple):
     def needed(self, caches: Mapping[str, int]) -> int:
         """The permanent components, and the largest turn."""
         return self.stays + max((c.turning(caches[c.name]) for c in self.ours), default=0)
+
+    def room_of(self, claim: Demand) -> int:
+        """The most that the weights of its turn may take."""
+        return self.nbytes - self.stays - claim.cache_bytes()
+
+    def lacks(self, claim: Demand) -> bool:
+        """Whether a stage whose layers can stream has no room for its turn."""
+        part = claim.streams if claim.ours else None
+        could = part is not None and not part.streamed
+        return could and claim.turning(0) > self.room_of(claim)
 
     def whole(self, caches: Mapping[str, int]) -> int:
         """All of them at once."""
@@ -228,7 +296,36 @@ def _plan(
         larger=_larger(arena, caches, bytes_per_s),
         chunk_bytes=_chunk(ours),
         by_block=_by_block(ours, budget),
+        streams=tuple(p for c in ours for p in _points(c, arena, bytes_per_s)),
     )
+
+
+def _points(claim: Demand, arena: _Arena, bytes_per_s: float) -> Iterator[StreamPoint]:
+    """What a stage whose layers stream needs and costs with more of them streamed."""
+    if (part := claim.streams) is None or not part.streamed:
+        return
+    least, layers = part.streamed, part.each
+    middle = (least + layers) // 2
+    points: dict[int, What] = {layers: "least memory", middle: "balanced", least: "fastest"}
+    for number, what in reversed(points.items()):
+        slots = part.slots if number == least else slots_of(number, layers, layers)
+        own = replace(part, streamed=number, slots=slots)
+        parts = tuple(own if p is part else p for p in claim.parts)
+        cache = arena.nbytes - arena.stays - replace(claim, parts=parts).turning(0)
+        cache = claim.cache_bytes(cache)
+        yield StreamPoint(
+            name=claim.name,
+            what=what,
+            layers=layers,
+            streamed=number,
+            slots=slots,
+            turn_bytes=own.taken,
+            resident_bytes=part.nbytes - number * part.each_bytes,
+            step_bytes=number * part.each_bytes,
+            step_s=number * part.each_bytes / bytes_per_s,
+            cache_bytes=cache,
+            cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
+        )
 
 
 def divide_all(
@@ -351,7 +448,7 @@ def _turn(parts: Sequence[WeightGroup], cache: int) -> Turn:
     by_layer = next((p for p in parts if p.layers), None)
     return Turn(
         taken=sum(p.taken for p in parts),
-        copied=sum(p.nbytes for p in parts),
+        copied=sum(p.copied for p in parts),
         cache=cache,
         layers=by_layer.layers if by_layer else 1,
         layer_taken=by_layer.layer_taken if by_layer else 0,
@@ -389,8 +486,9 @@ def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShar
         takes_turns=False,
         turning_bytes=0,
         swap_in_s=0.0,
+        eager=claim.eager,
     )
     if fits or not (claim.ours and taken):
         return share
-    swap_in_s = sum(p.nbytes for p in turning) / bytes_per_s
+    swap_in_s = sum(p.copied for p in turning) / bytes_per_s
     return replace(share, takes_turns=True, turning_bytes=taken, swap_in_s=swap_in_s)

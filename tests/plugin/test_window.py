@@ -55,7 +55,8 @@ def step(stage: Stage, model: Deep, **how: Any) -> torch.Tensor:
     stage.begin()
     try:
         with torch.inference_mode():
-            return model(X, **how)
+            out: torch.Tensor = model(X, **how)
+            return out
     finally:
         stage.end()
 

@@ -5,23 +5,18 @@ They are a family of their own, beside that of the weights that stay for a turn 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import ceil
 
 from torch import Tensor
 from torch.nn import Module
 
 from swapd.shared.protocol import REST
-from swapd.shared.units import size
 from swapd.shared.vm import round_up
 from swapd_client.errors import InvalidSettings
 from swapd_client.offload.blocks import lists_of
 from swapd_client.vllm.layers import by_layers, nbytes_of
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import StagePart, Tensors
-
-#: Streamed layers that are in at a time: one computes and one comes in; and a third, if two
-#: streamed layers are neighbours, so that a copy can begin before the layer in use has ended.
-SLOTS, SLOTS_OF_NEIGHBOURS = 2, 3
+from swapd_client.vllm.window_size import SLOTS, number_of, slots_of
 
 
 def split(
@@ -47,8 +42,8 @@ def split(
     each = round_up(max(sizes), chunk)
     left = room - sum(round_up(nbytes, chunk) for nbytes in beside)
     room_for = left // each  # layers
-    number = _number(options, main.name, sizes, sum(beside), room_for)
-    slots = _slots(number, len(sizes), room_for)
+    number = number_of(options, main.name, len(sizes), max(sizes), sum(beside), room_for)
+    slots = slots_of(number, len(sizes), room_for)
     if number <= slots:  # they would all be in at once
         return
     passing = {layers[(2 * i + 1) * len(layers) // (2 * number)] for i in range(number)}
@@ -85,38 +80,3 @@ def _alike(parts: Mapping[str, Tensors], chunk: int) -> list[str]:
 
 def _nbytes(parts: Mapping[str, Tensors], names: Sequence[str]) -> int:
     return sum(nbytes_of(parts[name]) for name in names)
-
-
-def _slots(number: int, layers: int, room_for: int) -> int:
-    """How many of `number` streamed layers are in at a time, where so many have room."""
-    neighbours = 2 * number > layers
-    fits = layers - number + SLOTS_OF_NEIGHBOURS <= room_for
-    return SLOTS_OF_NEIGHBOURS if neighbours and fits else SLOTS
-
-
-def _number(options: Options, name: str, sizes: Sequence[int], beside: int, room_for: int) -> int:
-    """How many of the layers stream. `beside`: the bytes that stay anyway."""
-    most, layer, layers = sum(sizes), max(sizes), len(sizes)
-    if options.offload.enable_layerwise_offload:
-        return layers
-    if group := options.offload_group_size:
-        return layers * options.offload_num_in_group // group
-    if offloaded := options.offload.offloaded_bytes:
-        if offloaded > most:
-            raise InvalidSettings(
-                f"{name}: cpu_offload_gb: {options.offload.cpu_offload_gb:g} is more than the "
-                f"{size(most)} of its {layers} layers that can stream: set "
-                "enable_layerwise_offload: true, and leave out cpu_offload_gb"
-            )
-        return ceil(offloaded / layer)
-    if options.resident == "auto":
-        whole = range(layers + 1)
-        fits = (n for n in whole if layers - n + (n and _slots(n, layers, room_for)) <= room_for)
-        return next(fits, layers)
-    assert options.resident is not None
-    if beside > options.resident:
-        raise InvalidSettings(
-            f"{name}: resident: {size(options.resident)} is less than {size(beside)}, which its "
-            "embeddings, head and encoders take: set resident to more"
-        )
-    return max(ceil((beside + most - options.resident) / layer), 0)

@@ -1,0 +1,61 @@
+"""How many layers of a stage stream, and how many of these are in at a time. Pure."""
+
+from math import ceil
+
+from swapd.shared.units import size
+from swapd_client.errors import InvalidSettings
+from swapd_client.vllm.options import Options
+
+#: Streamed layers that are in at a time: one computes and one comes in; and a third, if two
+#: streamed layers are neighbours, so that a copy can begin before the layer in use has ended.
+SLOTS, SLOTS_OF_NEIGHBOURS = 2, 3
+
+
+def slots_of(streamed: int, layers: int, room_for: int) -> int:
+    """How many of the streamed layers are in at a time, where so many layers have room."""
+    neighbours = 2 * streamed > layers
+    fits = layers - streamed + SLOTS_OF_NEIGHBOURS <= room_for
+    return SLOTS_OF_NEIGHBOURS if neighbours and fits else SLOTS
+
+
+def in_a_turn(streamed: int, layers: int, room_for: int) -> int:
+    """How many layers are in during a turn."""
+    return layers - streamed + (slots_of(streamed, layers, room_for) if streamed else 0)
+
+
+def fewest(layers: int, room_for: int) -> int:
+    """The fewest layers to stream so that the others and the window fit; all, if none fit."""
+    fits = (n for n in range(layers) if in_a_turn(n, layers, room_for) <= room_for)
+    return next(fits, layers)
+
+
+def number_of(
+    options: Options, name: str, layers: int, nbytes: int, beside: int, room_for: int
+) -> int:
+    """How many of the layers stream, as a stage's options say; messages name the stage `name`.
+
+    `nbytes`: of a layer. `beside`: the bytes of the weights that stay anyway. `room_for`: the
+    layers that have room beside them. Raises: InvalidSettings.
+    """
+    most = layers * nbytes
+    if options.offload.enable_layerwise_offload:
+        return layers
+    if group := options.offload_group_size:
+        return layers * options.offload_num_in_group // group
+    if offloaded := options.offload.offloaded_bytes:
+        if offloaded > most:
+            raise InvalidSettings(
+                f"{name}: cpu_offload_gb: {options.offload.cpu_offload_gb:g} is more than the "
+                f"{size(most)} of its {layers} layers that can stream: set "
+                "enable_layerwise_offload: true, and leave out cpu_offload_gb"
+            )
+        return ceil(offloaded / nbytes)
+    if options.resident == "auto":
+        return fewest(layers, room_for)
+    assert options.resident is not None
+    if beside > options.resident:
+        raise InvalidSettings(
+            f"{name}: resident: {size(options.resident)} is less than {size(beside)}, which its "
+            "embeddings, head and encoders take: set resident to more"
+        )
+    return max(ceil((beside + most - options.resident) / nbytes), 0)
