@@ -271,13 +271,14 @@ def test_values_that_are_too_much_as_they_stand_are_said(qwen3: Path, model: Pat
 def beside_its_base(folder: Path, name: str) -> Path:
     """One of the overlays, beside a base file with the memory settings of vllm-omni's own."""
     overlay = yaml.safe_load((DEPLOY / f"swapd_{name}.yaml").read_text())
+    is_qwen3 = name.startswith("qwen3_omni")
     said = {
-        "enforce_eager": name != "qwen3_omni",
+        "enforce_eager": not is_qwen3,
         "enable_prefix_caching": False,
-        "max_num_seqs": 64 if name == "qwen3_omni" else 1,
+        "max_num_seqs": 64 if is_qwen3 else 1,
     }
     stages = [{"stage_id": n, **said} for n in range(len(overlay["stages"]))]
-    base = {"async_chunk": name == "qwen3_omni", "stages": stages}
+    base = {"async_chunk": is_qwen3, "stages": stages}
     (folder / overlay["base_config"]).write_text(yaml.safe_dump(base))
     path = folder / f"swapd_{name}.yaml"
     path.write_text((DEPLOY / path.name).read_text())
@@ -296,6 +297,7 @@ WAN = ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")
 @pytest.mark.parametrize(
     ("name", "memory", "which"),
     [
+        ("qwen3_omni_48gib", "48GiB", "Qwen3-Omni-30B-A3B"),
         ("qwen2_5_omni", "48GiB", "Qwen2.5-Omni-7B"),
         ("qwen3_omni", "80GiB", "Qwen3-Omni-30B-A3B"),
         ("wan2_2", "24GiB", None),
