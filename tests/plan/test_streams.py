@@ -74,7 +74,7 @@ def stage(number: int, name: str, worker: str = AR, **keys: Any) -> dict[str, An
 
 def of_omni(**thinker: Any) -> tuple[dict[str, Any], ...]:
     """Its other stages run without CUDA graphs."""
-    eager = {"enforce_eager": True}
+    eager: dict[str, Any] = {"enforce_eager": True}
     length = {key: n for key, n in thinker.items() if key == "max_model_len"}
     return (
         stage(0, "thinker", **thinker),

@@ -296,7 +296,7 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def start(self, name: str, *, as_users_do: bool = False) -> Server:
+    def start(self, name: str, *flags: str, as_users_do: bool = False) -> Server:
         """A server of the model `name`; its component is called so. Does not wait for it.
 
         It is forked by the nursery, ready in seconds; or, `as_users_do`, it is `vllm serve` in a
@@ -304,7 +304,7 @@ class Servers:
         """
         self._started += 1
         path = self._folder / f"{name}{self._started}.sock"
-        arguments = self._arguments(name, path)
+        arguments = [*self._arguments(name, path), *flags]
         if not as_users_do:
             # with vLLM's routes for sleep
             server = forked(self._nursery, name, path, arguments, VLLM_SERVER_DEV_MODE="1")

@@ -85,9 +85,12 @@ class RecordedCalls:
     def add_linear(self, models: Mapping[str, Module]) -> None:
         """Record made-up calls of linear layers that the dummy forward did not call."""
         called = {id(call.module) for call in self._calls}
+        on_gpu = any(one.is_cuda for model in models.values() for one in model.parameters())
         for key, model in models.items():
             for path, module in model.named_modules(prefix=key):
-                if id(module) not in called and (given := _linear_input(module)) is not None:
+                given = None if id(module) in called else _linear_input(module)
+                # a layer that is built on the host has no output yet to compare with
+                if given is not None and given.is_cuda == on_gpu:
                     self._calls.append(Call(path, module, (given,), {}))
 
     def settle(self) -> None:

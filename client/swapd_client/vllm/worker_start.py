@@ -18,6 +18,7 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.worker import gpu_worker
 
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
+from swapd_client.vllm.host_layers import build_on_host
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
 from swapd_client.vllm.refusals import Unsupported
@@ -139,6 +140,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
 
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
         graphs = _graphs()
+        if self._swapd.options.streams:
+            build_on_host()
         super().load_model(*args, **kwargs)
         if _graphs() > graphs:
             raise Unsupported(
