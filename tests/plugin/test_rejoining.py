@@ -1,7 +1,9 @@
 """A stage registers again between two calls when its daemon has restarted. Without vLLM."""
 
 import logging
+import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -423,3 +425,24 @@ def test_what_was_never_registered_looks_for_no_daemon(
 
 def _fail(_: Rejoining) -> None:
     raise AssertionError
+
+
+def test_a_stage_that_asks_while_the_daemon_stops_comes_back_to_the_next(lives: Lives) -> None:
+    """The daemon still waits for another process's lease, so this session has not ended."""
+    stage, model = lives.stage("thinker")
+    expected = Model()(X)
+    with connect(lives.daemon.folder) as other:
+        other.register("held", {"w": torch.zeros(1024)})
+        held = other.acquire("held")
+        os.kill(lives.daemon.pid, signal.SIGTERM)
+        lives.daemon.await_record("Stopping")
+        stage.begin()
+        assert stage.alone
+        with torch.inference_mode():
+            assert torch.equal(model(X), expected)
+        stage.end()
+        held.release()
+    lives.restart()
+    lives.await_back(stage)
+    with stage.using(), torch.inference_mode():
+        assert torch.equal(model(X), expected)

@@ -140,7 +140,9 @@ class Session:
         """Return a reply that is not a refusal; raise the error of a refusal."""
         if isinstance(reply, protocol.Refused):
             self.check()  # if the session has ended, raise the reason for that
-            raise from_refusal(reply)
+            error = from_refusal(reply)
+            self.registry.deserted |= isinstance(error, SessionEnded)  # the daemon stops
+            raise error
         return reply
 
     def renew(self, part: Part, master: OwnedFd) -> None:

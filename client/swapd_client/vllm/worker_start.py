@@ -72,6 +72,10 @@ class WorkerStart(_Above):  # type: ignore[misc]
         flags.prefetch.offload_group_size = flags.uva.cpu_offload_gb = 0
         if not any(theirs.values()):
             return
+        if flags.uva.cpu_offload_params or flags.prefetch.offload_params:
+            raise Unsupported(
+                "swapd streams whole layers: leave out cpu_offload_params and offload_params"
+            )
         config = self.vllm_config.additional_config
         config[KEY] = {**theirs, **config.get(KEY, {})}
         said = ", ".join(f"{name}: {value:g}" for name, value in theirs.items())
