@@ -1,6 +1,6 @@
 """Options of a stage in `additional_config.swapd`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from math import isfinite
 from typing import Annotated, Any, Literal, get_type_hints
@@ -80,8 +80,10 @@ _OWN = tuple(n for n in Options.__struct_fields__ if n not in ("offload", "offlo
 NAMES = (*_OWN, *settings.NAMES)
 
 
-def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Options:
-    """The options of a stage; messages name it `stage`.
+def options_of(
+    additional_config: Mapping[str, Any] | None, stage: str, flags: Iterable[str] = ()
+) -> Options:
+    """The options of a stage; messages name it `stage`. `flags`: further ones that are true.
 
     Raises: InvalidSettings, which names the option that is unknown, of the wrong type, or in
     contradiction to another.
@@ -90,6 +92,8 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):
         raise InvalidSettings(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
+    for flag in flags:
+        given = _with_flag(given, flag, where)
     for name in given:
         _check_name(str(name), where)
     own = {name: given[name] for name in _OWN if given.get(name) is not None}
@@ -109,6 +113,15 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
             f"{options.offload_group_size} layers cannot stream: set offload_group_size to more"
         )
     return options
+
+
+def _with_flag(given: Mapping[str, Any], flag: str, where: str) -> Mapping[str, Any]:
+    for name in (flag, "cpu_offload_enabled"):
+        if given.get(name) is False:
+            raise InvalidSettings(
+                f"{where}.{name}: false contradicts {flag}: leave out one of them"
+            )
+    return {**given, flag: True}
 
 
 def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:
