@@ -20,6 +20,7 @@ from swapd.shared.text import problem_with_text
 from swapd_client.errors import InvalidSettings
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.vllm.options import KEY, options_of
+from swapd_client.vllm.own_flags import options_of_stage
 
 #: swapd's classes in a deploy file, by the kind of their stage.
 WORKERS: dict[Kind, str] = {
@@ -273,11 +274,12 @@ def _stage(
     for inner in INNER:
         flat |= _dictionary(where, inner, entry.get(inner))
     additional = _dictionary(where, "additional_config", flat.get("additional_config"))
+    worker, extension = str(flat.get("worker_cls")), str(flat.get("worker_extension_cls"))
     try:
-        options = options_of(additional, where)
+        takes_flags = extension.startswith(_OURS)
+        options = options_of_stage(flat, where) if takes_flags else options_of(additional, where)
     except InvalidSettings as exc:
         raise BadDeploy(str(exc)) from exc
-    worker, extension = str(flat.get("worker_cls")), str(flat.get("worker_extension_cls"))
     called, kind = known or (f"stage{number}", _kind(worker, extension))
     name = options.component or called
     if problem := problem_with_text("component", name):

@@ -12,6 +12,7 @@ from swapd.plan.deploy import BadDeploy, DeployStage
 from tests.plan import omni
 
 AR = "swapd_client.vllm.omni.ARWorker"
+DIFFUSION = "swapd_client.vllm.diffusion.DiffusionExtension"
 BASE = """
 async_chunk: true
 stages:
@@ -137,6 +138,12 @@ def test_what_a_stage_says_of_offloading_is_read_by_its_names(tmp_path: Path) ->
     assert one(tmp_path, additional_config={"swapd": {"cpu_offload_enabled": False}}).stays
 
 
+def test_a_flag_of_a_stage_itself_counts_where_swapd_takes_it_over(tmp_path: Path) -> None:
+    flag = {"enable_layerwise_offload": True}
+    assert one(tmp_path, worker_extension_cls=DIFFUSION, **flag).offload.mode == "layerwise"
+    assert one(tmp_path, **flag).offload.mode == "off"
+
+
 @pytest.mark.parametrize(
     ("keys", "gpus", "shards"),
     [
@@ -184,6 +191,11 @@ def test_a_compilation_without_graphs_captures_none(tmp_path: Path) -> None:
         (
             "stages: [{stage_id: 0, additional_config: {swapd: {cpu_offload_strategy: none}}}]",
             "alternating, sequential",
+        ),
+        (
+            f"stages: [{{stage_id: 0, worker_extension_cls: {DIFFUSION}, "
+            "diffusion_offload_config: {mode: layer, components: [text_encoder]}}]",
+            "enable_layerwise_offload or enable_cpu_offload instead",
         ),
         (f"stages: [{{stage_id: 0, worker_cls: {AR}, devices: '0,1'}}]", "2 devices for 1"),
         (f"stages: [{{stage_id: 0, worker_cls: {AR}, num_replicas: 2, devices: '0,0'}}]", "twice"),

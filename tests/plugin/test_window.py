@@ -238,4 +238,4 @@ def test_a_model_without_a_list_of_layers_is_refused(scene: Scene) -> None:
     stage = scene.connect("thinker", resident="auto")
     with pytest.raises(InvalidSettings, match="its model has no list of so many: leave out resid"):
         stage.memory.take({"": nn.Linear(512, 1024)})
-    assert options_of({"swapd": {}}, "thinker").streams == ""
+    assert options_of({"swapd": {}}, "thinker").streams == []

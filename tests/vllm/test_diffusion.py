@@ -152,6 +152,96 @@ def test_a_dit_larger_than_the_room_there_is_comes_in_block_by_block(
     assert daemon.status().bytes_out == 0
 
 
+FLAGS = ["enable_cpu_offload", "enable_layerwise_offload"]
+MODULES = {"diffusion_offload_config": {"mode": "module", "components": ["dit", "text_encoder"]}}
+
+
+def components(daemon: Daemon) -> set[tuple[str, str, int]]:
+    return {(c.name, c.policy, c.nbytes) for c in daemon.status().components}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "option"),
+    [*(({flag: True}, flag) for flag in FLAGS), (MODULES, FLAGS[0])],
+    ids=[*FLAGS, "diffusion_offload_config"],
+)
+def test_a_flag_of_the_stage_itself_does_what_the_option_does(
+    stages: Scene,
+    tmp_path: Path,
+    toy: Toy,
+    expected: Expected,
+    theirs: dict[str, Any],
+    option: str,
+) -> None:
+    ours, daemon = stages.daemon(budget="12MiB"), stages.daemon(budget="12MiB")
+    toy(ours, **{option: True})
+    stage = begin(
+        stages, "flag", tmp_path, pipeline={"seed": 1}, **on_swapd(daemon, "toy"), **theirs
+    )
+    stage.result()
+    assert components(daemon) == components(ours)
+    assert stage.draw_many(SEEDS) == expected[1]
+    assert f"stage 0: swapd takes over {option} from vllm-omni" in stage.log
+    assert "Enabling offloader backend" not in stage.log
+    stage.build_again()
+    assert components(daemon) == components(ours)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "swapd"),
+    [(dict.fromkeys(FLAGS, True), {}), ({FLAGS[0]: True}, {FLAGS[1]: True})],
+    ids=["two flags", "a flag and an option"],
+)
+def test_if_both_are_set_blocks_are_streamed(
+    stages: Scene,
+    tmp_path: Path,
+    expected: Expected,
+    theirs: dict[str, Any],
+    swapd: dict[str, Any],
+) -> None:
+    """Of two flags, vllm-omni's configuration has layerwise alone: it says nothing of that."""
+    daemon = stages.daemon(budget="8MiB")
+    on = on_swapd(daemon, "toy", **swapd)
+    stage = begin(stages, "toy", tmp_path, pipeline={"seed": 1}, **on, **theirs)
+    stage.result()
+    assert stage.draw_many(SEEDS) == expected[1]
+    assert "core (8.02 MiB, streamed in " in stage.log
+    if swapd:
+        assert f"{FLAGS[1]} is set too, so {FLAGS[0]} is ignored" in stage.log
+
+
+@pytest.mark.parametrize(
+    "declares",
+    [
+        {"_layerwise_offload_blocks_attrs": ["blocks.0"]},
+        {"_layerwise_offload_blocks_attrs": None, "_layerwise_offload_blocks_attr": "blocks.0"},
+    ],
+    ids=["attrs", "attr"],
+)
+def test_the_blocks_that_stream_are_those_that_a_dit_declares_by_either_name(
+    stages: Scene, tmp_path: Path, expected: Expected, declares: dict[str, object]
+) -> None:
+    daemon = stages.daemon()
+    given: dict[str, Any] = {"pipeline": {"seed": 1, "declares": declares}, FLAGS[1]: True}
+    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
+    stage.result()
+    assert stage.draw_many(SEEDS) == expected[1]
+    of_the_dit = {name for name in policies(daemon) if name.startswith("toy.core")}
+    assert of_the_dit == {"toy.core/rest", "toy.core/blocks.0"}
+
+
+def test_a_dit_without_blocks_stays_whole_with_a_warning(
+    stages: Scene, tmp_path: Path, expected: Expected
+) -> None:
+    daemon = stages.daemon()
+    declares: dict[str, Any] = {"_layerwise_offload_blocks_attrs": []}
+    given: dict[str, Any] = {"pipeline": {"seed": 1, "declares": declares}, FLAGS[1]: True}
+    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
+    stage.result()
+    assert stage.draw_many(SEEDS) == expected[1]
+    assert "'core' has no list of blocks that holds most of it" in stage.log
+
+
 def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) -> None:
     daemon = stages.daemon(budget="18MiB")
     settings = {"cpu_offload_enabled": True, "cpu_offload_components": ["text_*"]}
@@ -372,12 +462,15 @@ def test_settings_that_make_no_sense_are_refused_at_start(
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
-        ({"enable_cpu_offload": True}, "{swapd: {enable_cpu_offload: true}}"),
-        ({"enable_layerwise_offload": True}, "{swapd: {enable_layerwise_offload: true}}"),
         (
-            {"diffusion_offload_config": {"mode": "layer", "components": ["dit"]}},
-            "instead of diffusion_offload_config set additional_config: {swapd: {enable_layerwise",
+            {"enable_distributed_layerwise_offload": True},
+            "set enable_layerwise_offload instead of enable_distributed_layerwise_offload",
         ),
+        (
+            {"diffusion_offload_config": {"mode": "layer", "components": ["text_encoder"]}},
+            "set enable_layerwise_offload or enable_cpu_offload instead of it",
+        ),
+        ({"parallel_config": {"use_hsdp": True, "hsdp_shard_size": 1}}, "set use_hsdp: false"),
         ({"enable_sleep_mode": True}, "sleep and wake_up work without it"),
     ],
 )
@@ -389,6 +482,15 @@ def test_what_else_moves_weights_is_refused_at_start(
     assert said in refused(stage)
 
 
+def test_a_flag_that_contradicts_the_options_is_refused_at_start(
+    stages: Scene, tmp_path: Path
+) -> None:
+    on = on_swapd(stages.daemon(), "toy", cpu_offload_enabled=True)
+    said = refused(begin(stages, "toy", tmp_path, **on, enable_cpu_offload=True))
+    assert "additional_config.swapd.cpu_offload_enabled and enable_cpu_offload each say" in said
+    assert "enable_cpu_offload is the stage's own flag" in said
+
+
 def test_what_the_deploy_file_says_arrives_at_the_worker(stages: Scene, tmp_path: Path) -> None:
     model = tmp_path / "model"
     (model / "transformer").mkdir(parents=True)
@@ -396,7 +498,8 @@ def test_what_the_deploy_file_says_arrives_at_the_worker(stages: Scene, tmp_path
     (model / "transformer" / "config.json").write_text("{}")
     lines = {
         "worker_extension_cls": EXTENSION,
-        "additional_config": {"swapd": {"component": "wan", "enable_cpu_offload": True}},
+        "additional_config": {"swapd": {"component": "wan"}},
+        "enable_cpu_offload": True,
     }
     base = Path(sysconfig.get_path("purelib")) / "vllm_omni" / "deploy" / "wan2_2_ti2v.yaml"
     overlay = {"base_config": str(base), "stages": [{"stage_id": 0, **lines}]}
@@ -404,7 +507,7 @@ def test_what_the_deploy_file_says_arrives_at_the_worker(stages: Scene, tmp_path
     path.write_text(yaml.safe_dump(overlay))
     stage = stages.process("config", multiprocessing=False, **DRIVEN)
     said = stage.configured("wan2_2_ti2v", str(path), str(model))
-    assert said == {**lines, "num_gpus": 1, "enable_cpu_offload": False}
+    assert said == {**lines, "num_gpus": 1}
 
 
 def test_a_name_that_is_taken_is_refused_with_what_to_say(

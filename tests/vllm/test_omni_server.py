@@ -206,6 +206,8 @@ def test_a_server_of_pictures_takes_turns_with_the_stages(place: Place, plain: P
             seen = clients.map(lambda prompt: draw(pictures, prompt), PROMPTS)
             assert dict(zip(PROMPTS, said, strict=True)) == plain.answers
             assert dict(zip(PROMPTS, seen, strict=True)) == drawn
+    # by the server's own --enable-cpu-offload
+    assert place.daemon.component(serving.DIT).policy == "alternating"
     pictures.close()
     await_leases_back(place.daemon)
     place.check_copied_out()

@@ -133,3 +133,35 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     assert status.bytes_out == 0
     if settings is not WHOLE:
         assert status.evictions > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "flag"),
+    [
+        pytest.param(QWEN, "18MiB", IN_TURN, id="Qwen-Image: in turn"),
+        pytest.param(WAN, "16MiB", BY_BLOCK, id="Wan: block by block"),
+    ],
+)
+def test_it_is_the_same_where_a_flag_of_the_stage_itself_says_what_goes_in_and_out(
+    stages: Scene,
+    checkpoints: Path,
+    expected: Expected,
+    name: str,
+    budget: str,
+    flag: dict[str, Any],
+) -> None:
+    daemon = stages.daemon(budget=budget)
+    stage = begin(
+        stages,
+        "dit",
+        checkpoints / name,
+        worker_extension_cls="swapd_client.vllm.diffusion.DiffusionExtension",
+        additional_config={"swapd": {"endpoint": str(daemon.folder), "component": "dit"}},
+        **flag,
+    )
+    stage.result()
+    assert [stage.film(seed, STEPS) for seed in (1, 2)] == expected[name, ""]
+    await_leases_back(daemon)
+    status = daemon.status()
+    assert sum(c.nbytes for c in status.components) > 17 << 20, "all of it is swapd's"
+    assert status.evictions > 0

@@ -1,7 +1,8 @@
 """A diffusion pipeline as vllm-omni has them, small: an encoder, a DiT of blocks, a VAE.
 
 `custom_pipeline_args` say more: `seed` of its weights, `compile` how, whether to `cache`. `method`
-is a class of `keeping` that handles the weights of the DiT's layers. `told` is a fifo in which a
+is a class of `keeping` that handles the weights of the DiT's layers. `declares` has attributes of
+the DiT. `told` is a fifo in which a
 request whose prompt is "stop" says that it has got to the middle; it goes on when something is
 written there.
 """
@@ -89,6 +90,8 @@ class ToyPipeline(nn.Module):
         self.compile_how = given.get("compile")
         self.text_encoder = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
         self.core = Transformer()
+        for name, value in given.get("declares", {}).items():
+            setattr(self.core, name, value)
         self.vae = Vae()
         self.connector = nn.Linear(WIDTH, WIDTH)
         for module in self.core.modules() if "method" in given else ():

@@ -22,7 +22,8 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
 from swapd_client.vllm.in_context import during
-from swapd_client.vllm.options import Options, options_of
+from swapd_client.vllm.options import Options
+from swapd_client.vllm.own_flags import take_over
 from swapd_client.vllm.pipeline import Components, Whole, as_whole
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
@@ -45,8 +46,13 @@ class _Swapd:
         versions.check()
         config = worker.od_config
         where = f"stage {config.stage_id}"
-        options = options_of(config.additional_config, where)
+        options = take_over(config, where)
         refusals.refuse(refusals.DIFFUSION, config, where)
+        if options.resident is not None or options.offload_group_size:
+            raise Unsupported(
+                f"{where}: resident and offload_group_size are for AR and generation stages: set "
+                "cpu_offload_gb or enable_layerwise_offload"
+            )
         if options.kv != "private":
             raise Unsupported(f"{where}: a diffusion stage has no KV cache: leave out kv")
         if options.slice_s is not None:

@@ -1,6 +1,6 @@
 """Options of a stage in `additional_config.swapd`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from math import isfinite
 from typing import Annotated, Any, Literal, get_type_hints
@@ -61,27 +61,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     offload_said: bool = False
 
     @property
-    def streams(self) -> str:
-        """The option by which layers stream; "" if none do."""
-        return next(iter(_streaming(self)), "")
-
-
-def _streaming(options: Options) -> list[str]:
-    given = {
-        "resident": options.resident is not None,
-        "cpu_offload_gb": options.offload.cpu_offload_gb,
-        "enable_layerwise_offload": options.offload.enable_layerwise_offload,
-        "offload_group_size": options.offload_group_size,
-    }
-    return [name for name, value in given.items() if value]
+    def streams(self) -> list[str]:
+        """The options by which layers of an AR or generation stage stream; none: they do not."""
+        given = {
+            "resident": self.resident is not None,
+            "cpu_offload_gb": self.offload.cpu_offload_gb,
+            "enable_layerwise_offload": self.offload.enable_layerwise_offload,
+            "offload_group_size": self.offload_group_size,
+        }
+        return [name for name, value in given.items() if value]
 
 
 _OWN = tuple(n for n in Options.__struct_fields__ if n not in ("offload", "offload_said"))
 NAMES = (*_OWN, *settings.NAMES)
 
 
-def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Options:
-    """The options of a stage; messages name it `stage`.
+def options_of(
+    additional_config: Mapping[str, Any] | None, stage: str, flags: Iterable[str] = ()
+) -> Options:
+    """The options of a stage; messages name it `stage`. `flags`: further ones that are true.
 
     Raises: InvalidSettings, which names the option that is unknown, of the wrong type, or in
     contradiction to another.
@@ -90,6 +88,8 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):
         raise InvalidSettings(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
+    for flag in flags:
+        given = _with_flag(given, flag, where)
     for name in given:
         _check_name(str(name), where)
     own = {name: given[name] for name in _OWN if given.get(name) is not None}
@@ -99,16 +99,21 @@ def options_of(additional_config: Mapping[str, Any] | None, stage: str) -> Optio
         offload=_offload_of(given, where),
         offload_said=given.get("cpu_offload_enabled") is not None,
     )
-    if len(ways := _streaming(options)) > 1:
-        raise InvalidSettings(
-            f"{where}: {' and '.join(ways)} each say how many layers stream: set one of them"
-        )
     if options.offload_num_in_group > max(options.offload_group_size, 1):
         raise InvalidSettings(
             f"{where}.offload_num_in_group: {options.offload_num_in_group} of a group of "
             f"{options.offload_group_size} layers cannot stream: set offload_group_size to more"
         )
     return options
+
+
+def _with_flag(given: Mapping[str, Any], flag: str, where: str) -> Mapping[str, Any]:
+    for name in (flag, "cpu_offload_enabled"):
+        if given.get(name) is False:
+            raise InvalidSettings(
+                f"{where}.{name}: false contradicts {flag}: leave out one of them"
+            )
+    return {**given, flag: True}
 
 
 def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:

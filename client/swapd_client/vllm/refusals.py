@@ -60,29 +60,13 @@ WORKER: tuple[Refusal, ...] = (
 )
 
 
-def _instead_of(theirs: str, what: str) -> str:
-    return (
-        f"vllm-omni's own offloading moves weights too: instead of {theirs} set additional_config: "
-        f"{{swapd: {{enable_{what}_offload: true}}}}"
-    )
-
-
-def _by_layers(config: Any) -> bool:
-    return str((config.diffusion_offload_config or {}).get("mode")) == "layer"
-
-
 #: Of diffusion stages, by vllm-omni's configuration.
 DIFFUSION: tuple[Refusal, ...] = (
     (lambda c: c.enable_sleep_mode, _SLEEP_MODE),
-    (_by_layers, _instead_of("diffusion_offload_config", "layerwise")),
-    (lambda c: c.diffusion_offload_config, _instead_of("diffusion_offload_config", "cpu")),
-    *(
-        (lambda c, name=name: getattr(c, name), _instead_of(name, what))
-        for name, what in (
-            ("enable_distributed_layerwise_offload", "layerwise"),
-            ("enable_layerwise_offload", "layerwise"),
-            ("enable_cpu_offload", "cpu"),
-        )
+    (
+        lambda c: c.enable_distributed_layerwise_offload,
+        "vllm-omni's own offloading moves weights too: set enable_layerwise_offload instead of "
+        "enable_distributed_layerwise_offload, for swapd takes over that one",
     ),
     (
         lambda c: c.parallel_config.use_hsdp,

@@ -34,8 +34,8 @@ def split(
     sizes = [nbytes_of(divided[name]) for name in layers]
     if len(layers) <= SLOTS:
         raise InvalidSettings(
-            f"{main.name}: {options.streams} needs more than {SLOTS} layers of one size, and its "
-            f"model has no list of so many: leave out {options.streams}"
+            f"{main.name}: {options.streams[0]} needs more than {SLOTS} layers of one size, and "
+            f"its model has no list of so many: leave out {options.streams[0]}"
         )
     beside = [nbytes_of(part.tensors) for part in parts if part is not main]
     beside += [nbytes_of(tensors) for name, tensors in divided.items() if name not in layers]

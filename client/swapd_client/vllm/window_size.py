@@ -38,6 +38,11 @@ def number_of(
     layers that have room beside them. Raises: InvalidSettings.
     """
     most = layers * nbytes
+    if len(options.streams) > 1:
+        raise InvalidSettings(
+            f"{name}: {' and '.join(options.streams)} each say how many layers stream: set one of "
+            "them"
+        )
     if options.offload.enable_layerwise_offload:
         return layers
     if group := options.offload_group_size:

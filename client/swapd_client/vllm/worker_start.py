@@ -117,9 +117,9 @@ class WorkerStart(_Above):  # type: ignore[misc]
         refusals.refuse(refusals.WORKER, self.vllm_config, f"stage {name!r}")
         if options.streams and self._is_compiled():
             raise Unsupported(
-                f"stage {name!r}: {options.streams} has layers come in when Python calls them, and "
-                "compiled code or CUDA graphs call no layer: set enforce_eager: true on this "
-                f"stage, or leave out {options.streams}"
+                f"stage {name!r}: {options.streams[0]} has layers come in when Python calls them, "
+                "and compiled code or CUDA graphs call no layer: set enforce_eager: true on this "
+                f"stage, or leave out {options.streams[0]}"
             )
         gpu, share = number_of(self.device), self._share()
         neighbours = neighbours_of(options, self.model_config, name.partition(".tp")[0])

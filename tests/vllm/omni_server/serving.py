@@ -82,11 +82,11 @@ class Starts:
         return self._serve(name, "--deploy-config", str(deploy))
 
     def image(self, daemon: Daemon | None = None) -> Server:
-        """A server of `IMAGE`, on `daemon` or plain."""
+        """A server of `IMAGE`, plain, or on `daemon`, which takes its DiT and encoder in turn."""
         arguments = ["--enforce-eager", "--dtype", "float32"]
         if daemon is not None:
             swapd = {"endpoint": str(daemon.folder), "component": IMAGE}
-            arguments += ["--worker-extension-cls", EXTENSION]
+            arguments += ["--worker-extension-cls", EXTENSION, "--enable-cpu-offload"]
             arguments += ["--additional-config", json.dumps({"swapd": swapd})]
         return self._serve(IMAGE, *arguments)
 

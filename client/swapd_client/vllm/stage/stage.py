@@ -282,7 +282,7 @@ class Stage:
         if self.turns.window.first:
             raise Unsupported(
                 f"stage {self.name!r} streams its layers, so this call cannot read all weights: "
-                f"leave out {self.options.streams} on an instance that is to do this"
+                f"leave out {self.options.streams[0]} on an instance that is to do this"
             )
         with self.using():
             yield
