@@ -53,7 +53,7 @@ def test_settings_that_make_no_sense(
             {"cpu_offload_gb": 0.01, "enforce_eager": False},
             "cpu_offload_gb has layers come in when",
         ),
-        ({"cpu_offload_gb": 0.01, "cpu_offload_params": {"mlp"}}, "leave out cpu_offload_params"),
+        ({"cpu_offload_gb": 0.01, "cpu_offload_params": ["mlp"]}, "leave out cpu_offload_params"),
         ({"weight_transfer_config": {"backend": "nccl_m2n"}}, "set the backend of weight_transfer"),
     ],
 )
