@@ -15,6 +15,7 @@ NAMES = (
     "updates",
     "families",
     "in segments",
+    "exchanges",
     "workspaces",
     "shared loads",
     "cancelled",

@@ -110,6 +110,7 @@ class Worker:
             self._use_two: 4,
             self._use_family: 4,
             self._use_in_segments: 4,
+            self._exchange: 4,
             self._write: 6,
             self._update: 1,
             self._workspace: 2,
@@ -166,6 +167,19 @@ class Worker:
             for i in range(len(part.segments)):
                 lease.wait(i)
                 self.check(part, part.version, i)
+
+    def _exchange(self, client: Client, rng: random.Random) -> None:
+        """One part after the other comes in, each in the place of the last."""
+        first, *others = rng.sample(self.book.blocks, len(self.book.blocks))
+        lease = client.acquire(first.name, timeout=PATIENCE_S, early=True)
+        try:
+            for part in others:
+                lease = client.leasing.exchange(lease, part.name)
+                lease.wait()
+                self.check(part, part.version)
+                self.counts.add("exchanges")
+        finally:
+            lease.release()
 
     def _write(self, client: Client, rng: random.Random) -> None:
         part = self.book.mutable
