@@ -32,6 +32,7 @@ from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
 from swapd_client.leases.covered import covered
+from swapd_client.leases.offers import offer, settle
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
@@ -186,7 +187,8 @@ class Leasing:
         It is one message, so nobody else gets the room in between. Blocks until the GPU work under
         `lease` is done. Raises as `acquire`; then `lease` is over all the same.
         """
-        record, cache, session = lease._record, self.cache, self.session
+        cache, session = self.cache, self.session
+        record = cache.records[lease.key]
         asked = of_components(session, names, early=True)
         another = Lease(self, (lease.key[0], names, next(self._numbers)))
         release = session.leases.exchanged(record)
@@ -248,7 +250,7 @@ class Leasing:
         cache.records[lease.key] = record  # before its request leaves
         if cache.naps_s == inf:
             cache.ring()
-        offered = self._offer(me)
+        offered = offer(cache, session.leases, me, self.end)
         spare = tuple(release for _, release in offered.values())
         request = asked.request(record.id, me, few(holds), spare)
         if trace is not None:
@@ -257,44 +259,9 @@ class Leasing:
         if trace is not None:
             trace.answered(reply)
         if offered and isinstance(reply, protocol.Granted):
-            self._settle(offered, spent=reply.spent)
+            settle(cache, session.leases, offered, self.end, spent=reply.spent)
         self._hold(lease, record, reply, asked)
         record.may_be_kept = again and session.leases.may_be_kept(record)
-
-    def _offer(self, thread: int) -> dict[Key, tuple[Record, protocol.Release]]:
-        """The kept leases of a thread that the daemon may end if the next request needs a load.
-
-        Nobody uses them from here on until they are settled.
-        """
-        offered: dict[Key, tuple[Record, protocol.Release]] = {}
-
-        def offer(key: Key, record: Record) -> None:
-            if record.offered:  # to an acquire that failed: the daemon may have ended it then
-                return self.end(key, record)
-            if len(offered) == protocol.LEASES_MAX:
-                return
-            record.offered = True  # an interrupt may come before the next line
-            release = self.session.leases.offer_of(record)
-            if release is None:
-                record.offered = False
-            else:
-                offered[key] = record, release
-
-        self.cache.each(offer, lambda key, record: key[0] == thread and not record.is_asked)
-        return offered
-
-    def _settle(self, offered: dict[Key, tuple[Record, protocol.Release]], *, spent: bool) -> None:
-        """The daemon has ended these, or it has not."""
-
-        def settle(key: Key, record: Record) -> None:
-            if spent:
-                record.told = True
-                self.end(key, record)
-            else:
-                self.session.leases.hold_again(record)
-                record.offered = False
-
-        self.cache.each(settle, lambda key, record: key in offered and offered[key][0] is record)
 
     def _hold(self, lease: Lease, record: Record, reply: protocol.AnyReply, asked: Asked) -> None:
         """Hold a granted lease: have it mapped, and wait for its copies unless `asked.early`."""

@@ -149,11 +149,8 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     ledger.queue.push(w)
     for c in asked:
         c.waiting[w.key] = None
-    free = ledger.pool.free
-    for spare in w.spare:  # it needs memory: these leases end for this
-        w.spent = True
-        ledger.replan |= leases.release(ledger, w.session, spare)
-    if w.spent and eviction.fits_in(ledger, asked, ledger.pool.free - free):
+    freed = _spend(ledger, w)
+    if w.spent and eviction.fits_in(ledger, asked, freed):
         return admit(ledger, w)  # nobody else gets their room in between
     if w.owner in ledger.holders.by_agent:
         ledger.queue.push_holding(w)
@@ -163,6 +160,15 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
         ledger.replan = True
     elif w.queued:
         tell_waiting(ledger, w)
+
+
+def _spend(ledger: Ledger, w: Waiter) -> int:
+    """`w` needs memory: end the leases that it spares for this. Returns the chunks free by that."""
+    free = ledger.pool.free
+    for spare in w.spare:
+        w.spent = True
+        ledger.replan |= leases.release(ledger, w.session, spare)
+    return ledger.pool.free - free
 
 
 def _note_gaps(ledger: Ledger, asked: list[Component]) -> None:

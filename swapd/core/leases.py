@@ -87,21 +87,25 @@ def take_back(
         if gap_s is not None:
             c.gap_s = gap_s
         c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
-        if c.leases:
-            continue
-        if unmapped and c.session == lease.session and not c.mutable:
-            c.mapped = False
-        if session is not None:
-            c.released_at = c.last_used  # a session that lives may acquire it again
-        if c.name in ledger.notices.wanted:
-            ledger.replan = True  # perhaps no holder can give it back now: it may be promised
-        transfers.settle(ledger, c)
+        if not c.leases:
+            if unmapped and c.session == lease.session:
+                c.mapped &= c.mutable
+            _settle(ledger, c, lives=session is not None)
     ledger.holders.close(key, lease)
     if session is not None:
         session.leases.discard(key[1])
         if not session.leases:
             ledger.notices.unhurried.pop(lease.session, None)
     return True
+
+
+def _settle(ledger: Ledger, c: Component, *, lives: bool) -> None:
+    """Its last lease has ended; its session lives, or not."""
+    if lives:
+        c.released_at = c.last_used  # it may acquire it again
+    if c.name in ledger.notices.wanted:
+        ledger.replan = True  # perhaps no holder can give it back now: it may be promised
+    transfers.settle(ledger, c)
 
 
 def release(ledger: Ledger, session: int, asked: Release) -> bool:

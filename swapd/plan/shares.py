@@ -9,19 +9,18 @@ workspace of each stage (activations, buffers) is its room: torch keeps it from 
 Besides, each process has a CUDA context, and its CUDA graphs are in no stage's share.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import floor
-from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from swapd.plan import kv, refusals, rounds
-from swapd.plan.advise import CHUNK_BYTES, DoesNotFit
-from swapd.plan.demands import Demand, Term, WeightGroup
-from swapd.plan.rounds import Turn
+from swapd.plan.advise import DoesNotFit
+from swapd.plan.arena import Arena, chunk_of
+from swapd.plan.demands import Demand, Term
+from swapd.plan.streams import StreamPoint, points
 from swapd.shared.units import size
-from swapd_client.vllm.window_size import slots_of
 
 _GIB = 1 << 30
 
@@ -58,29 +57,6 @@ class GpuShare(msgspec.Struct, frozen=True):
     swap_in_s: float
     #: Whether it must run without graphs, so that its layers can stream.
     eager: bool = False
-
-
-What = Literal["fastest", "balanced", "least memory"]
-
-
-class StreamPoint(msgspec.Struct, frozen=True):
-    """A stage whose layers stream, with so many of them."""
-
-    name: str
-    what: What
-    layers: int
-    streamed: int
-    slots: int
-    #: Its weights that are in during a turn; those that stay then, without the window, as the
-    #: stage's setting `resident` takes them; and the bytes that each step copies.
-    turn_bytes: int
-    resident_bytes: int
-    step_bytes: int
-    #: An estimate: the time of these copies. A step that computes longer hides them.
-    step_s: float
-    #: The largest KV cache beside it, and its tokens, if known.
-    cache_bytes: int
-    cache_tokens: int
 
 
 class Larger(msgspec.Struct, frozen=True):
@@ -190,7 +166,7 @@ def _divide(
 
 def _arena(
     gpu: int, claims: Sequence[Demand], total: int, overhead: int | None, budget: int | None
-) -> tuple["_Arena", list[Term]]:
+) -> tuple["Arena", list[Term]]:
     """The largest possible arena, and all memory beside it and the rooms."""
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, overhead)
@@ -198,12 +174,12 @@ def _arena(
     if ours and budget is not None:
         beside.append(_outside(gpu, ours, total, beside, budget))
         free -= beside[-1].nbytes
-    return _Arena(ours, free), beside
+    return Arena(ours, free), beside
 
 
 def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
     free = total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
-    return free // _chunk(ours) * _chunk(ours)
+    return free // chunk_of(ours) * chunk_of(ours)
 
 
 def _outside(
@@ -211,55 +187,9 @@ def _outside(
 ) -> Term:
     """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
     free = _free(ours, total, beside)
-    if (given := budget // _chunk(ours) * _chunk(ours)) > free:
+    if (given := budget // chunk_of(ours) * chunk_of(ours)) > free:
         raise DoesNotFit(refusals.too_large(gpu, budget, ours, total, beside, free))
     return Term(free - given, f"outside of the budget of {size(budget)}")
-
-
-def _chunk(ours: Sequence[Demand]) -> int:
-    return ours[0].chunk if ours else CHUNK_BYTES
-
-
-class _Arena(NamedTuple):
-    """An arena of at most `nbytes`, and the stages that share it. Bytes."""
-
-    ours: Sequence[Demand]
-    nbytes: int
-
-    @property
-    def stays(self) -> int:
-        return sum(c.staying for c in self.ours)
-
-    def needed(self, caches: Mapping[str, int]) -> int:
-        """The permanent components, and the largest turn."""
-        return self.stays + max((c.turning(caches[c.name]) for c in self.ours), default=0)
-
-    def room_of(self, claim: Demand) -> int:
-        """The most that the weights of its turn may take."""
-        return self.nbytes - self.stays - claim.cache_bytes()
-
-    def lacks(self, claim: Demand) -> bool:
-        """Whether a stage whose layers can stream has no room for its turn."""
-        part = claim.streams if claim.ours else None
-        could = part is not None and not part.streamed
-        return could and claim.turning(0) > self.room_of(claim)
-
-    def whole(self, caches: Mapping[str, int]) -> int:
-        """All of them at once."""
-        return sum(p.taken for c in self.ours for p in c.parts) + sum(caches.values())
-
-    def fits(self, caches: Mapping[str, int]) -> bool:
-        return self.whole(caches) <= self.nbytes
-
-    def cost(self, caches: Mapping[str, int]) -> tuple[bool, int]:
-        """Whether stages take turns, and the bytes of a round."""
-        return not self.fits(caches), self.moved(caches)[0]
-
-    def moved(self, caches: Mapping[str, int]) -> tuple[int, int]:
-        """Bytes of a round by layers, and as a whole."""
-        if self.fits(caches):
-            return 0, 0
-        return _moved(_turns(self.ours, caches), self.nbytes - self.stays, _chunk(self.ours))
 
 
 def _plan(
@@ -268,7 +198,7 @@ def _plan(
     total: int,
     bytes_per_s: float,
     beside: Sequence[Term],
-    arena: _Arena,
+    arena: Arena,
 ) -> GpuPlan:
     ours, caches = arena.ours, _caches(arena)
     budget = max(0, min(arena.whole(caches), arena.nbytes))
@@ -294,38 +224,10 @@ def _plan(
         moved_whole_bytes=moved_whole,
         whole_s=moved_whole / bytes_per_s,
         larger=_larger(arena, caches, bytes_per_s),
-        chunk_bytes=_chunk(ours),
+        chunk_bytes=chunk_of(ours),
         by_block=_by_block(ours, budget),
-        streams=tuple(p for c in ours for p in _points(c, arena, bytes_per_s)),
+        streams=tuple(p for c in ours for p in points(c, arena.nbytes - arena.stays, bytes_per_s)),
     )
-
-
-def _points(claim: Demand, arena: _Arena, bytes_per_s: float) -> Iterator[StreamPoint]:
-    """What a stage whose layers stream needs and costs with more of them streamed."""
-    if (part := claim.streams) is None or not part.streamed:
-        return
-    least, layers = part.streamed, part.each
-    middle = (least + layers) // 2
-    points: dict[int, What] = {layers: "least memory", middle: "balanced", least: "fastest"}
-    for number, what in reversed(points.items()):
-        slots = part.slots if number == least else slots_of(number, layers, layers)
-        own = replace(part, streamed=number, slots=slots)
-        parts = tuple(own if p is part else p for p in claim.parts)
-        cache = arena.nbytes - arena.stays - replace(claim, parts=parts).turning(0)
-        cache = claim.cache_bytes(cache)
-        yield StreamPoint(
-            name=claim.name,
-            what=what,
-            layers=layers,
-            streamed=number,
-            slots=slots,
-            turn_bytes=own.taken,
-            resident_bytes=part.nbytes - number * part.each_bytes,
-            step_bytes=number * part.each_bytes,
-            step_s=number * part.each_bytes / bytes_per_s,
-            cache_bytes=cache,
-            cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
-        )
 
 
 def divide_all(
@@ -389,7 +291,7 @@ def _least_caches(ours: Sequence[Demand]) -> dict[str, int]:
     return {c.name: c.cache_bytes() for c in ours}
 
 
-def _caches(arena: _Arena) -> dict[str, int]:
+def _caches(arena: Arena) -> dict[str, int]:
     """The KV cache of each: its least, and more by its weights as far as that costs nothing."""
     caches = _least_caches(arena.ours)
     limit = arena.nbytes if arena.fits(caches) else TURNS_CACHE
@@ -400,7 +302,7 @@ def _caches(arena: _Arena) -> dict[str, int]:
 
 
 def _grown(
-    arena: _Arena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
+    arena: Arena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
 ) -> dict[str, int]:
     """`caches`, with those of `some` larger by their weights, at most `limit`, at no cost."""
     weights = [c.weights for c in some] or [1]
@@ -415,11 +317,11 @@ def _grown(
         return arena.needed(larger) <= arena.nbytes and arena.cost(larger) <= arena.cost(caches)
 
     # so many that the lightest of them alone could have all memory
-    chunks = arena.nbytes // _chunk(arena.ours) * -(-sum(weights) // min(weights))
+    chunks = arena.nbytes // chunk_of(arena.ours) * -(-sum(weights) // min(weights))
     return more(rounds.largest(chunks, costs_nothing))
 
 
-def _larger(arena: _Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
+def _larger(arena: Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
     """The cost of KV caches as large as their turns have room for; None if it is no higher."""
     turns = {c.name: arena.nbytes - arena.stays - c.turning(0) for c in arena.ours}
     most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}
@@ -428,41 +330,6 @@ def _larger(arena: _Arena, caches: Mapping[str, int], bytes_per_s: float) -> Lar
     if arena.fits(caches) or moved <= arena.moved(caches)[0]:
         return None
     return Larger(more, moved, moved / bytes_per_s)
-
-
-# --- turns ---------------------------------------------------------------------------------
-
-
-def _turns(ours: Sequence[Demand], caches: Mapping[str, int]) -> list[Turn]:
-    """The turns: one for each stage; for a stage whose parts take turns, one for each part; for a
-    permanent stage, its KV cache."""
-    found: list[Turn] = []
-    for claim in ours:
-        parts, cache = [p for p in claim.parts if not p.stays], caches[claim.name]
-        together = [parts] if claim.at_once else [[p] for p in parts]
-        found += [_turn(some, cache) for some in together if some or cache]
-    return found
-
-
-def _turn(parts: Sequence[WeightGroup], cache: int) -> Turn:
-    by_layer = next((p for p in parts if p.layers), None)
-    return Turn(
-        taken=sum(p.taken for p in parts),
-        copied=sum(p.copied for p in parts),
-        cache=cache,
-        layers=by_layer.layers if by_layer else 1,
-        layer_taken=by_layer.layer_taken if by_layer else 0,
-        layer_bytes=by_layer.layer_bytes if by_layer else 0,
-    )
-
-
-def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
-    """Bytes of a round by layers, and as a whole; a part larger than `room` is streamed."""
-    streamed = sum(turn.copied for turn in turns if turn.taken > room)
-    others = [turn for turn in turns if turn.taken <= room]
-    by_layer = rounds.by_layer_bytes(others, room, chunk)
-    whole = rounds.whole_bytes(others, room)
-    return streamed + by_layer, streamed + whole
 
 
 def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class Record:
         "granted",
         "id",
         "is_answered_for",
+        "is_unmapped",
         "is_workspace",
         "may_be_kept",
         "names",
@@ -70,6 +71,8 @@ class Record:
         self.ends_at_once = ends_at_once
         #: Whether another object releases it if it becomes garbage, without a warning.
         self.is_answered_for = False
+        #: Whether its components leave at its end, and this process has unmapped them.
+        self.is_unmapped = False
         #: Whether it may be kept after its release, unknown to the daemon.
         self.may_be_kept = False
         #: "ending": released, and waiting for the GPU work under it. "released": waiting for

@@ -230,11 +230,15 @@ class Leases:
             return False
         self._life.check()
         with self._lock:  # an interrupt may end this anywhere: all of it may run again
+            record.is_unmapped = self._strict
             for place in record.granted.placements:
                 if (part := self._parts.get(place.name)) is None:
                     continue
+                hidden = False
                 if self._strict and part.holders == {record.id} and self._life.error is None:
-                    self._processor.attempt(part.where.hide, place.generation)
+                    hide = part.where.revoke if place.transient else part.where.hide
+                    hidden = self._processor.attempt(hide, place.generation)
+                record.is_unmapped &= hidden and place.transient
                 part.holders.discard(record.id)
             self._book.over(record)
         return not record.told
@@ -269,8 +273,7 @@ class Leases:
     def exchanged(self, record: Record) -> Release:
         """The message that ends a lease for another that takes its room; here it is over.
 
-        Under strict isolation its components are unmapped, so that the daemon need not ask for it.
-        Blocks until the GPU work under the lease is done.
+        Blocks until the GPU work under the lease is done. Raises as `give_back`.
         """
         with self._lock:
             work = self._work_under(record) if self._life.error is None else None
@@ -278,18 +281,8 @@ class Leases:
             done = threading.Event()
             self._processor.after(work, done.set)
             done.wait()
-        release = self.release_of(record)
-        with self._lock:
-            unmapped = self._strict and self._life.error is None
-            for place in record.granted.placements:
-                if (part := self._parts.get(place.name)) is None:
-                    continue
-                unmapped = unmapped and part.holders == {record.id}
-                if unmapped:
-                    unmapped = self._processor.attempt(part.where.revoke, place.generation)
-                part.holders.discard(record.id)
-            self._book.over(record)
-        return msgspec.structs.replace(release, unmapped=unmapped)
+        self.give_back(record)
+        return self.release_of(record)
 
     def hold_again(self, record: Record) -> None:
         """The other request needed no load, so the daemon still counts the lease as held."""
@@ -333,7 +326,15 @@ class Leases:
 def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:
     idle_s = min(max(time.monotonic() - record.since, 0.0), PAST_MAX_S)
     gap_s = max(record.gap_s, 0.0) if record.again and record.gap_s < PAST_MAX_S else None
-    return Release(record.id, record.id, again=record.again, used=used, idle_s=idle_s, gap_s=gap_s)
+    return Release(
+        record.id,
+        record.id,
+        again=record.again,
+        used=used,
+        idle_s=idle_s,
+        gap_s=gap_s,
+        unmapped=record.is_unmapped,
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ They are a family of their own, beside that of the weights that stay for a turn 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 from torch.nn import Module
@@ -31,31 +31,47 @@ def split(
     """
     main = next(part for part in parts if not part.encoder)
     divided, layers = _divided(main, models, chunk)
-    sizes = [nbytes_of(divided[name]) for name in layers]
     if len(layers) <= SLOTS:
         raise InvalidSettings(
             f"{main.name}: {options.streams[0]} needs more than {SLOTS} layers of one size, and "
             f"its model has no list of so many: leave out {options.streams[0]}"
         )
-    beside = [nbytes_of(part.tensors) for part in parts if part is not main]
-    beside += [nbytes_of(tensors) for name, tensors in divided.items() if name not in layers]
-    each = round_up(max(sizes), chunk)
-    left = room - sum(round_up(nbytes, chunk) for nbytes in beside)
-    room_for = left // each  # layers
-    number = number_of(options, main.name, len(sizes), max(sizes), sum(beside), room_for)
-    slots = slots_of(number, len(sizes), room_for)
+    beside = [tensors for name, tensors in divided.items() if name not in layers]
+    beside += [part.tensors for part in parts if part is not main]
+    nbytes = max(nbytes_of(divided[name]) for name in layers)
+    number, slots = _window(options, main.name, len(layers), nbytes, beside, chunk, room)
     if number <= slots:  # they would all be in at once
         return
     passing = {layers[(2 * i + 1) * len(layers) // (2 * number)] for i in range(number)}
-    parts.append(_part(f"{main.name}.streamed", divided, passing, slots))
-    main.layers = {name: found for name, found in divided.items() if name not in passing}
-    main.tensors = {n: t for found in main.layers.values() for n, t in found.items()}
+    parts.append(_without(main, divided, divided.keys() - passing, f"{main.name}.streamed"))
+    parts[-1].policy, parts[-1].slots = "sequential", slots
+    stay = _without(main, divided, passing, main.name)
+    main.layers, main.tensors = stay.layers, stay.tensors
 
 
-def _part(name: str, divided: Mapping[str, Tensors], passing: set[str], slots: int) -> StagePart:
-    layers = {name: tensors for name, tensors in divided.items() if name in passing}
-    tensors = {n: t for found in layers.values() for n, t in found.items()}
-    return StagePart(name, "sequential", tensors=tensors, layers=layers, slots=slots)
+def _window(
+    options: Options,
+    name: str,
+    layers: int,
+    nbytes: int,
+    beside: Sequence[Tensors],
+    chunk: int,
+    room: int,
+) -> tuple[int, int]:
+    """How many of the layers, each of `nbytes`, stream, and how many of these are in at a time."""
+    sizes = [nbytes_of(tensors) for tensors in beside]
+    left = room - sum(round_up(size, chunk) for size in sizes)
+    room_for = left // round_up(nbytes, chunk)
+    number = number_of(options, name, layers, nbytes, sum(sizes), room_for)
+    return number, slots_of(number, layers, room_for)
+
+
+def _without(
+    main: StagePart, divided: Mapping[str, Tensors], left_out: Collection[str], name: str
+) -> StagePart:
+    layers = {key: tensors for key, tensors in divided.items() if key not in left_out}
+    tensors = {n: tensor for one in layers.values() for n, tensor in one.items()}
+    return StagePart(name, main.policy, tensors=tensors, layers=layers)
 
 
 def _divided(
