@@ -98,7 +98,13 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 
 
 def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPlan:
-    """Servers of vLLM-Omni run as they are. Says so."""
+    """Servers of vLLM-Omni run as they are. Says so. Raises: PlanError if that cannot be."""
+    for stage in omni:
+        if stage.command.offload.cpu_offload_enabled:
+            raise PlanError(
+                f"{shlex.join(stage.command.words[:2])}: --cpu-offload-enabled is for stages on "
+                "GPUs, and the daemon is on the host: leave it out, or name a GPU"
+            )
     read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
     if omni:
         said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
@@ -176,8 +182,13 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
         raise PlanError(f"the model is missing after serve: {shlex.join(stage.command.words)}")
     file = servers.deploy_file_of(seen)
     said = [f"the deploy file is {file.path}: {file.why}"] if file.why else []
-    own, moved = servers.with_workers(file, gpus.numbers_of(devices or budgets.devices()))
-    for each in [*said, *moved]:
+    own, changes = servers.with_workers(
+        file,
+        gpus.numbers_of(devices or budgets.devices()),
+        servers.model_folder(seen),
+        stage.command.offload,
+    )
+    for each in [*said, *changes]:
         errors.print(plain(f"swapd: {each}"), soft_wrap=True)
     path = file.path if own is None else overlay
     deployed = deploy.read(path, own, file.installed)
