@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swapd.plan import asked, deploy, hub, omni
+from swapd.plan import asked, deploy, hub, omni, overlay
 from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
@@ -140,7 +140,9 @@ def with_workers(
     stages = []
     for stage in found.stages:
         entry: dict[str, Any] = {"stage_id": stage.id}
-        said += [] if ours else _add_worker(entry, stage, usable)
+        if not ours:
+            entry |= overlay.worker(stage.kind)
+            said += _move(entry, stage, usable)
         if stage.id in options:
             both = {**stage.additional.get(KEY, {}), **options[stage.id]}
             entry["additional_config"] = {**stage.additional, KEY: both}
@@ -148,18 +150,12 @@ def with_workers(
     return {"base_config": str(file.path.absolute()), "stages": stages}, said
 
 
-def _add_worker(
-    entry: dict[str, Any], stage: deploy.DeployStage, usable: Sequence[int]
-) -> list[str]:
-    """Have a stage's entry name swapd's worker, and a usable GPU. The change of GPU, for people."""
-    key = "worker_extension_cls" if stage.kind == "diffusion" else "worker_cls"
-    entry[key] = deploy.WORKERS[stage.kind]
-    if stage.kind == "generation":  # else it captures graphs before its weights are in swapd
-        entry["enforce_eager"] = True
-    if usable and len(stage.gpus) == 1 and stage.gpus[0] not in usable:
-        entry["devices"] = str(usable[0])
-        return [f"{stage.name} is placed on GPU {usable[0]}, not {stage.gpus[0]}"]
-    return []
+def _move(entry: dict[str, Any], stage: deploy.DeployStage, usable: Sequence[int]) -> list[str]:
+    """Have a stage's entry name a usable GPU, if its own is none; and say so, for people."""
+    if not usable or len(stage.gpus) > 1 or stage.gpus[0] in usable:
+        return []
+    entry["devices"] = str(usable[0])
+    return [f"{stage.name} is placed on GPU {usable[0]}, not {stage.gpus[0]}"]
 
 
 def check_placed(path: Path, stages: Iterable[deploy.DeployStage], given: Sequence[str]) -> None:

@@ -123,6 +123,8 @@ NAMES = OffloadSettings.__struct_fields__
 _KINDS = get_type_hints(OffloadSettings, include_extras=True)
 #: Keys of a stage in a file that are about the stage itself.
 _NO_SETTINGS = ("stage_id", "engine_args", "additional_config", "model_stage", "model_arch")
+#: At least so alike are a setting and a misspelt one, of 1.
+_NEARLY = 0.9
 #: Former names, and their successors.
 _FORMER = {"dit_cpu_offload": "enable_cpu_offload"}
 
@@ -244,7 +246,9 @@ def _chosen(
 
 def _is_ours(key: str) -> bool:
     """Whether a key of a stage is an offloading setting, well written or not."""
-    return "cpu_offload" in key or (key.startswith("enable") and "offload" in key)
+    if "cpu_offload" in key or (key.startswith("enable") and "offload" in key):
+        return True
+    return bool(get_close_matches(key, NAMES, n=1, cutoff=_NEARLY))
 
 
 # --- the command line --------------------------------------------------------------------
