@@ -15,7 +15,7 @@ import typer
 from swapd.cli.common import console, errors
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
-from swapd.plan import deploy, workspace
+from swapd.plan import asked, deploy, workspace
 from swapd.plan.advise import PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
@@ -100,10 +100,11 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPlan:
     """Servers of vLLM-Omni run as they are. Says so. Raises: PlanError if that cannot be."""
     for stage in omni:
-        if stage.command.offload.cpu_offload_enabled:
+        named = option(_seen_from_here(stage).words, DEPLOY_CONFIG) or ""
+        if stage.command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
             raise PlanError(
-                f"{shlex.join(stage.command.words[:2])}: --cpu-offload-enabled is for stages on "
-                "GPUs, and the daemon is on the host: leave it out, or name a GPU"
+                f"{shlex.join(stage.command.words[:2])}: cpu_offload settings are for stages on "
+                "GPUs, and the daemon is on the host: leave them out, or name a GPU"
             )
     read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
     if omni:

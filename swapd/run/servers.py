@@ -45,8 +45,7 @@ def _mentions(path: Path) -> bool:
     """Whether a deploy file itself names swapd's workers, or has `stage_args`, which vllm-omni does
     not read; its base file is vllm-omni's."""
     try:
-        text = path.read_text(errors="replace")
-        return _OURS in text or text.startswith("stage_args:") or "\nstage_args:" in text
+        return _OURS in path.read_text(errors="replace") or bool(asked.in_file(path))
     except OSError:
         return False  # vllm-omni says so
 

@@ -265,7 +265,8 @@ def test_what_cannot_be_done_is_said_before_anything_starts(tmp_path: Path, mode
     said = refused("run", "--", *serve, *flags, "visuals")
     assert "the model has no visuals; its stages are 0 (thinker), 1 (talker), 2" in said
     said = refused("run", "-d", "host", "--", *serve, *flags, "talker")
-    assert "--cpu-offload-enabled is for stages on GPUs" in said
+    assert "cpu_offload settings are for stages on GPUs" in said
     path = file(tmp_path, TWO_STAGES)
+    assert said == refused("run", "-d", "host", "--", *serve, "--deploy-config", path)
     said = refused("run", "--compare", "--for", "1", "--", *serve, "--deploy-config", path)
     assert f"--deploy-config {path} needs swapd, so it cannot run without" in said
