@@ -58,11 +58,11 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
     if not (listed := asked.in_file(path)):
         return deploy.read(path)
     model = next((one for one in sources if sizes.named(one) is None), None)
-    folder = sizes.found(model) if model else None
-    installed = omni.of_this_python([str(folder), str(model)]) if model else None
-    if installed is None:
-        why = "no vllm_omni is installed here: install it" if model else "name the model's folder"
-        raise PlanError(f"{path} has stage_args, which go over the model's deploy file; {why}")
+    if model is None:
+        raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: name the model")
+    folder = sizes.found(model)
+    if (installed := omni.of_this_python([str(folder), model])) is None:
+        raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: install it here")
     file = servers.chosen(installed, listed)
     own, said = servers.with_workers(file, (), folder)
     for each in said:

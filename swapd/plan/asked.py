@@ -55,10 +55,10 @@ def in_file(path: Path) -> list[StageSettings]:
 
 
 def of_stages(
-    listed: Sequence[StageSettings], found: Deploy, model: Path | None
+    listed: Sequence[StageSettings], found: Deploy, model: Path
 ) -> tuple[dict[int, dict[str, Any]], list[str]]:
     """The options of the stages that a file lists, by their ids in `found`; and its settings that
-    are left out, for people. `model`: its folder, if known. Raises: PlanError."""
+    are left out, for people. `model`: its folder. Raises: PlanError."""
     made, said = {}, []
     for one in listed:
         stage = _stage_of(one, found)
@@ -74,11 +74,9 @@ def of_stages(
     return made, said
 
 
-def of_flags(
-    asked: OffloadSettings, found: Deploy, model: Path | None
-) -> dict[int, dict[str, Any]]:
+def of_flags(asked: OffloadSettings, found: Deploy, model: Path) -> dict[int, dict[str, Any]]:
     """The options of all stages, by their ids: those that the command line names take turns, the
-    others stay. `model`: its folder, if known. Raises: PlanError."""
+    others stay. `model`: its folder. Raises: PlanError."""
     if not asked.cpu_offload_enabled:
         return {}
     usual = OffloadSettings()
@@ -109,7 +107,7 @@ def _listed(found: Deploy) -> str:
 
 
 def _of_stage(
-    stage: DeployStage, given: Mapping[str, Any], found: Deploy, model: Path | None
+    stage: DeployStage, given: Mapping[str, Any], found: Deploy, model: Path
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings with only those components that the stage has; and the other components."""
     named = given.get(_COMPONENTS)
@@ -126,12 +124,10 @@ def _of_stage(
     return {**given, _COMPONENTS: own}, absent
 
 
-def _has(stage: DeployStage, part: str, found: Deploy, model: Path | None) -> bool:
-    """Whether a stage is or has this component, as far as the model is known."""
+def _has(stage: DeployStage, part: str, found: Deploy, model: Path) -> bool:
+    """Whether a stage is or has this component."""
     if any(part in names_of(one) for one in found.stages):
         return part in names_of(stage)
-    if model is None:
-        return True
     if stage.kind == "diffusion":
         return part == "." or any(fnmatchcase(c.name, part) for c in sizes.of_path(model))
     if part == "language_model":  # checkpoints call it otherwise

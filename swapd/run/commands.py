@@ -58,7 +58,8 @@ def command_of(words: Sequence[str]) -> Command:
     `vllm-omni --model M ...`, without a `serve`, is a server, too. Raises: ConfigError.
     """
     program, *rest = words
-    if PurePath(program).name == "vllm-omni" and rest and option(rest[:2], _MODEL):
+    has_name = PurePath(program).name == "vllm-omni"
+    if has_name and rest and rest[0].startswith("-") and option(rest, _MODEL):
         omni = [_OMNI] if _OMNI not in rest else []
         words = [program, "serve", *rest, *omni]
     if (kind := _kind(words)) != "vllm-omni":

@@ -122,13 +122,13 @@ def chosen(installed: VllmOmni, listed: Sequence[StageSettings]) -> DeployFile:
 
 
 def with_workers(
-    file: DeployFile, usable: Sequence[int], model: Path | None, flags: OffloadSettings = _NONE
+    file: DeployFile, usable: Sequence[int], model: Path, flags: OffloadSettings = _NONE
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs, and
     offloads as the user asks; None if it is so already. And its other changes, for people.
 
-    `usable`: GPUs to use; empty if unknown. `model`: its folder, if known. `flags`: those of the
-    command. Raises: PlanError.
+    `usable`: GPUs to use; empty if unknown. `model`: its folder. `flags`: those of the command.
+    Raises: PlanError.
     """
     found = deploy.read(file.path, installed=file.installed)
     ours = any(stage.ours for stage in found.stages)

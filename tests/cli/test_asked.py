@@ -197,9 +197,9 @@ def test_plan_makes_the_same_overlay_of_it(
 ) -> None:
     path = file(tmp_path, THREE_STAGES)
     said = refused("plan", "--vllm", path, model, "--device-memory", "24GiB")
-    assert "no vllm_omni is installed here: install it" in said
+    assert "stage_args, for a deploy file of vllm-omni: install it here" in said
     said = refused("plan", "--vllm", path, "thinker=1GiB", "--device-memory", "24GiB")
-    assert "name the model's folder" in said
+    assert "for a deploy file of vllm-omni: name the model" in said
     site = tmp_path / "site"
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))

@@ -10,7 +10,9 @@ import yaml
 from swapd.plan import asked, deploy
 from swapd.plan.advise import PlanError
 from swapd.plan.deploy import BadDeploy, Deploy
+from swapd.run import servers
 from swapd.run.commands import command_of
+from swapd.run.servers import DeployFile
 from swapd.shared.config import ConfigError
 from swapd_client.offload.settings import OffloadSettings, SettingsWarning
 from tests.plan import omni, test_sizes
@@ -40,14 +42,14 @@ def deployed(folder: Path, *names: str) -> Deploy:
     return deploy.read(path)
 
 
-def of_flags(found: Deploy, model: Path | None, *flags: str) -> list[dict[str, Any]]:
+def of_flags(found: Deploy, model: Path, *flags: str) -> list[dict[str, Any]]:
     offload, _ = asked.taken_off(flags)
     return list(asked.of_flags(offload, found, model).values())
 
 
 def of_file(folder: Path, found: Deploy, text: str) -> tuple[dict[int, dict[str, Any]], list[str]]:
     (path := folder / "stages.yaml").write_text(text)
-    return asked.of_stages(asked.in_file(path), found, None)
+    return asked.of_stages(asked.in_file(path), found, folder)
 
 
 # --- flags -----------------------------------------------------------------------------------
@@ -112,8 +114,9 @@ def test_flags_that_vllm_omni_knows_stay_on_its_command(words: list[str], left: 
 def test_a_server_may_be_called_by_its_model_alone() -> None:
     words = command_of(["vllm-omni", "--model", "m", "--port", "1"]).words
     assert words == ("vllm-omni", "serve", "--model", "m", "--port", "1", "--omni")
-    words = command_of(["/bin/vllm-omni", "--model=m", "--omni"]).words
-    assert words == ("/bin/vllm-omni", "serve", "--model=m", "--omni")
+    words = command_of(["/bin/vllm-omni", "--omni", "--model=m"]).words
+    assert words == ("/bin/vllm-omni", "serve", "--omni", "--model=m")
+    assert command_of(["vllm-omni", "bench", "--model", "m"]).kind == "other"
     assert command_of(["vllm-omni", "--version"]).words == ("vllm-omni", "--version")
 
 
@@ -137,8 +140,22 @@ def test_pinning_is_the_daemons(tmp_path: Path) -> None:
     with pytest.warns(SettingsWarning, match="--pin-limit"):
         offload, left = asked.taken_off(["--no-cpu-offload-pin-memory", FLAGS[0]])
     assert left == ()
-    assert asked.of_flags(offload, deployed(tmp_path, "a"), None) == {0: ON}
-    assert asked.of_flags(OffloadSettings(), deployed(tmp_path, "a"), None) == {}
+    assert asked.of_flags(offload, deployed(tmp_path, "a"), tmp_path) == {0: ON}
+    assert asked.of_flags(OffloadSettings(), deployed(tmp_path, "a"), tmp_path) == {}
+
+
+def test_flags_go_over_what_a_deploy_file_with_swapds_workers_says(
+    tmp_path: Path, qwen3: Path
+) -> None:
+    worker, said = {"worker_cls": deploy.WORKERS["ar"]}, {"component": "talker", "kv": "auto"}
+    stage = {"stage_id": 1, **worker, "additional_config": {"swapd": said, "x": 1}}
+    (path := tmp_path / "deploy.yaml").write_text(yaml.safe_dump({"stages": [stage]}))
+    flags, _ = asked.taken_off([*FLAGS, "talker"])
+    own, _ = servers.with_workers(DeployFile(path, None), (0,), qwen3, flags)
+    (stage,) = deploy.read(tmp_path / "over.yaml", own).whole["stages"]
+    both = {"swapd": {**said, **ON}, "x": 1}
+    assert stage == {"stage_id": 1, **worker, "additional_config": both}
+    assert servers.with_workers(DeployFile(path, None), (0,), qwen3) == (None, [])
 
 
 # --- files -----------------------------------------------------------------------------------
