@@ -20,8 +20,8 @@ from swapd.cli.plan_input import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_vllm import PlanOptions, StageFile, plan_vllm
-from swapd.plan import deploy, paste
+from swapd.cli.plan_vllm import PlanOptions, StageFile, deploy_of, plan_vllm
+from swapd.plan import paste
 from swapd.plan.advise import Advice, MemoryBudget, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.shared.protocol import StatusReply
@@ -139,7 +139,7 @@ def plan(
             },
         )
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
-        file = StageFile(deploy.read(vllm), sources, room, config)
+        file = StageFile(deploy_of(vllm, sources), sources, room, config)
         return plan_vllm(file, settings, overlay_alone=overlay, json=json)
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")

@@ -138,7 +138,8 @@ def run(
 
     `-- vllm serve MODEL` gets swapd's worker. `-- vllm-omni serve MODEL --omni` is planned as by
     `swapd plan --vllm`, and gets the overlay, over the deploy file that vllm-omni uses for the
-    model, or that after `--deploy-config`. Any other command finds its daemon by $SWAPD_ENDPOINT.
+    model, or that after `--deploy-config`; its stages offload by `--cpu-offload-enabled` and the
+    like. Any other command finds its daemon by $SWAPD_ENDPOINT.
     `swapd run` joins a running daemon whose budget is large enough. It passes signals on; the
     status is the command's.
 

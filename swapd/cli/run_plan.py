@@ -15,7 +15,7 @@ import typer
 from swapd.cli.common import console, errors
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
-from swapd.plan import deploy, workspace
+from swapd.plan import asked, deploy, workspace
 from swapd.plan.advise import PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
@@ -98,7 +98,14 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 
 
 def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPlan:
-    """Servers of vLLM-Omni run as they are. Says so."""
+    """Servers of vLLM-Omni run as they are. Says so. Raises: PlanError if that cannot be."""
+    for stage in omni:
+        named = option(_seen_from_here(stage).words, DEPLOY_CONFIG) or ""
+        if stage.command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
+            raise PlanError(
+                f"{shlex.join(stage.command.words[:2])}: cpu_offload settings are for stages on "
+                "GPUs, and the daemon is on the host: leave them out, or name a GPU"
+            )
     read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
     if omni:
         said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
@@ -176,8 +183,13 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
         raise PlanError(f"the model is missing after serve: {shlex.join(stage.command.words)}")
     file = servers.deploy_file_of(seen)
     said = [f"the deploy file is {file.path}: {file.why}"] if file.why else []
-    own, moved = servers.with_workers(file, gpus.numbers_of(devices or budgets.devices()))
-    for each in [*said, *moved]:
+    own, changes = servers.with_workers(
+        file,
+        gpus.numbers_of(devices or budgets.devices()),
+        servers.model_folder(seen),
+        stage.command.offload,
+    )
+    for each in [*said, *changes]:
         errors.print(plain(f"swapd: {each}"), soft_wrap=True)
     path = file.path if own is None else overlay
     deployed = deploy.read(path, own, file.installed)

@@ -132,8 +132,7 @@ def _stages(
     """The stages of a file merged with its bases, `files`. Raises: BadDeploy."""
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
-        old = "; only older versions read stage_args" * ("stage_args" in merged)
-        raise BadDeploy(f"{path} lists no stages, under stages{old}")
+        raise BadDeploy(f"{path} lists no stages, under stages")
     stages = tuple(_stage(path, entry, merged, None) for entry in listed)
     if installed is not None and not all(one.ours and one.is_named for one in stages):
         known = installed.stages_of(merged.get("pipeline"), [file.name for file in files])

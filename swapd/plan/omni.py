@@ -135,11 +135,11 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-def of_this_python() -> VllmOmni | None:
-    """That of this Python; None if it is not installed."""
+def of_this_python(models: Sequence[str] = ()) -> VllmOmni | None:
+    """That of this Python; None if it is not installed. `models`: as for `VllmOmni`."""
     spec = find_spec("vllm_omni")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        return VllmOmni(Path(folder), [sys.executable], "module", ())
+        return VllmOmni(Path(folder), [sys.executable], "module", models)
     return None
 
 

@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from swapd.plan.deploy import INNER, Deploy, cuda_stages
+from swapd.plan.deploy import INNER, WORKERS, Deploy, cuda_stages
+from swapd.plan.omni import Kind
+
+
+def worker(kind: Kind) -> dict[str, Any]:
+    """What a stage of this kind says to use swapd's worker."""
+    if kind == "diffusion":
+        return {"worker_extension_cls": WORKERS[kind]}
+    if kind == "generation":  # it would capture graphs before its weights are in swapd
+        return {"worker_cls": WORKERS[kind], "enforce_eager": True}
+    return {"worker_cls": WORKERS[kind]}
 
 
 def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:

@@ -3,33 +3,50 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil
 
+from swapd.plan import overlay
 from swapd.plan.advise import Advice, Treatment
 from swapd.plan.chunks import Isolation
-from swapd.plan.sizes import STAGES
+from swapd.plan.omni import Kind
+from swapd.plan.sizes import DITS, STAGES
 
 _GIB = 1 << 30
 _MIB = 1 << 20
 _NO_NAMES_IN_YAML = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("thinker", "talker"), "ar"),
+    **dict.fromkeys(("code2wav", "token2wav"), "generation"),
+}
 _SIMPLE = re.compile(r"[A-Za-z_][\w./-]*")
 
 
 def stage_file(advice: Advice) -> str:
-    """The stages in the form of vLLM-Omni's RFC.
+    """The stages as a deploy file of vLLM-Omni, without the base file, which belongs to the model.
 
     Components that are stages become stages; all others are in one stage.
     """
     stages = [[p] for p in advice.placements if p.name in STAGES]
     stages += [rest] if (rest := [p for p in advice.placements if p.name not in STAGES]) else []
-    lines = ["stage_args:"]
+    lines = ["# base_config: the model's own deploy file, whose stages have these ids", "stages:"]
     for number, placements in enumerate(stages):
-        lines += [f"  - stage_id: {number}", "    engine_args:"]
+        lines.append(f"  - stage_id: {number}")
+        if kind := _kind([p.name for p in placements]):
+            worker = overlay.worker(kind).items()
+            lines += [f"    {key}: {json.dumps(value)}" for key, value in worker]
+        lines += ["    additional_config:", "      swapd:"]
         if len(placements) == 1 and placements[0].name in STAGES:
-            lines.append(f"      model_stage: {placements[0].name}")
-        lines += [f"      {line}" for line in _settings(placements)]
+            lines.append(f"        component: {placements[0].name}")
+        lines += [f"        {line}" for line in _settings(placements)]
     return "\n".join(lines) + "\n"
+
+
+def _kind(names: Sequence[str]) -> Kind | None:
+    """The kind of a stage with these components; None if their names do not show it."""
+    if not set(DITS).isdisjoint(names):
+        return "diffusion"
+    return _KINDS.get(names[0])
 
 
 def _settings(placements: list[Treatment]) -> list[str]:

@@ -6,7 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from swapd.plan import asked
 from swapd.shared.config import ConfigError
+from swapd_client.offload.settings import OffloadSettings
 
 #: Known kinds of commands: vLLM's server, vLLM-Omni's, or any other.
 Kind = Literal["vllm", "vllm-omni", "other"]
@@ -25,6 +27,8 @@ class Command(NamedTuple):
 
     words: tuple[str, ...]
     kind: Kind
+    #: Its flags for offloading that vllm-omni does not know; they are not in the words.
+    offload: OffloadSettings = OffloadSettings()
 
     @property
     def model(self) -> str | None:
@@ -49,8 +53,19 @@ class Command(NamedTuple):
 
 
 def command_of(words: Sequence[str]) -> Command:
-    """The command with its kind: `vllm serve ...`, also by `python -m`, or another."""
-    return Command(tuple(words), _kind(words))
+    """The command with its kind: `vllm serve ...`, also by `python -m`, or another.
+
+    `vllm-omni --model M ...`, without a `serve`, is a server, too. Raises: ConfigError.
+    """
+    program, *rest = words
+    has_name = PurePath(program).name == "vllm-omni"
+    if has_name and rest and rest[0].startswith("-") and option(rest, _MODEL):
+        omni = [_OMNI] if _OMNI not in rest else []
+        words = [program, "serve", *rest, *omni]
+    if (kind := _kind(words)) != "vllm-omni":
+        return Command(tuple(words), kind)
+    offload, left = asked.taken_off(words)
+    return Command(left, kind, offload)
 
 
 def _kind(words: Sequence[str]) -> Kind:

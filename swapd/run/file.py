@@ -156,9 +156,13 @@ def _stage(path: Path, name: str, raw: Any) -> StageSpec:
     directory = _directory(path.parent, table.directory, f"{source}.directory")
     words = _words(table.command, f"{source}.command")
     _check_program(words[0], directory, environment, f"{source}.command")
+    try:
+        command = command_of(words)
+    except ConfigError as exc:
+        raise ConfigError(f"{source}.command: {exc}") from None
     return StageSpec(
         name,
-        command_of(words),
+        command,
         environment,
         directory,
         table.restart,

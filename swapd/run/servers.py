@@ -5,18 +5,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swapd.plan import deploy, hub, omni
+from swapd.plan import asked, deploy, hub, omni, overlay
 from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
 from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option, shards_of
 from swapd.run.daemons import DaemonSpec
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
+from swapd_client.offload.settings import OffloadSettings, StageSettings
+from swapd_client.vllm.options import KEY
 
 #: swapd's worker of plain vLLM.
 GPU_WORKER = "swapd_client.vllm.worker.Worker"
 CPU_WORKER = "swapd_client.vllm.cpu.CPUWorker"
 _OURS = "swapd_client."
+_NONE = OffloadSettings()
 
 
 def model_folder(command: Command) -> Path:
@@ -39,9 +42,10 @@ def names_swapd(command: Command, directory: Path) -> str:
 
 
 def _mentions(path: Path) -> bool:
-    """Whether a deploy file itself names swapd's workers; its base file is vllm-omni's."""
+    """Whether a deploy file itself names swapd's workers, or has `stage_args`, which vllm-omni does
+    not read; its base file is vllm-omni's."""
     try:
-        return _OURS in path.read_text(errors="replace")
+        return _OURS in path.read_text(errors="replace") or bool(asked.in_file(path))
     except OSError:
         return False  # vllm-omni says so
 
@@ -85,20 +89,22 @@ class DeployFile(NamedTuple):
     installed: VllmOmni | None
     #: How it was found, for people; empty if the command names it.
     why: str = ""
+    #: The settings for its stages in the file of `stage_args` that the command names.
+    listed: Sequence[StageSettings] = ()
 
 
 def deploy_file_of(command: Command) -> DeployFile:
-    """The file that the command names, else the one that its vllm-omni chooses for the model.
+    """The file that the command names, else the one that its vllm-omni chooses for the model; also
+    if the named one is a file of `stage_args`.
 
     Blocks while it asks the command's Python. Raises: PlanError.
     """
     named = option(command.words, DEPLOY_CONFIG)
-    if named is None:
+    listed = asked.in_file(Path(named)) if named else []
+    if named is None or listed:
         assert command.model is not None
-        asked_of = [str(model_folder(command)), command.model]
-        installed = omni.of_command(command.words, asked_of)
-        path, why = installed.deploy_file()
-        return DeployFile(path, installed, why)
+        models = [str(model_folder(command)), command.model]
+        return chosen(omni.of_command(command.words, models), listed)
     path = Path(named)
     try:
         installed = omni.of_command(command.words)
@@ -109,29 +115,46 @@ def deploy_file_of(command: Command) -> DeployFile:
     return DeployFile(shipped if is_shipped else path, installed)
 
 
-def with_workers(
-    file: DeployFile, usable: Sequence[int]
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs;
-    None if a stage already uses one. And its other changes, for people.
+def chosen(installed: VllmOmni, listed: Sequence[StageSettings]) -> DeployFile:
+    """The file that vLLM-Omni chooses for the model that it is about. Blocks. Raises: PlanError."""
+    path, why = installed.deploy_file()
+    return DeployFile(path, installed, why, listed)
 
-    `usable`: GPUs to use; empty if unknown.
+
+def with_workers(
+    file: DeployFile, usable: Sequence[int], model: Path, flags: OffloadSettings = _NONE
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs, and
+    offloads as the user asks; None if it is so already. And its other changes, for people.
+
+    `usable`: GPUs to use; empty if unknown. `model`: its folder. `flags`: those of the command.
+    Raises: PlanError.
     """
     found = deploy.read(file.path, installed=file.installed)
-    if any(stage.ours for stage in found.stages):
-        return None, []
-    stages, moved = [], []
+    ours = any(stage.ours for stage in found.stages)
+    options, said = asked.of_stages(file.listed, found, model)
+    options |= asked.of_flags(flags, found, model)
+    if ours and not options:
+        return None, said
+    stages = []
     for stage in found.stages:
         entry: dict[str, Any] = {"stage_id": stage.id}
-        key = "worker_extension_cls" if stage.kind == "diffusion" else "worker_cls"
-        entry[key] = deploy.WORKERS[stage.kind]
-        if stage.kind == "generation":  # else it captures graphs before its weights are in swapd
-            entry["enforce_eager"] = True
-        if usable and len(stage.gpus) == 1 and stage.gpus[0] not in usable:
-            entry["devices"] = str(usable[0])
-            moved.append(f"{stage.name} is placed on GPU {usable[0]}, not {stage.gpus[0]}")
+        if not ours:
+            entry |= overlay.worker(stage.kind)
+            said += _move(entry, stage, usable)
+        if stage.id in options:
+            both = {**stage.additional.get(KEY, {}), **options[stage.id]}
+            entry["additional_config"] = {**stage.additional, KEY: both}
         stages.append(entry)
-    return {"base_config": str(file.path.absolute()), "stages": stages}, moved
+    return {"base_config": str(file.path.absolute()), "stages": stages}, said
+
+
+def _move(entry: dict[str, Any], stage: deploy.DeployStage, usable: Sequence[int]) -> list[str]:
+    """Have a stage's entry name a usable GPU, if its own is none; and say so, for people."""
+    if not usable or len(stage.gpus) > 1 or stage.gpus[0] in usable:
+        return []
+    entry["devices"] = str(usable[0])
+    return [f"{stage.name} is placed on GPU {usable[0]}, not {stage.gpus[0]}"]
 
 
 def check_placed(path: Path, stages: Iterable[deploy.DeployStage], given: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ def test_people_are_told_the_sum_the_costs_and_what_to_paste() -> None:
     assert "copies at 25 GB/s: as given" in shown
     assert "a request moves" in shown
     assert "dit: taken to run 20 times a request; give --passes dit=N" in shown
-    for pasted in ("stage_args:", "client.attach(model, [", "swapd serve --device"):
+    for pasted in ("stages:", "client.attach(model, [", "swapd serve --device"):
         assert pasted in shown
 
 

@@ -204,10 +204,23 @@ TINY = Config(
     model_type="tiny", default_deploy_config_name="tiny.yaml",
     stages=stages(("thinker", Kind.AR), ("code2wav", Kind.GENERATION), ("dit", Kind.DIFFUSION)),
 )
+QWEN2_5 = Config(
+    model_type="qwen2_5_omni", default_deploy_config_name="qwen2_5.yaml",
+    stages=stages(("thinker", Kind.AR), ("talker", Kind.AR), ("code2wav", Kind.GENERATION)),
+)
 BARE = Config(
     model_type="bare", default_deploy_config_name=None, stages=stages(("painter", Kind.DIFFUSION))
 )
-OMNI_PIPELINES = {"qwen3_omni_moe": lambda config: QWEN3, "tiny": TINY, "bare": BARE}
+OMNI_PIPELINES = {"qwen3_omni_moe": lambda config: QWEN3, "tiny": TINY, "bare": BARE,
+                  "qwen2_5_omni": QWEN2_5}
+"""
+#: As vLLM-Omni's own, with all stages on one GPU.
+_DEPLOY = """
+async_chunk: false
+stages:
+  - {stage_id: 0, devices: "0", enforce_eager: true, max_num_seqs: 1, enable_prefix_caching: false}
+  - {stage_id: 1, devices: "0", enforce_eager: true, max_num_seqs: 1, enable_prefix_caching: false}
+  - {stage_id: 2, devices: "0", enforce_eager: true, max_num_seqs: 1, enable_prefix_caching: false}
 """
 
 
@@ -223,13 +236,14 @@ def installed(site: Path, qwen3: Path, *, works: bool = True) -> Path:
         ("config/config_factory.py", _FACTORY),
         ("config/pipeline_registry.py", _REGISTRY),
         ("deploy/qwen3.yaml", qwen3.read_text()),
+        ("deploy/qwen2_5.yaml", _DEPLOY),
     ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
     (python := site / "python").write_text(
         f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n'
     )
-    (command := site / "vllm-omni").write_text(f"#!{python}\n")
+    (command := site / "vllm-omni").write_text(f"#!{python}\nimport sys\nprint(*sys.argv[1:])\n")
     for made in (python, command):
         made.chmod(0o755)
     return command

@@ -179,7 +179,6 @@ def test_a_compilation_without_graphs_captures_none(tmp_path: Path) -> None:
         ("stages: [", "mine.yaml"),
         ("[]", "is no deploy file"),
         ("async_chunk: false", "lists no stages"),
-        ("stage_args: []", "older versions"),
         ("stages: [{devices: 0}]", "needs a stage_id"),
         ("stages: [{stage_id: 0}, {stage_id: 0}]", "several stages have one stage_id"),
         ("base_config: nowhere.yaml", "its base_config nowhere.yaml is not beside it"),

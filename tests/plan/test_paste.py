@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.plan import paste
+from swapd.plan import deploy, paste
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, advise
 from swapd_client.offload.settings import from_yaml
 
@@ -53,6 +53,13 @@ def test_stages_are_stages_of_the_file(tmp_path: Path) -> None:
     assert from_yaml(path, "thinker").mode == "alternating"
     assert from_yaml(path, "talker").mode == "alternating"
     assert from_yaml(path, "code2wav").mode == "off"
+    read = deploy.read(path).stages
+    assert [(s.name, s.kind, s.stays) for s in read] == [
+        ("thinker", "ar", False),
+        ("talker", "ar", False),
+        ("code2wav", "generation", True),
+    ]
+    assert all(s.ours for s in read)
     lines = paste.python(advice).splitlines()
     assert lines == [
         'client.attach(model, ["code2wav"], policy="permanent")',
@@ -62,9 +69,12 @@ def test_stages_are_stages_of_the_file(tmp_path: Path) -> None:
 
 def test_components_of_one_stage_are_named_in_it(tmp_path: Path) -> None:
     advice = advised(10, part("transformer", 9, passes=20), part("text_encoder", 8), part("vae", 1))
-    settings = from_yaml(written(tmp_path, advice))
+    path = written(tmp_path, advice)
+    settings = from_yaml(path)
     assert settings.mode == "alternating"
     assert settings.cpu_offload_components == ("transformer", "text_encoder")
+    (stage,) = deploy.read(path).stages
+    assert (stage.kind, stage.offload) == ("diffusion", settings)
 
 
 def test_several_that_are_streamed_are_streamed_by_layers(tmp_path: Path) -> None:

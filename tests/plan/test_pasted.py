@@ -116,5 +116,7 @@ def test_a_name_is_pasted_as_a_name_whoever_gave_it(name: str) -> None:
 
     exec(paste.python(advice), {"client": Client(), "model": None})
     assert sorted(attached) == sorted([name, "other"])
-    (stage,) = yaml.safe_load(paste.stage_file(advice))["stage_args"]
-    assert sorted(stage["engine_args"]["cpu_offload_components"]) == sorted([name, "other"])
+    (stage,) = yaml.safe_load(paste.stage_file(advice))["stages"]
+    assert sorted(stage["additional_config"]["swapd"]["cpu_offload_components"]) == sorted(
+        [name, "other"]
+    )

@@ -113,22 +113,27 @@ def test_settings_in_the_stage_itself_are_refused_by_the_loader(
     assert f"no structured config owner: {key}" in resolved[key]
 
 
-def test_a_model_alone_is_enough_for_a_run_and_the_loader_reads_what_it_writes(
-    tmp_path: Path, nursery: Nursery
-) -> None:
-    model = omni.qwen3(tmp_path / "Qwen3-Omni")
-    words = ("-d", "cuda:7", "--device-memory", "141GiB", "--", VLLM_OMNI, "serve", model, "--omni")
+def dry_run(folder: Path, model: Path, *words: object) -> tuple[str, str]:
+    """The overlay that `swapd run` makes for a model with these words of vllm-omni; and stderr."""
+    before = ("run", "--dry-run", "-d", "cuda:7", "--device-memory", "141GiB", "--", VLLM_OMNI)
     done = subprocess.run(
-        [sys.executable, "-m", "swapd", "run", "--dry-run", *map(str, words)],
-        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
+        [sys.executable, "-m", "swapd", *map(str, (*before, "serve", model, "--omni", *words))],
+        env=environment(XDG_STATE_HOME=str(folder / "state")),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "vllm_omni/deploy/qwen3_omni_moe.yaml: model_type qwen3_omni_moe" in done.stderr
-    assert not (tmp_path / "state").exists()
+    assert not (folder / "state").exists()
     begin, end = done.stdout.index("base_config: "), done.stdout.index(str(VLLM_OMNI))
-    (overlay := tmp_path / "deploy.yaml").write_text(done.stdout[begin:end])
+    return done.stdout[begin:end], done.stderr
+
+
+def test_a_model_alone_is_enough_for_a_run_and_the_loader_reads_what_it_writes(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    text, said = dry_run(tmp_path, omni.qwen3(tmp_path / "Qwen3-Omni"))
+    assert "vllm_omni/deploy/qwen3_omni_moe.yaml: model_type qwen3_omni_moe" in said
+    (overlay := tmp_path / "deploy.yaml").write_text(text)
     (stages,) = nursery.call("tests.vllm.resolve:resolve", [("qwen3_omni_moe", str(overlay))])
     assert [(a["model_stage"], a["worker_cls"], a["devices"]) for a in stages] == [
         ("thinker", deploy.WORKERS["ar"], "7"),
@@ -136,3 +141,37 @@ def test_a_model_alone_is_enough_for_a_run_and_the_loader_reads_what_it_writes(
         ("code2wav", deploy.WORKERS["generation"], "7"),
     ]
     assert [a["enforce_eager"] for a in stages] == [False, False, True]
+
+
+STAGE_ARGS = """
+stage_args:
+  - stage_id: 0
+    engine_args:
+      model_stage: thinker
+      cpu_offload_enabled: false
+  - stage_id: 2
+    engine_args:
+      model_stage: code2wav
+      cpu_offload_enabled: true
+"""
+
+
+def test_the_loader_reads_what_a_run_makes_of_flags_and_of_stage_args(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    model = omni.write(tmp_path / "Qwen2.5-Omni-7B", omni.QWEN2_5, omni.QWEN2_5_BYTES)
+    (old := tmp_path / "old.yaml").write_text(STAGE_ARGS)
+    flags = ("--cpu-offload-enabled", "--cpu-offload-components", "thinker,talker")
+    files = []
+    for number, words in enumerate((flags, ("--deploy-config", old))):
+        (path := tmp_path / f"{number}.yaml").write_text(dry_run(tmp_path, model, *words)[0])
+        files.append(("qwen2_5_omni", str(path)))
+    resolved = nursery.call("tests.vllm.resolve:resolve", [*files, ("qwen2_5_omni", str(old))])
+    *both, refused = resolved
+    options = [[options_of(a.get("additional_config"), "") for a in stages] for stages in both]
+    on, off, unsaid = (True, True), (False, True), (False, False)
+    assert [
+        [(one.offload.cpu_offload_enabled, one.offload_said) for one in stages]
+        for stages in options
+    ] == [[on, on, off], [off, unsaid, on]]
+    assert "removed `stage_args` schema" in refused

@@ -121,6 +121,10 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 #: The settings' names.
 NAMES = OffloadSettings.__struct_fields__
 _KINDS = get_type_hints(OffloadSettings, include_extras=True)
+#: Keys of a stage in a file that are about the stage itself.
+_NO_SETTINGS = ("stage_id", "engine_args", "additional_config", "model_stage", "model_arch")
+#: At least so alike are a setting and a misspelt one, of 1.
+_NEARLY = 0.9
 #: Former names, and their successors.
 _FORMER = {"dit_cpu_offload": "enable_cpu_offload"}
 
@@ -131,7 +135,7 @@ def from_keywords(**given: Any) -> OffloadSettings:
     Raises: InvalidSettings, naming a setting that is misspelt, of the wrong type, or contradictory.
     """
     for name in given:
-        _known(name, name)
+        check_name(name, name)
     return _made({n: _parsed(n, value, n) for n, value in given.items() if value is not None})
 
 
@@ -142,31 +146,41 @@ def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> O
     """The settings of one stage in a stage file of vLLM-Omni.
 
     Stages are listed under `stage_args`, with the settings in each one's `engine_args`, or under
-    `stages`, with the settings in the stage itself. `stage` is a `stage_id` or a `model_stage`; it
-    may be left out if the file has one stage only. Keys that are no offloading settings are
-    ignored; a misspelt offloading setting is an error in any stage of the file.
+    `stages`, with the settings in the stage itself or in its `additional_config: {swapd: ...}`.
+    `stage` is a `stage_id`, a `model_stage` or a `component`; it may be left out if the file has
+    one stage only. Keys that are no offloading settings are ignored; a misspelt offloading setting
+    is an error in any stage of the file.
 
     Needs PyYAML. Raises: InvalidSettings, naming file, stage and key.
     """
-    stages = _stages(Path(path))
+    stages = stages_in(Path(path))
     where, settings = _chosen(Path(path), stages, stage)
     return _made(settings, where)
 
 
-class _Stage(msgspec.Struct, frozen=True):
+class StageSettings(msgspec.Struct, frozen=True):
     """One stage of a file, and how messages name it."""
 
     where: str
     id: object
     model_stage: str | None
+    #: Its offloading settings, and the names of all others.
     settings: dict[str, Any]
+    others: list[str]
 
     def __str__(self) -> str:
         named = f" ({self.model_stage})" if self.model_stage else ""
         return f"{'?' if self.id is None else self.id}{named}"
 
 
-def _stages(path: Path) -> list[_Stage]:
+def has_stage_args(path: Path) -> bool:
+    """Whether a file lists its stages under `stage_args`. Raises: InvalidSettings."""
+    raw = _read(path)
+    return isinstance(raw, dict) and "stage_args" in raw
+
+
+def stages_in(path: Path) -> list[StageSettings]:
+    """All stages of a stage file, as `from_yaml` reads it. Raises: InvalidSettings."""
     raw = _read(path)
     listed = raw.get("stage_args", raw.get("stages")) if isinstance(raw, dict) else None
     if not isinstance(listed, list) or not listed:
@@ -174,27 +188,34 @@ def _stages(path: Path) -> list[_Stage]:
     return [_stage(path, number, entry) for number, entry in enumerate(listed)]
 
 
-def _stage(path: Path, number: int, entry: object) -> _Stage:
+def _stage(path: Path, number: int, entry: object) -> StageSettings:
     if not isinstance(entry, dict):
         raise InvalidSettings(f"{path}: stage number {number + 1} of the list has no settings")
-    engine = entry.get("engine_args") or {}
-    if not isinstance(engine, dict):
-        raise InvalidSettings(f"{path}: stage {entry.get('stage_id')}: engine_args has no settings")
-    both = {**entry, **engine}
-    stage_id, model_stage = entry.get("stage_id"), both.get("model_stage")
-    stage = _Stage(
+    engine = _inner(path, entry, "engine_args")
+    both = {**entry, **engine, **_inner(path, _inner(path, entry, "additional_config"), "swapd")}
+    stage_id = entry.get("stage_id")
+    model_stage = both.get("model_stage") or both.get("component")
+    stage = StageSettings(
         where=f"{path}: stage {stage_id if stage_id is not None else f'number {number + 1}'}"
         + (f" ({model_stage})" if model_stage else ""),
         id=stage_id,
         model_stage=model_stage,
         settings={},
+        others=[str(name) for name in both if name not in _NO_SETTINGS and not _is_ours(str(name))],
     )
     for name, value in both.items():
         if _is_ours(str(name)):
-            _known(str(name), f"{stage.where}: {name}")
+            check_name(str(name), f"{stage.where}: {name}")
             if value is not None:
                 stage.settings[name] = _parsed(name, value, f"{stage.where}: {name}")
     return stage
+
+
+def _inner(path: Path, entry: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = entry.get(key) or {}
+    if not isinstance(found, dict):
+        raise InvalidSettings(f"{path}: stage {entry.get('stage_id')}: {key} has no settings")
+    return found
 
 
 def _read(path: Path) -> object:
@@ -211,7 +232,7 @@ def _read(path: Path) -> object:
 
 
 def _chosen(
-    path: Path, stages: list[_Stage], wanted: int | str | None
+    path: Path, stages: list[StageSettings], wanted: int | str | None
 ) -> tuple[str, dict[str, Any]]:
     found = [s for s in stages if wanted is None or str(wanted) in (str(s.id), s.model_stage)]
     if len(found) == 1:
@@ -225,16 +246,19 @@ def _chosen(
 
 def _is_ours(key: str) -> bool:
     """Whether a key of a stage is an offloading setting, well written or not."""
-    return "cpu_offload" in key or (key.startswith("enable") and "offload" in key)
+    if "cpu_offload" in key or (key.startswith("enable") and "offload" in key):
+        return True
+    return bool(get_close_matches(key, NAMES, n=1, cutoff=_NEARLY))
 
 
 # --- the command line --------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` an option for each setting, except for options that it already has."""
+def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES) -> None:
+    """Give `parser` an option for each of `names`, except for options that it already has."""
     group = parser.add_argument_group("offloading")
-    for name, kind in _KINDS.items():
+    for name in names:
+        kind = _KINDS[name]
         flag = "--" + name.replace("_", "-")
         options: dict[str, Any] = {"dest": name, "default": None, "help": _described(kind)}
         if name == "cpu_offload_pin_memory":
@@ -265,7 +289,8 @@ def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
 # --- one value, one struct ---------------------------------------------------------------
 
 
-def _known(name: str, source: str) -> None:
+def check_name(name: str, source: str) -> None:
+    """Check that it is a setting's. Raises: InvalidSettings, with the one that it may mean."""
     if name not in NAMES:
         near = [_FORMER[name]] if name in _FORMER else get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(NAMES)}"
