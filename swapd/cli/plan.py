@@ -1,6 +1,6 @@
 """`swapd plan`: which components to keep, stream and swap on a device, and the settings."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, errors, print_json
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -20,10 +20,12 @@ from swapd.cli.plan_input import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_vllm import PlanOptions, StageFile, deploy_of, plan_vllm
-from swapd.plan import paste
+from swapd.cli.plan_vllm import PlanOptions, StageFile, plan_vllm
+from swapd.plan import asked, deploy, omni, paste, sizes
 from swapd.plan.advise import Advice, MemoryBudget, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
+from swapd.plan.deploy import Deploy
+from swapd.run import servers
 from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
@@ -162,6 +164,24 @@ def plan(
         print_json(report)
     else:
         console.print(page(report))
+
+
+def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
+    """A deploy file; if it is one of `stage_args`, the overlay that it makes over the deploy file
+    that the installed vLLM-Omni has for the model, one of the sources. Raises: PlanError."""
+    if not (listed := asked.in_file(path)):
+        return deploy.read(path)
+    model = next((one for one in sources if sizes.named(one) is None), None)
+    if model is None:
+        raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: name the model")
+    folder = sizes.found(model)
+    if (installed := omni.of_this_python([str(folder), model])) is None:
+        raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: install it here")
+    file = servers.chosen(installed, listed)
+    own, said = servers.with_workers(file, (), folder)
+    for each in said:
+        errors.print(plain(f"swapd: {each}"), soft_wrap=True)
+    return deploy.read(path, own, installed)
 
 
 def _refuse(why: str, given: Mapping[str, object]) -> None:

@@ -7,18 +7,16 @@ from typing import Any, NamedTuple
 import msgspec
 import typer
 
-from swapd.cli.common import console, errors, print_json
+from swapd.cli.common import console, print_json
 from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
 from swapd.cli.plan_page import VllmPlanReport, page
-from swapd.plan import asked, chunks, claims, deploy, kv, omni, overlay, paste, shares, sizes
+from swapd.plan import chunks, claims, deploy, kv, overlay, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
 from swapd.plan.demands import Demand
 from swapd.plan.deploy import Deploy
 from swapd.plan.shares import GpuPlan
-from swapd.run import servers
-from swapd.shared.text import plain
 from swapd.shared.units import parse_size, size
 from swapd_client.vllm import checkpoint
 from swapd_client.vllm.options import KEY, options_of
@@ -50,24 +48,6 @@ class PlanOptions(NamedTuple):
     bandwidth: str | None = None
     chunk: str | None = None
     isolation: Isolation = "relaxed"
-
-
-def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
-    """A deploy file; if it is one of `stage_args`, the overlay that it makes over the deploy file
-    that the installed vLLM-Omni has for the model, one of the sources. Raises: PlanError."""
-    if not (listed := asked.in_file(path)):
-        return deploy.read(path)
-    model = next((one for one in sources if sizes.named(one) is None), None)
-    if model is None:
-        raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: name the model")
-    folder = sizes.found(model)
-    if (installed := omni.of_this_python([str(folder), model])) is None:
-        raise PlanError(f"{path} has stage_args, for a deploy file of vllm-omni: install it here")
-    file = servers.chosen(installed, listed)
-    own, said = servers.with_workers(file, (), folder)
-    for each in said:
-        errors.print(plain(f"swapd: {each}"), soft_wrap=True)
-    return deploy.read(path, own, installed)
 
 
 def plan_vllm(file: StageFile, options: PlanOptions, *, overlay_alone: bool, json: bool) -> None:

@@ -275,15 +275,15 @@ def _stage(
     additional = _dictionary(where, "additional_config", flat.get("additional_config"))
     worker, extension = str(flat.get("worker_cls")), str(flat.get("worker_extension_cls"))
     try:
-        takes_flags = extension.startswith(_OURS)
-        options = options_of_stage(flat, where) if takes_flags else options_of(additional, where)
+        own = extension.startswith(_OURS)
+        options = options_of_stage(flat, where) if own else options_of(additional, where)
     except InvalidSettings as exc:
         raise BadDeploy(str(exc)) from exc
     called, kind = known or (f"stage{number}", _kind(worker, extension))
     name = options.component or called
     if problem := problem_with_text("component", name):
         raise BadDeploy(f"{where}: {problem}")
-    ours = any(named.startswith(_OURS) for named in (worker, extension))
+    ours = own or worker.startswith(_OURS)
     gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
     return DeployStage(
         id=number,

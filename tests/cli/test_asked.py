@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.cli.plan_vllm import PlanOptions, StageFile, deploy_of, reports_of
+from swapd.cli.plan import deploy_of
+from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from tests import fakecuda
 from tests.plan import omni
 from tests.plan.test_hub import put

@@ -183,8 +183,8 @@ class _Pass:
             if stream.rest is not None:
                 self._rest = stream.note(client.acquire(stream.rest, early=True))
             self._look_ahead()
-            if self._rest is not None:
-                self._arrive(self._rest)
+            if self._rest is not None and self._rest.loaded:
+                self._rest.wait_here()
         except BaseException:
             self._expected = None
             self._give_back()
@@ -201,7 +201,8 @@ class _Pass:
                 self._seen.append(part)
             self._used[part] = _InUse(lease)
             self._look_ahead()
-            self._arrive(lease)
+            if lease.loaded:
+                lease.wait_here()
         except BaseException:
             self._used.pop(part, None)
             with suppress(SwapdError):  # an earlier error is the one to report
@@ -302,15 +303,6 @@ class _Pass:
             for other, in_use in used:
                 in_use.lease = client.acquire(stream.parts[other])
             return client.acquire(stream.parts[part])
-
-    def _arrive(self, lease: Lease) -> None:
-        if not lease.loaded:
-            return
-        streams = self._client.session.processor.current_streams()
-        for stream in streams:
-            lease.wait(stream=stream)
-        if not streams:
-            lease.wait()
 
     def _look_ahead(self, *, wait: bool = False) -> None:
         """Have requests open for the next parts, and for no others.

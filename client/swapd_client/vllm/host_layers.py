@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from torch.nn import Module
-from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
+from vllm.model_executor.offloader.base import NoopOffloader
 
 
 class HostLayers(NoopOffloader):  # type: ignore[misc]
@@ -11,8 +11,3 @@ class HostLayers(NoopOffloader):  # type: ignore[misc]
 
     def wrap_modules(self, modules_generator: Iterable[Module], prefix: str = "") -> list[Module]:
         return [layer.to("cpu") for layer in modules_generator]
-
-
-def build_on_host() -> None:
-    """Have the layers of the next model built there. Once its runner has been made."""
-    set_offloader(HostLayers())

@@ -15,10 +15,11 @@ import torch
 from torch.nn import Module
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.offloader.base import set_offloader
 from vllm.v1.worker import gpu_worker
 
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
-from swapd_client.vllm.host_layers import build_on_host
+from swapd_client.vllm.host_layers import HostLayers
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
 from swapd_client.vllm.refusals import Unsupported
@@ -145,7 +146,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
         graphs = _graphs()
         if self._swapd.options.streams:
-            build_on_host()
+            set_offloader(HostLayers())
         super().load_model(*args, **kwargs)
         if _graphs() > graphs:
             raise Unsupported(

@@ -135,10 +135,7 @@ class Segments:
         if self._waited.get(name) == streams:
             return
         try:
-            for stream in streams:
-                lease.wait(name=name, stream=stream)
-            if not streams:
-                lease.wait(name=name)
+            lease.wait(name=name) if in_python else lease.wait_here(name)
         except (DeviceFailed, SessionFenced):
             self.broken = True
             raise

@@ -234,7 +234,7 @@ class Turns:
         """At the end of an outermost call, keep the lease or give it back."""
         if self._lease is None:
             return
-        if self.segments.broken or self.window.broken:
+        if self.segments.broken or self.window.error is not None:
             self.end()
             return
         session = self._connection.client.session

@@ -28,9 +28,11 @@ class Window:
     def __init__(self, go_alone: Callable[[SwapdError], None]) -> None:
         """`go_alone`: called in a call when the daemon is gone; then all weights are in memory."""
         self._go_alone = go_alone
-        #: The parts, in the order of use, and how many are in at a time.
+        #: The parts, in the order of use; and those that a turn begins with, as many as are in.
         self._parts: tuple[str, ...] = ()
-        self._slots = 0
+        self.first: tuple[str, ...] = ()
+        #: Why an exchange failed: then no further computation is possible in this turn.
+        self.error: BaseException | None = None
         #: The layer of each module in one, and the number of its part.
         self._layer_of: dict[int, Module] = {}
         self._number_of: dict[int, int] = {}
@@ -48,27 +50,16 @@ class Window:
         #: The part to bring in next; and one that the engine waits for, out of order.
         self._next = 0
         self._needed: int | None = None
-        self._error: BaseException | None = None
 
     def use(self, parts: Mapping[str, Sequence[Module]], slots: int) -> None:
         """Have `parts` pass, `slots` of them at a time. Their layers, in the order of use."""
-        self._parts, self._slots = tuple(parts), slots
+        self._parts, self.first = tuple(parts), tuple(parts)[:slots]
         for number, layers in enumerate(parts.values()):
             for layer in layers:
                 _surround(layer, self, number)
                 self._number_of[id(layer)] = number
                 self._layer_of.update((id(module), layer) for module in layer.modules())
         threading.Thread(target=self._run, name="swapd-window", daemon=True).start()
-
-    @property
-    def first(self) -> tuple[str, ...]:
-        """The parts that a turn begins with, beside what it holds."""
-        return self._parts[: self._slots]
-
-    @property
-    def broken(self) -> bool:
-        """Whether an exchange failed: no further computation is possible in this turn."""
-        return self._error is not None
 
     def is_wanted(self) -> bool:
         """Whether others wait for a part of it. From any thread."""
@@ -88,7 +79,7 @@ class Window:
         with self._changed:
             self._computing.clear()
             self._used.clear()
-            self._next, self._needed, self._error = self._slots, None, None
+            self._next, self._needed, self.error = len(self.first), None, None
             self._client = client
         try:
             with whole:
@@ -130,12 +121,8 @@ class Window:
         """
         try:
             lease = self._await(number)
-            if lease is not None and self._client is not None and lease.loaded:
-                streams = self._client.session.processor.current_streams()
-                for stream in streams:
-                    lease.wait(stream=stream)
-                if not streams:
-                    lease.wait()
+            if lease is not None and lease.loaded:
+                lease.wait_here()
         except (SessionEnded, ClientClosed) as exc:
             if isinstance(exc, SessionFenced):
                 raise
@@ -150,10 +137,10 @@ class Window:
             if number not in self._in:
                 self._needed = number
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: number in self._in or self._error or not self._on)
+                self._changed.wait_for(lambda: number in self._in or self.error or not self._on)
                 self._needed = None
-                if self._error is not None:
-                    raise self._error
+                if self.error is not None:
+                    raise self.error
             self._computing[number] += 1
             return self._in.get(number)
 
@@ -197,7 +184,7 @@ class Window:
             except BaseException as exc:  # noqa: BLE001 - the engine's thread raises it
                 error = exc
             with self._changed:
-                self._exchanging, self._error = False, error
+                self._exchanging, self.error = False, error
                 if new is not None:
                     self._in[number] = new
                 self._changed.notify_all()
@@ -220,7 +207,7 @@ class Window:
             return self._client, self._in.pop(old), number
 
     def _has_work(self) -> bool:
-        if not self._on or self._error is not None:
+        if not self._on or self.error is not None:
             return False
         if self._needed is not None and self._needed not in self._in:
             return any(not self._computing[number] for number in self._in)
