@@ -34,7 +34,7 @@ class StreamPoint(msgspec.Struct, frozen=True):
 
 
 def points(claim: Demand, room: int, bytes_per_s: float) -> Iterator[StreamPoint]:
-    """A streaming stage with few and many streamed layers; `room`: bytes of the arena for its turn."""
+    """Of a stage that streams; `room`: the bytes of the arena for its turn."""
     if (part := claim.streams) is None or not part.streamed:
         return
     least, layers = part.streamed, part.each

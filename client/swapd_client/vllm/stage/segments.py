@@ -135,7 +135,10 @@ class Segments:
         if self._waited.get(name) == streams:
             return
         try:
-            lease.wait(name=name) if in_python else lease.wait_here(name)
+            for stream in streams:
+                lease.wait(name=name, stream=stream)
+            if not streams:
+                lease.wait(name=name)
         except (DeviceFailed, SessionFenced):
             self.broken = True
             raise
