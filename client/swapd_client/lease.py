@@ -236,14 +236,6 @@ class Lease(BaseLease):
         else:
             self._wait_on_stream(stream, name or self.names[0], segment)
 
-    def wait_here(self, name: str | None = None) -> None:
-        """As `wait`, on this thread's current streams; this thread waits where there are none."""
-        streams = self._session.processor.current_streams()
-        for stream in streams:
-            self.wait(name=name, stream=stream)
-        if not streams:
-            self.wait(name=name)
-
     @covered
     def release(self) -> None:
         """Give the components back.
@@ -290,6 +282,17 @@ class Lease(BaseLease):
             raise
         if problem is not None:
             raise problem
+
+
+def wait_here(lease: Lease) -> None:
+    """As `wait`, on this thread's current streams; this thread waits where there are none."""
+    if not lease.loaded:
+        return
+    streams = lease._session.processor.current_streams()
+    for stream in streams:
+        lease.wait(stream=stream)
+    if not streams:
+        lease.wait()
 
 
 def hold(lease: Lease, record: Record) -> None:

@@ -284,7 +284,9 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"vllm-omni serve {model} --deploy-config ")
     assert last.endswith("deploy.yaml --omni")
-    said = swapd("run", "-n", "--device-memory", "40GiB", "--", *words, status=1).stderr
+    streams = swapd("run", "-n", "--device-memory", "40GiB", "--", *words).stdout
+    assert "swapd: {component: thinker, kv: auto, resident: auto}" in streams
+    said = swapd("run", "-n", "--device-memory", "12GiB", "--", *words, status=1).stderr
     assert "GiB" in said
     assert not (tmp_path / "swapd").exists(), "a dry run has written something"
     found = omni.installed(tmp_path / "site", base)

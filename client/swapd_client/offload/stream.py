@@ -24,7 +24,7 @@ from swapd_client.errors import (
     UnknownComponent,
     WouldDeadlock,
 )
-from swapd_client.lease import Lease
+from swapd_client.lease import Lease, wait_here
 from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.order import Expected, Order
@@ -183,8 +183,8 @@ class _Pass:
             if stream.rest is not None:
                 self._rest = stream.note(client.acquire(stream.rest, early=True))
             self._look_ahead()
-            if self._rest is not None and self._rest.loaded:
-                self._rest.wait_here()
+            if self._rest is not None:
+                wait_here(self._rest)
         except BaseException:
             self._expected = None
             self._give_back()
@@ -201,8 +201,7 @@ class _Pass:
                 self._seen.append(part)
             self._used[part] = _InUse(lease)
             self._look_ahead()
-            if lease.loaded:
-                lease.wait_here()
+            wait_here(lease)
         except BaseException:
             self._used.pop(part, None)
             with suppress(SwapdError):  # an earlier error is the one to report

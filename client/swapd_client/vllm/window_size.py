@@ -18,15 +18,9 @@ def slots_of(streamed: int, layers: int, room_for: int) -> int:
     return SLOTS_OF_NEIGHBOURS if neighbours and fits else SLOTS
 
 
-def in_a_turn(streamed: int, layers: int, room_for: int) -> int:
-    """How many layers are in during a turn."""
-    return layers - streamed + (slots_of(streamed, layers, room_for) if streamed else 0)
-
-
 def fewest(layers: int, room_for: int) -> int:
     """The fewest layers to stream so that the others and the window fit; all, if none fit."""
-    fits = (n for n in range(layers) if in_a_turn(n, layers, room_for) <= room_for)
-    return next(fits, layers)
+    return 0 if layers <= room_for else min(max(layers + SLOTS - room_for, 1), layers)
 
 
 def number_of(

@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, SessionEnded, SessionFenced, SwapdError
-from swapd_client.lease import Lease
+from swapd_client.lease import Lease, wait_here
 
 
 class Window:
@@ -121,8 +121,8 @@ class Window:
         """
         try:
             lease = self._await(number)
-            if lease is not None and lease.loaded:
-                lease.wait_here()
+            if lease is not None:
+                wait_here(lease)
         except (SessionEnded, ClientClosed) as exc:
             if isinstance(exc, SessionFenced):
                 raise
