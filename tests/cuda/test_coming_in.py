@@ -82,7 +82,7 @@ def test_no_byte_can_be_read_that_has_not_come(
     other.use("secret")
     world.fake.faults(f"{COPY_IN} hold async after=2 pid={daemon.pid}")
     waiting = worker.start("acquire", "a")
-    calls.until(worker.pid, "cuMemSetAccess", 1, "done")
+    calls.until(worker.pid, "accessible", 1)
     if faults:
         with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
             worker.start("peek_at", "a", chunk * 2 * MIB, lane="thief").result()

@@ -450,7 +450,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t nbytes, const CUmemAc
         set_access(&mappings[i], wanted->flags);
     pthread_rwlock_unlock(&space);
     if (!result) spend_us((double)mapped * knobs()->access_us);
-    if (!result) trace(__func__, "done");
+    if (!result) trace("accessible", "");
     return result;
 }
 
