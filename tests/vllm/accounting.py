@@ -86,7 +86,7 @@ class Stage:
         return self.weights
 
     using = contextlib.nullcontext
-    options = SimpleNamespace(kv="private")
+    options = SimpleNamespace(kv="private", streams=[])
 
 
 class WeightMove:

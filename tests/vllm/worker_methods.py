@@ -62,7 +62,7 @@ class Stage:
     def using(self) -> Any:
         return self._as("leased")
 
-    request = using
+    request = reading_all = using
 
     def changing(self) -> Any:
         return self._as("changing")
