@@ -48,8 +48,7 @@ def taken_off(words: Sequence[str]) -> tuple[OffloadSettings, tuple[str, ...]]:
 def in_file(path: Path) -> list[StageSettings]:
     """The stages of a file of `stage_args`; none of any other file. Raises: BadDeploy."""
     try:
-        there = path.is_file() and settings.has_stage_args(path)
-        return settings.stages_in(path) if there else []
+        return settings.in_stage_args(path) if path.is_file() else []
     except InvalidSettings as exc:
         raise BadDeploy(str(exc)) from exc
 

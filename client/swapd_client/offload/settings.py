@@ -153,7 +153,7 @@ def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> O
 
     Needs PyYAML. Raises: InvalidSettings, naming file, stage and key.
     """
-    stages = stages_in(Path(path))
+    stages = _listed(Path(path), _read(Path(path)))
     where, settings = _chosen(Path(path), stages, stage)
     return _made(settings, where)
 
@@ -173,15 +173,16 @@ class StageSettings(msgspec.Struct, frozen=True):
         return f"{'?' if self.id is None else self.id}{named}"
 
 
-def has_stage_args(path: Path) -> bool:
-    """Whether a file lists its stages under `stage_args`. Raises: InvalidSettings."""
+def in_stage_args(path: Path) -> list[StageSettings]:
+    """The stages that a file lists under `stage_args`; none of another file.
+
+    Raises: InvalidSettings.
+    """
     raw = _read(path)
-    return isinstance(raw, dict) and "stage_args" in raw
+    return _listed(path, raw) if isinstance(raw, dict) and "stage_args" in raw else []
 
 
-def stages_in(path: Path) -> list[StageSettings]:
-    """All stages of a stage file, as `from_yaml` reads it. Raises: InvalidSettings."""
-    raw = _read(path)
+def _listed(path: Path, raw: object) -> list[StageSettings]:
     listed = raw.get("stage_args", raw.get("stages")) if isinstance(raw, dict) else None
     if not isinstance(listed, list) or not listed:
         raise InvalidSettings(f"{path}: lists no stages, under stage_args or stages")
