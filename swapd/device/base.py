@@ -111,12 +111,14 @@ class Device(Protocol):
         nbytes: int,
         *,
         only: Ranges | None = None,
+        start: int = 0,
         landed: Landed | None = None,
     ) -> None:
         """Copy `nbytes` bytes at address `source` into the chunks of `runs`, in order.
 
         With `only`, copy just these ranges: the others become zeros, and the source is not read
-        there.
+        there. The first `start` bytes landed in an earlier copy of the same bytes to the same
+        chunks, which `landed` ended by raising.
 
         `landed` is called in order, every few MiB and at the end, from this thread or one of the
         device's. If it raises, the copy raises that error after the pieces in flight. The caller

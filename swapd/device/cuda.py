@@ -97,13 +97,16 @@ class CudaDevice:
         nbytes: int,
         *,
         only: Ranges | None = None,
+        start: int = 0,
         landed: Landed | None = None,
     ) -> None:
         whole = pieces.cut(runs, nbytes, self.chunk_bytes)
         if whole:
             tail = self._tails.begin(whole)
             with self._pins.while_copying():
-                self._inward.run(self._copies(whole, source, only), landed)
+                copies = self._copies(whole, source, only)
+                left = (copy for copy in copies if copy.done + copy.nbytes > start)
+                self._inward.run(left, landed)
             if tail is not None:
                 self._inward.zero(self._arena.base + tail.offset, tail.nbytes)
             self._tails.end(whole)

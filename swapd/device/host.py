@@ -170,6 +170,7 @@ class HostDevice:
         nbytes: int,
         *,
         only: Ranges | None = None,
+        start: int = 0,
         landed: Landed | None = None,
     ) -> None:
         landed = landed or _tell_nobody
@@ -178,6 +179,7 @@ class HostDevice:
         strips = [
             _Strip(inside, outside if copied else None, length, end)
             for inside, outside, length, end, copied in self._cut(runs, nbytes, only, source)
+            if end > start
         ]
         self._copy(_Job(strips, landed))
         if not strips:

@@ -8,6 +8,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 
 import pytest
@@ -277,6 +278,34 @@ def test_what_is_said_to_have_landed_has(device: Device) -> None:
 
     device.copy_in(((0, CHUNKS),), source.address, source.nbytes, landed=check)
     assert all(right)
+
+
+@pytest.mark.parametrize("only", [None, PARTS["a chunk and a half"]], ids=["all", "a part"])
+def test_a_copy_that_stood_still_goes_on_where_it_was(
+    device: Device, only: tuple[tuple[int, int], ...] | None
+) -> None:
+    nbytes = CHUNKS * CHUNK - 5
+    source = HostBytes(nbytes, content := noise(nbytes))
+    runs: Runs = ((3, CHUNKS - 3), (0, 3))
+    copy_in(device, ((0, CHUNKS),), noise(CHUNKS * CHUNK, 2))
+    landed = times = 0
+
+    def stand_still(n: int) -> None:
+        nonlocal landed
+        assert n > landed, "told again"
+        landed = n
+        if n < nbytes:
+            raise InterruptedError
+
+    while landed < nbytes:
+        times += 1
+        with suppress(InterruptedError):
+            device.copy_in(
+                runs, source.address, nbytes, only=only, start=landed, landed=stand_still
+            )
+    assert times > 1
+    whole = content if only is None else parts_of(content, only, bytes(nbytes))
+    assert copy_out(device, runs, CHUNKS * CHUNK) == whole.ljust(CHUNKS * CHUNK, b"\0")
 
 
 def test_an_error_of_whoever_is_told_ends_the_copy(device: Device) -> None:
