@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swapd.core.actions import CopyIn, CopyOut
-from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed
+from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed, CopyStopped
 from swapd.daemon.mover import Mover
 from swapd.device import Device, DeviceError, HostDevice
 from swapd.shared import vm
@@ -168,6 +168,99 @@ async def test_copies_never_run_on_the_loop(mover_of: MoverOf, posted: Posted, m
         await posted.some(8)
     assert threading.current_thread() not in threads
     assert len(threads) == 2, "one for each direction"
+
+
+# --- loads in the order of their ranks ----------------------------------------------------
+
+DEMAND, GUESS, NOBODYS = 0, 1, 2
+
+
+class HeldLoad:
+    """A load of 8 chunks that is held where its first bytes have landed, in its thread."""
+
+    def __init__(self, mover: Mover, generation: int, source: int) -> None:
+        self.landed, self._go_on = threading.Event(), threading.Event()
+        order = CopyIn(1, "held", generation, 8 * CHUNK, ((0, 8),), urgency=(GUESS, 0, generation))
+        mover.copy_in(order, source, self._on_the_way)
+
+    def _on_the_way(self, nbytes: int) -> None:
+        self.landed.set()
+        self._go_on.wait()
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@pytest.fixture
+def masters() -> Iterator[int]:
+    address = vm.map_anonymous(8 * CHUNK)
+    yield address
+    vm.free(address, 8 * CHUNK)
+
+
+def ranked(generation: int, who: int, chunk: int = 8) -> CopyIn:
+    return CopyIn(1, "a", generation, CHUNK, ((chunk, 1),), urgency=(who, 0, generation))
+
+
+async def test_a_load_stands_still_for_a_more_urgent_one_and_goes_on(
+    mover_of: MoverOf, posted: Posted, masters: int
+) -> None:
+    content = vm.view(masters, 8 * CHUNK)
+    content[:] = bytes(range(256)) * (8 * CHUNK // 256)
+    with closing(HostDevice(16 * CHUNK, CHUNK)) as device:
+        mover = mover_of(device)
+        held = HeldLoad(mover, 1, masters)
+        await asyncio.to_thread(held.landed.wait)
+        start(mover, ranked(2, GUESS, 9), masters)
+        start(mover, ranked(3, DEMAND), masters)
+        held.go_on()
+        first, second, third = await posted.some(3)
+        assert first == CopiedIn(NOW, 3)
+        assert isinstance(second, CopiedIn)
+        assert (second.generation, third) == (1, CopiedIn(NOW, 2)), "the first of equal rank"
+        assert second.took_s > 0
+        back_again = vm.map_anonymous(8 * CHUNK)
+        device.copy_out(((0, 8),), back_again, 8 * CHUNK)
+        assert vm.view(back_again, 8 * CHUNK) == content
+        vm.free(back_again, 8 * CHUNK)
+
+
+async def test_a_load_that_has_not_begun_is_run_by_its_latest_rank(
+    mover_of: MoverOf, posted: Posted, masters: int
+) -> None:
+    with closing(HostDevice(16 * CHUNK, CHUNK)) as device:
+        mover = mover_of(device)
+        held = HeldLoad(mover, 1, masters)
+        await asyncio.to_thread(held.landed.wait)
+        for generation in (2, 3, 4):
+            start(mover, ranked(generation, NOBODYS, 7 + generation), masters)
+        mover.hasten(4, (DEMAND, 0, 9))
+        mover.hasten(3, (GUESS, 0, 9))
+        mover.hasten(99, (DEMAND, 0, 9))  # has ended long ago
+        held.go_on()
+        ended = [e.generation for e in await posted.some(4) if isinstance(e, CopiedIn)]
+        assert ended == [4, 1, 3, 2]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_stopped_load_ends_between_two_pieces_and_the_next_begins(
+    mover_of: MoverOf, posted: Posted, masters: int, begun: bool
+) -> None:
+    with closing(HostDevice(16 * CHUNK, CHUNK)) as device:
+        mover = mover_of(device)
+        held = HeldLoad(mover, 1, masters)
+        await asyncio.to_thread(held.landed.wait)
+        start(mover, ranked(2, NOBODYS), masters)
+        start(mover, ranked(3, NOBODYS, 9), masters)
+        mover.stop(1 if begun else 2)
+        held.go_on()
+        stopped, *copied = await posted.some(3)
+        assert stopped == CopyStopped(NOW, 1 if begun else 2)
+        assert [e.generation for e in copied if isinstance(e, CopiedIn)] == (
+            [2, 3] if begun else [1, 3]
+        )
+        mover.stop(3)  # it has ended
+    assert posted.crashes.empty()
 
 
 async def test_close_waits_for_the_copies_and_then_tells_nobody(

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
 from swapd_client.asked import (
+    PREFETCH_TIMEOUT_S,
     Asked,
     cancelled,
     of_components,
@@ -170,9 +171,14 @@ class AsyncClient:
         """As `Client.acquire_start`: await it, or `async with` it."""
         return Acquiring(partial(self.leasing.acquire, of_start(timeout)))
 
-    async def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
+    async def prefetch(
+        self,
+        *names: str,
+        over: Collection[str] | None = None,
+        timeout: float | None = PREFETCH_TIMEOUT_S,
+    ) -> None:
         """As `Client.prefetch`."""
-        await self.leasing.call(prefetch_of(self.session.next_id(), names, over))
+        await self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
 
     async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None

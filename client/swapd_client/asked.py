@@ -12,6 +12,9 @@ from swapd.shared import protocol
 from swapd_client.leases.book import Record
 from swapd_client.session.session import Session
 
+#: Seconds after which a prefetch that found no room is dropped.
+PREFETCH_TIMEOUT_S = 30.0
+
 #: Leases in use, and leases to end if the request needs a load.
 Held = tuple[int, ...] | None
 Spare = tuple[protocol.Release, ...]
@@ -97,10 +100,13 @@ def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record
 
 
 def prefetch_of(
-    number: int, names: tuple[str, ...], over: Collection[str] | None
+    number: int,
+    names: tuple[str, ...],
+    over: Collection[str] | None,
+    timeout_s: float | None = None,
 ) -> protocol.Prefetch:
     """The request of `Client.prefetch`."""
-    return protocol.Prefetch(number, names, None if over is None else tuple(over))
+    return protocol.Prefetch(number, names, None if over is None else tuple(over), timeout_s)
 
 
 def few(holds: tuple[int, ...]) -> Held:

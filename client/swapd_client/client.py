@@ -13,7 +13,13 @@ from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
 from swapd_client import registration
-from swapd_client.asked import of_components, of_start, of_workspace, prefetch_of
+from swapd_client.asked import (
+    PREFETCH_TIMEOUT_S,
+    of_components,
+    of_start,
+    of_workspace,
+    prefetch_of,
+)
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import SessionEnded
 from swapd_client.faults import explain_if
@@ -412,14 +418,23 @@ class Client:
         self.leasing.flush_kept()
         return self.leasing.acquire(of_start(timeout))
 
-    def prefetch(self, *names: str, over: Collection[str] | None = None) -> None:
+    def prefetch(
+        self,
+        *names: str,
+        over: Collection[str] | None = None,
+        timeout: float | None = PREFETCH_TIMEOUT_S,
+    ) -> None:
         """Load components if there is memory for them and no acquire is waiting.
 
         Does not wait for the copy, takes no lease, and promises nothing. The daemon evicts idle
         components for it; with `over`, only these components and families, once they are idle.
         Ignores unknown names in `over`.
+
+        A prefetch that found no room within `timeout` seconds is dropped; None: it waits for room
+        until the components are acquired. `timeout=0` takes an earlier one back. Any acquire comes
+        before it: its copies first, and it gives its memory up for one that needs it.
         """
-        self.leasing.call(prefetch_of(self.session.next_id(), names, over))
+        self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
 
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and

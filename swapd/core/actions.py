@@ -20,6 +20,11 @@ Reason = Literal[
 ]
 
 
+#: The rank of a load, the most urgent first: 0 if an acquire waits for it, 1 if a prefetch does, 2
+#: if nobody does any more; then priority, the highest first; then order of arrival.
+Urgency = tuple[int, int, int]
+
+
 class Action(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
     pass
 
@@ -62,6 +67,25 @@ class CopyIn(Action, frozen=True, tag="copy_in"):
     runs: Runs
     only: Ranges | None = None  # None: all of it
     in_use: int = 0
+    urgency: Urgency = (0, 0, 0)
+
+
+class Hasten(Action, frozen=True, tag="hasten"):
+    """The load has another rank from now on."""
+
+    name: str
+    generation: int
+    urgency: Urgency
+
+
+class StopCopy(Action, frozen=True, tag="stop_copy"):
+    """End a load that nobody waits for: its chunks are needed, or its component is gone.
+
+    `CopyStopped` is the event of its end, unless it has ended by then.
+    """
+
+    name: str
+    generation: int
 
 
 class CopyOut(Action, frozen=True, tag="copy_out"):
@@ -199,6 +223,8 @@ AnyAction = (
     | SealHostCopy
     | DropHostCopy
     | CopyIn
+    | Hasten
+    | StopCopy
     | CopyOut
     | Lend
     | Reclaim

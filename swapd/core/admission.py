@@ -9,12 +9,29 @@ whether an acquire can be admitted, and `planner.py` whose turn it is.
 from itertools import islice
 from operator import attrgetter
 
-from swapd.core import deadlock, eviction, explain, leases, requests, starts, transfers
+from swapd.core import (
+    backfill,
+    deadlock,
+    eviction,
+    explain,
+    leases,
+    requests,
+    starts,
+    transfers,
+)
 from swapd.core.actions import Grant, Waiting
 from swapd.core.eviction import Refusal
 from swapd.core.ledger import Ledger, observe
 from swapd.core.records import Component, Key, State, Waiter, is_workspace, workspace_name
-from swapd.shared.protocol import Acquire, AcquireWorkspace, Cancel, Code, Prefetch, Release
+from swapd.shared.protocol import (
+    NUMBER_MAX,
+    Acquire,
+    AcquireWorkspace,
+    Cancel,
+    Code,
+    Prefetch,
+    Release,
+)
 
 _seq = attrgetter("seq")
 
@@ -101,11 +118,36 @@ def on_prefetch(ledger: Ledger, session: int, asked: Prefetch) -> None:
             return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
         if problem := eviction.cannot_come_in(ledger, [ledger.components[name]], None):
             return ledger.refuse(key, problem.code, explain.refused(ledger, problem))
-    ledger.prefetches.update(dict.fromkeys(names, asked.over))
+    until = requests.deadline(asked.timeout_s, ledger.now)
     for c in ledger.named(names):
-        c.expected = not c.leases
+        _expect(ledger, c, asked.over, until)
+    expire_prefetches(ledger)
     ledger.accept(key)
     ledger.replan = True
+
+
+def _expect(
+    ledger: Ledger, c: Component, over: tuple[str, ...] | None, until: float | None
+) -> None:
+    ledger.prefetches[c.name] = over
+    c.expected = not c.leases
+    ledger.expiries.drop(c.name)
+    if c.expected and until is not None:
+        ledger.expiries.set(c.name, until)
+    if c.state is State.LOADING:
+        transfers.settle(ledger, c)
+
+
+def expire_prefetches(ledger: Ledger) -> None:
+    """Those whose time is over are not loaded any more, and their loads are nobody's."""
+    for name in ledger.expiries.over(ledger.now):
+        c = ledger.components[name]
+        ledger.prefetches.pop(name, None)
+        ledger.expiries.drop(name)
+        c.expected = False
+        if c.state is State.LOADING:
+            transfers.settle(ledger, c)
+        ledger.replan = True
 
 
 # --- in ----------------------------------------------------------------------------------
@@ -158,6 +200,9 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
         ledger.replan = True
     elif ledger.queue.head(ledger.now) is w:
         ledger.replan = True
+    elif w.queued and len(ledger.queue.queued) <= backfill.LOOKED_AT:
+        ledger.queue.untold[w.key] = w
+        ledger.replan = True
     elif w.queued:
         tell_waiting(ledger, w)
 
@@ -195,12 +240,16 @@ def admit(ledger: Ledger, w: Waiter) -> None:
     watches them arrive.
     """
     _leave_queue(ledger, w)
+    if ledger.now >= w.arrived + ledger.queue.patience_s:
+        w.order = (-NUMBER_MAX, w.seq)  # its copies go first as well
     w.admitted = True
     for c in ledger.named(w.names):
         c.promised[w.key] = None
         ledger.idle.drop(c)
         if c.state is State.ABSENT:
             transfers.load(ledger, c)
+        elif c.state is State.LOADING and not c.workspace:
+            transfers.hasten(ledger, c, min(c.urgency, (0, *w.order)))
         if c.state is State.LOADING:
             w.loaded = not c.workspace
             if not (w.early and c.session == w.session):  # it may watch the load

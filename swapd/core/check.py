@@ -58,7 +58,7 @@ def _problems(ledger: Ledger, c: Component) -> dict[str, bool]:
 
 def _of_all(ledger: Ledger, c: Component) -> dict[str, bool]:
     move = ledger.moves.get(c.generation)
-    moving = c.state in (State.LOADING, State.WRITING_BACK, State.RECLAIMING)
+    moving = c.state in (State.LOADING, State.STOPPING, State.WRITING_BACK, State.RECLAIMING)
     stays = c.policy == "permanent"
     fixed = stays and c.on_device and not c.unregistering
     return {
@@ -67,7 +67,7 @@ def _of_all(ledger: Ledger, c: Component) -> dict[str, bool]:
         "held by no lease": not c.leases <= ledger.leases.keys(),
         "promised to no waiter": any(key not in ledger.queue for key in c.promised),
         "on the wrong chunks": c.on_device and count(c.runs) != c.chunks,
-        "idle": (c.name in ledger.idle) != (_is_idle(c) and not stays),
+        "idle": (c.name in ledger.idle) != ((_is_idle(c) or c.stoppable) and not stays),
         "copy and state": (move is not None) != moving,
         "chunks and copy": c.state is State.LOADING and move is not None and c.runs != move.runs,
         "fixed": c.fixed != (c.chunks if fixed else 0),
@@ -223,7 +223,8 @@ def _idle(ledger: Ledger) -> None:
     idle = [c.name for c in ledger.components.values() if c.name in ledger.idle]
     _same("idle", sorted(c.name for c in order), sorted(idle))
     _same("idle chunks", ledger.idle.chunks, sum(c.chunks for c in order))
-    parts = _by((c.part_of, c) for c in order if c.policy != "sequential")
+    in_ = [c for c in order if c.state is State.RESIDENT and c.policy != "sequential"]
+    parts = _by((c.part_of, c) for c in in_)
     places = [_place(ledger, parts, c) for c in order]
     _same("the order of eviction", places, sorted(places))
     for family in parts.values():
@@ -235,6 +236,8 @@ def _place(
     ledger: Ledger, parts: dict[str, dict[str, Component]], c: Component
 ) -> tuple[int, float]:
     """The place of an idle component in the order of eviction."""
+    if c.state is State.LOADING:
+        return 4 if c.expected else -1, 0.0
     if c.policy == "sequential":
         return 0, 0.0
     if not c.part_of:
@@ -267,7 +270,7 @@ def _holding(ledger: Ledger) -> None:
     queue = ledger.queue
     holding = [(agent, w) for agent, some in queue.holding.items() for w in some.values()]
     assert all(w.queued and w.owner == agent for agent, w in holding), "who holds and waits"
-    assert queue.untold.keys() <= {w.key for _, w in holding}, "a waiter that is gone is untold"
+    assert all(w.queued for w in queue.untold.values()), "a waiter that is gone is untold"
 
 
 def _notices(ledger: Ledger) -> None:
@@ -292,6 +295,11 @@ def _sessions(ledger: Ledger) -> None:
         turn = ledger.named(session.turn)
         _same("chunks of a turn", session.turn_chunks, sum(c.chunks for c in turn))
         assert all(c.session == number for c in turn), "another session's component is in a turn"
+
+
+def _expiries(ledger: Ledger) -> None:
+    for name in ledger.expiries:
+        assert ledger.components[name].expected, f"nobody expects {name}, and yet that ends"
 
 
 def _debts(ledger: Ledger) -> None:
@@ -326,5 +334,6 @@ _CHECKS = (
     _holding,
     _notices,
     _sessions,
+    _expiries,
     _debts,
 )

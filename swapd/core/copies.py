@@ -5,6 +5,7 @@ from swapd.core.events import (
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    CopyStopped,
     DeviceDown,
     Lent,
     Reclaimed,
@@ -25,15 +26,26 @@ def on_revoked(ledger: Ledger, event: RevokeAck) -> None:
 def on_copied_in(ledger: Ledger, event: CopiedIn) -> None:
     move = ledger.moves.pop(event.generation)
     c = move.component
-    copy_s = transfers.copied(ledger, move, c.bytes_in, ledger.counts.copy_in_s)
+    copy_s = transfers.copied(ledger, move, c.bytes_in, ledger.counts.copy_in_s, event.took_s)
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
     _end_copy_of(ledger, move)
+    if c.state is State.STOPPING:
+        return transfers.stopped(ledger, c)
+    ledger.idle.drop(c)
     transfers.loaded(ledger, c, copy_s)
     admission.let_in(ledger, c)
     transfers.settle(ledger, c)
     admission.share(ledger, c)
     ledger.replan = True
+
+
+def on_copy_stopped(ledger: Ledger, event: CopyStopped) -> None:
+    move = ledger.moves.pop(event.generation)
+    if not ledger.is_current(move.component):
+        return sessions.abandon(ledger, move)
+    _end_copy_of(ledger, move)
+    transfers.stopped(ledger, move.component)
 
 
 def on_copied_out(ledger: Ledger, event: CopiedOut) -> None:
@@ -61,7 +73,9 @@ def on_copy_failed(ledger: Ledger, event: CopyFailed) -> None:
     if not ledger.is_current(c):
         return sessions.abandon(ledger, move)
     _end_copy_of(ledger, move)
-    if c.state is State.LOADING:
+    if c.state is State.STOPPING:
+        transfers.stopped(ledger, c)
+    elif c.state is State.LOADING:
         _load_failed(ledger, c, explain.copy_failed(ledger, c, event.why))
     elif c.scratch and not ledger.down:
         transfers.save_failed(ledger, c, explain.not_saved(c, event.why))

@@ -101,6 +101,15 @@ class RevokeAck(Event, frozen=True, tag="revoked"):
 
 
 class CopiedIn(Event, frozen=True, tag="copied_in"):
+    """`took_s`: how long the copy ran if it stood still for more urgent ones meanwhile, else 0."""
+
+    generation: int
+    took_s: float = 0.0
+
+
+class CopyStopped(Event, frozen=True, tag="copy_stopped"):
+    """A load ended early, because of `StopCopy`. The contents of its chunks are undefined."""
+
     generation: int
 
 
@@ -181,7 +190,7 @@ class Stopping(Event, frozen=True, tag="stopping"):
 
 
 #: Events that end a slow order, named by its generation.
-Over = CopiedIn | CopiedOut | CopyFailed | Lent | Reclaimed
+Over = CopiedIn | CopyStopped | CopiedOut | CopyFailed | Lent | Reclaimed
 
 AnyEvent = (
     SessionOpened
@@ -196,6 +205,7 @@ AnyEvent = (
     | HostCopiesPinned
     | RevokeAck
     | CopiedIn
+    | CopyStopped
     | CopiedOut
     | CopyFailed
     | Lent

@@ -306,9 +306,12 @@ def may_go_for(expected: Component, c: Component, over: Collection[str] | None) 
     return over is None or c.name in over or c.part_of in over
 
 
-def quantum_s(ledger: Ledger, c: Component) -> float:
+def quantum_s(ledger: Ledger, c: Component, priority: int) -> float:
     """How long a component stays once it is in, seconds: a multiple of its swap-in time, within a
-    bound, so that no waiter starves."""
+    bound, so that no waiter starves. Not at all for an acquire of a higher `priority` than that of
+    the last lease."""
+    if priority > c.priority:
+        return 0.0
     return min(ledger.rules.residency_factor * (c.swap_in_s or 0.0), ledger.rules.residency_bound_s)
 
 
@@ -321,13 +324,14 @@ def is_busy(c: Component) -> bool:
     return c.gap_s is not None and c.gap_s < BUSY_SHARE * (c.swap_in_s or 0.0)
 
 
-def stays_until(ledger: Ledger, c: Component) -> float:
-    """Until when an idle component may not be evicted; a time in the past if it may be now.
+def stays_until(ledger: Ledger, c: Component, priority: int) -> float:
+    """Until when an idle component may not be evicted for an acquire of this priority; a time in
+    the past if it may be now.
 
     The minimum-residency rule: a busy component stays for its quantum, unless its owner fails to
     come back.
     """
-    if not is_busy(c):
+    if c.state is State.LOADING or not is_busy(c):
         return c.idle_since
     back_by = c.idle_since + 2 * BUSY_SHARE * (c.swap_in_s or 0.0)
-    return min(c.resident_since + quantum_s(ledger, c), back_by)
+    return min(c.resident_since + quantum_s(ledger, c, priority), back_by)

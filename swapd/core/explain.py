@@ -294,7 +294,24 @@ def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
         )
     return (
         f"needs {size(missing * ledger.chunk_bytes)}, "
-        f"free {size(ledger.pool.free * ledger.chunk_bytes)}; {_in_the_way(ledger, most)}"
+        f"free {size(ledger.pool.free * ledger.chunk_bytes)}; "
+        f"{_ahead(ledger, w)}{_in_the_way(ledger, most)}"
+    )
+
+
+def _ahead(ledger: Ledger, w: Waiter) -> str:
+    """The waiter whose turn comes before that of `w`, and why, if there is one."""
+    head = ledger.queue.head(ledger.now)
+    if head is None or head is w or not w.queued:
+        return ""
+    why = "came first"
+    if head.priority != w.priority:
+        higher = head.priority > w.priority
+        why = f"has priority {head.priority}" if higher else "has waited longer than --patience"
+    need = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes
+    return (
+        f"behind {who(ledger, head.session)}, which {why} and needs {size(need)} "
+        f"for {asked_for(ledger, head)}; "
     )
 
 

@@ -22,7 +22,8 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         ledger.holders.take_up(c, w.key, w.owner)
         if name in ledger.notices.wanted:
             ledger.notices.joined[name] = None
-        c.used, c.expected = True, False
+        c.used, c.expected, c.priority = True, False, w.priority
+        ledger.expiries.drop(name)
         if c.session == w.session and not c.workspace:
             c.mapped = True
             c.dirty = c.mutable

@@ -108,6 +108,8 @@ class Ledger:
         #: None: all. And the generation of the last load for a prefetch that names what may go.
         self.prefetches: dict[str, tuple[str, ...] | None] = {}
         self.ahead = 0
+        #: When nobody expects a prefetched component any more.
+        self.expiries: Deadlines[str] = Deadlines()
 
         # Sessions, their leases and waiters.
         self.sessions: dict[int, Session] = {}

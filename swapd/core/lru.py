@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from swapd.core.queue import Ranked
 from swapd.core.records import Agent, Component, Key, Lease, State
 
-#: The places in the order of eviction: components that were loaded ahead and not used, scratch that
-#: leaves without a copy, unused components and families, families in use.
-_AHEAD, _FOR_NOTHING, _UNUSED, _USED = range(4)
+#: The places in the order of eviction: loads that nobody wants any more, components that were
+#: loaded ahead and not used, scratch that leaves without a copy, unused components and families,
+#: families in use, loads that a prefetch wants.
+_UNWANTED, _AHEAD, _FOR_NOTHING, _UNUSED, _USED, _COMING = range(6)
 
 
 class IdleOrder:
     """Idle components in the order of eviction.
 
-    First the `sequential` ones, which were loaded ahead and not used, the last one first; then
+    First loads that nobody waits for, and last those that a prefetch still wants. Between these,
+    the `sequential` ones go first, which were loaded ahead and not used, the last one first; then
     scratch that is dropped without a copy; then the others, the least recently used first
     (`Component.idle_since`). The idle parts of a family share one place: that of the most recently
     used part, or behind all unused components while a part is leased. Within a family, the most
@@ -50,7 +52,7 @@ class IdleOrder:
     def among(self, names: Iterable[str]) -> Iterator[Component]:
         """The same, only of these components and families; without `sequential` ones."""
         ranks = ((self._places.rank(name), name) for name in set(names) if name in self._places)
-        return self._at(name for rank, name in sorted(ranks) if rank[0] != _AHEAD)
+        return self._at(name for rank, name in sorted(ranks) if rank[0] > _AHEAD)
 
     def _at(self, places: Iterable[str]) -> Iterator[Component]:
         known, families = self._all, self._parts
@@ -65,7 +67,10 @@ class IdleOrder:
         self._stamp += 1
         self._all[c.name] = c
         self.chunks += c.chunks
-        if c.policy == "sequential":
+        if c.state is State.LOADING:
+            place = _COMING if c.expected else _UNWANTED
+            self._places.put(c.name, (place, -self._stamp))
+        elif c.policy == "sequential":
             self._places.put(c.name, (_AHEAD, -self._stamp))
         elif c.part_of:
             self._parts.setdefault(c.part_of, Ranked()).put(c.name, (c.idle_since, self._stamp))

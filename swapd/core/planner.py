@@ -5,7 +5,7 @@ evictions that `eviction.room` finds. A victim is no longer RESIDENT when its ev
 so no decision counts it twice.
 """
 
-from swapd.core import admission, deadlock, eviction, transfers
+from swapd.core import admission, backfill, deadlock, eviction, transfers
 from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State, Waiter
@@ -37,7 +37,8 @@ class Planner:
         1. The head of the queue gets room, if there is or can be any, and is admitted; then the
            next.
         2. If it must wait, agents that hold components it needs, and wait themselves, overtake it:
-           its memory comes free only after they have run. As few as will do.
+           its memory comes free only after they have run. As few as will do. If nobody can, so
+           may who fits beside it for good.
         3. Prefetches get memory that no acquire waits for.
         4. Holders hear that their memory is wanted, or no longer; and all of them, at once,
            that an acquire waits for leases to end.
@@ -73,19 +74,33 @@ class Planner:
             if self.make_room(head, wanted):
                 admission.admit(ledger, head)
                 continue
-            for w in deadlock.overtakers(ledger, head):
-                if self.make_room(w, wanted):
-                    admission.admit(ledger, w)
-                    ledger.replan = True
-                    break
+            overtakers = deadlock.overtakers(ledger, head)
+            first = next((w for w in overtakers if self.make_room(w, wanted)), None)
+            if first is None:
+                beside = backfill.candidates(ledger, head)
+                first = next((w for w in beside if self._make_room_beside(head, w)), None)
+            if first is not None:
+                admission.admit(ledger, first)
+                ledger.replan = True
             break
+
+    def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
+        """The same as `make_room` for one that goes before `head`: no holder gives way to it."""
+
+        def may_evict(c: Component) -> bool:
+            return backfill.may_go(head, c) and self._may_evict(c, w.priority)
+
+        asked = self._ledger.named(w.names)
+        found = eviction.room(self._ledger, w, asked, may_evict)
+        return not isinstance(found, Blocked) and self._evict(found, w.key)
 
     def make_room(self, w: Waiter, wanted: set[str]) -> bool:
         """Evict the victims for `w`; return whether its chunks may be taken now.
 
         Otherwise adds to `wanted` the components that holders should give back.
         """
-        found = eviction.room(self._ledger, w, self._ledger.named(w.names), self._may_evict)
+        asked = self._ledger.named(w.names)
+        found = eviction.room(self._ledger, w, asked, lambda c: self._may_evict(c, w.priority))
         if isinstance(found, Blocked):
             self._is_blocked(w, found, wanted)
             return False
@@ -97,7 +112,7 @@ class Planner:
         over = self._ledger.prefetches[c.name]
 
         def may_evict(other: Component) -> bool:
-            return eviction.may_go_for(c, other, over) and self._may_evict(other)
+            return eviction.may_go_for(c, other, over) and self._may_evict(other, other.priority)
 
         found = eviction.room(self._ledger, None, [c], may_evict, over)
         return not isinstance(found, Blocked) and self._evict(found, None)
@@ -114,28 +129,28 @@ class Planner:
         """`w` waits: for components that are leaving, or for holders to give way."""
         if not found.leaving:
             self._held_up = True
-            wanted.update(c.name for c in found.by if self._is_quantum_over(c))
+            wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority))
         if not found.leaving or any(c.superseded for c in found.leaving):
             admission.tell_waiting(self._ledger, w)
 
     # --- how long a component stays ------------------------------------------------------
 
-    def _may_evict(self, c: Component) -> bool:
+    def _may_evict(self, c: Component, priority: int) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        until = eviction.stays_until(self._ledger, c)
+        until = eviction.stays_until(self._ledger, c, priority)
         if until <= self._ledger.now:
             return True
         self._look_again(until)
         return False
 
-    def _is_quantum_over(self, c: Component) -> bool:
+    def _is_quantum_over(self, c: Component, priority: int) -> bool:
         """Whether its holders may be asked to give way; notes when to look again if not.
 
         A load in flight has no quantum yet; its end is an event anyway.
         """
         if c.state is State.LOADING:
             return False
-        over = c.resident_since + eviction.quantum_s(self._ledger, c)
+        over = c.resident_since + eviction.quantum_s(self._ledger, c, priority)
         if over <= self._ledger.now:
             return True
         self._look_again(over)

@@ -95,7 +95,7 @@ class WaitQueue:
         self._arrivals: list[Waiter] = []
         #: Queued waiters whose agent held a lease when they were queued, by agent.
         self.holding: dict[Agent, dict[Key, Waiter]] = {}
-        #: Queued waiters whose Waiting record the planner makes if they have to wait.
+        #: Queued waiters whose Waiting record the planner makes, if it does not admit them.
         self.untold: dict[Key, Waiter] = {}
         #: Waiters for names that are not registered, or not committed, by each name that they
         #: asked for: a component or a family.

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from swapd.core.actions import Reason
+from swapd.core.actions import Reason, Urgency
 from swapd.shared.protocol import NUMBER_MAX, Policy, Ranges, Release, Runs, Scratch, Tally
 
 #: (session, request): names a waiter, and after its grant the lease.
@@ -46,10 +46,13 @@ class State(StrEnum):
     ABSENT = "absent"
     LOADING = "loading"
     RESIDENT = "resident"
+    STOPPING = "stopping"  # its load is ended early
     REVOKING = "revoking"  # waits for the worker's acknowledgement
     WRITING_BACK = "writing back"
     RECLAIMING = "reclaiming"  # a workspace that no request needs any more
 
+
+_LEAVING = (State.STOPPING, State.REVOKING, State.WRITING_BACK, State.RECLAIMING)
 
 #: The causes of each change: events, and actions that the core orders then.
 COMPONENT_CHANGES = {
@@ -61,6 +64,8 @@ COMPONENT_CHANGES = {
         State.REVOKING,
     ): "`CopyFailed`, and its worker has mapped the chunks: `SendRevoke`",
     (State.LOADING, State.ABSENT): "`CopyFailed`",
+    (State.LOADING, State.STOPPING): "`Evict`, `StopCopy`",
+    (State.STOPPING, State.ABSENT): "`CopyStopped`, or `CopiedIn`, `CopyFailed`",
     (State.RESIDENT, State.REVOKING): "`Evict`, and if its worker has mapped it `SendRevoke`",
     (State.REVOKING, State.ABSENT): "`RevokeAck`, and there is nothing to save",
     (State.REVOKING, State.WRITING_BACK): "`RevokeAck`, `CopyOut`",
@@ -167,6 +172,10 @@ class Component:
     expected: bool = False
     #: A part that was idle when its family was made smaller.
     kept_no_more: bool = False
+    #: The priority of its last lease.
+    priority: int = 0
+    #: The rank of its current or last load.
+    urgency: Urgency = (2, 0, 0)
 
     #: Seconds on the events' clock; None before the first time.
     load_started: float = 0.0
@@ -254,7 +263,14 @@ class Component:
 
     @property
     def evicting(self) -> bool:
-        return self.state in (State.REVOKING, State.WRITING_BACK, State.RECLAIMING)
+        return self.state in _LEAVING
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether its load may be ended early: nobody has it, nobody waits for it, and its worker
+        has not seen the chunks."""
+        held = self.leases or self.promised or self.mapped
+        return self.state is State.LOADING and not (held or self.workspace)
 
 
 @dataclass(slots=True, eq=False)

@@ -173,7 +173,7 @@ def on_unregister(ledger: Ledger, session: int, asked: Unregister) -> None:
     admission.turn_away(ledger, c, explain.unregistered(ledger, c))
     if not ledger.is_current(c):
         return  # that ended its last promise, and with it the component
-    if c.state is State.RESIDENT:
+    if c.state is State.RESIDENT or c.stoppable:
         transfers.go(ledger, c)
     elif c.state in (State.ABSENT, State.FILLING):
         registry.finish_unregister(ledger, c)

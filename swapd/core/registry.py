@@ -136,6 +136,7 @@ def remove(ledger: Ledger, c: Component) -> None:
     change_staying(ledger, c, -1)
     ledger.idle.drop(c)
     ledger.recount(c)
+    ledger.expiries.drop(c.name)
     if c.name in ledger.prefetches:
         del ledger.prefetches[c.name]
         ledger.replan = True  # others may have been held back for it

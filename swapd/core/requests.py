@@ -151,7 +151,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.Acquire: (_asked_names, _timeout, _spare),
     protocol.AcquireWorkspace: (_workspace, _timeout, _spare),
     protocol.AcquireStart: (_timeout,),
-    protocol.Prefetch: (_asked_names, _over),
+    protocol.Prefetch: (_asked_names, _over, _timeout),
     protocol.Forecast: (_asked_names,),
     protocol.Register: (_to_register, _segments, _texts, _contents, _transient),
     protocol.Commit: (_name,),

@@ -22,6 +22,7 @@ from swapd.shared.units import size
 
 _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.CopiedIn: copies.on_copied_in,
+    events.CopyStopped: copies.on_copy_stopped,
     events.CopiedOut: copies.on_copied_out,
     events.CopyFailed: copies.on_copy_failed,
     events.Lent: copies.on_lent,
@@ -121,6 +122,7 @@ class Residency:
             ledger.debts.next(),
             ledger.host.contents.next_deadline(),
             ledger.start_deadlines.next(),
+            ledger.expiries.next(),
         )
         return min((at for at in times if at is not None), default=None)
 
@@ -129,7 +131,7 @@ class Residency:
         """Whether no lease is held and no save runs. Workspaces, and loads for no waiter, may be in
         flight."""
         moves = self.ledger.moves.values()
-        ends = (State.RECLAIMING, State.LOADING)
+        ends = (State.RECLAIMING, State.LOADING, State.STOPPING)
         return not self.ledger.leases and all(m.component.state in ends for m in moves)
 
     def has_more(self, session: int, most: int) -> bool:

@@ -11,7 +11,7 @@ from itertools import islice
 import msgspec
 
 from swapd.core import admission, explain, leases, registry, starts, transfers
-from swapd.core.actions import Fence, Lost
+from swapd.core.actions import Fence, Lost, StopCopy
 from swapd.core.chunks import count
 from swapd.core.events import (
     DropAck,
@@ -42,6 +42,7 @@ def on_session_opened(ledger: Ledger, event: SessionOpened) -> None:
 def on_tick(ledger: Ledger, event: Tick) -> None:
     _fence_late(ledger)
     starts.refuse_late(ledger)
+    admission.expire_prefetches(ledger)
     for due in ledger.host.contents.expired(event.now):
         registry.order(ledger, due)
     ledger.replan = True
@@ -226,6 +227,8 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
     writer = _writer(ledger, c, end)
     if move:
         move.writer = writer
+        if c.state is State.LOADING:
+            ledger.out.append(StopCopy(c.name, c.generation))
     elif c.on_device:
         _free(ledger, c.runs, writer)
     registry.remove(ledger, c)

@@ -59,7 +59,7 @@ def _state(ledger: Ledger, c: Component) -> str:
         return _OF_A_WORKSPACE.get(c.state, c.state.value)
     if c.state is State.RESIDENT and c.leases:
         return "leased"
-    return "idle" if c.name in ledger.idle else c.state.value
+    return "idle" if c.state is State.RESIDENT and c.name in ledger.idle else c.state.value
 
 
 def session_status(ledger: Ledger, session: int) -> SessionStatus:
@@ -144,12 +144,16 @@ def _room(
     first = [o for o in core.ledger.queue.queued if o.order < w.order]
     if first:
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
-    found = eviction.room(ledger, w, asked, lambda c: eviction.stays_until(ledger, c) <= now)
+
+    def may_evict(c: Component) -> bool:
+        return eviction.stays_until(ledger, c, w.priority) <= now
+
+    found = eviction.room(ledger, w, asked, may_evict)
     if isinstance(found, eviction.Blocked):
         if found.leaving:
             why = "leaving; it can be loaded again when it has left"
             return [], list(dict.fromkeys(InTheWay(_known_as(c), why) for c in found.leaving))
-        return [], list(dict.fromkeys(_blocking(ledger, asked, found.by, now)))
+        return [], list(dict.fromkeys(_blocking(ledger, w, asked, found.by, now)))
     victims = [_victim(c, "alternating") for c in found.rivals]
     return victims + [_victim(c, "room") for c in found.victims], []
 
@@ -169,14 +173,14 @@ def _first(ledger: Ledger, w: Waiter) -> InTheWay:
 
 
 def _blocking(
-    ledger: Ledger, asked: list[Component], going: list[Component], now: float
+    ledger: Ledger, w: Waiter, asked: list[Component], going: list[Component], now: float
 ) -> Iterable[InTheWay]:
     """Components that must go and cannot now, and waiters with promised components, which come
     first."""
     for c in going:
         if c.leases:
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
-        elif (until := eviction.stays_until(ledger, c)) > now:
+        elif (until := eviction.stays_until(ledger, c, w.priority)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
             yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():

@@ -10,11 +10,14 @@ from swapd.core.actions import (
     CopyOut,
     Evict,
     Evicted,
+    Hasten,
     Lend,
     Lost,
     Reason,
     Reclaim,
     SendRevoke,
+    StopCopy,
+    Urgency,
 )
 from swapd.core.chunks import count, without
 from swapd.core.ledger import OTHERS, Ledger, observe
@@ -43,16 +46,44 @@ def load(ledger: Ledger, c: Component) -> None:
     else:
         if c.kept == ():
             c.contents = c.generation
-        order = CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, c.kept, in_use)
-        ledger.out.append(order)
+        c.urgency = _urgency(ledger, c)
+        ledger.out.append(
+            CopyIn(c.uid, c.name, c.generation, c.nbytes, c.runs, c.kept, in_use, c.urgency)
+        )
+        _make_stoppable(ledger, c)
 
 
-def copied(ledger: Ledger, move: Transfer, nbytes: int, times: Histogram) -> float:
-    """Count a copy that has ended; return its seconds without the wait for earlier ones."""
+def _urgency(ledger: Ledger, c: Component) -> Urgency:
+    """The rank of its load: that of the first waiter for it, if there is one."""
+    waiters = [w for key in c.promised if (w := ledger.queue.get(key)) is not None]
+    if waiters:
+        return (0, *min([w.order for w in waiters]))
+    return (1 if c.expected else 2, 0, c.generation)
+
+
+def hasten(ledger: Ledger, c: Component, urgency: Urgency) -> None:
+    """Its load has this rank from now on."""
+    if urgency != c.urgency:
+        c.urgency = urgency
+        ledger.out.append(Hasten(c.name, c.generation, urgency))
+
+
+def _make_stoppable(ledger: Ledger, c: Component) -> None:
+    """Nobody waits for its load: it gives way to other loads, and goes for those who need room."""
+    ledger.idle.drop(c)
+    if c.stoppable:
+        make_idle(ledger, c, since=ledger.now)
+
+
+def copied(
+    ledger: Ledger, move: Transfer, nbytes: int, times: Histogram, took_s: float = 0.0
+) -> float:
+    """Count a copy that has ended; return its seconds without the wait for others: `took_s`, if it
+    stood still for some."""
     lane, now = move.lane, ledger.now
     assert lane is not None
     observe(times, now - move.began)
-    alone_s = now - max(move.began, lane.ended_at)
+    alone_s = took_s or now - max(move.began, lane.ended_at)
     if nbytes and alone_s > 0:
         lane.bytes_per_s = nbytes / alone_s
     lane.nbytes += nbytes
@@ -75,6 +106,7 @@ def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
 
 def load_failed(ledger: Ledger, c: Component) -> None:
     """The component is absent again, if need be once its worker has let go of the chunks."""
+    ledger.idle.drop(c)
     c.dirty = False  # the worker's writes during the load are not worth keeping
     if c.mapped:
         return evict(ledger, c, "failed", None)
@@ -91,10 +123,13 @@ def load_failed(ledger: Ledger, c: Component) -> None:
 
 def settle(ledger: Ledger, c: Component) -> None:
     """After a lease, a promise or a load ended: idle if no request needs it now, or gone."""
-    if c.state is not State.RESIDENT or c.leases or c.promised:
+    if c.state not in (State.LOADING, State.RESIDENT) or c.leases or c.promised:
         return
     if c.workspace:
         close_workspace(ledger, c)
+    elif c.state is State.LOADING:
+        hasten(ledger, c, _urgency(ledger, c))
+        _make_stoppable(ledger, c)
     elif not go(ledger, c):
         make_idle(ledger, c)
     ledger.replan = True
@@ -109,7 +144,7 @@ def go(ledger: Ledger, c: Component) -> bool:
 
 
 def make_idle(ledger: Ledger, c: Component, since: float = 0.0) -> None:
-    """It is idle since its last use, since it came in, or since `since`."""
+    """It is idle since its last use, since it came in, or since `since`: it may go to make room."""
     c.idle_since = max(c.last_used or 0.0, c.resident_since, since)
     if c.policy != "permanent":
         ledger.idle.add(c)
@@ -127,6 +162,8 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
     ledger.recount(c)
     ledger.holders.rank(c)
     ledger.replan = True
+    if c.state is State.LOADING:
+        _make_stoppable(ledger, c)
     is_idle = c.state is State.RESIDENT and not (c.leases or c.promised)
     c.kept_no_more = is_idle and not kept
     if is_idle and not go(ledger, c):
@@ -151,7 +188,7 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
 
 
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
-    """`c` leaves now, or when its worker has let go of it."""
+    """`c` leaves now, or when its worker has let go of it, or when its load has been stopped."""
     ledger.idle.drop(c)
     ledger.unwant(c.name)
     ledger.drop_superseded(c)
@@ -160,8 +197,12 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
         ledger.sessions[key[0]].makes_way[c.generation] = c
     ledger.leaving += count(c.runs)
     ledger.replan = True
-    c.enter(State.REVOKING)
     ledger.out.append(Evict(c.name, c.generation, reason, key))
+    if c.stoppable:
+        c.enter(State.STOPPING)
+        ledger.out.append(StopCopy(c.name, c.generation))
+        return
+    c.enter(State.REVOKING)
     ack = c.mapped and (ledger.rules.strict or c.mutable)
     if c.mapped:
         ledger.out.append(SendRevoke(c.session, c.name, c.generation, ack))
@@ -186,6 +227,11 @@ def _leave_unsaved(ledger: Ledger, c: Component) -> None:
     """Scratch begins anew as zeros; of others the host copy has all bytes."""
     if c.dirty and c.scratch:
         c.kept, c.dirty = (), False
+    _vacate(ledger, c, bytes_back=0)
+
+
+def stopped(ledger: Ledger, c: Component) -> None:
+    """Its load has ended, early or not: it leaves."""
     _vacate(ledger, c, bytes_back=0)
 
 

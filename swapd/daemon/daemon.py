@@ -202,6 +202,8 @@ class Daemon:
         return {
             **self._sessions.orders(),
             actions.CopyIn: self._copy_in,
+            actions.Hasten: lambda a, _: self._mover.hasten(a.generation, a.urgency),
+            actions.StopCopy: lambda a, _: self._mover.stop(a.generation),
             actions.CopyOut: self._copy_out,
             actions.Lend: lambda a, _: lender.lend(a),
             actions.Reclaim: lambda a, _: lender.reclaim(a),

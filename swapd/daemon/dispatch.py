@@ -29,7 +29,8 @@ _NAMES: dict[type, Callable[[Any], object]] = {
     **dict.fromkeys(
         (
             *(actions.CopyIn, actions.CopyOut, actions.Lend, actions.Reclaim),
-            *(events.CopiedIn, events.CopiedOut, events.CopyFailed, events.Lent, events.Reclaimed),
+            *(events.CopiedIn, events.CopyStopped, events.CopiedOut, events.CopyFailed),
+            *(events.Lent, events.Reclaimed),
         ),
         lambda one: one.generation,
     ),

@@ -1,27 +1,33 @@
-"""Runs one copy at a time in each direction, off the event loop. Chooses nothing.
+"""Runs one copy at a time in each direction, off the event loop.
 
-Every order comes back as exactly one event, also when the device fails.
+Loads run in the order of the ranks that the core gives them. One that is under way stands still
+for a more urgent one, and goes on where it was. Every order comes back as exactly one event, also
+when the device fails.
 """
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 
-from swapd.core.actions import CopyIn, CopyOut
-from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, DeviceDown
+from swapd.core.actions import CopyIn, CopyOut, Urgency
+from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, CopyStopped, DeviceDown
 from swapd.daemon.inbox import Inbox
 from swapd.device import Device, DeviceError, DeviceLost
 from swapd.shared.limits import start
 
 log = logging.getLogger("swapd.daemon.mover")
 
+#: Before any load that the core ranks.
+_AT_ONCE: Urgency = (-1, 0, 0)
+
 
 class _Copier(Thread):
-    """The copies of one direction, in order.
+    """Carries out the steps of one direction, in order.
 
     A queue and no futures, which would take as long as a small copy.
     """
@@ -29,12 +35,34 @@ class _Copier(Thread):
     def __init__(self, name: str) -> None:
         """Raises: LimitError."""
         super().__init__(name=name, daemon=True)
-        self.copies: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.steps: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         start(self)
 
     def run(self) -> None:
-        while (copy := self.copies.get()) is not None:
-            copy()
+        while (step := self.steps.get()) is not None:
+            step()
+
+
+class _Load:
+    """A copy in. `done`: the bytes that have landed; `took_s`: how long it ran, until it last stood
+    still."""
+
+    __slots__ = ("done", "landed", "order", "source", "stopped", "took_s", "urgency")
+
+    def __init__(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
+        self.order, self.source, self.landed = order, source, landed
+        self.urgency = order.urgency
+        self.done = 0
+        self.took_s = 0.0
+        self.stopped = False
+
+
+class _Paused(Exception):
+    """Raised between two pieces of a load: a more urgent one is next."""
+
+
+class _Stopped(Exception):
+    """Raised between two pieces of a load that the core has stopped."""
 
 
 class Mover:
@@ -46,8 +74,12 @@ class Mover:
         self._inbox = inbox
         self._closed = False
         self._in, self._out = _Copier("swapd-in"), _Copier("swapd-out")
+        #: Loads that have not begun or stand still, by generation, and all loads. The loop and the
+        #: thread of loads use both, each step of which is atomic.
+        self._waiting: dict[int, _Load] = {}
+        self._loads: dict[int, _Load] = {}
         #: Copies that have ended and have not been reported, each with its error.
-        self._ended: deque[tuple[CopyIn | CopyOut, BaseException | None]] = deque()
+        self._ended: deque[tuple[CopyIn | CopyOut, BaseException | None, float]] = deque()
 
     def copy_in(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
         """Queue a copy from the host copy at `source`, which stays mapped until it ends.
@@ -55,14 +87,30 @@ class Mover:
         `landed(n)`: the first n bytes have arrived; called in another thread. The call for all
         bytes comes when the copy has ended: a worker may react to it at once, see `settle`.
         """
-        self._in.copies.put(partial(self._load, order, source, landed))
+        load = _Load(order, source, landed)
+        self._loads[order.generation] = self._waiting[order.generation] = load
+        self._in.steps.put(self._load_most_urgent)
+
+    def hasten(self, generation: int, urgency: Urgency) -> None:
+        """The load has another rank from now on. No-op if it has ended."""
+        if load := self._loads.get(generation):
+            load.urgency = urgency
+
+    def stop(self, generation: int) -> None:
+        """End the load, if it is under way after its current pieces: CopyStopped comes back. If it
+        has ended by then, the event of its end."""
+        if load := self._waiting.pop(generation, None):
+            del self._loads[generation]
+            self._note(load.order, _Stopped())
+        elif load := self._loads.get(generation):
+            load.stopped, load.urgency = True, _AT_ONCE
 
     def copy_out(self, order: CopyOut, target: int, saved: Callable[[], None]) -> None:
         """Queue a copy to the host copy at `target`, which stays mapped until it ends.
 
         `saved()`: all of it is in the host copy; called in another thread.
         """
-        self._out.copies.put(partial(self._save, order, target, saved))
+        self._out.steps.put(partial(self._save, order, target, saved))
 
     def settle(self) -> None:
         """Report ended copies, before handling messages of workers that saw their end on the board.
@@ -72,20 +120,59 @@ class Mover:
         while self._ended:
             self._report(*self._ended.popleft())
 
-    def _load(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
-        def on_the_way(nbytes: int) -> None:
-            if nbytes < order.nbytes:
-                landed(nbytes)
-
-        if self._closed:
+    def _load_most_urgent(self) -> None:
+        """Run the most urgent load until it ends, or has to stand still. There is one call of this
+        for each load that waits, or was stopped before it began."""
+        load = self._most_urgent()
+        if load is None or self._closed:
             return
-        runs, nbytes, only = order.runs, order.nbytes, order.only
+        order, began = load.order, time.monotonic()
+        error: BaseException | None = None
         try:
-            self._device.copy_in(runs, source, nbytes, only=only, landed=on_the_way)
+            self._copy_in(load)
+        except _Paused:
+            load.took_s += time.monotonic() - began
+            self._waiting[order.generation] = load
+            self._in.steps.put(self._load_most_urgent)
+            return
         except BaseException as exc:  # noqa: BLE001 - reported in the loop
-            self._note(order, exc)
-        else:
-            self._note(order, None, lambda: landed(nbytes))
+            error = exc
+        del self._loads[order.generation]
+        took_s = load.took_s + time.monotonic() - began if load.took_s else 0.0
+        tell = (lambda: load.landed(order.nbytes)) if error is None else (lambda: None)
+        self._note(order, error, tell, took_s)
+
+    def _most_urgent(self) -> _Load | None:
+        """Take it from those that wait, unless the loop has stopped it meanwhile."""
+        while waiting := list(self._waiting.values()):
+            first = min(waiting, key=lambda load: load.urgency)
+            if self._waiting.pop(first.order.generation, None):
+                return first
+        return None
+
+    def _copy_in(self, load: _Load) -> None:
+        order = load.order
+
+        def on_the_way(nbytes: int) -> None:
+            load.done = nbytes
+            if nbytes == order.nbytes:
+                return
+            load.landed(nbytes)
+            if load.stopped:
+                raise _Stopped
+            if any(other.urgency < load.urgency for other in list(self._waiting.values())):
+                raise _Paused
+
+        if load.stopped:
+            raise _Stopped
+        self._device.copy_in(
+            order.runs,
+            load.source,
+            order.nbytes,
+            only=order.only,
+            start=load.done,
+            landed=on_the_way,
+        )
 
     def _save(self, order: CopyOut, target: int, saved: Callable[[], None]) -> None:
         try:
@@ -101,9 +188,10 @@ class Mover:
         order: CopyIn | CopyOut,
         error: BaseException | None,
         tell: Callable[[], None] = lambda: None,
+        took_s: float = 0.0,
     ) -> None:
         """Note the end of a copy, and only then tell workers of it."""
-        self._ended.append((order, error))
+        self._ended.append((order, error, took_s))
         tell()
         self._inbox.loop.call_soon_threadsafe(self.settle)
 
@@ -114,7 +202,7 @@ class Mover:
         loop = self._inbox.loop
         ended = asyncio.Semaphore(0)
         for copier in (self._in, self._out):
-            copier.copies.put(partial(loop.call_soon_threadsafe, ended.release))
+            copier.steps.put(partial(loop.call_soon_threadsafe, ended.release))
         for _ in (self._in, self._out):
             await ended.acquire()
 
@@ -122,14 +210,17 @@ class Mover:
         """The same, and end the threads. Blocks."""
         self._closed = True
         for copier in (self._in, self._out):
-            copier.copies.put(None)
+            copier.steps.put(None)
             copier.join()
 
-    def _report(self, order: CopyIn | CopyOut, error: BaseException | None) -> None:
+    def _report(self, order: CopyIn | CopyOut, error: BaseException | None, took_s: float) -> None:
         """Post the event for the end of a copy."""
         if self._closed:
             return
         now, post = self._inbox.clock(), self._inbox.post
+        if isinstance(error, _Stopped):
+            post(CopyStopped(now, order.generation))
+            return
         if isinstance(error, DeviceLost):
             post(DeviceDown(now, str(error)))  # first: the core must try no other load
         if isinstance(error, DeviceError | MemoryError):
@@ -137,6 +228,7 @@ class Mover:
             post(CopyFailed(now, order.generation, str(error) or "no memory"))
         elif error is not None:
             self._inbox.crashed(error)
+        elif isinstance(order, CopyIn):
+            post(CopiedIn(now, order.generation, took_s))
         else:
-            done = CopiedIn if isinstance(order, CopyIn) else CopiedOut
-            post(done(now, order.generation))
+            post(CopiedOut(now, order.generation))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from swapd.core.actions import AnyAction, CopyIn, Evict, Evicted, Waiting
-from swapd.core.events import AnyEvent, CopiedIn, CopyFailed
+from swapd.core.events import AnyEvent, CopiedIn, CopyFailed, CopyStopped
 from swapd.shared.protocol import MOVES_MAX, Account, Acquire, AnyAcquire, Move
 
 #: A session, and its request.
@@ -104,7 +104,7 @@ class Traces:
 
     def event(self, event: AnyEvent) -> None:
         """Note the end of a load."""
-        if not isinstance(event, CopiedIn | CopyFailed):
+        if not isinstance(event, CopiedIn | CopyFailed | CopyStopped):
             return
         if (ended := self._loads.pop(event.generation, None)) is not None:
             why = event.why if isinstance(event, CopyFailed) else ""

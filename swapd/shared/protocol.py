@@ -263,6 +263,8 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
     #: The components and families that may be evicted for them, if idle. None: any. If it is given,
     #: the daemon skips unregistered names, here and in `names`.
     over: tuple[Name, ...] | None = None
+    #: After so many seconds nobody expects them any more; 0: from now on, whatever was said before.
+    timeout_s: float | None = None
 
 
 class Forecast(Request, frozen=True, tag="forecast"):

@@ -119,14 +119,14 @@ def test_a_component_is_busy_if_its_owner_comes_back_at_once() -> None:
 
 
 def test_the_quantum_is_a_multiple_of_the_swap_in_time_within_a_bound() -> None:
-    assert quantum_s(ledger(), component(swap_in_s=0.1)) == pytest.approx(0.8)
-    assert quantum_s(ledger(), component(swap_in_s=1.0)) == 2.0
-    assert quantum_s(ledger(factor=0.0), component(swap_in_s=1.0)) == 0.0
+    assert quantum_s(ledger(), component(swap_in_s=0.1), 0) == pytest.approx(0.8)
+    assert quantum_s(ledger(), component(swap_in_s=1.0), 0) == 2.0
+    assert quantum_s(ledger(factor=0.0), component(swap_in_s=1.0), 0) == 0.0
 
 
 def until(gap_s: float | None, idle_since: float, factor: float = 8.0) -> float:
     c = component(resident_since=100.0, idle_since=idle_since, swap_in_s=0.2, gap_s=gap_s)
-    return stays_until(ledger(factor, bound_s=1.0), c)
+    return stays_until(ledger(factor, bound_s=1.0), c, 0)
 
 
 def test_an_idle_component_that_is_not_busy_may_go_at_once() -> None:

@@ -21,6 +21,7 @@ from swapd.core.actions import (
     Evicted,
     Fence,
     Grant,
+    Hasten,
     Lend,
     Lost,
     MakeHostCopy,
@@ -31,6 +32,7 @@ from swapd.core.actions import (
     SendHurry,
     SendRevoke,
     SendWanted,
+    StopCopy,
     Waiting,
 )
 from swapd.core.check import check
@@ -40,6 +42,7 @@ from swapd.core.events import (
     CopiedIn,
     CopiedOut,
     CopyFailed,
+    CopyStopped,
     DeviceDown,
     DropAck,
     Dropping,
@@ -155,6 +158,8 @@ class World:
         #: The core waits for: copies by generation, acknowledgements, host copies by uid.
         self.moves: dict[int, CopyIn | CopyOut | Lend | Reclaim] = {}
         self.acks: dict[int, SendRevoke] = {}
+        #: Loads that are to end early.
+        self.stops: set[int] = set()
         self.making: dict[int, MakeHostCopy | SealHostCopy] = {}
         #: Host copies ordered, and host copies dropped.
         self.masters: set[int] = set()
@@ -422,9 +427,15 @@ class World:
         if key in self.starters:
             self.starters.remove(key)
 
-    def prefetch(self, session: int, *names: str, over: tuple[str, ...] | None = None) -> Key:
+    def prefetch(
+        self,
+        session: int,
+        *names: str,
+        over: tuple[str, ...] | None = None,
+        timeout: float | None = None,
+    ) -> Key:
         key = self._key(session)
-        self.ask(session, Prefetch(key[1], names, over))
+        self.ask(session, Prefetch(key[1], names, over, timeout))
         return key
 
     def resize(self, session: int, name: str, resident_bytes: int | None = None) -> Key:
@@ -535,6 +546,15 @@ class World:
         del self.moves[order.generation]
         placed = self.placed[order.generation]
         left = placed.session in self.gone
+        stopped = order.generation in self.stops and self.arena.step(order.generation)
+        self.stops.discard(order.generation)
+        if stopped:
+            self.arena.fail(order.generation)
+            placed.broken = True
+            if left and not placed.mapped:
+                del self.placed[order.generation]
+            self.send(CopyStopped(self.now, order.generation))
+            return
         if fail is not None:
             self.arena.fail(order.generation)
             placed.broken = True
@@ -730,8 +750,8 @@ class World:
         return self.ledger.components[name].state
 
     def told(self) -> list[str]:
-        """The actions of the last event, one short line each, but for hurries."""
-        return [brief(a) for a in self.out if not isinstance(a, SendHurry)]
+        """The actions of the last event, one short line each, but for hurries and ranks."""
+        return [brief(a) for a in self.out if not isinstance(a, SendHurry | Hasten)]
 
     def evictions(self) -> list[str]:
         """Names evicted so far, in order."""
@@ -789,6 +809,13 @@ class World:
                 if self.arena.begins_anew(action.uid):
                     self.scratch[action.name].contents = action.generation
                 self.placed[action.generation] = placed
+            case Hasten() | StopCopy():
+                load = self.moves[action.generation]
+                assert isinstance(load, CopyIn), f"{action}: no load"
+                assert action.generation not in self.stops, f"{action}: it ends already"
+                if isinstance(action, StopCopy):
+                    self._check_unheld(action)
+                    self.stops.add(action.generation)
             case CopyOut():
                 assert not self.placed[action.generation].mapped, f"{action}: still mapped"
                 self._check_unheld(action)
@@ -965,7 +992,7 @@ class World:
         used = sum(len(placed.held) for placed in self.placed.values()) + len(chunks)
         assert used == order.in_use, f"{order}: {used} are in use"
 
-    def _check_unheld(self, action: Evict | SendRevoke | CopyOut | Reclaim) -> None:
+    def _check_unheld(self, action: Evict | SendRevoke | StopCopy | CopyOut | Reclaim) -> None:
         held = [key for key, names in self.leases.items() if action.name in names]
         assert not held, f"{action}: leased by {held}"
 
@@ -1040,6 +1067,8 @@ def brief(action: AnyAction) -> str:
             return f"revoke {action.name}" + (" (ack)" if action.ack else "")
         case SendWanted():
             return f"{'want' if action.wanted else 'unwant'} {action.name}"
+        case StopCopy():
+            return f"stop {action.name}"
         case SendHurry():
             return "hurry" if action.waits else "take time"
         case SendBroken():

@@ -13,7 +13,7 @@ def test_early_is_granted_as_soon_as_the_copies_are_ordered(make: Make) -> None:
     w.register(s, "a", 6)
     key = w.acquire(s, "a", early=True)
     assert w.out == [
-        CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6),
+        CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 1)),
         Grant(*key, (Placement("a", 1, ((0, 6),)),), 0.0, True),
     ]
     w.move("a")
@@ -196,7 +196,7 @@ def test_gone_while_it_held_what_was_loading(make: Make) -> None:
         w.acquire(s, "a", early=True)
         w.acquire(t, "b")
         w.leave(s)
-        assert outcome(w) == ["lost a"]
+        assert outcome(w) == ["lost a", "stop a"]
         w.move("a", fail=fail)
         assert w.told() == ["drop host copy a", "copy in b"]
 

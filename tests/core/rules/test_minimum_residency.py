@@ -351,3 +351,32 @@ def test_two_that_take_turns_do_not_starve_one_that_needs_both(make: Make) -> No
         if big in w.answers:
             return
     raise AssertionError("starved")
+
+
+def test_a_higher_priority_ends_the_minimum_residency_at_the_next_release(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    busy(w, s, "a")
+    held = w.use(s, "a")
+    equal = w.acquire(t, "b")
+    assert not w.wanted
+    w.cancel(equal)
+    w.acquire(t, "b", priority=1)
+    assert w.wanted == {(s, "a")}
+    w.release(held)
+    assert w.evictions() == ["a"]
+
+
+def test_a_component_that_a_higher_priority_holds_stays_for_its_quantum(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    busy(w, s, "a")
+    held = w.acquire(s, "a", priority=2)
+    w.acquire(t, "b", priority=1)
+    assert not w.wanted
+    w.release(held)
+    assert w.evictions() == []

@@ -191,7 +191,7 @@ def test_gone_with_a_sequential_component_promised_to_itself(make: Make) -> None
     w.acquire(s, "a", "b", agent=1)
     w.release(held)
     w.leave(s)
-    assert w.told() == ["drop host copy a"]
+    assert w.told() == ["drop host copy a", "stop b"]
 
 
 def test_gone_though_something_was_evicted_for_it(make: Make) -> None:

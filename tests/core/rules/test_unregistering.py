@@ -33,9 +33,10 @@ def test_unregister_what_is_loading_refuses_the_waiters_and_ends_with_the_copy(
     key = w.acquire(t, "a")
     w.unregister(s, "a")
     assert w.refusal(key).code == "component_gone"
-    assert w.state("a") is State.LOADING
+    assert w.told()[:2] == ["evict a (unregister)", "stop a"]
+    assert w.state("a") is State.STOPPING
     w.move("a")
-    assert w.told() == ["evict a (unregister)", "evicted a", "accept 4", "drop host copy a"]
+    assert w.told() == ["evicted a", "accept 4", "drop host copy a"]
 
 
 def test_unregister_what_is_loading_ends_with_a_copy_that_fails(make: Make) -> None:
@@ -46,7 +47,7 @@ def test_unregister_what_is_loading_ends_with_a_copy_that_fails(make: Make) -> N
     w.unregister(s, "a")
     w.move("a", fail="bus")
     assert w.refusal(key).code == "component_gone"
-    assert w.told() == ["accept 4", "drop host copy a"]
+    assert w.told() == ["evicted a", "accept 4", "drop host copy a"]
 
 
 def test_unregister_what_is_idle(make: Make) -> None:
