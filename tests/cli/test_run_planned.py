@@ -160,6 +160,17 @@ def test_a_budget_that_is_said_is_held_against_the_plan(
     assert daemon.endswith(f"# 4.25 GiB: budget of {path}")
 
 
+def test_of_two_flags_for_offloading_the_one_that_vllm_omni_drops_is_named(
+    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
+) -> None:
+    both = '"--enable-layerwise-offload", "--enable-cpu-offload"]'
+    path = file(omni("voice", MIB).replace('"]', f'", {both}'))
+    said = swapd("run", "-n", path).stderr
+    assert "--enable-layerwise-offload is set too, so --enable-cpu-offload is ignored" in said
+    path.write_text(path.read_text().replace(f", {both}", "]"))
+    assert "is ignored" not in swapd("run", "-n", path).stderr
+
+
 def test_two_components_of_one_name_are_refused(
     card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
 ) -> None:
