@@ -20,7 +20,7 @@ from tests.vllm.engines import (
     on_swapd,
     plain,
 )
-from tests.vllm.models import DEEP
+from tests.vllm.models import DEEP, write
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -115,6 +115,27 @@ def test_two_of_them_take_turns_with_their_caches_and_outlive_the_daemon(
     for number in range(3, 6):
         assert engine.generate(REQUESTS[number], TOKENS) == expected_deep[engine.label][number]
     assert passing(daemon)
+
+
+def test_new_weights_of_a_stage_larger_than_the_arena_are_computed_with_while_another_takes_turns(
+    place: Scene, expected_deep: Expected, tmp_path: Path
+) -> None:
+    write(tmp_path / "new", DEEP["deep"]._replace(seed=99))
+    (alone,) = place.start(plain(tmp_path / "new"))
+    after = alone.generate(REQUESTS[2], TOKENS)
+    alone.close()
+    assert after != expected_deep["deep"][2]
+    daemon = place.daemon(budget=BUDGET)
+    deep, rival = place.start(
+        *(on_swapd(place.models / name, daemon.folder, {"resident": "70MiB"}) for name in DEEP)
+    )
+    check(deep, expected_deep)
+    rival.begin("generate", REQUESTS[1], TOKENS)
+    deep.call("reload_weights", None, str(tmp_path / "new"))
+    assert deep.generate(REQUESTS[2], TOKENS) == after
+    assert rival.result() == expected_deep[rival.label][1]
+    assert passing(daemon)
+    assert daemon.status().bytes_out == 0
 
 
 def test_what_reads_all_weights_at_once_is_refused_and_new_weights_are_not(
