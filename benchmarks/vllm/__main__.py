@@ -8,7 +8,18 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.vllm import larger, memory, pipeline, rivals, start, streaming, tax, turns, window
+from benchmarks.vllm import (
+    caches,
+    larger,
+    memory,
+    pipeline,
+    rivals,
+    start,
+    streaming,
+    tax,
+    turns,
+    window,
+)
 from benchmarks.vllm.rows import Section, table
 from tests.vllm.engines import Nursery
 from tests.vllm.environment import environment
@@ -16,7 +27,7 @@ from tests.vllm.models import DEEP, LARGE, MODELS, THIRD, WAVE
 
 SECTIONS = (
     *("tax", "turns", "memory", "pipeline", "streaming", "start", "rivals", "window"),
-    "larger",
+    *("larger", "caches"),
 )
 
 
@@ -45,6 +56,7 @@ def _measure(models: Path, arguments: argparse.Namespace) -> dict[str, Section]:
         "start": lambda: start.measure(models, rounds),
         "window": lambda: window.measure(models, nursery, rounds),
         "rivals": lambda: rivals.measure(models, nursery, rounds),
+        "caches": lambda: caches.measure(nursery, rounds),
         "larger": lambda: larger.measure(models, nursery, arguments.requests),
     }
     try:
