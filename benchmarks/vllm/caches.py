@@ -34,7 +34,7 @@ CACHES: Mapping[str, Mapping[str, Any]] = {
     "no cache": {},
     "Cache-DiT": {
         "cache_backend": "cache_dit",
-        "cache_config": {"residual_diff_threshold": 10.0, "max_cached_steps": 11},
+        "cache_config": {"residual_diff_threshold": 10.0, "max_cached_steps": 8},
     },
     "TeaCache": {"cache_backend": "tea_cache", "cache_config": {"rel_l1_thresh": 0.08}},
 }

@@ -4,6 +4,7 @@ A stub of the CUDA driver has the GPUs; the servers only print how they were sta
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,6 +302,19 @@ def test_its_own_flags_for_streaming_and_for_its_cache_count(
     assert option_of(server, "--kv-cache-memory-bytes") == str(4 * GIB)
     assert server.count("--enforce-eager") == 1
     assert "22 of its 32 layers stream" in done.stderr
+
+
+def test_in_a_budget_that_is_said_as_many_layers_stream_as_do_not_fit_it(
+    olmo: Callable[..., list[object]],
+) -> None:
+    run, *words = olmo("16GiB")
+    done = swapd(run, "--budget", "8GiB", *words)
+    daemon, server = done.stdout.splitlines()
+    assert f"--budget {8 * GIB} " in daemon
+    assert daemon.endswith(": --budget")
+    assert '"resident": "auto"' in server
+    (streams,) = re.findall(r"(\d+) of its 32 layers stream", done.stderr)
+    assert int(streams) > 16, "of those of a budget that is planned"
 
 
 def test_a_server_of_plain_vllm_that_fits_is_started_as_before(
