@@ -40,8 +40,9 @@ CACHES: Mapping[str, Mapping[str, Any]] = {
 }
 IN_TURN: Mapping[str, Any] = {"enable_cpu_offload": True}
 ALONE, OWN, OURS = "without offloading", "vLLM-Omni's offloading", "swapd"
-#: Bound of a picture with swapd over one with vLLM-Omni's offloading.
-BOUND = 0.75
+#: Bounds of swapd over vLLM-Omni's offloading: of a picture's copied bytes, and of its time, which
+#: depends on the machine's other work.
+BYTES_BOUND, BOUND = 0.55, 1.0
 
 
 def measure(nursery: Nursery, rounds: int) -> Section:
@@ -99,6 +100,8 @@ def _rows(
             yield Row(f"the same over that, with {side}", over, note=note + there)
         less = median(ratios(taken[cache, OURS], taken[cache, OWN]))
         yield Row("swapd over vLLM-Omni's offloading", less, "at most", BOUND)
+        moved = copied[cache, OURS] / copied[cache, OWN]
+        yield Row("the same, bytes copied", moved, "at most", BYTES_BOUND)
 
 
 def _begin(made: Scene, model: Path, cache: str, **given: Any) -> Engine:
