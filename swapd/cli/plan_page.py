@@ -1,6 +1,6 @@
 """The report of `swapd plan --vllm`, and the page of it for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -40,9 +40,8 @@ def page(report: VllmPlanReport) -> RenderableType:
         parts += [Text(_budget(plan))] if plan.largest else []
         parts += [Text(_turns(plan))]
         parts += [Text(plain(_trade(plan, plan.larger)))] if plan.larger else []
-        for name in dict.fromkeys(point.name for point in plan.streams):
-            points = [point for point in plan.streams if point.name == name]
-            parts += ["", Text(plain(_streams(points[0]))), _points(points)]
+        for each in streaming(plan):
+            parts += ["", each]
         parts.append("")
     parts.append(Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"))
     parts.append(Text(f"memory in chunks of {size(report.chunk_bytes)}: {report.chunk_from}"))
@@ -105,6 +104,13 @@ def _budget(plan: GpuPlan) -> str:
         f"stays: {size(plan.stays_bytes)}. The largest turn is that of {plan.largest}: "
         f"{size(plan.turn_bytes)}{of}"
     )
+
+
+def streaming(plan: GpuPlan) -> Iterator[RenderableType]:
+    """What streams of each stage whose layers do, and what that costs."""
+    for name in dict.fromkeys(point.name for point in plan.streams):
+        points = [point for point in plan.streams if point.name == name]
+        yield Group(Text(plain(_streams(points[0]))), _points(points))
 
 
 def _streams(point: StreamPoint) -> str:

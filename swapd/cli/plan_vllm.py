@@ -28,6 +28,8 @@ class JointPlan(NamedTuple):
     #: One for each file: its stages alone, on GPUs whose budget is for all of them.
     reports: list[VllmPlanReport]
     gpus: list[GpuPlan]
+    #: Of each file, the settings of its stages that the plan changes, by their ids.
+    changes: list[dict[int, dict[str, Any]]]
 
 
 class StageFile(NamedTuple):
@@ -92,11 +94,13 @@ def reports_of(
     (plans, notes), choice = chunks.chosen(
         plan_with, _cost, given_chunk(options.chunk), options.isolation
     )
+    parts = [_part_of(each.deploy, plans) for each in files]
     reports = [
-        _report(each.deploy, _part_of(each.deploy, plans), speed, choice, options.isolation, said)
-        for each, said in zip(files, notes, strict=True)
+        _report(each.deploy, part, speed, choice, options.isolation, said)
+        for each, part, said in zip(files, parts, notes, strict=True)
     ]
-    return JointPlan(reports, plans)
+    changes = [_changes(each.deploy, part) for each, part in zip(files, parts, strict=True)]
+    return JointPlan(reports, plans, changes)
 
 
 def _demands(
@@ -265,7 +269,6 @@ def _report(
     isolation: Isolation,
     notes: list[str],
 ) -> VllmPlanReport:
-    settings = _settings(found, plans)
     ours = [p for p in plans if p.budget_bytes]
     return VllmPlanReport(
         gpus=tuple(plans),
@@ -274,8 +277,8 @@ def _report(
         host_bytes=sum(s.weights_bytes + s.cache_bytes for p in plans for s in p.shares if s.ours),
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
-        settings=settings,
-        overlay=overlay.overlay(found, _changes(found, settings, plans), found.async_chunk),
+        settings=_settings(found, plans),
+        overlay=overlay.overlay(found, _changes(found, plans), found.async_chunk),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),
@@ -302,12 +305,10 @@ def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, fl
     return said
 
 
-def _changes(
-    found: Deploy, settings: Mapping[int, Mapping[str, float]], plans: Sequence[GpuPlan]
-) -> dict[int, dict[str, Any]]:
+def _changes(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, Any]]:
     """The same settings; KV caches in the arena also get `kv: auto`, to take turns there, and
     stages that do not fit `resident: auto`, to stream."""
-    changes: dict[int, dict[str, Any]] = {number: {**said} for number, said in settings.items()}
+    changes: dict[int, dict[str, Any]] = {**_settings(found, plans)}
     streaming = {point.name for plan in plans for point in plan.streams}
     for stage in found.stages:
         change, ours = changes.get(stage.id, {}), {**stage.additional.get(KEY, {})}
@@ -331,9 +332,7 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
                 f"take {size(asked)} of {size(plan.total_bytes)}"
             )
         notes += _caches_said(found, plan)
-        if plan.instead_of:
-            eager = ", ".join(s.name for s in plan.shares if s.eager)
-            notes.append(f"{eager}: without CUDA graphs, because {plan.instead_of}")
+        notes += without_graphs(plan)
         if plan.by_block:
             notes.append(
                 f"GPU {plan.gpu}: {', '.join(plan.by_block)} comes in block by block, again at "
@@ -341,6 +340,12 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
             )
         notes += _async_chunk(found, plan)
     return notes
+
+
+def without_graphs(plan: GpuPlan) -> list[str]:
+    """Which stages lose their CUDA graphs to streaming, and why."""
+    eager = ", ".join(s.name for s in plan.shares if s.eager)
+    return [f"{eager}: without CUDA graphs, because {plan.instead_of}"] if plan.instead_of else []
 
 
 def _async_chunk(found: Deploy, plan: GpuPlan) -> list[str]:

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import typer
 
 from swapd.cli.common import console, errors
-from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of
+from swapd.cli.plan_page import streaming
+from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of, without_graphs
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
-from swapd.plan import asked, deploy, workspace
-from swapd.plan.advise import PlanError
+from swapd.plan import asked, claims, deploy, sizes, workspace
+from swapd.plan.advise import DoesNotFit, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
-from swapd.plan.deploy import Deploy
+from swapd.plan.deploy import Deploy, DeployStage
 from swapd.run import budgets, gpus, servers
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option
 from swapd.run.daemons import DaemonSpec, joinable
@@ -32,6 +33,7 @@ from swapd.shared.units import parse_size, size
 _UTILIZATION = "--gpu-memory-utilization"
 _EAGER = "--enforce-eager"
 _KV_CACHE = "--kv-cache-memory-bytes"
+_BY_LAYER, _BY_MODEL = "--enable-layerwise-offload", "--enable-cpu-offload"
 
 
 class RunPlan(NamedTuple):
@@ -82,6 +84,9 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
     ConfigError."""
     gpus.check(devices_of(found), f"{found.path}: daemon.device" if found.path else "-d")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
+    host = on_host([table.device or budgets.devices()[0] for table in found.daemons])
+    if not omni and not host:
+        return _plain(found, folder, device_memory)
     if not omni or on_host([table.device or "" for table in found.daemons]):
         return _unplanned(found, omni, folder)
     deployed = {
@@ -89,6 +94,7 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
     }
     check_names(found, deployed)
     plan = _together(found, deployed, device_memory)
+    _say_what_streams(plan)
     daemons = _daemons(found, plan)
     overlays = {
         folder / f"{name}.yaml": report.overlay
@@ -115,6 +121,76 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPl
     check_names(found, read)
     daemons = [one for table in found.daemons for one in _usual(table, found)]
     return RunPlan(_with(found, daemons, folder, ()), daemons)
+
+
+def _plain(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
+    """Servers of plain vLLM on GPUs: each is planned as a stage if layers of one have to stream.
+
+    Raises: PlanError, with the sum, if that does not do either.
+    """
+    streaming, refused = None, None
+    try:
+        streaming = _as_stages(found, folder, device_memory)
+    except DoesNotFit as exc:
+        refused = exc
+    except (PlanError, ModuleNotFoundError):
+        pass  # a model that nobody can count, or no PyYAML
+    if streaming is not None:
+        return streaming
+    try:
+        return _unplanned(found, (), folder)
+    except PlanError as exc:
+        raise refused or exc from None
+
+
+def _as_stages(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan | None:
+    """The plan with each server of plain vLLM as a deploy file of one stage; None if no layers
+    stream in it. Raises: PlanError."""
+    servers_of_vllm = [one for one in found.stages.values() if one.command.kind == "vllm"]
+    files = [_as_file(stage, found, folder) for stage in servers_of_vllm]
+    if not files:
+        return None
+    given = _given_budgets(found, [file.deploy for file in files])
+    plan = reports_of(files, _plan_options(found, device_memory), budgets=given)
+    if not any(gpu.streams for gpu in plan.gpus):
+        return None
+    check_names(found, {})
+    _say_what_streams(plan)
+    stages = {**found.stages}
+    for stage, file, changes in zip(servers_of_vllm, files, plan.changes, strict=True):
+        (one,) = file.deploy.stages
+        own = {"additional_config": one.additional, "max_num_batched_tokens": one.step_tokens}
+        command = servers.as_planned(stage.command, {**own, **changes[one.id]})
+        stages[stage.name] = stage._replace(command=command)
+    daemons = _daemons(found, plan)
+    return RunPlan(_with(found._replace(stages=stages), daemons, folder, ()), daemons)
+
+
+def _as_file(stage: StageSpec, found: RunFile, folder: Path) -> StageFile:
+    """A server of plain vLLM as a deploy file of one stage. Raises: PlanError."""
+    seen = _seen_from_here(stage)
+    if seen.model is None:
+        raise PlanError(f"{stage.name}: say which model: its command has none after serve")
+    model = servers.model_folder(seen)
+    entry = servers.as_stage(stage.command, gpus_of(stage, found))
+    deployed = deploy.read(folder / f"{stage.name}.yaml", {"stages": [entry]})
+    return StageFile(deployed, [str(model)], _rooms(deployed.stages[0], model))
+
+
+def _rooms(stage: DeployStage, model: Path) -> list[str]:
+    """The memory beside its weights, if its KV cache has a size already."""
+    if stage.kv_cache_bytes is None:
+        return []
+    needs = claims.needs_of(stage, None, sizes.config_of(model))
+    return [f"{stage.name}={needs.workspace + stage.kv_cache_bytes}"]
+
+
+def _say_what_streams(plan: JointPlan) -> None:
+    for gpu in plan.gpus:
+        for line in without_graphs(gpu):
+            errors.print(plain(f"swapd: {line}"), soft_wrap=True)
+        for each in streaming(gpu):
+            errors.print(each, soft_wrap=True)
 
 
 def _with(
@@ -183,6 +259,8 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
         raise PlanError(f"the model is missing after serve: {shlex.join(stage.command.words)}")
     file = servers.deploy_file_of(seen)
     said = [f"the deploy file is {file.path}: {file.why}"] if file.why else []
+    if {_BY_LAYER, _BY_MODEL} <= {*seen.words}:  # vllm-omni itself drops it without a word
+        said.append(f"{_BY_LAYER} is set too, so {_BY_MODEL} is ignored")
     own, changes = servers.with_workers(
         file,
         gpus.numbers_of(devices or budgets.devices()),

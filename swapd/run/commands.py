@@ -44,12 +44,13 @@ class Command(NamedTuple):
     def _serve(self) -> int:
         return self.words.index("serve")
 
-    def with_option(self, name: str, value: str) -> "Command":
-        """The command with an option, which replaces a given one."""
+    def with_option(self, name: str, *value: str) -> "Command":
+        """The command with an option and its value, which replace a given one; without a value, an
+        option that is not there yet."""
         words = without(self.words, name)
         after = words.index("serve") + 1
         at = after + (self.model in words[after : after + 1])
-        return self._replace(words=(*words[:at], name, value, *words[at:]))
+        return self._replace(words=(*words[:at], name, *value, *words[at:]))
 
 
 def command_of(words: Sequence[str]) -> Command:
@@ -80,13 +81,18 @@ def _kind(words: Sequence[str]) -> Kind:
 
 def component_of(command: Command) -> str:
     """The component name of a plain vLLM server, as its worker finds it."""
-    said = option(command.words, _ADDITIONAL) or "{}"
-    try:
-        found = msgspec.json.decode(said, type=dict[str, Any]).get("swapd")
-    except msgspec.MsgspecError:
-        found = None  # vLLM says so
+    found = additional_of(command).get("swapd")
     named = found.get("component") if isinstance(found, dict) else None
     return str(named or PurePath(command.model or "").name)
+
+
+def additional_of(command: Command) -> dict[str, Any]:
+    """The `additional_config` of a plain vLLM server; empty if it cannot be read."""
+    said = option(command.words, _ADDITIONAL) or "{}"
+    try:
+        return msgspec.json.decode(said, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}  # vLLM says so
 
 
 def shards_of(command: Command) -> int:

@@ -1,7 +1,8 @@
 """Servers of vLLM and vLLM-Omni: their models, GPUs, deploy files, and swapd's workers in them."""
 
+import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,16 @@ from swapd.plan import asked, deploy, hub, omni, overlay
 from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
-from swapd.run.commands import DEPLOY_CONFIG, WORKER_CLS, Command, option, shards_of
+from swapd.run.commands import (
+    DEPLOY_CONFIG,
+    WORKER_CLS,
+    Command,
+    additional_of,
+    component_of,
+    option,
+    shards_of,
+    without,
+)
 from swapd.run.daemons import DaemonSpec
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 from swapd_client.offload.settings import OffloadSettings, StageSettings
@@ -20,6 +30,20 @@ GPU_WORKER = "swapd_client.vllm.worker.Worker"
 CPU_WORKER = "swapd_client.vllm.cpu.CPUWorker"
 _OURS = "swapd_client."
 _NONE = OffloadSettings()
+#: Options of `vllm serve` that a stage of a deploy file has, too, as numbers and as texts.
+_NUMBERS = (
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"),
+    "kv_cache_memory_bytes",
+)
+_TEXTS = ("dtype", "kv_cache_dtype")
+#: Those by which layers stream, and that swapd's worker takes as options of its own.
+_STREAMING: Mapping[str, type] = {
+    "cpu_offload_gb": float,
+    "offload_group_size": int,
+    "offload_num_in_group": int,
+}
+#: Tokens of a step of `vllm serve` by default; on GPUs of 70 GiB and more vLLM takes more.
+_STEP_TOKENS = 2048
 
 
 def model_folder(command: Command) -> Path:
@@ -76,6 +100,53 @@ def with_worker(command: Command, wanted: Sequence[DaemonSpec]) -> Command:
         return command
     on_host = all(one.device == "host" for one in wanted)
     return command.with_option(WORKER_CLS, CPU_WORKER if on_host else GPU_WORKER)
+
+
+def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
+    """A server of plain vLLM as the only stage of a deploy file, on these GPUs. Raises: PlanError
+    for an option that is no number."""
+    words, additional = command.words, additional_of(command)
+    numbers = {key: _number(words, key, int) for key in _NUMBERS}
+    streaming = {key: _number(words, key, kind) for key, kind in _STREAMING.items()}
+    ours = {key: value for key, value in streaming.items() if value}
+    own = {"component": component_of(command), **ours, **additional.get(KEY, {})}
+    return {
+        "stage_id": 0,
+        "worker_cls": GPU_WORKER,
+        "devices": ",".join(map(str, on)),
+        "tensor_parallel_size": shards_of(command),
+        "max_num_batched_tokens": _STEP_TOKENS,
+        **{key: value for key, value in numbers.items() if value},
+        **{key: said for key in _TEXTS if (said := option(words, _flag(key)))},
+        "enforce_eager": _flag("enforce_eager") in words,
+        "enable_prefix_caching": "--no-enable-prefix-caching" not in words,
+        "additional_config": {**additional, KEY: own},
+    }
+
+
+def as_planned(command: Command, settings: Mapping[str, Any]) -> Command:
+    """A server of plain vLLM with these settings of its stage, as options."""
+    for key in _STREAMING:  # they are in `additional_config` now
+        command = command._replace(words=without(command.words, _flag(key)))
+    for key, value in settings.items():
+        if value is not True:
+            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+            command = command.with_option(_flag(key), text)
+        elif _flag(key) not in command.words:
+            command = command.with_option(_flag(key))
+    return command
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _number(words: Sequence[str], key: str, kind: type) -> Any | None:
+    said = option(words, _flag(key))
+    try:
+        return None if said in (None, "auto", "-1") else kind(said)
+    except ValueError as exc:
+        raise PlanError(f"{_flag(key)} {said} is no number that swapd reads") from exc
 
 
 # --- deploy files --------------------------------------------------------------------------

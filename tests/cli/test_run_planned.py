@@ -4,6 +4,8 @@ A stub of the CUDA driver has the GPUs; the servers only print how they were sta
 """
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from swapd.run.commands import option
 from tests import fakecuda
+from tests.plan.omni import write
 from tests.plan.test_sizes import save
+from tests.plan.test_streams import OLMO, SHAPES, planned, stage
 
 from .conftest import swapd
 
@@ -156,6 +161,17 @@ def test_a_budget_that_is_said_is_held_against_the_plan(
     assert daemon.endswith(f"# 4.25 GiB: budget of {path}")
 
 
+def test_of_two_flags_for_offloading_the_one_that_vllm_omni_drops_is_named(
+    card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
+) -> None:
+    both = '"--enable-layerwise-offload", "--enable-cpu-offload"]'
+    path = file(omni("voice", MIB).replace('"]', f'", {both}'))
+    said = swapd("run", "-n", path).stderr
+    assert "--enable-layerwise-offload is set too, so --enable-cpu-offload is ignored" in said
+    path.write_text(path.read_text().replace(f", {both}", "]"))
+    assert "is ignored" not in swapd("run", "-n", path).stderr
+
+
 def test_two_components_of_one_name_are_refused(
     card: fakecuda.Fake, omni: Callable[..., str], file: Callable[..., Path]
 ) -> None:
@@ -232,6 +248,110 @@ def test_a_server_of_plain_vllm_beside_them_is_in_the_sum(
     assert "vllm serve text --worker-cls swapd_client.vllm.worker.Worker " in found[-1]
     path.write_text(path.read_text().replace("0.25", "0.5"))
     assert "workspace (voice 2 GiB, text 6 GiB)" in swapd("run", path, status=1).stderr
+
+
+@pytest.fixture
+def olmo(card: fakecuda.Fake, tmp_path: Path) -> Callable[..., list[object]]:
+    """A dry run of a server of OLMo-2-7B, 13.6 GiB, on a GPU of this size."""
+    model = write(tmp_path / "olmo", *OLMO)
+
+    def made(memory: str, *flags: str) -> list[object]:
+        serve = (tmp_path / "vllm", "serve", model, "--max-model-len", "4096", *flags)
+        return ["run", "-n", "--device-memory", memory, "--", *serve]
+
+    return made
+
+
+def option_of(line: str, name: str) -> str | None:
+    return option(shlex.split(line), name)
+
+
+def test_a_server_of_plain_vllm_that_does_not_fit_streams_as_a_stage_would_and_says_why(
+    olmo: Callable[..., list[object]], tmp_path: Path
+) -> None:
+    done = swapd(*olmo("16GiB", "--max-num-seqs", "16"))
+    daemon, server = done.stdout.splitlines()
+    stage_alone = stage(0, "olmo", max_num_seqs=16, max_model_len=4096)
+    (tmp_path / "stage").mkdir()
+    gpu, settings, _ = planned(tmp_path / "stage", OLMO, "16GiB", stage_alone)
+    assert f"--budget {gpu.budget_bytes} " in daemon
+    assert f"--chunk {gpu.chunk_bytes} " in daemon
+    assert server.count("--enforce-eager") == 1
+    for key in ("kv_cache_memory_bytes", "gpu_memory_utilization", "max_model_len"):
+        assert option_of(server, f"--{key.replace('_', '-')}") == str(settings[0][key])
+    assert option_of(server, "--worker-cls") == "swapd_client.vllm.worker.Worker"
+    ours = json.loads(option_of(server, "--additional-config") or "")["swapd"]
+    assert ours == {"component": "olmo", "kv": "auto", "resident": "auto"}
+    assert "olmo: without CUDA graphs, because GPU 0 cannot hold these: 16 GiB - " in done.stderr
+    assert f"{gpu.streams[0].streamed} of its 32 layers stream" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_its_own_flags_for_streaming_and_for_its_cache_count(
+    olmo: Callable[..., list[object]],
+) -> None:
+    cache = ("--kv-cache-memory-bytes", str(4 * GIB), "--enforce-eager")
+    named = ("--additional-config", '{"swapd": {"component": "text"}, "other": 1}')
+    done = swapd(*olmo("16GiB", "--cpu-offload-gb", "8", *cache, *named))
+    server = done.stdout.splitlines()[1]
+    assert json.loads(option_of(server, "--additional-config") or "") == {
+        "swapd": {"component": "text", "cpu_offload_gb": 8.0, "kv": "auto"},
+        "other": 1,
+    }
+    assert "--cpu-offload-gb" not in server, "it is there already"
+    assert option_of(server, "--kv-cache-memory-bytes") == str(4 * GIB)
+    assert server.count("--enforce-eager") == 1
+    assert "22 of its 32 layers stream" in done.stderr
+
+
+def test_in_a_budget_that_is_said_as_many_layers_stream_as_do_not_fit_it(
+    olmo: Callable[..., list[object]],
+) -> None:
+    run, *words = olmo("16GiB")
+    done = swapd(run, "--budget", "8GiB", *words)
+    daemon, server = done.stdout.splitlines()
+    assert f"--budget {8 * GIB} " in daemon
+    assert daemon.endswith(": --budget")
+    assert '"resident": "auto"' in server
+    (streams,) = re.findall(r"(\d+) of its 32 layers stream", done.stderr)
+    assert int(streams) > 16, "of those of a budget that is planned"
+
+
+def test_a_server_of_plain_vllm_that_fits_is_started_as_before(
+    olmo: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fakecuda.machine(devices=16, total=80 * GIB) as larger:
+        for name, value in larger.environment().items():
+            monkeypatch.setenv(name, value)
+        done = swapd(*olmo("80GiB"))
+    daemon, server = done.stdout.splitlines()
+    assert ": the weights of " in daemon
+    assert "--enforce-eager" not in server
+    assert done.stderr == ""
+
+
+def test_one_that_does_not_fit_even_so_is_refused_with_the_sum(
+    olmo: Callable[..., list[object]],
+) -> None:
+    said = swapd(*olmo("6GiB"), status=1).stderr
+    assert "GPU 0 cannot hold these: 6 GiB - " in said
+    assert "olmo, the largest that takes turns (" in said
+
+
+def test_several_servers_of_plain_vllm_share_the_plan_in_which_one_streams(
+    olmo: Callable[..., list[object]], file: Callable[..., Path], tmp_path: Path
+) -> None:
+    write(tmp_path / "small", *SHAPES["3B"])
+    flags = "--max-model-len 4096 --max-num-seqs 16"
+    stages = [
+        f'[stages.{name}]\ncommand = "./vllm serve {name} {flags}"\n' for name in ("olmo", "small")
+    ]
+    done = swapd("run", "-n", "--device-memory", "16GiB", file(*stages))
+    daemon, *servers = done.stdout.splitlines()
+    assert daemon.endswith(": the budget in the plan")
+    streams = {line.rpartition("# ")[2]: "resident" in line for line in servers}
+    assert streams == {"olmo": True, "small": False}
+    assert all(option_of(line, "--kv-cache-memory-bytes") for line in servers)
 
 
 def test_servers_of_plain_vllm_share_room_for_the_weights_of_all(

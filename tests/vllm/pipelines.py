@@ -69,7 +69,9 @@ def _write_byte_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def write_qwen_image(folder: Path, layers: int = 3) -> None:
+def write_qwen_image(folder: Path | str, layers: int = 3, text_inner: int = 128) -> None:
+    """`layers`: of the DiT. `text_inner`: the width of the encoder's MLPs."""
+    folder = Path(folder)
     from diffusers import (
         AutoencoderKLQwenImage,
         FlowMatchEulerDiscreteScheduler,
@@ -81,7 +83,7 @@ def write_qwen_image(folder: Path, layers: int = 3) -> None:
     text = {
         "vocab_size": 512,
         "hidden_size": TEXT_WIDTH,
-        "intermediate_size": 128,
+        "intermediate_size": text_inner,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

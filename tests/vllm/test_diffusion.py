@@ -242,6 +242,18 @@ def test_a_dit_without_blocks_stays_whole_with_a_warning(
     assert "'core' has no list of blocks that holds most of it" in stage.log
 
 
+@pytest.mark.parametrize(("absent", "said"), [("dit", "DiT"), ("encoder", "encoder")])
+def test_a_pipeline_without_components_that_could_take_turns_gets_a_warning(
+    stages: Scene, tmp_path: Path, expected: Expected, absent: str, said: str
+) -> None:
+    daemon = stages.daemon()
+    given: dict[str, Any] = {"pipeline": {"seed": 1, "absent": [absent]}, FLAGS[0]: True}
+    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
+    stage.result()
+    assert stage.draw_many(SEEDS) == expected[1]
+    assert f"no {said} is found among its components" in stage.log
+
+
 def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) -> None:
     daemon = stages.daemon(budget="18MiB")
     settings = {"cpu_offload_enabled": True, "cpu_offload_components": ["text_*"]}

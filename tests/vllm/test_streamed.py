@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from swapd.shared.protocol import StatusReply
+from benchmarks.vllm import larger
 from tests.guarantees.harness import Daemon
-from tests.vllm import engines, servers
+from tests.vllm import engines
 from tests.vllm.engines import (
     MIB,
     REQUESTS,
@@ -20,7 +20,7 @@ from tests.vllm.engines import (
     on_swapd,
     plain,
 )
-from tests.vllm.models import DEEP
+from tests.vllm.models import DEEP, write
 
 Expected = Mapping[str, list[list[list[int]]]]
 
@@ -38,11 +38,7 @@ def place(deep: Path, nursery: Nursery) -> Iterator[Scene]:
 
 
 def passing(daemon: Daemon, name: str = "deep") -> int:
-    return passing_of(daemon.status(), name)
-
-
-def passing_of(status: StatusReply, name: str) -> int:
-    return sum(one.name.startswith(f"{name}.streamed/") for one in status.components)
+    return sum(one.name.startswith(f"{name}.streamed/") for one in daemon.status().components)
 
 
 def check(engine: Engine, expected: Expected, name: str = "deep") -> None:
@@ -121,6 +117,27 @@ def test_two_of_them_take_turns_with_their_caches_and_outlive_the_daemon(
     assert passing(daemon)
 
 
+def test_new_weights_of_a_stage_larger_than_the_arena_are_computed_with_while_another_takes_turns(
+    place: Scene, expected_deep: Expected, tmp_path: Path
+) -> None:
+    write(tmp_path / "new", DEEP["deep"]._replace(seed=99))
+    (alone,) = place.start(plain(tmp_path / "new"))
+    after = alone.generate(REQUESTS[2], TOKENS)
+    alone.close()
+    assert after != expected_deep["deep"][2]
+    daemon = place.daemon(budget=BUDGET)
+    deep, rival = place.start(
+        *(on_swapd(place.models / name, daemon.folder, {"resident": "70MiB"}) for name in DEEP)
+    )
+    check(deep, expected_deep)
+    rival.begin("generate", REQUESTS[1], TOKENS)
+    deep.call("reload_weights", None, str(tmp_path / "new"))
+    assert deep.generate(REQUESTS[2], TOKENS) == after
+    assert rival.result() == expected_deep[rival.label][1]
+    assert passing(daemon)
+    assert daemon.status().bytes_out == 0
+
+
 def test_what_reads_all_weights_at_once_is_refused_and_new_weights_are_not(
     place: Scene, expected_deep: Expected, tmp_path: Path
 ) -> None:
@@ -142,45 +159,15 @@ def test_what_does_not_fit_all_the_same_is_refused_with_the_budget(place: Scene)
     assert failed.value.kind == "TooLarge"
 
 
+def test_two_servers_larger_than_the_arena_answer_and_copy_what_the_plan_says(
+    models: Path, nursery: Nursery
+) -> None:
+    section = larger.measure(models, nursery, requests=6)
+    assert all(row.holds for row in section.rows), section.rows
+
+
 #: Of the weights of each server, 54 and 51 MiB, two thirds.
 TIGHT = 38 * MIB
-#: All of the layers but two, and all.
-STREAMED = {"thinker": 6, "talker": 6}
-#: Bytes of a layer, without the rounding to chunks.
-LAYER_BYTES = 6_032_896
-
-
-def test_two_servers_larger_than_the_arena_answer_and_copy_what_the_plan_says(
-    models: Path, nursery: Nursery, expected: Expected, tmp_path: Path
-) -> None:
-    """Each request goes to the other server, so each turn begins with nothing on the device."""
-    servers.write(tmp_path, models)
-    flags = ("--cpu-offload-gb", "0.03")
-    with engines.scene(models, nursery) as made:
-        daemon = made.daemon(budget=TIGHT)
-        with servers.Servers(made.folder, tmp_path, daemon.folder, nursery) as started:
-            both = [started.start(name, *flags) for name in STREAMED]
-            for server in both:
-                server.ready()
-            before = daemon.status()
-            for number, prompts in enumerate(REQUESTS):
-                for server in both:
-                    said = server.complete(prompts[0], TOKENS)
-                    assert said == expected[server.name][number][0][:TOKENS]
-            after = daemon.status()
-            weights = {
-                name: sum(c.nbytes for c in after.components if c.name.startswith(name))
-                for name in STREAMED
-            }
-    copied = (after.bytes_in - before.bytes_in) / len(REQUESTS)
-    planned = sum(
-        weights[name] - (streams - slots) * LAYER_BYTES + TOKENS * streams * LAYER_BYTES
-        for (name, streams), slots in zip(STREAMED.items(), (2, 3), strict=True)
-    )
-    assert {name: passing_of(after, name) for name in STREAMED} == STREAMED
-    assert 0.95 < copied / planned < 1.05
-    assert after.peak_bytes <= TIGHT
-    assert after.bytes_out == 0
 
 
 def test_ranks_stream_each_with_its_own_daemon(scene: Scene) -> None:
@@ -192,7 +179,7 @@ def test_ranks_stream_each_with_its_own_daemon(scene: Scene) -> None:
     pattern = daemons[0].folder.with_name("d{gpu}")
     halves = {"offload_group_size": 2, "finish_within_s": 0}
     both = scene.start(
-        *(on_swapd(scene.models / name, pattern, halves, **ranks) for name in STREAMED)
+        *(on_swapd(scene.models / name, pattern, halves, **ranks) for name in larger.NAMES)
     )
     for prompts in REQUESTS:
         for engine in both:

@@ -2,9 +2,9 @@
 
 `custom_pipeline_args` say more: `seed` of its weights, `compile` how, whether to `cache`. `method`
 is a class of `keeping` that handles the weights of the DiT's layers. `declares` has attributes of
-the DiT. `told` is a fifo in which a
-request whose prompt is "stop" says that it has got to the middle; it goes on when something is
-written there.
+the DiT, and `absent` the lists of components that the pipeline does not declare. `told` is a fifo
+in which a request whose prompt is "stop" says that it has got to the middle; it goes on when
+something is written there.
 """
 
 from collections.abc import Iterable
@@ -86,6 +86,8 @@ class ToyPipeline(nn.Module):
         super().__init__()
         self.device = torch.device("cpu")
         given = od_config.custom_pipeline_args or {}
+        for kind in given.get("absent", ()):
+            setattr(self, f"_{kind}_modules", [])
         self.told: str = given.get("told", "")
         self.compile_how = given.get("compile")
         self.text_encoder = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))

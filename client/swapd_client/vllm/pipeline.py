@@ -63,6 +63,7 @@ class Components:
         self._options = options
         self._pipeline = pipeline
         self._found = found = _components(pipeline, kinds)
+        _warn_of_absent(stage.name, options, found)
         names = list(found) or [WHOLE]
         self._stay = stay = _stay(stage.name, names, options)
         self._attachment = self._attach(stage.client)
@@ -196,6 +197,20 @@ def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Co
             inner.add(id(one.module))  # a component may be declared twice
             components[one.name] = _Component(one.module, kind)
     return components
+
+
+def _warn_of_absent(stage: str, options: Options, found: Mapping[str, _Component]) -> None:
+    """Warn, as vllm-omni does, if its pipeline has no components that could take turns."""
+    kinds = {one.kind for one in found.values()} if options.offload.mode == "model" else None
+    for kind, what in (("dit", "DiT"), ("encoder", "encoder")):
+        if kinds is not None and kind not in kinds:
+            log.warning(
+                "%s: enable_cpu_offload has DiTs and encoders take turns, and no %s is found among "
+                "its components: %s",
+                stage,
+                what,
+                ", ".join(found) or "none",
+            )
 
 
 def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
