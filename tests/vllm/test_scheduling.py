@@ -13,8 +13,8 @@ ALL = list(range(40, 64))
 
 
 #: Steps before which the cache is lost, and steps that compute on others' memory.
-LOST_BEFORE = ([], [2], [7], [5, 6], [5, 8, 9, 20])
-FENCED_IN = ([1], [2], [7], [5, 6], [5, 9, 20])
+LOST_BEFORE: tuple[list[int], ...] = ([], [2], [7], [5, 6], [5, 8, 9, 20])
+FENCED_IN: tuple[list[int], ...] = ([1], [2], [7], [5, 6], [5, 9, 20])
 SWITCHES = (False, True)
 
 
