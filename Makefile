@@ -60,9 +60,12 @@ deep: .venv/ready
 # make test-vllm ISA=avx2, for what a CPU without AVX-512 would do
 TESTS ?= tests/vllm
 ISA ?=
+VLLM_PROCESSES := 2
 test-vllm: $(VLLM_VENV)/ready
-	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest --numprocesses 2 --dist loadfile $(TESTS)
+	env -u PYTHONDONTWRITEBYTECODE TESTS_VLLM_ISA=$(ISA) $(VLLM)/python -m pytest --numprocesses $(VLLM_PROCESSES) --dist loadfile $(TESTS)
 
+# Two versions at a time, each with one process, which imports and compiles its vLLM once: while one
+# is installed, which waits for the network and the disk, the tests of the other run.
 OTHER_VERSIONS := 0.31 0.32 0.33
 DECISIVE := tests/vllm/test_worker_methods.py tests/vllm/test_weights.py \
   tests/vllm/test_turns.py::test_engines_that_are_busy_at_once_take_turns_of_whole_requests \
@@ -71,9 +74,10 @@ DECISIVE := tests/vllm/test_worker_methods.py tests/vllm/test_weights.py \
   tests/vllm/test_kv_lost.py::test_vllms_own_scheduler_computes_it_again_where_the_daemon_dies_next
 OF_OTHER_VERSIONS := $(OTHER_VERSIONS:%=test-vllm-%)
 .PHONY: $(OF_OTHER_VERSIONS)
-test-vllm-versions: $(OF_OTHER_VERSIONS)
+test-vllm-versions:
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(OF_OTHER_VERSIONS)
 $(OF_OTHER_VERSIONS): test-vllm-%:
-	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* TESTS='$(DECISIVE)'
+	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* VLLM_PROCESSES=1 TESTS='$(DECISIVE)'
 test-vllm-0.32 test-vllm-0.33: DECISIVE += tests/vllm/test_checksums.py
 
 # What deploy/ has, with the tools of others, and Ray on this machine: see deploy/README.md.

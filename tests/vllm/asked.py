@@ -5,10 +5,8 @@ A request is a mapping: `prompt` in token ids, and optional `picture` (a colour)
 """
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,7 +31,6 @@ class Asked(Engine):
         torch._dynamo.config.disable = bool(arguments["enforce_eager"])
         _stand_in_for_packages()
         _mend_speculation()
-        _know_model(Path(arguments["model"]))
         super().start(**arguments)
 
     def put(self, requests: Sequence[Mapping[str, Any]]) -> None:
@@ -93,15 +90,6 @@ class Asked(Engine):
 
         number = self._adapters.setdefault(folder, len(self._adapters) + 1)
         return LoRARequest(lora_name=folder, lora_int_id=number, lora_path=folder)
-
-
-def _know_model(folder: Path) -> None:
-    """Import the model's class here: vLLM would import it in a new process to inspect it."""
-    from vllm.model_executor.models import ModelRegistry
-
-    for name in json.loads((folder / "config.json").read_text())["architectures"]:
-        if name in ModelRegistry.models:
-            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
 def _stand_in_for_packages() -> None:

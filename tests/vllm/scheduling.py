@@ -126,7 +126,7 @@ class Model:
 
 
 def said(
-    model: str, ahead: bool, prefixes: bool, lost_before: list[int], fenced_in: Sequence[int] = ()
+    model: str, ahead: bool, prefixes: bool, lost_before: list[int], fenced_in: Sequence[int]
 ) -> tuple[dict[str, list[int]], int, int]:
     """The tokens of two requests with the same beginning, and the numbers of losses and void steps.
 
@@ -150,6 +150,11 @@ def said(
             before, get_output = running.popleft()
             _take(got, made.update_from_output(before, get_output()))
     return got, worker.losses, worker.void
+
+
+def said_of_each(model: str, cases: Sequence[Sequence[Any]]) -> list[Any]:
+    """`said` of the arguments after `model`, for each case."""
+    return [said(model, *case) for case in cases]
 
 
 def said_by_vllms_own(

@@ -1,6 +1,8 @@
 """vLLM's scheduler and a lost KV cache, with steps that run ahead and without."""
 
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,30 +12,41 @@ from tests.vllm.engines import Nursery
 ALL = list(range(40, 64))
 
 
-@pytest.mark.parametrize("lost_before", [[], [2], [7], [5, 6], [5, 8, 9, 20]])
-@pytest.mark.parametrize("prefixes", [False, True])
-@pytest.mark.parametrize("ahead", [False, True])
+#: Steps before which the cache is lost, and steps that compute on others' memory.
+LOST_BEFORE: tuple[list[int], ...] = ([], [2], [7], [5, 6], [5, 8, 9, 20])
+FENCED_IN: tuple[list[int], ...] = ([1], [2], [7], [5, 6], [5, 9, 20])
+SWITCHES = (False, True)
+
+
+@pytest.fixture(scope="module")
+def said(models: Path, nursery: Nursery) -> dict[str, Any]:
+    """What `scheduling.said` returns for each case, by the case; one process answers all."""
+    steps = [*((lost, []) for lost in LOST_BEFORE), *(([], fenced) for fenced in FENCED_IN)]
+    cases = [[ahead, prefixes, *one] for ahead, prefixes, one in product(SWITCHES, SWITCHES, steps)]
+    found = nursery.call("tests.vllm.scheduling:said_of_each", str(models / "talker"), cases)
+    return dict(zip(map(str, cases), found, strict=True))
+
+
+@pytest.mark.parametrize("lost_before", LOST_BEFORE)
+@pytest.mark.parametrize("prefixes", SWITCHES)
+@pytest.mark.parametrize("ahead", SWITCHES)
 def test_each_token_comes_once_and_none_was_computed_from_nothing(
-    models: Path, nursery: Nursery, *, ahead: bool, prefixes: bool, lost_before: list[int]
+    said: dict[str, Any], *, ahead: bool, prefixes: bool, lost_before: list[int]
 ) -> None:
-    got, losses, void = nursery.call(
-        "tests.vllm.scheduling:said", str(models / "talker"), ahead, prefixes, lost_before
-    )
+    got, losses, void = said[str([ahead, prefixes, lost_before, []])]
     assert got == {"a": ALL, "b": ALL}
     assert losses == len(lost_before)
     assert losses <= void <= losses * (1 + ahead), "each loss costs a step, and what runs ahead"
 
 
-@pytest.mark.parametrize("fenced_in", [[1], [2], [7], [5, 6], [5, 9, 20]])
-@pytest.mark.parametrize("prefixes", [False, True])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("fenced_in", FENCED_IN)
+@pytest.mark.parametrize("prefixes", SWITCHES)
+@pytest.mark.parametrize("ahead", SWITCHES)
 def test_a_step_on_others_memory_is_computed_again_with_those_that_ran_ahead(
-    models: Path, nursery: Nursery, *, ahead: bool, prefixes: bool, fenced_in: list[int]
+    said: dict[str, Any], *, ahead: bool, prefixes: bool, fenced_in: list[int]
 ) -> None:
     """The next step has begun before this is known, and has read its output."""
-    got, _, void = nursery.call(
-        "tests.vllm.scheduling:said", str(models / "talker"), ahead, prefixes, [], fenced_in
-    )
+    got, _, void = said[str([ahead, prefixes, [], fenced_in])]
     assert got == {"a": ALL, "b": ALL}
     assert void >= len(fenced_in)
 

@@ -56,12 +56,9 @@ class ForkedOmni(Forked):
     main = "vllm_omni.entrypoints.cli.main:main"
 
     def run(self, *arguments: str) -> None:
-        from vllm.model_executor.models import registry
-
         from swapd_client.vllm.cpu import keep_weights
 
         keep_weights()  # in diffusion stages, whose workers are vllm-omni's own
-        registry._run_in_subprocess = lambda inspect: inspect()
         super().run(*arguments)
 
 
