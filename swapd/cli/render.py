@@ -140,6 +140,11 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "hurry": lambda w: (
         "learns that an acquire waits" if w.item.waits else "may keep its last leases again"
     ),
+    "rank": lambda w: (
+        "is what an acquire waits for",
+        "is what a prefetch waits for",
+        "waits for all others: nobody needs it",
+    )[w.item.urgency[0]],
     "used": lambda w: _used(w.item.used),
     "leavers": lambda w: ", ".join(_who(w.seen, session) for session in w.item.sessions),
     "known_size": lambda w: size(w.seen.sizes[w.item.name]) if w.item.name in w.seen.sizes else "",
@@ -220,6 +225,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.HostCopiesPinned: _pinned,
     events.RevokeAck: Said("unmapped", "{names}", "in {who}"),
     events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),
+    events.CopyStopped: Said("stopped", "{names}", "its load, which nobody waited for", MOVE, True),
     events.CopiedOut: Said("out", "{names}", "{copied}  written back", MOVE, True),
     events.Lent: Said("lent", "{names}", "the driver has it{after}", GOOD, True),
     events.Reclaimed: Said("back", "{names}", "{where}{after}", MOVE, True),
@@ -246,6 +252,8 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     protocol.Pin: Said("{pin}", "{names}", "by {who}", "cyan", True),
     protocol.EvictNow: Said("ask", "{names}", "to leave, by {who}", "cyan", True),
     actions.MakeHostCopy: Said("make", "{names}", "a host copy of {size}{memory}"),
+    actions.Hasten: Said("rank", "{name}", "its load {rank}"),
+    actions.StopCopy: Said("stop", "{name}", "its load: nobody waits for it"),
     actions.SealHostCopy: Said("seal", "{names}", "the host copy"),
     actions.DropHostCopy: Said("drop", "{names}", "the host copy"),
     actions.CopyIn: Said("load", "{names}", "{ordered}"),

@@ -27,6 +27,7 @@ _STATE_STYLES = {
     "idle": "green",
     "resident": "green",
     "loading": "yellow",
+    "stopping": "magenta",
     "revoking": "magenta",
     "writing back": "magenta",
     "filling": "cyan",

@@ -5,11 +5,15 @@ the same afterwards, unless something happens in between.
 """
 
 from collections.abc import Iterable
+from functools import partial
+from heapq import nsmallest
 from itertools import islice
+from operator import itemgetter
 
 from swapd.core import eviction, explain
+from swapd.core.actions import Urgency
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Component, State, Transfer, Waiter
 from swapd.core.residency import Residency
 from swapd.core.sessions import LIFELINE, REPLIES
 from swapd.shared.protocol import (
@@ -90,9 +94,9 @@ def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
     """The copies under way, and those that wait for them, in their order."""
     found: list[CopyStatus] = []
     busy = set()
-    for move in islice(ledger.moves.values(), WAITS_SHOWN):
-        if move.lane is None:
-            continue
+    moving = [move for move in ledger.moves.values() if move.lane is not None]
+    for move in nsmallest(WAITS_SHOWN, moving, key=partial(_rank_of, ledger)):
+        assert move.lane is not None
         c, coming = move.component, move.lane is ledger.lane_in
         since = now - max(move.began, move.lane.ended_at)
         found.append(
@@ -106,6 +110,11 @@ def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
         )
         busy.add(coming)
     return tuple(found)
+
+
+def _rank_of(ledger: Ledger, move: Transfer) -> Urgency:
+    """Sorts copies: those from the device in their order, then those to it by their rank."""
+    return move.component.urgency if move.lane is ledger.lane_in else (-1, 0, 0)
 
 
 #: No thread or task has this number, so this agent holds nothing.
@@ -211,7 +220,7 @@ def _reply(
         bytes_back=back,
         victims=tuple(victims),
         waits_for=tuple(waits),
-        seconds=_seconds(ledger, loads, asked, back, rate, now),
+        seconds=_seconds(ledger, w, loads, asked, back, rate, now),
         bytes_per_s=rate,
     )
 
@@ -231,6 +240,7 @@ def measured_rate(components: Iterable[Component]) -> float | None:
 
 def _seconds(
     ledger: Ledger,
+    w: Waiter,
     loads: list[Component],
     asked: list[Component],
     back: int,
@@ -242,7 +252,7 @@ def _seconds(
     One copy runs at a time in each direction, so earlier loads end first. Saves and loads run at
     the same time.
     """
-    ahead = _ahead(ledger, loads, asked)
+    ahead = _ahead(ledger, w, loads, asked)
     if not loads and not ahead:
         return 0.0
     times = [s for c in (*loads, *ahead) if (s := _copy_s(c, rate)) is not None]
@@ -255,11 +265,17 @@ def _seconds(
     return max(sum(times) - under_way_s, back / rate if rate else 0.0)
 
 
-def _ahead(ledger: Ledger, loads: list[Component], asked: list[Component]) -> list[Component]:
-    """The components whose loads, ordered already, end before the last copy of the acquire."""
-    coming = [m.component for m in ledger.moves.values() if m.component.state is State.LOADING]
-    last = max((c.generation for c in coming if loads or c in asked), default=0)
-    return [c for c in coming if c.generation <= last and not c.workspace]
+def _ahead(
+    ledger: Ledger, w: Waiter, loads: list[Component], asked: list[Component]
+) -> list[Component]:
+    """The components whose loads, ordered already, end before the last copy of the acquire; in the
+    order of their ranks."""
+    own: Urgency = (0, *w.order)
+    moving = (m.component for m in ledger.moves.values())
+    coming = [c for c in moving if c.state is State.LOADING and not c.workspace]
+    ranks = [(min(c.urgency, own) if c in asked else c.urgency, c) for c in coming]
+    last = own if loads else max((r for r, c in ranks if c in asked), default=(-1, 0, 0))
+    return [c for rank, c in sorted(ranks, key=itemgetter(0)) if rank <= last]
 
 
 def _copy_s(c: Component, rate: float | None) -> float | None:

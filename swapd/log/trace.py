@@ -87,7 +87,7 @@ class TraceBuilder:
                 yield from self._came_in(self._seen.order(e.generation))
             case events.Lent() | events.Reclaimed():
                 yield from self._lent(e, self._seen.order(e.generation))
-            case events.CopiedOut() | events.CopyFailed():
+            case events.CopiedOut() | events.CopyFailed() | events.CopyStopped():
                 yield from self._copied(e.generation)
             case events.DeviceDown():
                 yield self._mark(f"device down: {plain(e.why)}", COMPONENTS, 0, "g")

@@ -13,7 +13,7 @@ ROWS_MAX = 500
 
 #: Codes of states: loading, held, leaving; those that are in and have none are `r`.
 _CODES = {"loading": "l", "lending": "l", "lent": "h", "leased": "h"}
-_CODES |= dict.fromkeys(("revoking", "writing back", "reclaiming"), "v")
+_CODES |= dict.fromkeys(("stopping", "revoking", "writing back", "reclaiming"), "v")
 
 #: Unix time, code (`o`: out), and the share that is on the device.
 Mark = tuple[float, str, float]

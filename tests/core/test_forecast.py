@@ -382,3 +382,18 @@ def test_an_acquire_does_what_was_foretold_in_whatever_state(strict: bool) -> No
     assert foresight.victims > 150
     assert foresight.refused > 50
     assert foresight.waits > 50
+
+
+def test_it_does_not_wait_for_the_copies_of_prefetches() -> None:
+    w = World(40)
+    s = w.open("worker")
+    for name in ("measured", "guess", "demand", "asked"):
+        w.register(s, name, 8)
+    key = w.acquire(s, "measured")
+    w.sleep(1.0)
+    w.settle()
+    w.release(key)
+    w.prefetch(s, "guess")
+    w.acquire(s, "demand", agent=1)
+    assert told(w, s, "asked").seconds == pytest.approx(2.0)
+    assert told(w, s, "guess").seconds == pytest.approx(2.0), "it would be second"

@@ -42,6 +42,7 @@ _STATES = {
     "lent": "bold green",
     "loading": "yellow",
     "lending": "yellow",
+    "stopping": "magenta",
     "revoking": "magenta",
     "writing back": "magenta",
     "reclaiming": "magenta",
