@@ -185,6 +185,23 @@ def test_a_log_that_lost_its_beginning_is_traced_all_the_same() -> None:
     ]
 
 
+def test_a_load_that_was_stopped_ends_in_the_trace_too() -> None:
+    records = _records(
+        actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),
+        actions.Evict("a", 1, "room"),
+        actions.StopCopy("a", 1),
+        events.CopyStopped(0.0, 1),
+        actions.Evicted("a", 1, MIB, 0),
+        events.Tick(9.0),
+    )
+    made = list(trace(records))
+    spans = {e["name"]: (e["ts"], e["dur"]) for e in made if e["ph"] == "X"}
+    assert spans["coming in"] == (0, 1e6)
+    assert spans["leaving"] == (1e6, 3e6)
+    (copied,) = [e["ts"] for e in made if e["ph"] == "e" and e["cat"] == "copy"]
+    assert copied == 3e6
+
+
 def test_only_what_was_not_over_by_then() -> None:
     records = _records(
         actions.CopyIn(1, "a", 1, MIB, ((0, 1),)),

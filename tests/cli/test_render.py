@@ -328,6 +328,7 @@ _EXAMPLES: dict[Any, Any] = {
     bool: True,
     tuple[str, ...]: ("x",),
     actions.Reason: "room",
+    actions.Urgency: (1, 0, 1),
 }
 
 

@@ -546,9 +546,9 @@ class World:
         del self.moves[order.generation]
         placed = self.placed[order.generation]
         left = placed.session in self.gone
-        stopped = order.generation in self.stops and self.arena.step(order.generation)
+        leaves = order.generation in self.stops  # however its load ends
         self.stops.discard(order.generation)
-        if stopped:
+        if leaves and fail is None and self.arena.step(order.generation):
             self.arena.fail(order.generation)
             placed.broken = True
             if left and not placed.mapped:
@@ -563,7 +563,7 @@ class World:
         else:
             self.bytes_in += self.arena.finish(order.generation)
             assert self.arena.holds(placed.uid, placed.runs), f"{order}: not what was saved"
-        if (left or fail is not None) and not placed.mapped:
+        if (left or (fail is not None and not leaves)) and not placed.mapped:
             del self.placed[order.generation]
         if fail is not None:
             self.send(CopyFailed(self.now, order.generation, fail))

@@ -99,7 +99,7 @@ def test_killed_while_its_component_is_copied_in(world: World) -> None:
     daemon.await_gone(victim)
     b = other.register("b", 16 * MIB, seed=2)
     assert other.use("b")[1] == b
-    daemon.await_record("CopiedIn", generation=copy.generation)
+    daemon.await_record("CopyStopped", generation=copy.generation)
     daemon.await_record("DropHostCopy", name="a")
     daemon.await_record("CopyIn", name="b")  # not before: the copy in flight had the chunks
 
