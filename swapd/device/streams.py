@@ -21,9 +21,9 @@ from swapd.shared.units import size
 #: Bytes of one copy call from pinned memory: large enough for the full rate, small enough for
 #: frequent calls of `landed`, and for small copies of others to get in between.
 PIECE_BYTES = 16 << 20
-#: Pieces on the stream at a time: enough for the GPU to go on while this process has to wait for a
-#: processor for some milliseconds.
-DEPTH = 16
+#: Pieces on the stream at a time: enough for the GPU to go on while this process waits for a
+#: processor for a millisecond or two, and few enough for an urgent copy to wait for 64 MiB at most.
+DEPTH = 4
 #: The same through the staging buffer, which has STAGED_DEPTH places of this size.
 STAGED_BYTES = 4 << 20
 STAGED_DEPTH = 4
