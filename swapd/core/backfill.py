@@ -7,12 +7,13 @@ after it may have what is left, for as long as it likes.
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from swapd.core import eviction
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
 
-#: Most waiters behind the head that one decision looks at.
+#: Most waiters behind the head that one decision looks at, and most components of one of them and
+#: of all leases: with more, nobody goes before the head.
 LOOKED_AT = 16
+NAMES_MAX = 64
 
 
 def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
@@ -26,7 +27,7 @@ def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
         return
     for w in islice(ledger.queue.queued, LOOKED_AT + 1):
         asked = ledger.named(w.names)
-        if w is head or w.owner in ledger.holders.by_agent:
+        if w is head or w.owner in ledger.holders.by_agent or len(w.names) > NAMES_MAX:
             continue
         out = all(c.state is State.ABSENT and not _is_bound(c) for c in asked)
         if out and sum([c.chunks for c in asked]) <= left:
@@ -49,22 +50,19 @@ def _left_beside(ledger: Ledger, head: Waiter) -> int:
     It could be granted as soon as the leases that are left have at most `most` chunks. So the
     largest sum of some leases that is no greater than that is the tightest state.
     """
-    asked = ledger.named(head.names)
-    if any(map(_is_bound, asked)):
+    pool, all_leased = ledger.pool, ledger.holders.leased
+    asked = ledger.named(head.names) if len(head.names) <= NAMES_MAX else []
+    if not asked or len(all_leased) > NAMES_MAX or any(map(_is_bound, asked)):
         return 0
-    most = ledger.pool.total - ledger.fixed_chunks(asked) - sum([c.chunks for c in asked])
+    most = pool.total - ledger.fixed_chunks(asked) - sum([c.chunks for c in asked])
     if most < 0:
         return 0
-    leased = [c for c in ledger.holders.leased.values() if not c.fixed]
-    pool, now = ledger.pool, ledger.now
-    staying = sum(
-        [c.chunks for c in ledger.idle if eviction.stays_until(ledger, c, head.priority) > now]
-    )
+    leased = [c for c in all_leased.values() if not c.fixed]
     # what is leaving, lent, or promised may be there at any grant, or any part of it
     coming_and_going = pool.total - pool.free - ledger.idle.chunks - ledger.fixed
     coming_and_going -= sum([c.chunks for c in leased])
     sums = _sums(c.chunks for c in leased if c.name not in head.names)
-    sums = _with_any_part_of(sums, coming_and_going + staying)
+    sums = _with_any_part_of(sums, coming_and_going)
     reached = sums & ((1 << (most + 1)) - 1)
     return most - (reached.bit_length() - 1)
 

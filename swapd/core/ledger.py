@@ -119,6 +119,8 @@ class Ledger:
         #: Candidates for eviction: resident, not leased, not promised, not `permanent`.
         self.idle = IdleOrder()
         self.holders = Holders(self.idle)
+        #: No idle component is within its minimum residency after this time.
+        self.busy_until = 0.0
         self.notices = Notices()
         #: Missing acknowledgements by generation, in order of time, each with the time of the
         #: request.

@@ -76,13 +76,21 @@ class Planner:
                 continue
             overtakers = deadlock.overtakers(ledger, head)
             first = next((w for w in overtakers if self.make_room(w, wanted)), None)
-            if first is None:
+            if first is None and not self._is_somebody_back_soon():
                 beside = backfill.candidates(ledger, head)
                 first = next((w for w in beside if self._make_room_beside(head, w)), None)
             if first is not None:
                 admission.admit(ledger, first)
                 ledger.replan = True
             break
+
+    def _is_somebody_back_soon(self) -> bool:
+        """Whether an idle component may be within its minimum residency: then it may be in the way
+        of the head for a while, as a leased one is."""
+        until = self._ledger.busy_until
+        if until > self._ledger.now:
+            self._look_again(until)
+        return until > self._ledger.now
 
     def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
         """The same as `make_room` for one that goes before `head`: no holder gives way to it."""
