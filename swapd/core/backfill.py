@@ -26,10 +26,10 @@ def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
     if left <= 0:
         return
     for w in islice(ledger.queue.queued, LOOKED_AT + 1):
-        asked = ledger.named(w.names)
-        if w is head or w.owner in ledger.holders.by_agent or len(w.names) > NAMES_MAX:
+        asked = _few(ledger, w)
+        if w is head or not asked or w.owner in ledger.holders.by_agent:
             continue
-        out = all(c.state is State.ABSENT and not _is_bound(c) for c in asked)
+        out = all(c.state is State.ABSENT for c in asked)
         if out and sum([c.chunks for c in asked]) <= left:
             yield w
 
@@ -39,9 +39,12 @@ def may_go(head: Waiter, c: Component) -> bool:
     return c.name not in head.names
 
 
-def _is_bound(c: Component) -> bool:
-    """Whether more than memory decides when it can come in."""
-    return c.group is not None or c.superseded or c.unregistering
+def _few(ledger: Ledger, w: Waiter) -> list[Component]:
+    """The components that `w` asked for; none, if they are many, or more than memory decides when
+    one of them can come in."""
+    asked = ledger.named(w.names) if len(w.names) <= NAMES_MAX else []
+    bound = any(c.group is not None or c.superseded or c.unregistering for c in asked)
+    return [] if bound else asked
 
 
 def _left_beside(ledger: Ledger, head: Waiter) -> int:
@@ -51,8 +54,8 @@ def _left_beside(ledger: Ledger, head: Waiter) -> int:
     largest sum of some leases that is no greater than that is the tightest state.
     """
     pool, all_leased = ledger.pool, ledger.holders.leased
-    asked = ledger.named(head.names) if len(head.names) <= NAMES_MAX else []
-    if not asked or len(all_leased) > NAMES_MAX or any(map(_is_bound, asked)):
+    asked = _few(ledger, head)
+    if not asked or len(all_leased) > NAMES_MAX:
         return 0
     most = pool.total - ledger.fixed_chunks(asked) - sum([c.chunks for c in asked])
     if most < 0:
