@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -193,16 +194,19 @@ class Mover:
         """Note the end of a copy, and only then tell workers of it."""
         self._ended.append((order, error, took_s))
         tell()
-        self._inbox.loop.call_soon_threadsafe(self.settle)
+        self._in_loop(self.settle)
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # told twice to stop, the daemon has closed its loop
+            self._inbox.loop.call_soon_threadsafe(call)
 
     async def finish(self) -> None:
         """Wait for the load in flight, and for all write-backs: only those have their bytes. Loads
         that have not begun are dropped. No more events are posted."""
         self._closed = True
-        loop = self._inbox.loop
         ended = asyncio.Semaphore(0)
         for copier in (self._in, self._out):
-            copier.steps.put(partial(loop.call_soon_threadsafe, ended.release))
+            copier.steps.put(partial(self._in_loop, ended.release))
         for _ in (self._in, self._out):
             await ended.acquire()
 
