@@ -34,7 +34,7 @@ def pin(
     """
     with ask(endpoint, "pin", timeout, device) as client:
         client.pin(name, timeout=timeout)
-        client.prefetch(name)
+        client.prefetch(name, timeout=None)
         pinned = [c for c in _members(client.status(timeout=timeout), name) if c.pinned]
     stays = [c for c in pinned if c.policy == "permanent"]
     coming = [c for c in stays if c.state in _OUT]

@@ -1,5 +1,7 @@
 """`swapd pin`, `unpin` and `evict`, on a daemon that swaps."""
 
+import json
+
 import swapd_client
 
 from .conftest import MIB, Running, on_terminal, swapd
@@ -29,6 +31,16 @@ def test_what_is_pinned_comes_in_when_there_is_room(daemon: Running) -> None:
     assert swapd("pin", "talker", "-e", daemon.folder).stdout.startswith("talker: 6 MiB stays")
     with client.acquire("talker"):
         assert loads(client, "talker") == 1
+
+
+def test_what_is_pinned_waits_for_room_without_end(daemon: Running) -> None:
+    """A prefetch of a client is dropped after a while."""
+    client = daemon.client("worker", talker=6)
+    swapd("pin", "talker", "-e", daemon.folder)
+    client.prefetch("talker")
+    log = swapd("log", "-e", daemon.folder, "--json").stdout.splitlines()
+    asked = [json.loads(line) for line in log if '"kind":"prefetch"' in line]
+    assert ["timeout_s" in record for record in asked] == [False, True]
 
 
 def test_an_idle_component_leaves_when_it_is_told_to(daemon: Running) -> None:

@@ -174,7 +174,7 @@ class Top(App[None]):
     def action_pin(self) -> None:
         def pin(client: Client, name: str) -> None:
             client.pin(name, timeout=self._timeout)
-            client.prefetch(name)
+            client.prefetch(name, timeout=None)
 
         self._ask("is pinned: it stays", pin)
 
