@@ -130,23 +130,23 @@ def _expect(
     ledger: Ledger, c: Component, over: tuple[str, ...] | None, until: float | None
 ) -> None:
     ledger.prefetches[c.name] = over
-    c.expected = not c.leases
-    ledger.expiries.drop(c.name)
+    _set_expected(ledger, c, not c.leases)
     if c.expected and until is not None:
         ledger.expiries.set(c.name, until)
+
+
+def _set_expected(ledger: Ledger, c: Component, expected: bool) -> None:
+    c.expected = expected
+    ledger.expiries.drop(c.name)
     if c.state is State.LOADING:
-        transfers.settle(ledger, c)
+        transfers.settle(ledger, c)  # its load has another rank now
 
 
 def expire_prefetches(ledger: Ledger) -> None:
     """Those whose time is over are not loaded any more, and their loads are nobody's."""
     for name in ledger.expiries.over(ledger.now):
-        c = ledger.components[name]
         ledger.prefetches.pop(name, None)
-        ledger.expiries.drop(name)
-        c.expected = False
-        if c.state is State.LOADING:
-            transfers.settle(ledger, c)
+        _set_expected(ledger, ledger.components[name], False)
         ledger.replan = True
 
 

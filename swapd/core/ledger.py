@@ -116,7 +116,8 @@ class Ledger:
         self.leases: dict[Key, Lease] = {}
         self.queue = WaitQueue(rules.patience_s)
         self.arrivals = 0
-        #: Candidates for eviction: resident, not leased, not promised, not `permanent`.
+        #: Candidates for eviction: not leased, not promised, not `permanent`, and resident, or
+        #: loading with nobody that waits for the load (`Component.stoppable`).
         self.idle = IdleOrder()
         self.holders = Holders(self.idle)
         #: No idle component is within its minimum residency after this time.

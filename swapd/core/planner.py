@@ -98,9 +98,7 @@ class Planner:
         def may_evict(c: Component) -> bool:
             return backfill.may_go(head, c) and self._may_evict(c, w.priority)
 
-        asked = self._ledger.named(w.names)
-        found = eviction.room(self._ledger, w, asked, may_evict)
-        return not isinstance(found, Blocked) and self._evict(found, w.key)
+        return self._take_room(w, self._ledger.named(w.names), may_evict)
 
     def make_room(self, w: Waiter, wanted: set[str]) -> bool:
         """Evict the victims for `w`; return whether its chunks may be taken now.
@@ -122,8 +120,18 @@ class Planner:
         def may_evict(other: Component) -> bool:
             return eviction.may_go_for(c, other, over) and self._may_evict(other, other.priority)
 
-        found = eviction.room(self._ledger, None, [c], may_evict, over)
-        return not isinstance(found, Blocked) and self._evict(found, None)
+        return self._take_room(None, [c], may_evict, over)
+
+    def _take_room(
+        self,
+        w: Waiter | None,
+        asked: list[Component],
+        may_evict: eviction.MayEvict,
+        over: tuple[str, ...] | None = None,
+    ) -> bool:
+        """Evict the victims, if that makes room; no holder gives way for it."""
+        found = eviction.room(self._ledger, w, asked, may_evict, over)
+        return not isinstance(found, Blocked) and self._evict(found, w.key if w else None)
 
     def _evict(self, found: Room, key: Key | None) -> bool:
         for c in found.rivals:
