@@ -11,6 +11,15 @@ from tests.core.rules.common import blocked
 from tests.core.world import Make, World
 
 
+def rivals(make: Make, **rules: float) -> tuple[World, int, int]:
+    """Two sessions with a component each, `a` and `b`, and room for one of them."""
+    w = make(10, **rules)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 8)
+    w.register(t, "b", 8)
+    return w, s, t
+
+
 def decode_loops(make: Make, steps: int, **rules: float) -> int:
     """Two agents that acquire and release each step, with room for one: count evictions."""
     w = make(10, **rules)
@@ -49,10 +58,7 @@ def test_two_busy_agents_do_not_swap_at_every_step(make: Make) -> None:
 
 def pipeline(make: Make, **rules: float) -> float:
     """a, b, a, b, ... in sequence, with room for one: return the total time."""
-    w = make(10, **rules)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make, **rules)
     for session, name in [(s, "a"), (t, "b")] * 20:
         key = w.acquire(session, name)
         while not w.granted(key):
@@ -80,10 +86,7 @@ def busy(w: World, session: int, name: str) -> None:
 
 
 def test_a_busy_component_stays_until_its_owner_fails_to_come_back(make: Make) -> None:
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     busy(w, s, "a")
     w.acquire(t, "b")
     assert w.evictions() == []
@@ -95,10 +98,7 @@ def test_a_busy_component_stays_until_its_owner_fails_to_come_back(make: Make) -
 
 
 def test_a_busy_component_stays_no_longer_than_the_bound(make: Make) -> None:
-    w = make(10, residency_bound_s=0.2)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make, residency_bound_s=0.2)
     busy(w, s, "a")
     w.acquire(t, "b")
     w.sleep(0.19)
@@ -108,10 +108,7 @@ def test_a_busy_component_stays_no_longer_than_the_bound(make: Make) -> None:
 
 
 def test_a_holder_is_told_it_is_wanted_once_its_quantum_is_over(make: Make) -> None:
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     key = w.acquire(s, "a")
     w.sleep(0.1)
     w.move("a")
@@ -128,10 +125,7 @@ def test_a_holder_is_told_it_is_wanted_once_its_quantum_is_over(make: Make) -> N
 
 def test_a_waiter_that_came_before_the_copy_ended_is_heard_too(make: Make) -> None:
     """It could hurry nobody then: there was no lease yet."""
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     w.acquire(s, "a")
     w.acquire(t, "b")
     w.sleep(0.1)
@@ -150,10 +144,7 @@ def test_wanted_is_unsaid_when_the_waiter_goes(make: Make) -> None:
 
 def test_who_holds_is_told_at_once_that_somebody_waits(make: Make) -> None:
     """The quantum does not matter: the holder may keep a component that it does not use."""
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     key = w.acquire(s, "a")
     w.sleep(0.1)
     w.move("a")
@@ -254,10 +245,7 @@ def test_a_wanted_component_takes_no_new_holders_but_its_holder(make: Make) -> N
 
 
 def test_leases_of_one_session_that_overlap_do_not_keep_others_out(make: Make) -> None:
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     held = w.use(s, "a")
     waiter = w.acquire(t, "b")
     for agent in range(1, 20):  # each takes it before the previous one has released it
@@ -280,10 +268,7 @@ def test_an_agent_that_another_of_its_session_waits_for_is_held_off_for_a_while_
     make: Make,
 ) -> None:
     """A holder may have started the others and wait for them, unseen by the core."""
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     w.use(s, "a")
     w.acquire(t, "b")
     waited = []
@@ -354,10 +339,7 @@ def test_two_that_take_turns_do_not_starve_one_that_needs_both(make: Make) -> No
 
 
 def test_a_higher_priority_ends_the_minimum_residency_at_the_next_release(make: Make) -> None:
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     busy(w, s, "a")
     held = w.use(s, "a")
     equal = w.acquire(t, "b")
@@ -370,10 +352,7 @@ def test_a_higher_priority_ends_the_minimum_residency_at_the_next_release(make: 
 
 
 def test_a_component_that_a_higher_priority_holds_stays_for_its_quantum(make: Make) -> None:
-    w = make(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 8)
-    w.register(t, "b", 8)
+    w, s, t = rivals(make)
     busy(w, s, "a")
     held = w.acquire(s, "a", priority=2)
     w.acquire(t, "b", priority=1)
