@@ -56,8 +56,8 @@ class Leasing:
         self.told = session.told
         self.cache = Cache(session.ring)
         self._numbers = itertools.count()
-        #: Leases that the lifeline's thread gave back a moment ago, and when.
-        self._recent: deque[tuple[float, int]] = deque()
+        #: Releases that the lifeline's thread sent a moment ago, and when.
+        self._recent: deque[tuple[float, protocol.Release]] = deque()
         self.factory = factory
         self._own = _Own()
         session.sweeps(self.sweep)
@@ -354,21 +354,29 @@ class Leasing:
                 self.cache.each(give_back, lambda key, _: key in due)
 
     def _tell_by_lifeline(self, record: Record) -> bool:
-        now = time.monotonic()
-        self._recent.append((now, record.id))
+        now, release = time.monotonic(), self.session.leases.release_of(record)
+        self._recent.append((now, release))
         while self._recent and now - self._recent[0][0] > UNTOLD_S:
             self._recent.popleft()
-        if not self.session.give_back((self.session.leases.release_of(record),)):
+        if not self.session.give_back((release,)):
             return False
         record.told = True
         return True
 
     def flush_kept(self) -> None:
-        """End the leases that all threads keep, before this thread's next request."""
+        """End the leases that all threads keep, before this thread's next request.
+
+        The message of a release that another thread sent may come after that request, so it is sent
+        again: the daemon ends a lease once.
+        """
         self.session.check()  # first: after a fork the cache's lock may be held for good
         self.cache.each(self.end)
-        for _, lease in list(self._recent):  # its message may come after that request
-            self.channel().send(protocol.Release(lease, lease))
+        channel = self.channel()
+        for _, release in self._recent.copy():
+            channel.send(release)
+        for request in channel.unheard_elsewhere():
+            if isinstance(request, protocol.Release):
+                channel.send(request)
 
     def keep_no_more(self) -> None:
         """Before closing: end the leases that threads keep, and keep none from now on."""

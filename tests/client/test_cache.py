@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from random import Random
 from typing import Any
@@ -210,6 +211,32 @@ def test_a_kept_lease_is_no_use_for_the_requests_of_any_thread(
         client.acquire_start().release()
     else:
         getattr(client, ask)("a")
+
+
+def test_an_unregister_overtakes_no_release_that_another_thread_sent(client: Client) -> None:
+    """ZeroMQ keeps the order of one socket's messages, but not of two sockets'."""
+    late: list[bytes] = []
+
+    class Late:
+        """A socket whose messages are still on their way."""
+
+        def __init__(self, socket: Any) -> None:
+            self.socket = socket
+
+        def send(self, data: bytes, flags: int) -> None:
+            late.append(data)
+
+    with ThreadPoolExecutor(1) as pool:
+        lease = pool.submit(client.acquire, "a").result()
+        line = pool.submit(client.leasing.channel).result()._line
+        line.socket = Late(socket := line.socket)
+        pool.submit(lease.release).result()
+        line.socket = socket
+        assert len(late) == 1
+        client.unregister("a")
+        pool.submit(socket.send, late[0]).result()
+        with pool.submit(client.acquire, "b").result():
+            assert leased(client) == {"b"}
 
 
 def test_a_gap_that_no_message_may_have_is_left_out(

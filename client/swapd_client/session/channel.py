@@ -63,10 +63,12 @@ class Line:
     Use or closing of a ZeroMQ socket by two threads at once ends the process.
     """
 
-    __slots__ = ("_closing", "_lock", "_users", "socket")
+    __slots__ = ("_closing", "_lock", "_users", "socket", "unheard")
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
+        #: Sent since the daemon is known to have received all.
+        self.unheard: list[AnyRequest] = []
         self._lock = threading.RLock()
         #: More than one if a signal handler interrupts a call.
         self._users = 0
@@ -125,6 +127,12 @@ class ChannelFactory:
             self._lines.append(line)
             return line
 
+    def unheard(self, beside: Line) -> list[AnyRequest]:
+        """What went without a reply on other lines, and the daemon may not have received yet."""
+        with self._lock:
+            others = [line for line in self._lines if line is not beside]
+        return [request for line in others for request in line.unheard]
+
     def left(self, line: Line) -> None:
         """Its thread has ended. The line stays open until all its messages are sent."""
         self._left.append(line)
@@ -177,8 +185,6 @@ class Channel:
         self._line.run(self._register)
         #: Requests not collected yet, with the reply once it has come.
         self._asked: dict[int, AnyReply | None] = {}
-        #: Messages sent since the daemon is known to have received all.
-        self._unheard = 0
 
     def _register(self, socket: "zmq.Socket[bytes]") -> None:
         self._session.check()
@@ -199,9 +205,9 @@ class Channel:
         data = encoded(request)
 
         def send(socket: "zmq.Socket[bytes]") -> None:
+            self._line.unheard.append(request)  # first: an interrupt may come in between
             socket.send(data, zmq.NOBLOCK)
-            self._unheard += 1
-            if self._unheard >= UNHEARD_MAX:
+            if len(self._line.unheard) >= UNHEARD_MAX:
                 self._be_heard(socket)
 
         try:
@@ -211,7 +217,7 @@ class Channel:
 
     def _be_heard(self, socket: "zmq.Socket[bytes]") -> None:
         """Wait for a reply to a harmless request, which comes after the replies to all others."""
-        self._unheard = 0
+        self._line.unheard.clear()
         number = self._session.next_id()
         harmless = Release(number, number, ack=True)
         socket.send(encode(harmless), zmq.NOBLOCK)
@@ -231,7 +237,7 @@ class Channel:
         error that ended the session; AcquireTimeout after `timeout_s` and the grace; BadRequest if
         it is too long.
         """
-        data = encoded(request)
+        data, sent = encoded(request), len(self._line.unheard)
 
         def call(socket: "zmq.Socket[bytes]") -> AnyReply:
             socket.send(data, zmq.NOBLOCK)
@@ -242,7 +248,7 @@ class Channel:
 
         try:
             reply = self._line.run(call)
-            self._unheard = 0
+            del self._line.unheard[:sent]  # a signal handler may have sent more
             return reply
         except zmq.ZMQError as exc:
             self._session.check()
@@ -250,6 +256,10 @@ class Channel:
         except BaseException:
             self.send(Cancel(self._session.next_id(), request.id))
             raise
+
+    def unheard_elsewhere(self) -> list[AnyRequest]:
+        """What other threads sent without a reply, and a request of this one may overtake."""
+        return self._factory.unheard(self._line)
 
     def ask(self, request: AnyRequest) -> None:
         """Send, and keep the reply for `collect`. Blocks and raises as `send`."""
