@@ -27,6 +27,8 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "residency_factor": ("0", 0.0),
     "residency_bound": ("1.25", 1.25),
     "patience": ("90", 90.0),
+    "overtake": ("3", 3),
+    "turn": ("1m", 60.0),
     "stop_timeout": ("0", 0.0),
     "linger": ("0.5", 0.5),
     "swap_log": ("/var/log/swap-log.jsonl", "/var/log/swap-log.jsonl"),

@@ -154,10 +154,13 @@ class AsyncClient:
         priority: int = 0,
         await_registration: bool = False,
         early: bool = False,
+        overtake: int | None = None,
     ) -> "Acquiring":
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
         session = self.session
-        asked = of_components(session, names, timeout, priority, await_registration, early)
+        asked = of_components(
+            session, names, timeout, priority, await_registration, early, overtake
+        )
         return Acquiring(partial(self.leasing.acquire, asked))
 
     def acquire_workspace(

@@ -50,6 +50,7 @@ def of_components(
     priority: int = 0,
     await_registration: bool = False,
     early: bool = False,
+    overtake: int | None = None,
 ) -> Asked:
     """An acquire of components."""
     # on a GPU the daemon does not wait for the copies: `bring_in` does
@@ -66,6 +67,7 @@ def of_components(
             at_once,
             holds=holds,
             spare=spare,
+            overtake=overtake,
         )
 
     return Asked(request, names, timeout_s, early)

@@ -366,13 +366,16 @@ class Client:
         priority: int = 0,
         await_registration: bool = False,
         early: bool = False,
+        overtake: int | None = None,
     ) -> Lease:
         """Wait until all of `names` are on the device, and hold them there.
 
         All or none. `timeout` in seconds; a higher `priority` goes first; `await_registration` also
-        waits for names that are not registered yet. With `early` it returns as soon as all copies
-        are queued: access this process's components only after `lease.wait(segment)`. May be
-        nested, and called from any thread.
+        waits for names that are not registered yet. `overtake`: how many acquires that come later
+        may have what must go for this one; None: as the daemon's `--overtake` says.
+
+        With `early` it returns as soon as all copies are queued: access this process's components
+        only after `lease.wait(segment)`. May be nested, and called from any thread.
 
         Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
         DeviceFailed, SessionEnded; then nothing is held.
@@ -384,7 +387,9 @@ class Client:
         try:
             if hold_kept(lease):
                 return lease
-            asked = of_components(session, names, timeout, priority, await_registration, early)
+            asked = of_components(
+                session, names, timeout, priority, await_registration, early, overtake
+            )
             return leasing.acquire(asked, lease)
         except BaseException:
             leasing.give_up(lease)

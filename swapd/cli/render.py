@@ -184,7 +184,8 @@ def _unread(e: events.Unread, w: _Words) -> Said:
 def _rules(e: events.RulesChanged, w: _Words) -> Said:
     rules = (
         f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
-        f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s"
+        f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s, "
+        f"overtake {e.overtake}, turn {e.turn_s:g} s"
     )
     return Said("rules", "", f"changed: {rules}", "bold", True)
 
@@ -192,7 +193,8 @@ def _rules(e: events.RulesChanged, w: _Words) -> Said:
 def _grant(a: actions.Grant, w: _Words) -> Said:
     if not a.waited_s:
         return Said("hit", "{names}", "to {who}")
-    detail = f"to {{who}} after {seconds(a.waited_s)}{{brought}}"
+    passed = f", overtaken by {a.overtaken}" if a.overtaken else ""
+    detail = f"to {{who}} after {seconds(a.waited_s)}{passed}{{brought}}"
     return Said("granted", "{names}", detail, GOOD, True)
 
 

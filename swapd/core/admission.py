@@ -46,6 +46,7 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     _note_use(ledger, session, asked)
     w = _waiter(ledger, session, asked, asked.names)
     w.await_registration, w.early = asked.await_registration, asked.early
+    w.overtake = asked.overtake
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
     if missing:
         missing.sort(key=lambda n: not is_workspace(n))
@@ -191,6 +192,9 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     ledger.queue.push(w)
     for c in asked:
         c.waiting[w.key] = None
+        if c.name in ledger.in_the_way:
+            ledger.held_back[c.name] = None
+            ledger.replan = True  # it may have it after a while
     freed = _spend(ledger, w)
     if w.spent and eviction.fits_in(ledger, asked, freed):
         return admit(ledger, w)  # nobody else gets their room in between
@@ -224,13 +228,24 @@ def _note_gaps(ledger: Ledger, asked: list[Component]) -> None:
             ledger.replan |= ledger.somebody_waits  # it may lose its protection
 
 
-def share(ledger: Ledger, c: Component) -> None:
-    """`c` came in, or is no longer wanted: admit waiters for it that need no memory."""
+def share(ledger: Ledger, c: Component, most: int | None = None) -> None:
+    """Admit waiters for `c` that need no memory, if it is in or coming: at most so many."""
+    ledger.held_back.pop(c.name, None)
+    stuck = -NUMBER_MAX - 1
     for key in list(c.waiting):
         w = ledger.queue.get(key)
-        if w is not None and eviction.may_share(ledger, w, ledger.named(w.names)):
+        if w is None or most == 0:
+            continue
+        if w.priority <= stuck and not eviction.goes_on(ledger, c, w):
+            continue  # who came earlier may not overtake either
+        if eviction.may_share(ledger, w, ledger.named(w.names)):
             admit(ledger, w)
             ledger.replan = True
+            most = most and most - 1
+        elif not eviction.may_join(ledger, c, w):
+            stuck = w.priority
+    if c.waiting and c.name in ledger.in_the_way:
+        ledger.held_back[c.name] = None
 
 
 def admit(ledger: Ledger, w: Waiter) -> None:
@@ -239,7 +254,9 @@ def admit(ledger: Ledger, w: Waiter) -> None:
     An early acquire does not wait for loads of components that its session owns: its worker
     watches them arrive.
     """
+    w.overtaken = ledger.queue.overtaken.times(w)
     _leave_queue(ledger, w)
+    ledger.queue.admitted(w)
     if ledger.now >= w.arrived + ledger.queue.patience_s:
         w.order = (-NUMBER_MAX, w.seq)  # its copies go first as well
     w.admitted = True
@@ -248,6 +265,9 @@ def admit(ledger: Ledger, w: Waiter) -> None:
         ledger.idle.drop(c)
         if c.state is State.ABSENT:
             transfers.load(ledger, c)
+            if c.waiting:  # they may share the load
+                ledger.held_back[c.name] = None
+                ledger.replan = True
         elif c.state is State.LOADING and not c.workspace:
             transfers.hasten(ledger, c, min(c.urgency, (0, *w.order)))
         if c.state is State.LOADING:
@@ -277,7 +297,7 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
     names = () if w.asked == w.names else w.names
     waited_s = ledger.now - w.arrived
     observe(ledger.counts.wait_s, waited_s)
-    ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names, w.spent))
+    ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names, w.spent, w.overtaken))
 
 
 def tell_waiting(ledger: Ledger, w: Waiter, why: str = "") -> None:

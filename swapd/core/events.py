@@ -183,6 +183,8 @@ class RulesChanged(Event, frozen=True, tag="rules_changed"):
     residency_factor: float
     residency_bound_s: float
     patience_s: float
+    overtake: int = 16
+    turn_s: float = 600.0
 
 
 class Stopping(Event, frozen=True, tag="stopping"):

@@ -70,13 +70,11 @@ def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | Shar
 
 
 def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
-    """Whether `w` needs no memory, and delays no request with a promise.
+    """Whether `w` needs no memory, and may go before those that came earlier.
 
-    A component that is wanted takes no new holders: overlapping leases would keep it for ever. An
-    agent that holds it already may take it again, since it could not release otherwise. Another
-    agent of the same session waits, but not for ever: a holder may wait for it, which the daemon
-    cannot see, or it may be one of many with overlapping leases. An updated component takes no new
-    holders either: a request that comes now must see the new bytes. A late request joins no load.
+    A component that must go for somebody that waits takes some new holders, but not for ever: see
+    `may_join`. An updated component takes none: a request that comes now must see the new bytes. A
+    late request joins no load.
     """
     enough = (State.RESIDENT,) if is_late(ledger, w) else (State.RESIDENT, State.LOADING)
     for c in asked:
@@ -84,16 +82,31 @@ def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
             return False
         if c.superseded and must_leave_first(c, w):
             return False
-        if c.name in ledger.notices.wanted and not _may_take_again(ledger, c, w):
-            return False
-    return True
+    return all(may_join(ledger, c, w) for c in asked)
 
 
-def _may_take_again(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    """Whether `w` may have `c`, which is wanted, because its holders may need that to go on."""
-    if w.owner in c.agents:
+def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
+    """Whether `w` may become a holder of `c`, which is in or coming, though somebody else may wait
+    for its memory.
+
+    A bounded number of waiters may, for a bounded time.
+    """
+    if c.name not in ledger.in_the_way or goes_on(ledger, c, w):
         return True
-    return w.session in c.holders and c.closed_until <= ledger.now
+    in_turn = c.state is State.LOADING or ledger.now < c.resident_since + ledger.rules.turn_s
+    return in_turn and ledger.queue.may_overtake(w, ledger.now, ledger.rules.overtake)
+
+
+def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
+    """Whether the holders of `c` may need `w` to have it, or it is their turn.
+
+    An agent that holds it could not release otherwise. Another one of its session waits, but not
+    for ever: a holder may wait for it, which the daemon cannot see, or it may be one of many with
+    overlapping leases. And the last one that had it goes on within the minimum residency.
+    """
+    if w.owner in c.agents or (w.session in c.holders and c.closed_until <= ledger.now):
+        return True
+    return hash(w.owner) == c.last_agent and c.name not in ledger.notices.wanted
 
 
 def is_late(ledger: Ledger, w: Waiter) -> bool:
@@ -226,14 +239,15 @@ def _in_the_way(
     ledger: Ledger, w: Waiter, asked: list[Component], short: int, rivals: list[Component]
 ) -> list[Component]:
     """Components that must go to let `w` have `asked`, and cannot now: idle ones, leased ones,
-    rivals.
+    those that come in for others, rivals.
 
     An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
     two holders that take turns could keep out a waiter that needs both for ever.
     """
-    leased = ledger.holders.to_give_way()
-    own = w.owner
-    others = chain(ledger.idle, (c for c in leased if c.agents.keys() != {own}))
+    leased = (c for c in ledger.holders.to_give_way() if c.agents.keys() != {w.owner})
+    coming = (m.component for m in ledger.moves.values() if m.component.state is State.LOADING)
+    promised = (c for c in coming if c.promised and not c.leases and ledger.is_current(c))
+    others = chain(ledger.idle, leased, promised)
     spare = {c.name for c in (*asked, *rivals)}
     chosen, short = _oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
     going = _needed(chosen, short)
@@ -312,7 +326,9 @@ def quantum_s(ledger: Ledger, c: Component, priority: int) -> float:
     the last lease."""
     if priority > c.priority:
         return 0.0
-    return min(ledger.rules.residency_factor * (c.swap_in_s or 0.0), ledger.rules.residency_bound_s)
+    rules = ledger.rules
+    least_s = rules.residency_factor * (c.swap_in_s or 0.0)
+    return min(least_s, rules.residency_bound_s, rules.turn_s)
 
 
 def is_busy(c: Component) -> bool:

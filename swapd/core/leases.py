@@ -22,7 +22,8 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
         ledger.holders.take_up(c, w.key, w.owner)
         if name in ledger.notices.wanted:
             ledger.notices.joined[name] = None
-        c.used, c.expected, c.priority = True, False, w.priority
+        c.used, c.expected = True, False
+        c.priority, c.last_agent = w.priority, hash(w.owner)
         ledger.expiries.drop(name)
         if c.session == w.session and not c.workspace:
             c.mapped = True

@@ -122,6 +122,11 @@ class Ledger:
         self.holders = Holders(self.idle)
         #: No idle component is within its minimum residency after this time.
         self.busy_until = 0.0
+        #: What must go for those that wait, and components that were updated: these take new
+        #: holders by `eviction.may_join`. And those in or coming that queued waiters may perhaps
+        #: share after the next decision.
+        self.in_the_way: set[str] = set()
+        self.held_back: dict[str, None] = {}
         self.notices = Notices()
         #: Missing acknowledgements by generation, in order of time, each with the time of the
         #: request.

@@ -1,8 +1,8 @@
 """Whose turn it is, which components go for it, which holders give way, what is loaded ahead.
 
-`plan` makes all these decisions, after any event that could change one. `make_room` carries out the
-evictions that `eviction.room` finds. A victim is no longer RESIDENT when its eviction is ordered,
-so no decision counts it twice.
+`plan` makes all these decisions, after any event that could change one. `_make_room` carries out
+the evictions that `eviction.room` finds. A victim is no longer RESIDENT when its eviction is
+ordered, so no decision counts it twice.
 """
 
 from swapd.core import admission, backfill, deadlock, eviction, transfers
@@ -10,8 +10,8 @@ from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State, Waiter
 
-#: While a component is wanted, other agents of the sessions that hold it get no new leases of it
-#: for this long at first, and twice as long each next time: see `eviction.may_share`.
+#: While a component is in the way, another agent of the sessions that hold it gets a lease of it
+#: after this time at first, and after twice as long each next time: see `eviction.goes_on`.
 CLOSED_S = 0.25
 
 
@@ -52,7 +52,8 @@ class Planner:
         self._plan_again_at = None
         self._held_up = False
         wanted = {n for n, c in ledger.superseded.items() if self._may_be_asked_for(c)}
-        self._admit_all(wanted)  # 1, 2
+        in_the_way = self._admit_all(wanted)  # 1, 2
+        self._close_all(in_the_way | wanted)
         if ledger.room_shrank:
             ledger.room_shrank = False
             admission.refuse_what_no_longer_fits(ledger)
@@ -68,14 +69,17 @@ class Planner:
         elif ledger.notices.hurried:
             ledger.take_time()
 
-    def _admit_all(self, wanted: set[str]) -> None:
+    def _admit_all(self, wanted: set[str]) -> set[str]:
+        """Return what is in the way of the head that has to wait; adds to `wanted` what its holders
+        should give back."""
         ledger = self._ledger
+        in_the_way: set[str] = set()
         while (head := ledger.queue.head(ledger.now)) is not None:
-            if self.make_room(head, wanted):
+            if self._make_room(head, wanted, in_the_way):
                 admission.admit(ledger, head)
                 continue
             overtakers = deadlock.overtakers(ledger, head)
-            first = next((w for w in overtakers if self.make_room(w, wanted)), None)
+            first = next((w for w in overtakers if self._make_room(w, wanted, in_the_way)), None)
             if first is None and not self._is_somebody_back_soon():
                 beside = backfill.candidates(ledger, head)
                 first = next((w for w in beside if self._make_room_beside(head, w)), None)
@@ -83,6 +87,7 @@ class Planner:
                 admission.admit(ledger, first)
                 ledger.replan = True
             break
+        return in_the_way
 
     def _is_somebody_back_soon(self) -> bool:
         """Whether an idle component may be within its minimum residency: then it may be in the way
@@ -93,22 +98,23 @@ class Planner:
         return until > self._ledger.now
 
     def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
-        """The same as `make_room` for one that goes before `head`: no holder gives way to it."""
+        """The same as `_make_room` for one that goes before `head`: no holder gives way to it."""
 
         def may_evict(c: Component) -> bool:
             return backfill.may_go(head, c) and self._may_evict(c, w.priority)
 
         return self._take_room(w, self._ledger.named(w.names), may_evict)
 
-    def make_room(self, w: Waiter, wanted: set[str]) -> bool:
+    def _make_room(self, w: Waiter, wanted: set[str], in_the_way: set[str]) -> bool:
         """Evict the victims for `w`; return whether its chunks may be taken now.
 
-        Otherwise adds to `wanted` the components that holders should give back.
+        Otherwise adds to the two sets.
         """
         asked = self._ledger.named(w.names)
         found = eviction.room(self._ledger, w, asked, lambda c: self._may_evict(c, w.priority))
         if isinstance(found, Blocked):
             self._is_blocked(w, found, wanted)
+            in_the_way.update(c.name for c in found.by)
             return False
         return self._evict(found, w.key)
 
@@ -189,25 +195,36 @@ class Planner:
         told, joined = ledger.notices.wanted, ledger.notices.joined
         for name in [n for n in told if n not in wanted]:
             ledger.unwant(name)
-            admission.share(ledger, ledger.components[name])
-        for name in sorted(wanted):
-            self._close(ledger.components[name], anew=name not in told)
         for name in sorted([n for n in wanted if n not in told or n in joined]):
             ledger.want(name)
 
+    def _close_all(self, in_the_way: set[str]) -> None:
+        """Only some may become holders of these from now on, and all may of what they no longer
+        may."""
+        ledger = self._ledger
+        before, ledger.in_the_way = ledger.in_the_way, in_the_way
+        for name in sorted(in_the_way):
+            self._close(ledger.components[name], anew=name not in before)
+        for name in list(ledger.held_back):
+            if name in ledger.components:
+                admission.share(ledger, ledger.components[name])
+            else:
+                del ledger.held_back[name]
+
     def _close(self, c: Component, *, anew: bool) -> None:
-        """Close `c`, which is wanted, to more holders for a while; then admit those that waited so
-        long.
+        """Close `c`, which is in the way, to other agents of its holders for a while; then admit
+        one that waited so long.
 
         Each time for twice as long, so every lease ends within one of these periods.
         """
         now = self._ledger.now
         if anew or c.closed_until <= now:
             if not anew:
-                admission.share(self._ledger, c)
-            c.closed_s = CLOSED_S if anew else 2 * c.closed_s
+                admission.share(self._ledger, c, most=1)
+            c.closed_s = CLOSED_S if anew else max(CLOSED_S, 2 * c.closed_s)
             c.closed_until = now + c.closed_s
-        self._look_again(c.closed_until)
+        if c.waiting:
+            self._look_again(c.closed_until)
 
     # --- prefetches ----------------------------------------------------------------------
 

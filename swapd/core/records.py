@@ -38,6 +38,8 @@ class Rules(msgspec.Struct, frozen=True):
     residency_factor: float = 8.0  # minimum residency, in multiples of the swap-in time
     residency_bound_s: float = 2.0  # its upper bound, so that no waiter starves
     patience_s: float = 30.0  # a waiter that waited longer goes first, at any priority
+    overtake: int = 16  # so many later waiters at most share what has to go for an earlier one
+    turn_s: float = 600.0  # and only for so long after that came in
     unread_timeout_s: float = 60.0  # longest time in which a session reads none of these messages
 
 
@@ -172,8 +174,10 @@ class Component:
     expected: bool = False
     #: A part that was idle when its family was made smaller.
     kept_no_more: bool = False
-    #: The priority of its last lease.
+    #: The priority of its last lease; and a hash of its agent, which says nothing of a session that
+    #: is gone.
     priority: int = 0
+    last_agent: int | None = None
     #: The rank of its current or last load.
     urgency: Urgency = (2, 0, 0)
 
@@ -320,6 +324,8 @@ class Waiter:
     await_registration: bool = False
     #: It does not wait for loads of components that its own session registered.
     early: bool = False
+    #: How many may overtake it; None: as the rules say.
+    overtake: int | None = None
     #: It may have the old bytes of updated components that its session holds: waiting for the new
     #: ones would be a deadlock.
     takes_old: bool = False
@@ -331,6 +337,8 @@ class Waiter:
     #: What it waits for, as its Waiting record says; "" before that record.
     why: str = ""
     loaded: bool = False
+    #: How often it was overtaken until its admission.
+    overtaken: int = 0
     #: Leases that end if it needs memory, and whether they did.
     spare: tuple[Release, ...] = ()
     spent: bool = False

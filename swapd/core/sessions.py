@@ -196,6 +196,8 @@ def on_rules_changed(ledger: Ledger, event: RulesChanged) -> None:
         residency_factor=event.residency_factor,
         residency_bound_s=event.residency_bound_s,
         patience_s=event.patience_s,
+        overtake=event.overtake,
+        turn_s=event.turn_s,
     )
     ledger.queue.patience_s = event.patience_s
     why = kept_what_is_lent(event.ack_timeout_s)

@@ -189,13 +189,19 @@ def _blocking(
     for c in going:
         if c.leases:
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
+        elif c.promised:
+            yield _promised(ledger, c)
         elif (until := eviction.stays_until(ledger, c, w.priority)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
             yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():
         if c.promised and c not in asked and c not in going:
-            sessions = ", ".join(explain.who(ledger, s) for s in sorted({s for s, _ in c.promised}))
-            yield InTheWay(_known_as(c), f"coming in for {sessions}")
+            yield _promised(ledger, c)
+
+
+def _promised(ledger: Ledger, c: Component) -> InTheWay:
+    sessions = ", ".join(explain.who(ledger, s) for s in sorted({s for s, _ in c.promised}))
+    return InTheWay(_known_as(c), f"coming in for {sessions}")
 
 
 # --- how long it would take --------------------------------------------------------------

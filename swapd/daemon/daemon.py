@@ -128,6 +128,8 @@ class Daemon:
                 rules.residency_factor,
                 rules.residency_bound_s,
                 rules.patience_s,
+                rules.overtake,
+                rules.turn_s,
             )
             self._dispatch.post(changed)
 
@@ -280,4 +282,6 @@ def _rules(config: Config) -> Rules:
         residency_factor=config.residency_factor,
         residency_bound_s=config.residency_bound,
         patience_s=config.patience,
+        overtake=config.overtake,
+        turn_s=config.turn,
     )

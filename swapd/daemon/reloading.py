@@ -19,7 +19,7 @@ from swapd.shared.units import size
 log = logging.getLogger("swapd.daemon.reloading")
 
 #: Rules of decisions: a change of these is a record of the swap log, so that replays follow it.
-RULES = ("ack_timeout", "residency_factor", "residency_bound", "patience")
+RULES = ("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn")
 #: Settings that a reload changes. All others are fixed once the device or the page is open.
 RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
 

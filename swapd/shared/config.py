@@ -103,6 +103,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: Annotated[
         float, Meta(description="Seconds after which a waiter goes first, any priority", gt=0)
     ] = 30.0
+    overtake: Annotated[
+        int,
+        Meta(
+            description="So many later acquires at most share what must go for an earlier one", ge=0
+        ),
+    ] = 16
+    turn: Annotated[
+        float, Meta(description="and only for so many seconds after that came in", gt=0)
+    ] = 600.0
     stop_timeout: Annotated[
         float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
     ] = 10.0
@@ -375,7 +384,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "bandwidth": parse_rate,
     "chunk": _chunk,
     **dict.fromkeys(("budget", "host_memory", "pin_limit", "swap_log_size"), typed_size),
-    **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound"), _span),
+    **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound", "turn"), _span),
     **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
 }
 

@@ -43,6 +43,7 @@ NUMBER_MAX = 1 << 62
 Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 #: Identifies a request, a lease or a ticket.
 Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 #: Bytes as people give them: `swapd.core.requests` refuses values that are not a size.
 Size = Number
 #: Most uses of one lease that a client has not reported yet: it reports about once a second.
@@ -223,6 +224,9 @@ class Acquire(Request, frozen=True, tag="acquire"):
     holds: Held | None = None
     #: Leases that end if the request needs a load; the reply says whether they did.
     spare: Spare = ()
+    #: How many requests that come later may be granted before it, of what it waits for; None: as
+    #: the daemon's `--overtake` says.
+    overtake: Count | None = None
 
 
 class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):

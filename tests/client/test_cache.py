@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -229,7 +229,7 @@ def test_an_unregister_overtakes_no_release_that_another_thread_sent(client: Cli
     with ThreadPoolExecutor(1) as pool:
         lease = pool.submit(client.acquire, "a").result()
         line = pool.submit(client.leasing.channel).result()._line
-        line.socket = Late(socket := line.socket)
+        socket, line.socket = line.socket, cast("Any", Late(line.socket))
         pool.submit(lease.release).result()
         line.socket = socket
         assert len(late) == 1

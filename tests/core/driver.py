@@ -420,6 +420,8 @@ def change_rules(w: World, choose: Choices) -> bool:
         residency_factor=choose.pick((0.0, 8.0)),
         residency_bound_s=choose.pick((0.5, 2.0)),
         patience_s=choose.pick((0.5, 30.0)),
+        overtake=choose.pick((0, 16)),
+        turn_s=choose.pick((0.5, 600.0)),
     )
     return True
 

@@ -342,6 +342,7 @@ class World:
         early: bool = False,
         holds: tuple[int, ...] | None = None,
         spare: tuple[Release, ...] = (),
+        overtake: int | None = None,
     ) -> Key:
         key = self._key(session)
         asked = Acquire(
@@ -354,6 +355,7 @@ class World:
             early,
             holds=self._some_of(session, agent) if self.keeps else holds,
             spare=spare,
+            overtake=overtake,
         )
         self.asked[key] = self.waiting[key] = asked
         held = {n for (s, _), held in self.leases.items() if s == session for n in held}
@@ -504,7 +506,7 @@ class World:
     def change_rules(self, **changed: float) -> None:
         """Change the rules; those not named stay."""
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
-        names = ("ack_timeout_s", "residency_factor", "residency_bound_s", "patience_s")
+        names = [name for name in rules if name not in ("strict", "unread_timeout_s")]
         self.send(RulesChanged(self.now, *(rules[name] for name in names)))
 
     # --- slow actions --------------------------------------------------------------------

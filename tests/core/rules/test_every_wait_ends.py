@@ -83,7 +83,7 @@ def test_a_try_is_granted_what_is_in_and_refused_all_else_at_once(make: Make) ->
 
 
 def test_a_try_does_not_wait_for_a_load_in_flight_or_for_what_is_wanted(make: Make) -> None:
-    w = make(10)
+    w = make(10, overtake=0)
     s, t, u = w.open(), w.open(), w.open()
     for name, size in (("a", 6), ("b", 6)):
         w.register(s, name, size)

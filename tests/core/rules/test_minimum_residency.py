@@ -226,7 +226,7 @@ def test_a_rival_that_gives_way_counts_as_room(make: Make) -> None:
 
 
 def test_a_wanted_component_takes_no_new_holders_but_its_holder(make: Make) -> None:
-    w = make(10)
+    w = make(10, overtake=0)
     s, t, u = w.open(), w.open(), w.open()
     w.register(s, "a", 8)
     w.register(t, "b", 8)
@@ -268,7 +268,7 @@ def test_an_agent_that_another_of_its_session_waits_for_is_held_off_for_a_while_
     make: Make,
 ) -> None:
     """A holder may have started the others and wait for them, unseen by the core."""
-    w, s, t = rivals(make)
+    w, s, t = rivals(make, overtake=0)
     w.use(s, "a")
     w.acquire(t, "b")
     waited = []
@@ -285,7 +285,7 @@ def test_an_agent_that_another_of_its_session_waits_for_is_held_off_for_a_while_
 
 
 def test_an_agent_of_another_session_is_held_off_until_its_turn(make: Make) -> None:
-    w = make(10)
+    w = make(10, overtake=0)
     s, t, u = w.open(), w.open(), w.open()
     w.register(s, "a", 8)
     w.register(t, "b", 8)
@@ -299,7 +299,7 @@ def test_an_agent_of_another_session_is_held_off_until_its_turn(make: Make) -> N
 def test_who_was_held_off_a_wanted_component_joins_when_it_is_wanted_no_more(
     make: Make,
 ) -> None:
-    w = make(10)
+    w = make(10, overtake=0)
     s, t, u = w.open(), w.open(), w.open()
     for session, name, size in ((s, "a", 4), (t, "b", 6), (u, "c", 5), (u, "d", 8)):
         w.register(session, name, size)

@@ -1,0 +1,198 @@
+"""Who needs no memory may go before others, and overtakes nobody more often than the rules say."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swapd.core.records import Key
+from tests.core.world import Make, World
+
+BOUND = 3
+
+
+def crowd(w: World, name: str, n: int, **how: Any) -> list[Key]:
+    """Acquires of one component, each by a session of its own."""
+    return [w.acquire(w.open(), name, **how) for _ in range(n)]
+
+
+def wait_for(make: Make, **rules: float) -> tuple[World, Key, Key]:
+    """`a` is leased, and the first in the queue waits for its memory to have `b`."""
+    w = make(10, overtake=BOUND, **rules)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 10)
+    w.register(t, "b", 10)
+    held = w.use(s, "a")
+    return w, held, w.acquire(t, "b")
+
+
+def granted(w: World, keys: list[Key]) -> list[bool]:
+    return [w.granted(key) for key in keys]
+
+
+def test_some_share_what_must_go_for_another_and_not_more(make: Make) -> None:
+    w, held, first = wait_for(make)
+    others = crowd(w, "a", 5)
+    assert granted(w, others) == [True, True, True, False, False]
+    for key in (held, *others[:3]):
+        w.release(key)
+    w.settle()
+    assert w.granted(first)
+    w.release(first)
+    w.settle()
+    assert granted(w, others[3:]) == [True, True]
+
+
+def test_those_that_waited_for_the_same_load_are_bound_too(make: Make) -> None:
+    w, held, _ = wait_for(make)
+    w.register(w.open(), "c", 10)
+    second = w.acquire(w.open(), "c")
+    waiting = crowd(w, "b", 5)
+    w.release(held)
+    later = crowd(w, "b", 2)
+    w.settle()
+    assert granted(w, waiting) == [True, True, True, False, False]
+    assert not any(granted(w, [second, *later]))
+
+
+def test_a_waiter_may_say_how_many_overtake_it(make: Make) -> None:
+    w, _, _ = wait_for(make)
+    w.acquire(w.open(), "b", overtake=1)
+    assert granted(w, crowd(w, "a", 3)) == [True, False, False]
+
+
+def test_what_is_in_nobodys_way_is_shared_without_a_bound(make: Make) -> None:
+    w = make(10, overtake=0)
+    s, t = w.open(), w.open()
+    for session, name, size in ((s, "a", 8), (s, "small", 2), (t, "b", 8)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    w.use(s, "small")
+    w.acquire(t, "b")
+    assert all(granted(w, crowd(w, "small", 20)))
+
+
+def test_a_higher_priority_is_not_counted(make: Make) -> None:
+    w, _, _ = wait_for(make)
+    assert all(granted(w, crowd(w, "a", 10, priority=1)))
+    assert granted(w, crowd(w, "a", 4)) == [True, True, True, False]
+
+
+def test_whoever_has_waited_long_is_not_overtaken_by_a_higher_priority(make: Make) -> None:
+    w, _, first = wait_for(make, patience_s=5.0)
+    w.acquire(w.open(), "b", priority=1)
+    w.sleep(5.0)
+    assert not any(granted(w, crowd(w, "a", 2, priority=2)))
+    assert not w.granted(first)
+
+
+def test_nobody_overtakes_once_the_turn_is_over(make: Make) -> None:
+    w, _, _ = wait_for(make, turn_s=4.0)
+    assert granted(w, crowd(w, "a", 1)) == [True]
+    w.sleep(4.0)
+    assert granted(w, crowd(w, "a", 1)) == [False]
+
+
+def test_the_minimum_residency_ends_with_the_turn(make: Make) -> None:
+    w = make(10, residency_factor=8.0, residency_bound_s=100.0, turn_s=2.0)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 10)
+    w.register(t, "b", 10)
+    w.acquire(s, "a")
+    w.sleep(1.0)
+    w.settle()
+    w.acquire(t, "b")
+    assert not w.wanted
+    w.sleep(2.0)
+    assert w.wanted == {(s, "a")}
+
+
+def test_a_loop_goes_on_within_the_minimum_residency_however_many_steps_it_has(make: Make) -> None:
+    w = make(10, overtake=0, residency_factor=8.0, residency_bound_s=2.0)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 10)
+    w.register(t, "b", 10)
+    loop = w.acquire(s, "a")
+    w.sleep(1.0)
+    w.settle()
+    w.release(loop)
+    w.touch(s, "a")
+    first = w.acquire(t, "b")
+    steps = 0
+    while not w.granted(first) and steps < 100:
+        loop = w.acquire(s, "a")
+        w.sleep(0.1)
+        if not w.granted(loop):
+            break
+        w.release(loop)
+        steps += 1
+        w.settle()
+    assert 15 <= steps < 25
+
+
+def test_rules_that_change_bind_those_that_wait(make: Make) -> None:
+    w, _, _ = wait_for(make)
+    w.change_rules(overtake=1)
+    assert granted(w, crowd(w, "a", 3)) == [True, False, False]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from("abcR"), min_size=10, max_size=80),
+    st.integers(0, 4),
+    st.sampled_from((10, 20)),
+)
+def test_nobody_is_overtaken_more_often_by_what_needs_its_memory(
+    steps: list[str], bound: int, chunks: int
+) -> None:
+    """Each letter is an acquire of that component by a session of its own, R a release.
+
+    With room for one component, every grant is of memory that the others wait for.
+    """
+    w = World(chunks, overtake=bound, residency_factor=0.0)
+    s = w.open()
+    for name in "abc":
+        w.register(s, name, 10)
+    waiting: list[Key] = []
+    held: list[Key] = []
+    overtaken: Counter[Key] = Counter()
+    arrivals: dict[Key, int] = {}
+
+    def settle() -> None:
+        w.settle()
+        for key in [key for key in waiting if w.granted(key)]:
+            waiting.remove(key)
+            held.append(key)
+            overtaken.update(o for o in waiting if arrivals[o] < arrivals[key])
+
+    for step in (*steps, *"R" * len(steps)):
+        if step == "R" and held:
+            w.release(held.pop(0))
+        elif step != "R":
+            key = w.acquire(w.open(), step)
+            arrivals[key] = len(arrivals)
+            waiting.append(key)
+        settle()
+    assert not waiting, "a wait without end"
+    if chunks == 10:
+        assert max(overtaken.values(), default=0) <= bound
+
+
+@pytest.mark.parametrize("bound", [0, 16])
+def test_a_long_queue_moves_less_with_overtaking(make: Make, bound: int) -> None:
+    w = make(10, overtake=bound, residency_factor=0.0)
+    s = w.open()
+    for name in "ab":
+        w.register(s, name, 10)
+    keys = [w.acquire(w.open(), "ab"[i % 2]) for i in range(32)]
+    w.settle()
+    left = list(keys)
+    while left:
+        (done, *_) = [key for key in left if w.granted(key)]
+        left.remove(done)
+        w.release(done)
+        w.settle()
+    loads = w.ledger.loads
+    assert loads == (32 if bound == 0 else 2)
