@@ -371,8 +371,9 @@ class Client:
         """Wait until all of `names` are on the device, and hold them there.
 
         All or none. `timeout` in seconds; a higher `priority` goes first; `await_registration` also
-        waits for names that are not registered yet. `overtake`: how many acquires that come later
-        may have what must go for this one; None: as the daemon's `--overtake` says.
+        waits for names that are not registered yet. `overtake`: how many acquires that come later,
+        and find all in, may go before this one when it is the first to wait; None: as the daemon's
+        `--overtake` says.
 
         With `early` it returns as soon as all copies are queued: access this process's components
         only after `lease.wait(segment)`. May be nested, and called from any thread.

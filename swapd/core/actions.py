@@ -154,7 +154,7 @@ class Grant(Action, frozen=True, tag="grant"):
     loaded: bool
     names: tuple[str, ...] = ()  # all granted names, if a requested name has parts
     spent: bool = False  # the leases that the acquire named as `spare` have ended
-    overtaken: int = 0  # so many acquires that came later were admitted before it
+    overtaken: int = 0  # so many that came later went before it, when it was the first to wait
 
 
 class Refuse(Action, frozen=True, tag="refuse"):

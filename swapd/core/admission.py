@@ -192,9 +192,9 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     ledger.queue.push(w)
     for c in asked:
         c.waiting[w.key] = None
-        if c.name in ledger.in_the_way:
-            ledger.held_back[c.name] = None
-            ledger.replan = True  # it may have it after a while
+        if c.state in (State.RESIDENT, State.LOADING):
+            ledger.held_back[c.name] = None  # it may have it soon
+            ledger.replan = True
     freed = _spend(ledger, w)
     if w.spent and eviction.fits_in(ledger, asked, freed):
         return admit(ledger, w)  # nobody else gets their room in between
@@ -244,8 +244,11 @@ def share(ledger: Ledger, c: Component, most: int | None = None) -> None:
             most = most and most - 1
         elif not eviction.may_join(ledger, c, w):
             stuck = w.priority
-    if c.waiting and c.name in ledger.in_the_way:
+    if c.waiting and stuck >= -NUMBER_MAX:
         ledger.held_back[c.name] = None
+        head = ledger.queue.head(ledger.now)
+        reached = head is not None and eviction.is_bound_reached(ledger, head)
+        ledger.replan |= reached and not ledger.is_bound_reached
 
 
 def admit(ledger: Ledger, w: Waiter) -> None:
@@ -254,9 +257,8 @@ def admit(ledger: Ledger, w: Waiter) -> None:
     An early acquire does not wait for loads of components that its session owns: its worker
     watches them arrive.
     """
-    w.overtaken = ledger.queue.overtaken.times(w)
     _leave_queue(ledger, w)
-    ledger.queue.admitted(w)
+    ledger.queue.admitted(w, ledger.now)
     if ledger.now >= w.arrived + ledger.queue.patience_s:
         w.order = (-NUMBER_MAX, w.seq)  # its copies go first as well
     w.admitted = True

@@ -266,12 +266,6 @@ def _queue(ledger: Ledger) -> None:
     for w in queue.queued:
         shares = eviction.may_share(ledger, w, ledger.named(w.names))
         assert not shares, f"{w} waits for what it may have"
-    oldest = min((w.seq for w in queue.queued), default=None)
-    for seqs in vars(queue.overtaken)["_admitted"].values():
-        _same("admissions that overtake", seqs, sorted(seqs))
-        assert seqs, "a list of no admissions"
-        assert oldest is not None, "nobody was overtaken"
-        assert seqs[0] > oldest, "admissions that nobody counts"
     parked = {(name, w.key) for w in queue if w.parked for name in w.asked}
     _same("parked", {(name, key) for name, some in queue.parked.items() for key in some}, parked)
 

@@ -19,6 +19,9 @@ from swapd.shared.protocol import Code
 #: between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
 
+#: Others overtake the head of the queue for this multiple of the time of its load at most.
+OVERTAKEN_LOADS = 64
+
 MayEvict = Callable[[Component], bool]
 Thing = TypeVar("Thing")
 
@@ -91,10 +94,37 @@ def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
 
     A bounded number of waiters may, for a bounded time.
     """
-    if c.name not in ledger.in_the_way or goes_on(ledger, c, w):
-        return True
-    in_turn = c.state is State.LOADING or ledger.now < c.resident_since + ledger.rules.turn_s
-    return in_turn and ledger.queue.may_overtake(w, ledger.now, ledger.rules.overtake)
+    if c.name in ledger.in_the_way:
+        return goes_on(ledger, c, w) or may_overtake(ledger, w)
+    return ledger.is_bound_reached or may_overtake(ledger, w)
+
+
+def may_overtake(ledger: Ledger, w: Waiter) -> bool:
+    """Whether a waiter that needs no memory may be admitted before the head of the queue."""
+    head = ledger.queue.head(ledger.now)
+    if head is None or head.priority < w.priority:
+        return head is None or head is ledger.queue.queued[0]  # else its patience is over
+    return w.seq <= head.seq or not is_bound_reached(ledger, head)
+
+
+def is_bound_reached(ledger: Ledger, head: Waiter) -> bool:
+    """Whether as many as may have overtaken the head of the queue, or for as long as they may."""
+    since = head.head_since
+    over = since is not None and ledger.now >= since + ledger.rules.turn_s
+    return over or head.overtaken >= overtaking(ledger, head)
+
+
+def overtaking(ledger: Ledger, head: Waiter) -> int:
+    """How many may overtake the head of the queue.
+
+    They save a load, and the head waits for them: no longer than a multiple of that load's time.
+    """
+    bound = ledger.rules.overtake if head.overtake is None else head.overtake
+    rate = ledger.lane_in.bytes_per_s
+    if not head.others_use_s or not rate:
+        return bound
+    load_s = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes / rate
+    return min(bound, int(OVERTAKEN_LOADS * load_s / head.others_use_s))
 
 
 def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
@@ -241,7 +271,8 @@ def _in_the_way(
     """Components that must go to let `w` have `asked`, and cannot now: idle ones, leased ones,
     those that come in for others, rivals.
 
-    An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
+    Once as many as may have overtaken the head, also those that could go instead of one of them. An
+    idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
     two holders that take turns could keep out a waiter that needs both for ever.
     """
     leased = (c for c in ledger.holders.to_give_way() if c.agents.keys() != {w.owner})
@@ -249,8 +280,12 @@ def _in_the_way(
     promised = (c for c in coming if c.promised and not c.leases and ledger.is_current(c))
     others = chain(ledger.idle, leased, promised)
     spare = {c.name for c in (*asked, *rivals)}
-    chosen, short = _oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
+    may_go = [c for c in others if c.name not in spare]
+    chosen, short = _oldest(short, ((c, c.chunks) for c in may_go))
     going = _needed(chosen, short)
+    if ledger.is_bound_reached and going:  # whichever comes free first
+        least = min([c.chunks for c in going])
+        going += [c for c in may_go if c.chunks >= least and c not in going]
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
 
 

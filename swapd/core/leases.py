@@ -19,6 +19,9 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     for name in w.names:
         c = ledger.components[name]
         c.promised.pop(w.key, None)
+        if not c.leases:
+            c.used_since, c.uses = ledger.now, 0
+        c.uses += 1
         ledger.holders.take_up(c, w.key, w.owner)
         if name in ledger.notices.wanted:
             ledger.notices.joined[name] = None
@@ -86,10 +89,12 @@ def take_back(
         c = ledger.components[name]
         ledger.holders.lay_down(c, key, lease.owner)
         ledger.count_hits(c, again)
+        c.uses += again
         if gap_s is not None:
             c.gap_s = gap_s
         c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
         if not c.leases:
+            _note_use_s(c)
             if unmapped and c.session == lease.session:
                 c.mapped &= c.mutable
             _settle(ledger, c, lives=session is not None)
@@ -99,6 +104,13 @@ def take_back(
         if not session.leases:
             ledger.notices.unhurried.pop(lease.session, None)
     return True
+
+
+def _note_use_s(c: Component) -> None:
+    """All leases of it have ended."""
+    assert c.last_used is not None
+    use_s = max(c.last_used - c.used_since, 0.0) / c.uses
+    c.use_s = (3 * c.use_s + use_s) / 4 if c.use_s else use_s
 
 
 def _settle(ledger: Ledger, c: Component, *, lives: bool) -> None:

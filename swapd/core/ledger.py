@@ -126,6 +126,8 @@ class Ledger:
         #: holders by `eviction.may_join`. And those in or coming that queued waiters may perhaps
         #: share after the next decision.
         self.in_the_way: set[str] = set()
+        #: The head was overtaken by as many as may, so all that could go is in the way.
+        self.is_bound_reached = False
         self.held_back: dict[str, None] = {}
         self.notices = Notices()
         #: Missing acknowledgements by generation, in order of time, each with the time of the

@@ -74,7 +74,9 @@ class Planner:
         should give back."""
         ledger = self._ledger
         in_the_way: set[str] = set()
+        ledger.is_bound_reached = False
         while (head := ledger.queue.head(ledger.now)) is not None:
+            self._note_bound(head)
             if self._make_room(head, wanted, in_the_way):
                 admission.admit(ledger, head)
                 continue
@@ -88,6 +90,16 @@ class Planner:
                 ledger.replan = True
             break
         return in_the_way
+
+    def _note_bound(self, head: Waiter) -> None:
+        """Whether others may overtake the head, and until when."""
+        ledger = self._ledger
+        if head.head_since is None:
+            head.head_since = ledger.now
+        ledger.is_bound_reached = eviction.is_bound_reached(ledger, head)
+        until = head.head_since + ledger.rules.turn_s
+        if ledger.now < until and ledger.holders.leased:
+            self._look_again(until)
 
     def _is_somebody_back_soon(self) -> bool:
         """Whether an idle component may be within its minimum residency: then it may be in the way
@@ -149,6 +161,7 @@ class Planner:
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
+        w.others_use_s = max((c.use_s for c in found.by), default=0.0)
         if not found.leaving:
             self._held_up = True
             wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority))

@@ -10,7 +10,6 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from swapd.core.overtaking import Overtaken
 from swapd.core.records import Agent, Key, Waiter
 
 _order = attrgetter("order")
@@ -94,9 +93,6 @@ class WaitQueue:
         self.queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
-        self.overtaken = Overtaken()
-        #: Those of them with a bound of their own on being overtaken.
-        self._bounded: dict[Key, Waiter] = {}
         #: Queued waiters whose agent held a lease when they were queued, by agent.
         self.holding: dict[Agent, dict[Key, Waiter]] = {}
         #: Queued waiters whose Waiting record the planner makes, if it does not admit them.
@@ -130,8 +126,6 @@ class WaitQueue:
         waiter.queued = True
         insort(self.queued, waiter, key=_order)
         insort(self._arrivals, waiter, key=_seq)
-        if waiter.overtake is not None:
-            self._bounded[waiter.key] = waiter
 
     def push_holding(self, waiter: Waiter) -> None:
         """The agent of this queued waiter holds a lease: it may be in the way of others."""
@@ -157,10 +151,8 @@ class WaitQueue:
             waiter.queued = False
             del self.queued[bisect_left(self.queued, waiter.order, key=_order)]
             del self._arrivals[bisect_left(self._arrivals, waiter.seq, key=_seq)]
-            self._bounded.pop(key, None)
             self.untold.pop(key, None)
             _drop(self.holding, waiter.owner, key)
-            self.overtaken.forget(self._arrivals[0].seq if self._arrivals else None)
         elif waiter.parked:
             waiter.parked = False
             for name in waiter.asked:
@@ -180,26 +172,12 @@ class WaitQueue:
         oldest = self._arrivals[0]
         return oldest if now >= oldest.arrived + self.patience_s else self.queued[0]
 
-    def admitted(self, waiter: Waiter) -> None:
-        """A known waiter, queued or not, is admitted."""
+    def admitted(self, waiter: Waiter, now: float) -> None:
+        """A known waiter, queued or not, is admitted. It may overtake the head."""
         self.leave(waiter)
-        if self._arrivals and self._arrivals[0].seq < waiter.seq:
-            self.overtaken.note(waiter)
-
-    def may_overtake(self, waiter: Waiter, now: float, most: int) -> bool:
-        """Whether a waiter that needs no memory may be admitted before those that came earlier."""
-        if self.queued and self.head(now) is not self.queued[0]:
-            return False  # the patience of one with a lower priority is over
-        return self.overtaken.is_fair(waiter, self._strictest(), most)
-
-    def _strictest(self) -> Iterator[Waiter]:
-        """Those whose bound is reached first: of each priority the oldest, which was overtaken most
-        often, and those with a bound of their own."""
-        yield from self._bounded.values()
-        at = 0
-        while at < len(self.queued):
-            yield (oldest := self.queued[at])
-            at = bisect_left(self.queued, (1 - oldest.priority,), key=_order)
+        head = self.head(now)
+        if head is not None and head.seq < waiter.seq and head.priority >= waiter.priority:
+            head.overtaken += 1
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""

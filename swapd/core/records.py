@@ -38,8 +38,8 @@ class Rules(msgspec.Struct, frozen=True):
     residency_factor: float = 8.0  # minimum residency, in multiples of the swap-in time
     residency_bound_s: float = 2.0  # its upper bound, so that no waiter starves
     patience_s: float = 30.0  # a waiter that waited longer goes first, at any priority
-    overtake: int = 16  # so many later waiters at most share what has to go for an earlier one
-    turn_s: float = 600.0  # and only for so long after that came in
+    overtake: int = 16  # so many at most that need no memory go before the head of the queue
+    turn_s: float = 600.0  # and for so long at most
     unread_timeout_s: float = 60.0  # longest time in which a session reads none of these messages
 
 
@@ -199,6 +199,12 @@ class Component:
     #: The same without the time that it waited for earlier loads.
     copy_s: float | None = None
     gap_s: float | None = None
+    #: The usual time of a use, seconds; 0 before the first. Of leases that overlap, it is the time
+    #: in which all of them ended, divided by their number: they may run one after the other.
+    use_s: float = 0.0
+    #: When the current or last leases that overlap began, and the number of their uses.
+    used_since: float = 0.0
+    uses: int = 0
     loads: int = 0
     evictions: int = 0
     hits: int = 0
@@ -337,8 +343,12 @@ class Waiter:
     #: What it waits for, as its Waiting record says; "" before that record.
     why: str = ""
     loaded: bool = False
-    #: How often it was overtaken until its admission.
+    #: How many that came later were admitted while it was the head; and since when it is the head,
+    #: and has to wait.
     overtaken: int = 0
+    head_since: float | None = None
+    #: The longest usual time of a use of what is in its way, seconds; 0 if that is not known.
+    others_use_s: float = 0.0
     #: Leases that end if it needs memory, and whether they did.
     spare: tuple[Release, ...] = ()
     spent: bool = False

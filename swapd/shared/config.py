@@ -106,12 +106,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overtake: Annotated[
         int,
         Meta(
-            description="So many later acquires at most share what must go for an earlier one", ge=0
+            description="So many later acquires of what is in go before the first that waits", ge=0
         ),
     ] = 16
-    turn: Annotated[
-        float, Meta(description="and only for so many seconds after that came in", gt=0)
-    ] = 600.0
+    turn: Annotated[float, Meta(description="and for so many seconds at most", gt=0)] = 600.0
     stop_timeout: Annotated[
         float, Meta(description="Seconds to wait for leases when told to stop", ge=0)
     ] = 10.0

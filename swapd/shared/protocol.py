@@ -224,8 +224,8 @@ class Acquire(Request, frozen=True, tag="acquire"):
     holds: Held | None = None
     #: Leases that end if the request needs a load; the reply says whether they did.
     spare: Spare = ()
-    #: How many requests that come later may be granted before it, of what it waits for; None: as
-    #: the daemon's `--overtake` says.
+    #: How many that come later, and find all in, may be granted before it while it is the first to
+    #: wait; None: as the daemon's `--overtake` says.
     overtake: Count | None = None
 
 

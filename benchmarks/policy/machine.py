@@ -1,0 +1,164 @@
+"""A device and its clients, simulated around the real core: no daemon, no clock, no bytes.
+
+Each request is a session of its own that acquires one model. The device runs one granted request
+at a time, in the order of the grants, and copies one model at a time beside it.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from swapd.core import Residency, actions, events
+from swapd.core.events import AnyEvent
+from swapd.core.records import Rules
+from swapd.shared import protocol
+
+#: The session that registers all models; those of the requests follow.
+OWNER = 0
+#: The request of a session, and its lease.
+ASKED = 1
+
+
+class Request(NamedTuple):
+    arrives_s: float
+    model: str
+    exec_s: float
+
+
+class Served(NamedTuple):
+    """What became of a trace."""
+
+    #: By request, in order of arrival: seconds until it ran, and its place among the grants.
+    waited_s: list[float]
+    place: list[int]
+    loads: int
+    loaded: int  # in the unit of the sizes
+    ended_s: float
+
+
+class Machine:
+    """Runs one trace.
+
+    `sizes` of the models and `room` have one unit; `load_s`: the time of each model's load.
+    `in_order`: a request is asked for when the one before it was granted: first come, first served.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        load_s: Mapping[str, float],
+        room: int,
+        rules: Rules,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        self.core = Residency(room, 1, rules)
+        self._sizes, self._load_s, self._in_order = sizes, load_s, in_order
+        self._now = self._bus_free_at = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count(1)
+        self._arrived = self._asked = 0
+        #: Requests that were granted and do not run yet, and whether one runs.
+        self._ready: deque[int] = deque()
+        self._runs = False
+        self._waited_s: dict[int, float] = {}
+        self._place: dict[int, int] = {}
+        self._loaded = 0
+        self._feed(events.SessionOpened(0.0, OWNER, "owner"))
+        for name, size in sizes.items():
+            self._ask(OWNER, protocol.Register(next(self._numbers), name, size))
+            self._ask(OWNER, protocol.Commit(next(self._numbers), name))
+
+    def run(self, requests: Sequence[Request]) -> Served:
+        """Serve the requests, which are sorted by arrival."""
+        self._requests = requests
+        for request in requests:
+            self._at(request.arrives_s, self._arrive)
+        while self._due or len(self._waited_s) < len(requests):
+            tick_at = self.core.next_deadline()
+            if tick_at is not None and not (self._due and self._due[0][0] <= tick_at):
+                self._now = max(self._now, tick_at)
+                self._feed(events.Tick(self._now))
+            else:
+                self._now, _, do = heapq.heappop(self._due)
+                do()
+        every = range(len(requests))
+        return Served(
+            [self._waited_s[i] for i in every],
+            [self._place[i] for i in every],
+            self.core.ledger.loads,
+            self._loaded,
+            self._now,
+        )
+
+    # --- requests ------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        self._arrived += 1
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        while self._asked < self._arrived and self._may_ask():
+            i = self._asked
+            self._asked += 1
+            self._feed(events.SessionOpened(self._now, OWNER + 1 + i, "client"))
+            self._ask(OWNER + 1 + i, protocol.Acquire(ASKED, (self._requests[i].model,)))
+
+    def _may_ask(self) -> bool:
+        return not self._in_order or self._asked == len(self._place)
+
+    def _granted(self, i: int) -> None:
+        self._place[i] = len(self._place)
+        self._ready.append(i)
+        self._at(self._now, self._ask_next)
+        self._run_next()
+
+    def _run_next(self) -> None:
+        if self._ready and not self._runs:
+            i = self._ready.popleft()
+            self._waited_s[i] = self._now - self._requests[i].arrives_s
+            self._runs = True
+            self._at(self._now + self._requests[i].exec_s, partial(self._ran, i))
+
+    def _ran(self, i: int) -> None:
+        self._runs = False
+        self._run_next()
+        self._ask(OWNER + 1 + i, protocol.Release(ASKED, ASKED))
+        self._feed(events.SessionGone(self._now, OWNER + 1 + i))
+
+    # --- the device ----------------------------------------------------------------------
+
+    def _copy_in(self, order: actions.CopyIn) -> None:
+        took_s = self._load_s[order.name]
+        self._loaded += self._sizes[order.name]
+        self._bus_free_at = max(self._bus_free_at, self._now) + took_s
+        over = partial(self._copied_in, order.generation, took_s)
+        self._at(self._bus_free_at, over)
+
+    def _copied_in(self, generation: int, took_s: float) -> None:
+        self._feed(events.CopiedIn(self._now, generation, took_s))
+
+    # --- the core ------------------------------------------------------------------------
+
+    def _at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when, next(self._numbers), do))
+
+    def _ask(self, session: int, request: protocol.AnyOrder) -> None:
+        self._feed(events.SessionRequest(self._now, session, request))
+
+    def _feed(self, event: AnyEvent) -> None:
+        for action in self.core.handle(event):
+            match action:
+                case actions.MakeHostCopy():
+                    self._feed(events.HostCopyMade(self._now, action.uid))
+                case actions.SealHostCopy():
+                    self._feed(events.HostCopySealed(self._now, action.uid))
+                case actions.CopyIn():
+                    self._copy_in(action)
+                case actions.Grant():
+                    self._granted(action.session - OWNER - 1)
+                case actions.Refuse() | actions.StopCopy():
+                    raise AssertionError(f"no request of a trace leads to this: {action}")
