@@ -1,7 +1,7 @@
 """A device and its clients, simulated around the real core: no daemon, no clock, no bytes.
 
 Each request is a session of its own that acquires one model. The device runs one granted request
-at a time, in the order of the grants, and copies one model at a time beside it.
+at a time, in the order of the grants, and copies one model at a time.
 """
 
 import heapq
@@ -9,12 +9,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
-from swapd.core.records import Rules
+from swapd.core.eviction import worth
+from swapd.core.records import Rules, State
 from swapd.shared import protocol
+
+#: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other
+#: requests. "in order": each, once the one before it was granted: first come, first served. "one":
+#: a server that asks when nothing else runs, and for what is in before what came first, as often as
+#: the rules let somebody be overtaken.
+Asking = Literal["at once", "in order", "one"]
 
 #: The session that registers all models; those of the requests follow.
 OWNER = 0
@@ -36,14 +43,14 @@ class Served(NamedTuple):
     place: list[int]
     loads: int
     loaded: int  # in the unit of the sizes
-    ended_s: float
+    #: The longest time that one was overtaken while it was the first to wait.
+    overtaken: int
 
 
 class Machine:
     """Runs one trace.
 
     `sizes` of the models and `room` have one unit; `load_s`: the time of each model's load.
-    `in_order`: a request is asked for when the one before it was granted: first come, first served.
     """
 
     def __init__(
@@ -52,15 +59,19 @@ class Machine:
         load_s: Mapping[str, float],
         room: int,
         rules: Rules,
-        *,
-        in_order: bool = False,
+        asking: Asking = "at once",
     ) -> None:
         self.core = Residency(room, 1, rules)
-        self._sizes, self._load_s, self._in_order = sizes, load_s, in_order
+        self._sizes, self._load_s, self._asking = sizes, load_s, asking
         self._now = self._bus_free_at = 0.0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count(1)
-        self._arrived = self._asked = 0
+        #: Requests that have arrived and are not asked for: all, and by model.
+        self._waiting: dict[int, None] = {}
+        self._of: dict[str, deque[int]] = {name: deque() for name in sizes}
+        self._overtaken = self._most_overtaken = 0
+        self._use_s = 0.0
+        self._asked = 0
         #: Requests that were granted and do not run yet, and whether one runs.
         self._ready: deque[int] = deque()
         self._runs = False
@@ -75,8 +86,8 @@ class Machine:
     def run(self, requests: Sequence[Request]) -> Served:
         """Serve the requests, which are sorted by arrival."""
         self._requests = requests
-        for request in requests:
-            self._at(request.arrives_s, self._arrive)
+        for i, request in enumerate(requests):
+            self._at(request.arrives_s, partial(self._arrive, i))
         while self._due or len(self._waited_s) < len(requests):
             tick_at = self.core.next_deadline()
             if tick_at is not None and not (self._due and self._due[0][0] <= tick_at):
@@ -91,24 +102,44 @@ class Machine:
             [self._place[i] for i in every],
             self.core.ledger.loads,
             self._loaded,
-            self._now,
+            self._most_overtaken,
         )
 
     # --- requests ------------------------------------------------------------------------
 
-    def _arrive(self) -> None:
-        self._arrived += 1
+    def _arrive(self, i: int) -> None:
+        self._waiting[i] = None
+        self._of[self._requests[i].model].append(i)
         self._ask_next()
 
     def _ask_next(self) -> None:
-        while self._asked < self._arrived and self._may_ask():
-            i = self._asked
+        while self._waiting and self._may_ask():
+            i = next(iter(self._waiting))
+            if self._asking == "one":
+                i = self._chosen(i)
+            del self._waiting[i]
+            self._of[self._requests[i].model].remove(i)
             self._asked += 1
             self._feed(events.SessionOpened(self._now, OWNER + 1 + i, "client"))
             self._ask(OWNER + 1 + i, protocol.Acquire(ASKED, (self._requests[i].model,)))
 
     def _may_ask(self) -> bool:
-        return not self._in_order or self._asked == len(self._place)
+        if self._asking == "one":
+            return self._asked == len(self._place) and not (self._runs or self._ready)
+        return self._asking == "at once" or self._asked == len(self._place)
+
+    def _chosen(self, first: int) -> int:
+        """The request to ask for: the oldest of those whose model is in, or the first."""
+        bound = worth(self._load_s[self._requests[first].model], self._use_s)
+        known = self.core.ledger.components
+        if self._overtaken < min(bound, self.core.rules.overtake):
+            is_in = (of[0] for name, of in self._of.items() if of and _is_in(known[name].state))
+            chosen = min(is_in, default=first)
+        else:
+            chosen = first
+        self._overtaken = self._overtaken + 1 if chosen != first else 0
+        self._most_overtaken = max(self._most_overtaken, self._overtaken)
+        return chosen
 
     def _granted(self, i: int) -> None:
         self._place[i] = len(self._place)
@@ -124,10 +155,13 @@ class Machine:
             self._at(self._now + self._requests[i].exec_s, partial(self._ran, i))
 
     def _ran(self, i: int) -> None:
+        exec_s = self._requests[i].exec_s
+        self._use_s = (3 * self._use_s + exec_s) / 4 if self._use_s else exec_s
         self._runs = False
         self._run_next()
         self._ask(OWNER + 1 + i, protocol.Release(ASKED, ASKED))
         self._feed(events.SessionGone(self._now, OWNER + 1 + i))
+        self._ask_next()
 
     # --- the device ----------------------------------------------------------------------
 
@@ -159,6 +193,11 @@ class Machine:
                 case actions.CopyIn():
                     self._copy_in(action)
                 case actions.Grant():
+                    self._most_overtaken = max(self._most_overtaken, action.overtaken)
                     self._granted(action.session - OWNER - 1)
                 case actions.Refuse() | actions.StopCopy():
                     raise AssertionError(f"no request of a trace leads to this: {action}")
+
+
+def _is_in(state: State) -> bool:
+    return state in (State.RESIDENT, State.LOADING)

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, wraps
@@ -20,6 +20,8 @@ from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     Asked,
     cancelled,
+    cheapest_first,
+    each_once,
     of_components,
     of_start,
     of_workspace,
@@ -208,6 +210,13 @@ class AsyncClient:
         reply = await self.leasing.question(request, timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
+
+    async def cheapest(
+        self, names: Iterable[str], *, timeout: float | None = None
+    ) -> list[protocol.ForecastReply]:
+        """As `Client.cheapest`."""
+        found = [await self.forecast(name, timeout=timeout) for name in each_once(names)]
+        return cheapest_first(found)
 
     async def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
         """As `Client.status`."""

@@ -3,7 +3,7 @@ and whether it is still to ask."""
 
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 
 import msgspec
@@ -91,6 +91,21 @@ def of_start(timeout_s: float | None) -> Asked:
         return protocol.AcquireStart(number, timeout_s)
 
     return Asked(request, (protocol.THE_START,), timeout_s)
+
+
+def each_once(names: str | Iterable[str]) -> Iterable[str]:
+    """The names without repeats; of one name, that name."""
+    return dict.fromkeys([names] if isinstance(names, str) else names)
+
+
+def cheapest_first(forecasts: Iterable[protocol.ForecastReply]) -> list[protocol.ForecastReply]:
+    """Sorted by what the acquire costs now: holders to wait for, then time, then bytes."""
+
+    def cost(one: protocol.ForecastReply) -> tuple[bool, float, int]:
+        nbytes = one.bytes_in + one.bytes_coming + one.bytes_back
+        return not one.at_once, one.seconds or 0.0, nbytes
+
+    return sorted(forecasts, key=cost)
 
 
 def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record:

@@ -15,6 +15,8 @@ from swapd.shared.units import parse_size
 from swapd_client import registration
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
+    cheapest_first,
+    each_once,
     of_components,
     of_start,
     of_workspace,
@@ -549,6 +551,17 @@ class Client:
         reply = self.leasing.question(protocol.Forecast(self.session.next_id(), names), timeout)
         assert isinstance(reply, protocol.ForecastReply)
         return reply
+
+    def cheapest(
+        self, names: Iterable[str], *, timeout: float | None = None
+    ) -> list[protocol.ForecastReply]:
+        """The forecasts of components or families, each acquired alone, the cheapest first.
+
+        For a program with a queue of its own, which serves first what is in. Those that wait for no
+        holder come first, then those with the shortest copies. One request for each name; raises
+        as `forecast`.
+        """
+        return cheapest_first(self.forecast(name, timeout=timeout) for name in each_once(names))
 
     def update(self, name: str, values: Mapping[str, Any]) -> None:
         """Give a clean component, or parts of a family, new values: a state dict, or part of one.

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 from swapd.core.actions import Reason
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
-from swapd.shared.protocol import Code
+from swapd.shared.protocol import NUMBER_MAX, Code
 
 #: A component whose owner comes back within this share of its swap-in time is busy: evicting it
 #: between two uses would cost more than it gives.
@@ -102,9 +102,9 @@ def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
 def may_overtake(ledger: Ledger, w: Waiter) -> bool:
     """Whether a waiter that needs no memory may be admitted before the head of the queue."""
     head = ledger.queue.head(ledger.now)
-    if head is None or head.priority < w.priority:
-        return head is None or head is ledger.queue.queued[0]  # else its patience is over
-    return w.seq <= head.seq or not is_bound_reached(ledger, head)
+    if head is None or w.seq <= head.seq or ledger.queue.outranks(w, head):
+        return True
+    return not is_bound_reached(ledger, head)
 
 
 def is_bound_reached(ledger: Ledger, head: Waiter) -> bool:
@@ -115,16 +115,21 @@ def is_bound_reached(ledger: Ledger, head: Waiter) -> bool:
 
 
 def overtaking(ledger: Ledger, head: Waiter) -> int:
-    """How many may overtake the head of the queue.
-
-    They save a load, and the head waits for them: no longer than a multiple of that load's time.
-    """
+    """How many may overtake the head of the queue."""
     bound = ledger.rules.overtake if head.overtake is None else head.overtake
     rate = ledger.lane_in.bytes_per_s
-    if not head.others_use_s or not rate:
+    if not rate:
         return bound
     load_s = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes / rate
-    return min(bound, int(OVERTAKEN_LOADS * load_s / head.others_use_s))
+    return min(bound, worth(load_s, head.others_use_s))
+
+
+def worth(load_s: float, use_s: float) -> int:
+    """How many uses of `use_s` may go before one that needs a load of `load_s`.
+
+    They save loads, and it waits for all of them: no longer than a multiple of its load's time.
+    """
+    return int(OVERTAKEN_LOADS * load_s / use_s) if use_s else NUMBER_MAX
 
 
 def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:

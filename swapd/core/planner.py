@@ -88,6 +88,7 @@ class Planner:
             if first is not None:
                 admission.admit(ledger, first)
                 ledger.replan = True
+            ledger.replan |= eviction.is_bound_reached(ledger, head) > ledger.is_bound_reached
             break
         return in_the_way
 

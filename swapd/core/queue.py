@@ -176,8 +176,12 @@ class WaitQueue:
         """A known waiter, queued or not, is admitted. It may overtake the head."""
         self.leave(waiter)
         head = self.head(now)
-        if head is not None and head.seq < waiter.seq and head.priority >= waiter.priority:
+        if head is not None and head.seq < waiter.seq and not self.outranks(waiter, head):
             head.overtaken += 1
+
+    def outranks(self, waiter: Waiter, head: Waiter) -> bool:
+        """Whether a waiter has a higher priority than the head, whose patience is not over."""
+        return waiter.priority > head.priority and head is self.queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""

@@ -55,8 +55,32 @@ def test_it_raises_what_the_acquire_would() -> None:
             client.forecast()
 
 
+def test_what_is_in_comes_first_and_what_waits_for_a_holder_last() -> None:
+    sizes = {"held": 6, "large": 6, "small": 2, "in": 4}
+    with (
+        spawn.daemon(budget="16MiB", residency_factor=0) as daemon,
+        swapd_client.connect(daemon.folder) as client,
+        swapd_client.connect(daemon.folder) as other,
+    ):
+        for name, mib in sizes.items():
+            client.register(name, {"x": bytes(mib * MIB)})
+        client.acquire("in").release()
+        with other.acquire("held"):
+            client.register("too large beside it", {"x": bytes(12 * MIB)})
+            found = client.cheapest(["too large beside it", *sizes, "in"])
+        assert [one.names for one in found] == [
+            *(("held",), ("in",), ("small",), ("large",)),
+            ("too large beside it",),
+        ]
+        assert [one.bytes_in // MIB for one in found] == [0, 0, 2, 6, 12]
+        with pytest.raises(UnknownComponent):
+            client.cheapest(["in", "nobody's"])
+        assert client.cheapest([]) == []
+
+
 async def test_the_asyncio_client_asks_the_same() -> None:
     with spawn.daemon(budget="16MiB") as daemon:
         async with await swapd_client.connect_async(daemon.folder) as client:
             await client.register("a", {"x": bytes(MIB)})
             assert (await client.forecast("a")).bytes_in == MIB
+            assert [one.names for one in await client.cheapest("a")] == [("a",)]

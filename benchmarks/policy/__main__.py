@@ -1,0 +1,102 @@
+"""`python -m benchmarks.policy TRACE.csv [--room 1 4] [--load 8.45 0.3] [--overtake 4 16 64]`.
+
+A trace has a request a line, with a header that names at least `t_s` (its arrival, seconds),
+`model` and `exec_s`. GenTD26 of Alibaba's clusterdata, cut to these columns, is one.
+
+Serves it by the core's own decisions, with room for so many models of one size, and first come,
+first served. A server that asks for one request at a time has the device to itself, so its loads
+hide behind nothing; requests that ask for themselves have loads run beside other requests. Prints
+loads a request, the wait until a request runs, and how often the first to wait was overtaken.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable
+from operator import attrgetter
+from pathlib import Path
+
+from benchmarks.policy.machine import Asking, Machine, Request, Served
+from swapd.core.records import Rules
+
+HEADER = (
+    f"{'room':>4} {'load s':>6} {'asks':>8} {'overtake':>8} {'loads/request':>13} {'of FCFS':>7} "
+    f"{'wait mean s':>11} {'p99 s':>8} {'overtaken':>9}"
+)
+
+
+def main() -> int:
+    arguments = _arguments()
+    try:
+        requests = read(arguments.trace)
+    except (OSError, KeyError, ValueError) as exc:
+        sys.stderr.write(f"{arguments.trace} is no trace with t_s, model and exec_s: {exc!r}\n")
+        return 2
+    _say(f"{len(requests)} requests for {len({r.model for r in requests})} models")
+    _say(HEADER)
+    for room in arguments.room:
+        for load_s in arguments.load:
+            for asks in ("one", "at once"):
+                _say_all(requests, room, load_s, asks, arguments.overtake)
+    return 0
+
+
+def _say_all(
+    requests: list[Request], room: int, load_s: float, asks: Asking, bounds: Iterable[int]
+) -> None:
+    first_come: Asking = "one" if asks == "one" else "in order"
+    fcfs = serve(requests, room, load_s, first_come, Rules(overtake=0))
+    _say(_line(room, load_s, asks, "FCFS", fcfs, fcfs))
+    for bound in bounds:
+        served = serve(requests, room, load_s, asks, Rules(overtake=bound))
+        _say(_line(room, load_s, asks, str(bound), served, fcfs))
+
+
+def serve(requests: list[Request], room: int, load_s: float, asks: Asking, rules: Rules) -> Served:
+    """Serve a trace of models of one size, of which `room` fit."""
+    models = dict.fromkeys(sorted({request.model for request in requests}), 1)
+    machine = Machine(models, dict.fromkeys(models, load_s), room, rules, asks)
+    return machine.run(requests)
+
+
+def read(path: Path) -> list[Request]:
+    """The requests of a trace, by arrival. Raises: OSError, KeyError, ValueError."""
+    with path.open(newline="") as lines:
+        found = [
+            Request(float(line["t_s"]), line["model"], float(line["exec_s"]))
+            for line in csv.DictReader(lines)
+        ]
+    return sorted(found, key=attrgetter("arrives_s"))
+
+
+def _line(room: int, load_s: float, asks: str, bound: str, served: Served, fcfs: Served) -> str:
+    waits = sorted(served.waited_s)
+    mean, p99 = sum(waits) / len(waits), waits[int(0.99 * len(waits))]
+    return (
+        f"{room:>4} {load_s:>6g} {asks:>8} {bound:>8} {served.loads / len(waits):>13.3f} "
+        f"{served.loads / fcfs.loads:>7.2f} {mean:>11.1f} {p99:>8.1f} {served.overtaken:>9}"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.policy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("trace", type=Path, help="a CSV file")
+    parser.add_argument("--room", type=int, nargs="+", default=[1, 4], help="models (1 4)")
+    parser.add_argument("--load", type=float, nargs="+", default=[8.45, 0.3], help="seconds")
+    parser.add_argument(
+        "--overtake", type=int, nargs="+", default=[4, 16, 64], help="bounds (4 16 64)"
+    )
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
