@@ -28,6 +28,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "residency_bound": ("1.25", 1.25),
     "patience": ("90", 90.0),
     "overtake": ("3", 3),
+    "eviction": ("lru", "lru"),
     "turn": ("1m", 60.0),
     "stop_timeout": ("0", 0.0),
     "linger": ("0.5", 0.5),
@@ -111,8 +112,8 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(
     name: str, tmp_path: Path
 ) -> None:
     text, value = SAMPLES[name]
-    same = "host" if isinstance(value, str) and name != "isolation" else "relaxed"
-    other = same if isinstance(value, str) else "7"
+    others = {"isolation": "relaxed", "eviction": "next_use"}
+    other = others.get(name, "host") if isinstance(value, str) else "7"
     environ = {variable(name): text}
     file = toml(tmp_path, f'{name} = "{other}"')
     assert getattr(load(file, {}, {}), name) != value

@@ -1,12 +1,15 @@
-"""`python -m benchmarks.policy TRACE.csv [--room 1 4] [--load 8.45 0.3] [--overtake 4 16 64]`.
+"""`python -m benchmarks.policy [--seeds 3]`, or with a trace: `TRACE.csv [--room 1 4] [--load 8.45
+0.3] [--overtake 4 16 64]`.
+
+Without a trace: bytes that the core's rules of eviction load for the workloads of `workloads.py`,
+over the fewest that any schedule loads; means of so many seeds.
 
 A trace has a request a line, with a header that names at least `t_s` (its arrival, seconds),
-`model` and `exec_s`. GenTD26 of Alibaba's clusterdata, cut to these columns, is one.
-
-Serves it by the core's own decisions, with room for so many models of one size, and first come,
-first served. A server that asks for one request at a time has the device to itself, so its loads
-hide behind nothing; requests that ask for themselves have loads run beside other requests. Prints
-loads a request, the wait until a request runs, and how often the first to wait was overtaken.
+`model` and `exec_s`. GenTD26 of Alibaba's clusterdata, cut to these columns, is one. It is served
+by the core's own decisions, with room for so many models of one size, and first come, first served.
+A server that asks for one request at a time has the device to itself, so its loads hide behind
+nothing; requests that ask for themselves have loads run beside other requests. Prints loads a
+request, the wait until a request runs, and how often the first to wait was overtaken.
 """
 
 import argparse
@@ -15,18 +18,27 @@ import sys
 from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
+from statistics import mean
+from typing import Literal, get_args
 
 from benchmarks.policy.machine import Asking, Machine, Request, Served
+from benchmarks.policy.workloads import Workload, optimum, workloads
 from swapd.core.records import Rules
 
 HEADER = (
     f"{'room':>4} {'load s':>6} {'asks':>8} {'overtake':>8} {'loads/request':>13} {'of FCFS':>7} "
     f"{'wait mean s':>11} {'p99 s':>8} {'overtaken':>9}"
 )
+#: The first seed; the others follow.
+SEED = 7
+Eviction = Literal["next_use", "lru"]
 
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.trace is None:
+        _say_evictions(range(SEED, SEED + arguments.seeds))
+        return 0
     try:
         requests = read(arguments.trace)
     except (OSError, KeyError, ValueError) as exc:
@@ -39,6 +51,37 @@ def main() -> int:
             for asks in ("one", "at once"):
                 _say_all(requests, room, load_s, asks, arguments.overtake)
     return 0
+
+
+# --- eviction ----------------------------------------------------------------------------
+
+
+def _say_evictions(seeds: Iterable[int]) -> None:
+    kinds: tuple[Eviction, ...] = get_args(Eviction)
+    _say("bytes / optimum " + "".join(f"{kind:>9}" for kind in kinds))
+    for alike in zip(*map(workloads, seeds), strict=True):
+        least = [optimum(one) for one in alike]
+        ratios = [
+            mean(loaded(one, kind) / of for one, of in zip(alike, least, strict=True))
+            for kind in kinds
+        ]
+        _say(f"{alike[0].name:<15} " + "".join(f"{ratio:>9.3f}" for ratio in ratios))
+
+
+def loaded(workload: Workload, eviction: Eviction) -> int:
+    """What the core loads for a workload, one request after the other."""
+    machine = Machine(
+        workload.sizes,
+        dict.fromkeys(workload.sizes, 0.5),
+        workload.room,
+        Rules(eviction=eviction),
+        "in order",
+    )
+    requests = [Request(10.0 * i, name, 1.0) for i, name in enumerate(workload.requests)]
+    return machine.run(requests).loaded
+
+
+# --- order of service --------------------------------------------------------------------
 
 
 def _say_all(
@@ -84,7 +127,8 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("trace", type=Path, help="a CSV file")
+    parser.add_argument("trace", type=Path, nargs="?", help="a CSV file")
+    parser.add_argument("--seeds", type=int, default=3, help="of the workloads (3)")
     parser.add_argument("--room", type=int, nargs="+", default=[1, 4], help="models (1 4)")
     parser.add_argument("--load", type=float, nargs="+", default=[8.45, 0.3], help="seconds")
     parser.add_argument(

@@ -193,8 +193,8 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     for c in asked:
         c.waiting[w.key] = None
         if c.state in (State.RESIDENT, State.LOADING):
-            ledger.held_back[c.name] = None  # it may have it soon
-            ledger.replan = True
+            hold_back(ledger, c)
+            ledger.replan |= c.name in ledger.in_the_way
     freed = _spend(ledger, w)
     if w.spent and eviction.fits_in(ledger, asked, freed):
         return admit(ledger, w)  # nobody else gets their room in between
@@ -228,27 +228,33 @@ def _note_gaps(ledger: Ledger, asked: list[Component]) -> None:
             ledger.replan |= ledger.somebody_waits  # it may lose its protection
 
 
-def share(ledger: Ledger, c: Component, most: int | None = None) -> None:
-    """Admit waiters for `c` that need no memory, if it is in or coming: at most so many."""
+def share(ledger: Ledger, c: Component) -> None:
+    """Admit waiters for `c` that need no memory, if it is in or coming."""
     ledger.held_back.pop(c.name, None)
-    stuck = -NUMBER_MAX - 1
     for key in list(c.waiting):
         w = ledger.queue.get(key)
-        if w is None or most == 0:
+        if w is None:
             continue
-        if w.priority <= stuck and not eviction.goes_on(ledger, c, w):
-            continue  # who came earlier may not overtake either
         if eviction.may_share(ledger, w, ledger.named(w.names)):
             admit(ledger, w)
             ledger.replan = True
-            most = most and most - 1
         elif not eviction.may_join(ledger, c, w):
-            stuck = w.priority
-    if c.waiting and stuck >= -NUMBER_MAX:
-        ledger.held_back[c.name] = None
-        head = ledger.queue.head(ledger.now)
-        reached = head is not None and eviction.is_bound_reached(ledger, head)
-        ledger.replan |= reached and not ledger.is_bound_reached
+            return hold_back(ledger, c)  # and so it is with those that came later
+
+
+def share_with_one(ledger: Ledger, c: Component) -> None:
+    """Admit one that waits for `c`, which its holders may need to go on."""
+    for key in list(c.waiting):
+        w = ledger.queue.get(key)
+        if w is not None and eviction.may_share(ledger, w, ledger.named(w.names)):
+            ledger.replan = True
+            return admit(ledger, w)
+
+
+def hold_back(ledger: Ledger, c: Component) -> None:
+    """Somebody that waits for `c` may share it later."""
+    ledger.held_back[c.name] = None
+    ledger.replan |= ledger.closed_from is None
 
 
 def admit(ledger: Ledger, w: Waiter) -> None:
@@ -267,9 +273,8 @@ def admit(ledger: Ledger, w: Waiter) -> None:
         ledger.idle.drop(c)
         if c.state is State.ABSENT:
             transfers.load(ledger, c)
-            if c.waiting:  # they may share the load
-                ledger.held_back[c.name] = None
-                ledger.replan = True
+            if c.waiting:
+                hold_back(ledger, c)  # from its load
         elif c.state is State.LOADING and not c.workspace:
             transfers.hasten(ledger, c, min(c.urgency, (0, *w.order)))
         if c.state is State.LOADING:

@@ -137,6 +137,8 @@ def _names(ledger: Ledger) -> None:
     components = ledger.components.values()
     named = [*ledger.families, *(c.name for c in components if not c.workspace)]
     _same("names", ledger.names, sorted(named))
+    things = {c.side for c in ledger.components.values() if not c.workspace}
+    _same("foreseen", vars(ledger.foresight)["_known"], things)
     _same("families", ledger.families, _by((c.part_of, c) for c in components))
     assert not ledger.families.keys() & ledger.components.keys(), "a name has two meanings"
     assert ledger.automatic.keys() <= ledger.families.keys(), "a family that is gone keeps room"

@@ -7,10 +7,11 @@ components go so that its own can come in, or which are in its way; `victims` pi
 """
 
 from collections.abc import Callable, Collection, Iterable
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Literal, NamedTuple, TypeVar
 
 from swapd.core.actions import Reason
+from swapd.core.foresight import Candidate, going
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
 from swapd.shared.protocol import NUMBER_MAX, Code
@@ -94,34 +95,42 @@ def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
 
     A bounded number of waiters may, for a bounded time.
     """
-    if c.name in ledger.in_the_way:
-        return goes_on(ledger, c, w) or may_overtake(ledger, w)
-    return ledger.is_bound_reached or may_overtake(ledger, w)
+    return not is_closed(ledger, c) or goes_on(ledger, c, w) or may_overtake(ledger, w)
+
+
+def is_closed(ledger: Ledger, c: Component) -> bool:
+    """Whether `c` is in the way of the head of the queue, or could go instead of what is.
+
+    That matters once nobody may overtake the head.
+    """
+    if c.name in ledger.in_the_way or ledger.closed_from is None:
+        return True
+    return c.chunks >= ledger.closed_from and c.policy != "permanent"
 
 
 def may_overtake(ledger: Ledger, w: Waiter) -> bool:
     """Whether a waiter that needs no memory may be admitted before the head of the queue."""
     head = ledger.queue.head(ledger.now)
-    if head is None or w.seq <= head.seq or ledger.queue.outranks(w, head):
+    if head is None or head is w or ledger.queue.outranks(w, head):
         return True
     return not is_bound_reached(ledger, head)
 
 
 def is_bound_reached(ledger: Ledger, head: Waiter) -> bool:
     """Whether as many as may have overtaken the head of the queue, or for as long as they may."""
-    since = head.head_since
-    over = since is not None and ledger.now >= since + ledger.rules.turn_s
-    return over or head.overtaken >= overtaking(ledger, head)
+    if head.bound is None or head.head_since is None:
+        return False  # no decision has found it waiting yet
+    return head.overtaken >= head.bound or ledger.now >= head.head_since + ledger.rules.turn_s
 
 
-def overtaking(ledger: Ledger, head: Waiter) -> int:
-    """How many may overtake the head of the queue."""
-    bound = ledger.rules.overtake if head.overtake is None else head.overtake
+def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
+    """How many may overtake the head of the queue, with these in its way."""
+    most = ledger.rules.overtake if head.overtake is None else head.overtake
     rate = ledger.lane_in.bytes_per_s
-    if not rate:
-        return bound
+    if not most or not rate:
+        return most
     load_s = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes / rate
-    return min(bound, worth(load_s, head.others_use_s))
+    return min(most, worth(load_s, max([c.use_s for c in by], default=0.0)))
 
 
 def worth(load_s: float, use_s: float) -> int:
@@ -135,13 +144,17 @@ def worth(load_s: float, use_s: float) -> int:
 def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
     """Whether the holders of `c` may need `w` to have it, or it is their turn.
 
-    An agent that holds it could not release otherwise. Another one of its session waits, but not
-    for ever: a holder may wait for it, which the daemon cannot see, or it may be one of many with
-    overlapping leases. And the last one that had it goes on within the minimum residency.
+    An agent that holds it could not release otherwise. And the last one that had it goes on within
+    the minimum residency. Another one of a session that holds what is in the way waits, but not for
+    ever: a holder may wait for it, which the daemon cannot see, or it may be one of many with
+    overlapping leases.
     """
-    if w.owner in c.agents or (w.session in c.holders and c.closed_until <= ledger.now):
+    if w.owner in c.agents:
         return True
-    return hash(w.owner) == c.last_agent and c.name not in ledger.notices.wanted
+    if hash(w.owner) == c.last_agent and c.name not in ledger.notices.wanted:
+        return ledger.now < c.resident_since + quantum_s(ledger, c, c.priority)
+    is_open = c.name in ledger.in_the_way and c.closed_until <= ledger.now
+    return is_open and w.session in c.holders
 
 
 def is_late(ledger: Ledger, w: Waiter) -> bool:
@@ -205,7 +218,7 @@ def room(
     if w is None and asked[0].policy == "sequential":
         return Blocked([], [])
     short = _short(ledger, missing, rivals)
-    going = _going(ledger, short, rivals, asked, may_evict, over)
+    going = _going(ledger, w, short, rivals, asked, may_evict, over)
     if going is not None:
         return Room(*going, rivals, missing)
     if w is None:
@@ -221,6 +234,7 @@ def _short(ledger: Ledger, missing: int, rivals: list[Component]) -> int:
 
 def _going(
     ledger: Ledger,
+    w: Waiter | None,
     short: int,
     rivals: list[Component],
     asked: list[Component],
@@ -237,9 +251,34 @@ def _going(
         return None
     spare = {c.name for c in (*asked, *staying)}
     idle = ledger.idle if over is None else ledger.idle.among(over)
-    may_go = ((c, c.chunks) for c in idle if c.name not in spare and may_evict(c))
-    chosen = victims(short, may_go)  # 3
+    may_go: Iterable[Component] = (c for c in idle if c.name not in spare and may_evict(c))
+    if short > 0 and w is not None and ledger.foresight.rules:
+        may_go = _foreseen(ledger, short, list(may_go), asked)
+    chosen = victims(short, ((c, c.chunks) for c in may_go))  # 3
     return None if chosen is None else (staying, chosen)
+
+
+def _foreseen(
+    ledger: Ledger, need: int, idle: list[Component], asked: list[Component]
+) -> Iterable[Component]:
+    """The idle components in the order in which they should go for `asked`: those of the places
+    before the least recently used, then those that are needed last."""
+    rest: dict[str, list[Component]] = {}
+    first = list(takewhile(lambda c: not is_foreseen(c), idle))
+    for c in filter(is_foreseen, idle):
+        rest.setdefault(c.side, []).append(c)
+    candidates = [Candidate(name, sum([c.chunks for c in of])) for name, of in rest.items()]
+    expected = ledger.foresight.expected(dict.fromkeys(c.side for c in asked))
+    need -= sum([c.chunks for c in first])
+    chosen = [c for one in going(need, candidates, expected) for c in rest[one.name]]
+    return dict.fromkeys([*first, *chosen, *idle])
+
+
+def is_foreseen(c: Component) -> bool:
+    """Whether its next use is foreseen: it stays as long as its memory is not needed."""
+    return c.policy == "lru" and not (
+        c.workspace or c.leaves_for_nothing or c.state is State.LOADING
+    )
 
 
 def leaves_first(c: Component, w: Waiter | None) -> bool:
@@ -276,8 +315,7 @@ def _in_the_way(
     """Components that must go to let `w` have `asked`, and cannot now: idle ones, leased ones,
     those that come in for others, rivals.
 
-    Once as many as may have overtaken the head, also those that could go instead of one of them. An
-    idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
+    An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
     two holders that take turns could keep out a waiter that needs both for ever.
     """
     leased = (c for c in ledger.holders.to_give_way() if c.agents.keys() != {w.owner})
@@ -285,12 +323,8 @@ def _in_the_way(
     promised = (c for c in coming if c.promised and not c.leases and ledger.is_current(c))
     others = chain(ledger.idle, leased, promised)
     spare = {c.name for c in (*asked, *rivals)}
-    may_go = [c for c in others if c.name not in spare]
-    chosen, short = _oldest(short, ((c, c.chunks) for c in may_go))
+    chosen, short = _oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
     going = _needed(chosen, short)
-    if ledger.is_bound_reached and going:  # whichever comes free first
-        least = min([c.chunks for c in going])
-        going += [c for c in may_go if c.chunks >= least and c not in going]
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
 
 

@@ -15,6 +15,7 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names), ledger.now)
     ledger.holders.open(w.key, ledger.leases[w.key])
     _note_turn(ledger, w)
+    _foresee(ledger, w)
     placements = []
     for name in w.names:
         c = ledger.components[name]
@@ -34,6 +35,18 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
             transient = c.policy == "sequential"
             placements.append(Placement(name, c.generation, c.runs, transient, c.contents))
     return tuple(placements)
+
+
+def _foresee(ledger: Ledger, w: Waiter) -> None:
+    """Note which components and families are used, for those that come after."""
+    if ledger.rules.eviction == "lru":
+        return
+    chunks: dict[str, int] = {}
+    for c in ledger.named(w.names):
+        if c.policy == "lru" and not c.workspace:
+            chunks[c.side] = chunks.get(c.side, 0) + c.chunks
+    for name, size in chunks.items():
+        ledger.foresight.use(name, size, ledger.pool.total - ledger.fixed)
 
 
 def _note_turn(ledger: Ledger, w: Waiter) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from swapd.core.actions import Accept, AnyAction, MakeHostCopy, Refuse, SendHurry, SendWanted
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
+from swapd.core.foresight import Foresight
 from swapd.core.lru import Holders, IdleOrder
 from swapd.core.queue import Deadlines, WaitQueue
 from swapd.core.records import Component, Key, Lane, Lease, Rules, Session, State, Transfer
@@ -119,6 +120,7 @@ class Ledger:
         #: Candidates for eviction: not leased, not promised, not `permanent`, and resident, or
         #: loading with nobody that waits for the load (`Component.stoppable`).
         self.idle = IdleOrder()
+        self.foresight = Foresight()
         self.holders = Holders(self.idle)
         #: No idle component is within its minimum residency after this time.
         self.busy_until = 0.0
@@ -126,8 +128,9 @@ class Ledger:
         #: holders by `eviction.may_join`. And those in or coming that queued waiters may perhaps
         #: share after the next decision.
         self.in_the_way: set[str] = set()
-        #: The head was overtaken by as many as may, so all that could go is in the way.
-        self.is_bound_reached = False
+        #: Once the head was overtaken by as many as may: of so many chunks, components could go
+        #: instead of one that is in the way, and take new holders as those do. Else None.
+        self.closed_from: int | None = None
         self.held_back: dict[str, None] = {}
         self.notices = Notices()
         #: Missing acknowledgements by generation, in order of time, each with the time of the
@@ -201,6 +204,7 @@ class Ledger:
         """The component or family is gone: its name is free, and its counts are those of the
         others. So sums over all names never fall."""
         del self.names[bisect_left(self.names, name)]
+        self.foresight.forget(name)
         tally, others = self.counts.of.pop(name, None), self.counts.of[OTHERS]
         if tally is None:
             return

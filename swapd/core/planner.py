@@ -9,6 +9,7 @@ from swapd.core import admission, backfill, deadlock, eviction, transfers
 from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State, Waiter
+from swapd.shared.protocol import NUMBER_MAX
 
 #: While a component is in the way, another agent of the sessions that hold it gets a lease of it
 #: after this time at first, and after twice as long each next time: see `eviction.goes_on`.
@@ -74,9 +75,8 @@ class Planner:
         should give back."""
         ledger = self._ledger
         in_the_way: set[str] = set()
-        ledger.is_bound_reached = False
+        ledger.closed_from = None
         while (head := ledger.queue.head(ledger.now)) is not None:
-            self._note_bound(head)
             if self._make_room(head, wanted, in_the_way):
                 admission.admit(ledger, head)
                 continue
@@ -88,16 +88,18 @@ class Planner:
             if first is not None:
                 admission.admit(ledger, first)
                 ledger.replan = True
-            ledger.replan |= eviction.is_bound_reached(ledger, head) > ledger.is_bound_reached
+            self._note_bound(head, in_the_way)
             break
         return in_the_way
 
-    def _note_bound(self, head: Waiter) -> None:
-        """Whether others may overtake the head, and until when."""
+    def _note_bound(self, head: Waiter, in_the_way: set[str]) -> None:
+        """Whether others may overtake the head, which has to wait, and until when."""
         ledger = self._ledger
         if head.head_since is None:
             head.head_since = ledger.now
-        ledger.is_bound_reached = eviction.is_bound_reached(ledger, head)
+        if eviction.is_bound_reached(ledger, head):
+            chunks = [ledger.components[name].chunks for name in in_the_way]
+            ledger.closed_from = min(chunks, default=NUMBER_MAX)
         until = head.head_since + ledger.rules.turn_s
         if ledger.now < until and ledger.holders.leased:
             self._look_again(until)
@@ -162,7 +164,7 @@ class Planner:
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
-        w.others_use_s = max((c.use_s for c in found.by), default=0.0)
+        w.bound = eviction.bound(self._ledger, w, found.by)
         if not found.leaving:
             self._held_up = True
             wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority))
@@ -220,10 +222,11 @@ class Planner:
         for name in sorted(in_the_way):
             self._close(ledger.components[name], anew=name not in before)
         for name in list(ledger.held_back):
-            if name in ledger.components:
-                admission.share(ledger, ledger.components[name])
-            else:
+            c = ledger.components.get(name)
+            if c is None:
                 del ledger.held_back[name]
+            elif ledger.closed_from is None or not eviction.is_closed(ledger, c):
+                admission.share(ledger, c)
 
     def _close(self, c: Component, *, anew: bool) -> None:
         """Close `c`, which is in the way, to other agents of its holders for a while; then admit
@@ -234,7 +237,7 @@ class Planner:
         now = self._ledger.now
         if anew or c.closed_until <= now:
             if not anew:
-                admission.share(self._ledger, c, most=1)
+                admission.share_with_one(self._ledger, c)
             c.closed_s = CLOSED_S if anew else max(CLOSED_S, 2 * c.closed_s)
             c.closed_until = now + c.closed_s
         if c.waiting:

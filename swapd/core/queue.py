@@ -175,9 +175,12 @@ class WaitQueue:
     def admitted(self, waiter: Waiter, now: float) -> None:
         """A known waiter, queued or not, is admitted. It may overtake the head."""
         self.leave(waiter)
-        head = self.head(now)
-        if head is not None and head.seq < waiter.seq and not self.outranks(waiter, head):
-            head.overtaken += 1
+        if (head := self.head(now)) is None:
+            return
+        if head is self.queued[0]:
+            head.overtaken += head.order < waiter.order
+        else:
+            head.overtaken += head.seq < waiter.seq
 
     def outranks(self, waiter: Waiter, head: Waiter) -> bool:
         """Whether a waiter has a higher priority than the head, whose patience is not over."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -40,6 +41,7 @@ class Rules(msgspec.Struct, frozen=True):
     patience_s: float = 30.0  # a waiter that waited longer goes first, at any priority
     overtake: int = 16  # so many at most that need no memory go before the head of the queue
     turn_s: float = 600.0  # and for so long at most
+    eviction: Literal["next_use", "lru"] = "next_use"  # which idle component goes first
     unread_timeout_s: float = 60.0  # longest time in which a session reads none of these messages
 
 
@@ -347,8 +349,8 @@ class Waiter:
     #: and has to wait.
     overtaken: int = 0
     head_since: float | None = None
-    #: The longest usual time of a use of what is in its way, seconds; 0 if that is not known.
-    others_use_s: float = 0.0
+    #: How many may overtake it now; None: it was not the head yet.
+    bound: int | None = None
     #: Leases that end if it needs memory, and whether they did.
     spare: tuple[Release, ...] = ()
     spent: bool = False

@@ -37,6 +37,7 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
     ledger.components[c.name] = c
     change_staying(ledger, c, 1)
     insort(ledger.names, c.name)
+    ledger.foresight.know(c.side)
     if c.part_of:
         if c.part_of not in ledger.families:
             insort(ledger.names, c.part_of)

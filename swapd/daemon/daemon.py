@@ -284,4 +284,5 @@ def _rules(config: Config) -> Rules:
         patience_s=config.patience,
         overtake=config.overtake,
         turn_s=config.turn,
+        eviction=config.eviction,
     )

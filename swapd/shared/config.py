@@ -103,6 +103,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: Annotated[
         float, Meta(description="Seconds after which a waiter goes first, any priority", gt=0)
     ] = 30.0
+    eviction: Annotated[
+        Literal["next_use", "lru"],
+        Meta(description="next_use: first what is needed last, by the order of uses so far"),
+    ] = "next_use"
     overtake: Annotated[
         int,
         Meta(

@@ -506,8 +506,8 @@ class World:
     def change_rules(self, **changed: float) -> None:
         """Change the rules; those not named stay."""
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
-        names = [name for name in rules if name not in ("strict", "unread_timeout_s")]
-        self.send(RulesChanged(self.now, *(rules[name] for name in names)))
+        names = [n for n in rules if n not in ("strict", "eviction", "unread_timeout_s")]
+        self.send(RulesChanged(self.now, *(rules[n] for n in names)))
 
     # --- slow actions --------------------------------------------------------------------
 

@@ -1,0 +1,226 @@
+"""When components are expected again, by the order in which they were used so far. Pure.
+
+The chain: how often each followed each two before it. Pipelines use the same few components in the
+same order, so it soon knows the order; where it does not, LRU moves less. So two ghosts, which move
+nothing, follow the uses as well: one evicts by the chain, one the least recently used. Whichever
+moved less lately says how to evict.
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple, TypeVar
+
+#: Most components and families that are foreseen: with more, LRU rules.
+THINGS_MAX = 64
+#: Uses that it looks ahead.
+AHEAD = 12
+#: Less likely futures are left out.
+LEAST = 0.02
+#: A context remembers so many uses that followed it, older ones for half and less.
+REMEMBERED = 128
+#: What followed two things is trusted after so many uses, or while it was always the same.
+TRUSTED = 24
+#: Bytes that the ghosts moved count for so many uses.
+LATELY = 128
+#: While LRU moves less, the ghosts follow every so many of these periods.
+SELDOM = 4
+#: All sets of so many things are compared; of more, those that are used last go first.
+SETS_OF = 8
+
+#: The two things used last.
+Context = tuple[str, ...]
+#: How likely each is, by name.
+Shares = dict[str, float]
+Thing = TypeVar("Thing")
+
+
+class Candidate(NamedTuple):
+    """What may go: a component or a family, and its chunks."""
+
+    name: str
+    chunks: int
+
+
+class Chain:
+    """The order of uses so far."""
+
+    def __init__(self) -> None:
+        self._followed: dict[Context, Counter[str]] = defaultdict(Counter)
+        self._context: Context = ()
+
+    def use(self, name: str) -> None:
+        """It is used. Uses in a row are one."""
+        if self._context[-1:] == (name,):
+            return
+        for context in (self._context, self._context[-1:]):
+            followed = self._followed[context]
+            followed[name] += 1
+            if followed.total() > REMEMBERED:
+                halved = {one: count // 2 for one, count in followed.items() if count > 1}
+                self._followed[context] = Counter(halved)
+        self._context = (*self._context, name)[-2:]
+
+    def forget(self, name: str) -> None:
+        """It is gone."""
+        self._context = tuple(one for one in self._context if one != name)
+        for context in [context for context in self._followed if name in context]:
+            del self._followed[context]
+        for followed in self._followed.values():
+            del followed[name]
+
+    def expected(self, using: Iterable[str] = ()) -> defaultdict[str, float]:
+        """After how many uses each is expected again, once `using` are used; by name."""
+        context = self._context
+        for name in using:
+            if context[-1:] != (name,):
+                context = (*context, name)[-2:]
+        likely = {context: 1.0}
+        #: How likely each was not used until then.
+        unused: dict[str, float] = {}
+        expected: defaultdict[str, float] = defaultdict(lambda: 2.0 * AHEAD)
+        for step in range(AHEAD):
+            likely, used = self._step(likely)
+            if not used:
+                break
+            for name in used:
+                if name not in unused:
+                    unused[name], expected[name] = 1.0, step
+            for name, share in unused.items():
+                expected[name] += share
+                unused[name] = share * (1.0 - used.get(name, 0.0))
+        for name, share in unused.items():
+            expected[name] += share * (2 * AHEAD - step)
+        return expected
+
+    def _step(
+        self, likely: Mapping[Context, float]
+    ) -> tuple[dict[Context, float], dict[str, float]]:
+        """One use later: how likely each context is, and each thing used."""
+        after, used = defaultdict[Context, float](float), defaultdict[str, float](float)
+        for context, p in likely.items():
+            followed = self._after(context)
+            each = p / max(followed.total(), 1)
+            for name, count in followed.items():
+                if (share := each * count) >= LEAST:
+                    used[name] += share
+                    after[(*context, name)[-2:]] += share
+        return after, used
+
+    def _after(self, context: Context) -> Counter[str]:
+        """How often each followed: the two, or if that is not certain enough, the last one."""
+        followed = self._followed.get(context)
+        if followed and (len(followed) == 1 or followed.total() >= TRUSTED):
+            return followed
+        return self._followed.get(context[-1:]) or Counter()
+
+
+class _Ghost:
+    """What would be in, and the chunks moved lately, under one rule of eviction."""
+
+    def __init__(self) -> None:
+        #: The least recently used first.
+        self.there: OrderedDict[str, int] = OrderedDict()
+        self.moved = 0.0
+
+    def use(self, one: Candidate, room: int, chain: Chain | None) -> None:
+        self.moved -= self.moved / LATELY
+        is_in = self.there.pop(one.name, None) == one.chunks
+        if not is_in:
+            self.moved += one.chunks
+            need = one.chunks + sum(self.there.values()) - room
+            candidates = [Candidate(*item) for item in self.there.items()]
+            expected = chain.expected() if chain and need > 0 else None
+            for victim in going(need, candidates, expected):
+                del self.there[victim.name]
+        self.there[one.name] = one.chunks
+
+
+class Foresight:
+    """Follows the uses of components that may be evicted, and of families."""
+
+    def __init__(self) -> None:
+        self._chain = Chain()
+        #: Registered components and families.
+        self._known: set[str] = set()
+        self._uses = 0
+        self._lru, self._foreseen = _Ghost(), _Ghost()
+
+    def know(self, name: str) -> None:
+        """It is registered."""
+        self._known.add(name)
+
+    def use(self, name: str, chunks: int, room: int) -> None:
+        """A component, or a family, is used, with room for so many chunks in all."""
+        if len(self._known) > THINGS_MAX:
+            return
+        self._chain.use(name)
+        self._uses += 1
+        if not self.rules and self._uses // LATELY % SELDOM:
+            return  # the order says little: look again later
+        one = Candidate(name, chunks)
+        self._lru.use(one, room, None)
+        self._foreseen.use(one, room, self._chain)
+
+    def forget(self, name: str) -> None:
+        """It is gone. Names that are not known, as those of parts, are nothing."""
+        if name in self._known:
+            self._known.discard(name)
+            self._chain.forget(name)
+            self._lru.there.pop(name, None)
+            self._foreseen.there.pop(name, None)
+
+    @property
+    def rules(self) -> bool:
+        """Whether evicting by the chain moved less lately than LRU."""
+        few = len(self._known) <= THINGS_MAX
+        return few and self._foreseen.moved < self._lru.moved
+
+    def expected(self, using: Iterable[str]) -> defaultdict[str, float]:
+        """As `Chain.expected`."""
+        return self._chain.expected(using)
+
+
+def going(
+    need: int, candidates: Sequence[Candidate], expected: defaultdict[str, float] | None
+) -> list[Candidate]:
+    """Which of the candidates go to free `need` chunks. They come in the order of their last use.
+
+    Without `expected`: the first ones. Else the set that costs the fewest expected bytes for each
+    use: the sum of chunks by the uses until they come back.
+    """
+    if need <= 0:
+        return []
+    if expected is None:
+        return _first(need, candidates)
+    last = sorted(candidates, key=lambda one: -expected[one.name])
+    few = last[:SETS_OF]
+    if sum(one.chunks for one in few) < need:
+        return _first(need, last)
+    cost = {one: one.chunks / expected[one.name] for one in few}
+    place = {one: at for at, one in enumerate(candidates)}
+    sets = (
+        some
+        for n in range(1, len(few) + 1)
+        for some in combinations(few, n)
+        if sum([one.chunks for one in some]) >= need
+    )
+    best = min(sets, key=lambda some: (sum(cost[one] for one in some), sum(place[o] for o in some)))
+    return list(best)
+
+
+def _first(need: int, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first that are enough, without the last superfluous ones."""
+    chosen = []
+    for one in candidates:
+        if need <= 0:
+            break
+        chosen.append(one)
+        need -= one.chunks
+    needed = []
+    for one in reversed(chosen):
+        if need + one.chunks <= 0:
+            need += one.chunks
+        else:
+            needed.append(one)
+    return needed[::-1]
