@@ -28,8 +28,8 @@ def workloads(seed: int) -> Iterator[Workload]:
     yield Workload("W1", SPEECH * 300, ones, 2)
     yield Workload("W2", SPEECH * 300, {"thinker": 60, "talker": 8, "code2wav": 2}, 66)
     yield Workload("W3", _mixed(seed, 1500, 0.5, ("thinker",), SPEECH), ones, 2)
-    pictures = {"te": 10, "dit": 24, "vae": 1, "te2": 16, "dit2": 28, "vae2": 1}
-    first, second = ("te", "dit", "vae"), ("te2", "dit2", "vae2")
+    pictures = {"text": 10, "dit": 24, "vae": 1, "text2": 16, "dit2": 28, "vae2": 1}
+    first, second = ("text", "dit", "vae"), ("text2", "dit2", "vae2")
     yield Workload("W4", _mixed(seed, 1200, 0.7, first, second), pictures, 48)
     voice = {"enc": 3, "ar": 14, "dit": 10, "voc": 2}
     yield Workload("W5", _mixed(seed, 1500, 0.6, tuple(voice), ("enc", "ar")), voice, 20)

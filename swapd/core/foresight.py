@@ -9,7 +9,7 @@ moved less lately says how to evict.
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 #: Most components and families that are foreseen: with more, LRU rules.
 THINGS_MAX = 64
@@ -21,18 +21,15 @@ LEAST = 0.02
 REMEMBERED = 128
 #: What followed two things is trusted after so many uses, or while it was always the same.
 TRUSTED = 24
-#: Bytes that the ghosts moved count for so many uses.
+#: "Lately", in uses: the time constant of what the ghosts have moved.
 LATELY = 128
-#: While LRU moves less, the ghosts follow every so many of these periods.
+#: While LRU rules, the ghosts follow the uses of one in so many periods of that length.
 SELDOM = 4
-#: All sets of so many things are compared; of more, those that are used last go first.
+#: All sets of so many candidates are compared; of more, those that are needed last go first.
 SETS_OF = 8
 
 #: The two things used last.
 Context = tuple[str, ...]
-#: How likely each is, by name.
-Shares = dict[str, float]
-Thing = TypeVar("Thing")
 
 
 class Candidate(NamedTuple):
