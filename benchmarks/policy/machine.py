@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
-from swapd.core.eviction import worth
 from swapd.core.records import Rules, State
+from swapd.core.sharing import worth
 from swapd.shared import protocol
 
 #: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other

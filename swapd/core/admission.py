@@ -16,6 +16,7 @@ from swapd.core import (
     explain,
     leases,
     requests,
+    sharing,
     starts,
     transfers,
 )
@@ -158,7 +159,7 @@ def _ask(ledger: Ledger, w: Waiter, missing: list[str]) -> None:
     """Admit `w` or have it wait: parked, if names are `missing`."""
     ledger.queue.add(w)
     ledger.sessions[w.session].waiters.add(w.request)
-    if missing and eviction.is_late(ledger, w):
+    if missing and sharing.is_late(ledger, w):
         _refuse_late(ledger, w)
     elif missing:
         ledger.queue.park(w)
@@ -180,14 +181,14 @@ def unpark(ledger: Ledger, c: Component) -> None:
 def _enter(ledger: Ledger, w: Waiter) -> None:
     """All names are registered: grant at once, share a load, queue, or refuse for good."""
     asked = ledger.named(w.names)
-    found = eviction.at_once(ledger, w, asked)
+    found = sharing.at_once(ledger, w, asked)
     if isinstance(found, Refusal):
         return refuse_as(ledger, w, found)
     _note_gaps(ledger, asked)
     if found is not None:
         ledger.replan |= ledger.somebody_waits  # a waiter may have counted on one of them
         return admit(ledger, w)
-    if eviction.is_late(ledger, w):
+    if sharing.is_late(ledger, w):
         return _refuse_late(ledger, w)
     ledger.queue.push(w)
     for c in asked:
@@ -235,10 +236,10 @@ def share(ledger: Ledger, c: Component) -> None:
         w = ledger.queue.get(key)
         if w is None:
             continue
-        if eviction.may_share(ledger, w, ledger.named(w.names)):
+        if sharing.may_share(ledger, w, ledger.named(w.names)):
             admit(ledger, w)
             ledger.replan = True
-        elif not eviction.may_join(ledger, c, w):
+        elif not sharing.may_join(ledger, c, w):
             return hold_back(ledger, c)  # and so it is with those that came later
 
 
@@ -246,7 +247,7 @@ def share_with_one(ledger: Ledger, c: Component) -> None:
     """Admit one that waits for `c`, which its holders may need to go on."""
     for key in list(c.waiting):
         w = ledger.queue.get(key)
-        if w is not None and eviction.may_share(ledger, w, ledger.named(w.names)):
+        if w is not None and sharing.may_share(ledger, w, ledger.named(w.names)):
             ledger.replan = True
             return admit(ledger, w)
 
@@ -422,7 +423,7 @@ def _refuse_deadlocked(ledger: Ledger) -> None:
     while stuck := deadlock.deadlocked(ledger):
         if w := deadlock.that_could_take_old(ledger, stuck):
             w.takes_old = True
-            if eviction.may_share(ledger, w, ledger.named(w.names)):
+            if sharing.may_share(ledger, w, ledger.named(w.names)):
                 admit(ledger, w)
             ledger.replan = True
             continue

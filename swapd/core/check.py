@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import chain, combinations
 from typing import Any
 
-from swapd.core import eviction
+from swapd.core import sharing
 from swapd.core.chunks import count
 from swapd.core.ledger import HITS_MAX, OTHERS, Ledger
 from swapd.core.records import Agent, Component, Key, State
@@ -266,7 +266,7 @@ def _queue(ledger: Ledger) -> None:
     queue = ledger.queue
     _same("queued", queue.queued, sorted((w for w in queue if w.queued), key=lambda w: w.order))
     for w in queue.queued:
-        shares = eviction.may_share(ledger, w, ledger.named(w.names))
+        shares = sharing.may_share(ledger, w, ledger.named(w.names))
         assert not shares, f"{w} waits for what it may have"
     parked = {(name, w.key) for w in queue if w.parked for name in w.asked}
     _same("parked", {(name, key) for name, some in queue.parked.items() for key in some}, parked)

@@ -1,27 +1,19 @@
-"""Which components go to make room for a request, or on their own. Pure; changes nothing.
+"""Which components go to make room for a request. Pure; changes nothing.
 
-Only this module decides that: `planner.make_room` evicts these, `admission.py` carries out all
-other verdicts on a request, `status.py` prints them, `explain.py` words them. `at_once(...)` finds
-requests that can never be granted, or need no memory. `room(...)` finds for any other which
-components go so that its own can come in, or which are in its way; `victims` picks them.
+Only this module decides that: the planner evicts these, `status.py` prints them, `explain.py` words
+them. `never_fits` and `cannot_come_in` find requests that can never be granted. `room(...)` finds
+for any other which components go so that its own can come in, or which are in its way; `victims`
+picks them.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple, TypeVar
 
-from swapd.core.actions import Reason
 from swapd.core.foresight import Candidate, going
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
-from swapd.shared.protocol import NUMBER_MAX, Code
-
-#: A component whose owner comes back within this share of its swap-in time is busy: evicting it
-#: between two uses would cost more than it gives.
-BUSY_SHARE = 0.25
-
-#: Others overtake the head of the queue for this multiple of the time of its load at most.
-OVERTAKEN_LOADS = 64
+from swapd.shared.protocol import Code
 
 MayEvict = Callable[[Component], bool]
 Thing = TypeVar("Thing")
@@ -36,10 +28,6 @@ class Refusal(NamedTuple):
     @property
     def code(self) -> Code:
         return "device_failed" if self.why == "down" else self.why
-
-
-class Shared(NamedTuple):
-    """All its components are in, or loading: it needs no memory."""
 
 
 class Room(NamedTuple):
@@ -63,103 +51,7 @@ class Blocked(NamedTuple):
     by: list[Component]
 
 
-# --- at once -----------------------------------------------------------------------------
-
-
-def at_once(ledger: Ledger, w: Waiter, asked: list[Component]) -> Refusal | Shared | None:
-    """The verdict on a request regardless of others; None: it needs memory."""
-    if ledger.down and (problem := cannot_come_in(ledger, asked, w)):
-        return problem
-    return Shared() if may_share(ledger, w, asked) else never_fits(ledger, asked)
-
-
-def may_share(ledger: Ledger, w: Waiter, asked: Iterable[Component]) -> bool:
-    """Whether `w` needs no memory, and may go before those that came earlier.
-
-    A component that must go for somebody that waits takes some new holders, but not for ever: see
-    `may_join`. An updated component takes none: a request that comes now must see the new bytes. A
-    late request joins no load.
-    """
-    enough = (State.RESIDENT,) if is_late(ledger, w) else (State.RESIDENT, State.LOADING)
-    for c in asked:
-        if c.state not in enough or c.unregistering:
-            return False
-        if c.superseded and must_leave_first(c, w):
-            return False
-    return all(may_join(ledger, c, w) for c in asked)
-
-
-def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    """Whether `w` may become a holder of `c`, which is in or coming, though somebody else may wait
-    for its memory.
-
-    A bounded number of waiters may, for a bounded time.
-    """
-    return not is_closed(ledger, c) or goes_on(ledger, c, w) or may_overtake(ledger, w)
-
-
-def is_closed(ledger: Ledger, c: Component) -> bool:
-    """Whether `c` is in the way of the head of the queue, or could go instead of what is.
-
-    That matters once nobody may overtake the head.
-    """
-    if c.name in ledger.in_the_way or ledger.closed_from is None:
-        return True
-    return c.chunks >= ledger.closed_from and c.policy != "permanent"
-
-
-def may_overtake(ledger: Ledger, w: Waiter) -> bool:
-    """Whether a waiter that needs no memory may be admitted before the head of the queue."""
-    head = ledger.queue.head(ledger.now)
-    if head is None or head is w or ledger.queue.outranks(w, head):
-        return True
-    return not is_bound_reached(ledger, head)
-
-
-def is_bound_reached(ledger: Ledger, head: Waiter) -> bool:
-    """Whether as many as may have overtaken the head of the queue, or for as long as they may."""
-    if head.bound is None or head.head_since is None:
-        return False  # no decision has found it waiting yet
-    return head.overtaken >= head.bound or ledger.now >= head.head_since + ledger.rules.turn_s
-
-
-def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
-    """How many may overtake the head of the queue, with these in its way."""
-    most = ledger.rules.overtake if head.overtake is None else head.overtake
-    rate = ledger.lane_in.bytes_per_s
-    if not most or not rate:
-        return most
-    load_s = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes / rate
-    return min(most, worth(load_s, max([c.use_s for c in by], default=0.0)))
-
-
-def worth(load_s: float, use_s: float) -> int:
-    """How many uses of `use_s` may go before one that needs a load of `load_s`.
-
-    They save loads, and it waits for all of them: no longer than a multiple of its load's time.
-    """
-    return int(OVERTAKEN_LOADS * load_s / use_s) if use_s else NUMBER_MAX
-
-
-def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
-    """Whether the holders of `c` may need `w` to have it, or it is their turn.
-
-    An agent that holds it could not release otherwise. And the last one that had it goes on within
-    the minimum residency. Another one of a session that holds what is in the way waits, but not for
-    ever: a holder may wait for it, which the daemon cannot see, or it may be one of many with
-    overlapping leases.
-    """
-    if w.owner in c.agents:
-        return True
-    if hash(w.owner) == c.last_agent and c.name not in ledger.notices.wanted:
-        return ledger.now < c.resident_since + quantum_s(ledger, c, c.priority)
-    is_open = c.name in ledger.in_the_way and c.closed_until <= ledger.now
-    return is_open and w.session in c.holders
-
-
-def is_late(ledger: Ledger, w: Waiter) -> bool:
-    """Whether it may only have resident components: its deadline has passed, or it is a try."""
-    return w.deadline is not None and w.deadline <= ledger.now
+# --- never -------------------------------------------------------------------------------
 
 
 def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None) -> Refusal | None:
@@ -360,68 +252,3 @@ def _needed(chosen: list[tuple[Thing, int]], short: int) -> list[Thing]:
         else:
             kept.append(thing)
     return kept[::-1]
-
-
-# --- when one may go ---------------------------------------------------------------------
-
-
-def goes_now(c: Component, *, down: bool) -> Reason | None:
-    """Why a component without holders leaves on its own, or None if it stays.
-
-    An unregistered or updated one always leaves. A `sequential` one leaves after use, and so does a
-    part that its family no longer keeps, unless a request waits for it or the device is `down`:
-    then it could not come back.
-    """
-    if c.unregistering:
-        return "unregister"
-    if c.superseded:
-        return "update"
-    if c.waiting or down or c.policy != "sequential":
-        return None
-    if c.kept_no_more:
-        return "resized"
-    return "sequential" if c.used else None
-
-
-def may_go_for(expected: Component, c: Component, over: Collection[str] | None) -> bool:
-    """Whether `c`, which is idle, may be evicted to load `expected` ahead of its acquire.
-
-    Only components in `over`, unless that is None. Never another expected one: the two would push
-    each other out. Nor a part of the same family: it is needed too.
-    """
-    if c.expected or (c.part_of and c.part_of == expected.part_of):
-        return False
-    return over is None or c.name in over or c.part_of in over
-
-
-def quantum_s(ledger: Ledger, c: Component, priority: int) -> float:
-    """How long a component stays once it is in, seconds: a multiple of its swap-in time, within a
-    bound, so that no waiter starves. Not at all for an acquire of a higher `priority` than that of
-    the last lease."""
-    if priority > c.priority:
-        return 0.0
-    rules = ledger.rules
-    least_s = rules.residency_factor * (c.swap_in_s or 0.0)
-    return min(least_s, rules.residency_bound_s, rules.turn_s)
-
-
-def is_busy(c: Component) -> bool:
-    """Whether the owner keeps using it: its last acquire came soon after the release.
-
-    `gap_s` is the time from a release to the next acquire, also if the component was evicted in
-    between. So two decode loops that evict each other's components both count as busy.
-    """
-    return c.gap_s is not None and c.gap_s < BUSY_SHARE * (c.swap_in_s or 0.0)
-
-
-def stays_until(ledger: Ledger, c: Component, priority: int) -> float:
-    """Until when an idle component may not be evicted for an acquire of this priority; a time in
-    the past if it may be now.
-
-    The minimum-residency rule: a busy component stays for its quantum, unless its owner fails to
-    come back.
-    """
-    if c.state is State.LOADING or not is_busy(c):
-        return c.idle_since
-    back_by = c.idle_since + 2 * BUSY_SHARE * (c.swap_in_s or 0.0)
-    return min(c.resident_since + quantum_s(ledger, c, priority), back_by)

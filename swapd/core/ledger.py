@@ -125,7 +125,7 @@ class Ledger:
         #: No idle component is within its minimum residency after this time.
         self.busy_until = 0.0
         #: What must go for those that wait, and components that were updated: these take new
-        #: holders by `eviction.may_join`. And those in or coming that queued waiters may perhaps
+        #: holders by `sharing.may_join`. And those in or coming that queued waiters may perhaps
         #: share after the next decision.
         self.in_the_way: set[str] = set()
         #: Once the head was overtaken by as many as may: of so many chunks, components could go

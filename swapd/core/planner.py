@@ -5,14 +5,14 @@ the evictions that `eviction.room` finds. A victim is no longer RESIDENT when it
 ordered, so no decision counts it twice.
 """
 
-from swapd.core import admission, backfill, deadlock, eviction, transfers
+from swapd.core import admission, backfill, deadlock, eviction, sharing, staying, transfers
 from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Key, State, Waiter
 from swapd.shared.protocol import NUMBER_MAX
 
 #: While a component is in the way, another agent of the sessions that hold it gets a lease of it
-#: after this time at first, and after twice as long each next time: see `eviction.goes_on`.
+#: after this time at first, and after twice as long each next time: see `sharing.goes_on`.
 CLOSED_S = 0.25
 
 
@@ -97,7 +97,7 @@ class Planner:
         ledger = self._ledger
         if head.head_since is None:
             head.head_since = ledger.now
-        if eviction.is_bound_reached(ledger, head):
+        if sharing.is_bound_reached(ledger, head):
             chunks = [ledger.components[name].chunks for name in in_the_way]
             ledger.closed_from = min(chunks, default=NUMBER_MAX)
         until = head.head_since + ledger.rules.turn_s
@@ -139,7 +139,7 @@ class Planner:
         over = self._ledger.prefetches[c.name]
 
         def may_evict(other: Component) -> bool:
-            return eviction.may_go_for(c, other, over) and self._may_evict(other, other.priority)
+            return staying.may_go_for(c, other, over) and self._may_evict(other, other.priority)
 
         return self._take_room(None, [c], may_evict, over)
 
@@ -164,7 +164,7 @@ class Planner:
 
     def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
-        w.bound = eviction.bound(self._ledger, w, found.by)
+        w.bound = sharing.bound(self._ledger, w, found.by)
         if not found.leaving:
             self._held_up = True
             wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority))
@@ -175,7 +175,7 @@ class Planner:
 
     def _may_evict(self, c: Component, priority: int) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        until = eviction.stays_until(self._ledger, c, priority)
+        until = staying.stays_until(self._ledger, c, priority)
         if until <= self._ledger.now:
             return True
         self._look_again(until)
@@ -188,7 +188,7 @@ class Planner:
         """
         if c.state is State.LOADING:
             return False
-        over = c.resident_since + eviction.quantum_s(self._ledger, c, priority)
+        over = c.resident_since + staying.quantum_s(self._ledger, c, priority)
         if over <= self._ledger.now:
             return True
         self._look_again(over)
@@ -225,7 +225,7 @@ class Planner:
             c = ledger.components.get(name)
             if c is None:
                 del ledger.held_back[name]
-            elif ledger.closed_from is None or not eviction.is_closed(ledger, c):
+            elif ledger.closed_from is None or not sharing.is_closed(ledger, c):
                 admission.share(ledger, c)
 
     def _close(self, c: Component, *, anew: bool) -> None:

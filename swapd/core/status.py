@@ -10,7 +10,7 @@ from heapq import nsmallest
 from itertools import islice
 from operator import itemgetter
 
-from swapd.core import eviction, explain
+from swapd.core import eviction, explain, sharing, staying
 from swapd.core.actions import Urgency
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Transfer, Waiter
@@ -137,7 +137,7 @@ def forecast(core: Residency, asked: Forecast, session: int, now: float) -> Fore
             return Refused(asked.id, "unknown_component", explain.unknown(ledger, name))
     components = ledger.named(names)
     w = Waiter(session, asked.id, _NOBODY, asked.names, names, 0, None, now, _LAST)
-    found = eviction.at_once(ledger, w, components)
+    found = sharing.at_once(ledger, w, components)
     if isinstance(found, eviction.Refusal):
         return Refused(asked.id, found.code, explain.refused(ledger, found))
     victims, waits = _room(core, w, components, now) if found is None else ([], [])
@@ -155,7 +155,7 @@ def _room(
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
 
     def may_evict(c: Component) -> bool:
-        return eviction.stays_until(ledger, c, w.priority) <= now
+        return staying.stays_until(ledger, c, w.priority) <= now
 
     found = eviction.room(ledger, w, asked, may_evict)
     if isinstance(found, eviction.Blocked):
@@ -191,7 +191,7 @@ def _blocking(
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
         elif c.promised:
             yield _promised(ledger, c)
-        elif (until := eviction.stays_until(ledger, c, w.priority)) > now:
+        elif (until := staying.stays_until(ledger, c, w.priority)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
             yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():
