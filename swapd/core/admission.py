@@ -236,11 +236,15 @@ def share(ledger: Ledger, c: Component) -> None:
         w = ledger.queue.get(key)
         if w is None:
             continue
-        if sharing.may_share(ledger, w, ledger.named(w.names)):
+        asked = ledger.named(w.names)
+        if sharing.may_share(ledger, w, asked):
             admit(ledger, w)
             ledger.replan = True
-        elif not sharing.may_join(ledger, c, w):
-            return hold_back(ledger, c)  # and so it is with those that came later
+            continue
+        for closed in (other for other in asked if not sharing.may_join(ledger, other, w)):
+            hold_back(ledger, closed)
+            if closed is c:
+                return  # so it is with those that came later
 
 
 def share_with_one(ledger: Ledger, c: Component) -> None:

@@ -292,6 +292,12 @@ def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
             f"{' + '.join(old)}: updated, so the holders of the old bytes must release them; "
             f"{held(ledger, most)}"
         )
+    head = ledger.queue.head(ledger.now)
+    if asked and not missing and head is not None and head is not w:
+        return (
+            f"all of it is in, but {who(ledger, head.session)} waits for its memory to have "
+            f"{asked_for(ledger, head)}, and as many as may went before; {held(ledger, most)}"
+        )
     return (
         f"needs {size(missing * ledger.chunk_bytes)}, "
         f"free {size(ledger.pool.free * ledger.chunk_bytes)}; "

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swapd.core.actions import Waiting
 from swapd.core.records import Key
 from tests.core.world import Make, World
 
@@ -30,6 +31,28 @@ def wait_for(make: Make, **rules: float) -> tuple[World, Key, Key]:
 
 def granted(w: World, keys: list[Key]) -> list[bool]:
     return [w.granted(key) for key in keys]
+
+
+def test_who_may_not_overtake_is_told_for_whom_it_waits(make: Make) -> None:
+    w, _, _ = wait_for(make)
+    late = crowd(w, "a", BOUND + 1)[-1]
+    (why,) = [a.why for a in w.log if isinstance(a, Waiting) and (a.session, a.request) == late]
+    assert "all of it is in, but worker (session 7002) waits for its memory to have b" in why
+
+
+def test_several_of_which_one_is_closed_are_shared_when_it_opens(make: Make) -> None:
+    w = make(20, overtake=0, residency_factor=0.0)
+    s, t, u = w.open(), w.open(), w.open()
+    for session, name, size in ((s, "a", 14), (s, "d", 6), (t, "b", 10)):
+        w.register(session, name, size)
+    w.use(s, "a")
+    first = w.acquire(t, "b")
+    both = w.acquire(u, "a", "d")
+    w.use(s, "d")
+    assert not w.granted(both)
+    w.cancel(first)
+    w.settle()
+    assert w.granted(both)
 
 
 def test_some_share_what_must_go_for_another_and_not_more(make: Make) -> None:
