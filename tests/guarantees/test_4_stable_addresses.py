@@ -11,7 +11,7 @@ def imported() -> tuple[str, ...]:
 
 
 def test_a_tensor_keeps_its_address_and_bytes_over_fifty_swaps(world: World) -> None:
-    daemon = world.daemon()
+    daemon = world.daemon(eviction="lru")  # it has to leave each time
     worker, other = world.workers(daemon, "worker", "other")
     before = worker.start("register_tensor", "a", 6 * MIB, seed=1)
     for i, name in enumerate(("b", "c")):
