@@ -17,7 +17,7 @@ from swapd.daemon.daemon import Daemon
 from swapd.daemon.logs import StderrHandler
 from swapd.device import open_device
 from swapd.shared import limits, runtime_dir
-from swapd.shared.config import Config, load
+from swapd.shared.config import SIZES, Config, load
 from swapd.shared.extras import needed
 from swapd.shared.text import plain, plain_lines
 from swapd.shared.units import size
@@ -77,8 +77,8 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
 
     Each setting can also be SWAPD_<NAME> in the environment, or a line of the file. SIGHUP reads
     the file again: --ack-timeout, --residency-factor, --residency-bound, --patience,
-    --stop-timeout, --linger, --swap-log-size, --swap-log-age and --host-memory change at once; the
-    others need a restart, and stderr names them.
+    --overtake, --turn, --stop-timeout, --linger, --swap-log-size, --swap-log-age and --host-memory
+    change at once; the others need a restart, and stderr names them.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     handler = StderrHandler()
@@ -109,7 +109,7 @@ def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[...,
     for name, hint in get_type_hints(Config, include_extras=True).items():
         kind, meta = get_args(hint)
         default = getattr(Config(), name)
-        shown = "" if default is None else f" ({_shown(kind, default)})"
+        shown = "" if default is None else f" ({_shown(name, default)})"
         option = typer.Option(None, help=meta.description + shown, show_default=False)
         parameters.append(_parameter(name, _flag_type(kind), option))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -126,8 +126,8 @@ def _flag_type(kind: Any) -> Any:
     return kind | None if get_origin(kind) is Literal else str | None
 
 
-def _shown(kind: Any, default: Any) -> str:
-    return size(default).replace(" ", "") if kind is int else str(default)
+def _shown(name: str, default: Any) -> str:
+    return size(default).replace(" ", "") if name in SIZES else str(default)
 
 
 serve = _with_a_flag_for_each_setting(_serve)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from swapd.daemon.inbox import Inbox
-from swapd.shared.config import Config, ConfigError
+from swapd.shared.config import SIZES, Config, ConfigError
 from swapd.shared.limits import LimitError, start
 from swapd.shared.units import size
 
@@ -82,10 +82,12 @@ class Reloading:
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_shown(old[name])} -> {_shown(new[name])}" for name in new)
+    return ", ".join(
+        f"{name} {_shown(name, old[name])} -> {_shown(name, new[name])}" for name in new
+    )
 
 
-def _shown(value: Any) -> str:
+def _shown(name: str, value: Any) -> str:
     if value is None:
         return "default"
-    return size(value) if isinstance(value, int) else str(value)
+    return size(value) if name in SIZES and isinstance(value, int) else str(value)

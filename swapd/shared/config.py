@@ -381,11 +381,14 @@ def _chunk(text: str) -> Size | str:
     return text if text == "auto" else typed_size(text)
 
 
+#: Settings in bytes.
+SIZES = ("budget", "chunk", "host_memory", "pin_limit", "swap_log_size")
+
 #: How the text of a setting is read that is not itself the value.
 _READERS: dict[str, Callable[[str], Any]] = {
     "bandwidth": parse_rate,
+    **dict.fromkeys(SIZES, typed_size),
     "chunk": _chunk,
-    **dict.fromkeys(("budget", "host_memory", "pin_limit", "swap_log_size"), typed_size),
     **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound", "turn"), _span),
     **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
 }
