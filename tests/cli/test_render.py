@@ -218,7 +218,10 @@ def test_leaving_has_a_line_of_its_own_only_if_it_took_an_answer(seen: Seen) -> 
 
 def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> None:
     waited = actions.Grant(2, 5, (), 0.0691, True)
-    assert _text(waited, seen) == "granted talker to talker-worker (session 2) after 69.1 ms"
+    said = "granted talker to talker-worker (session 2) after 69.1 ms"
+    assert _text(waited, seen) == said
+    overtaken = actions.Grant(2, 5, (), 0.0691, True, overtaken=3)
+    assert _text(overtaken, seen) == f"{said}, overtaken by 3"
     hit = _record(actions.Grant(2, 5, (), 0.0, False))
     assert line(hit, seen) is None
     shown = line(hit, seen, everything=True)
