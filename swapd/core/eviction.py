@@ -141,13 +141,20 @@ def _going(
             return None
     if short > ledger.idle.chunks:
         return None
-    spare = {c.name for c in (*asked, *staying)}
-    idle = ledger.idle if over is None else ledger.idle.among(over)
-    may_go: Iterable[Component] = (c for c in idle if c.name not in spare and may_evict(c))
+    may_go = _idle(ledger, [*asked, *staying], may_evict, over)
     if short > 0 and w is not None and ledger.foresight.rules:
         may_go = _foreseen(ledger, short, list(may_go), asked)
     chosen = victims(short, ((c, c.chunks) for c in may_go))  # 3
     return None if chosen is None else (staying, chosen)
+
+
+def _idle(
+    ledger: Ledger, but: list[Component], may_evict: MayEvict, over: tuple[str, ...] | None
+) -> Iterable[Component]:
+    """The idle components that may go, the least recently used first."""
+    spare = {c.name for c in but}
+    idle = ledger.idle if over is None else ledger.idle.among(over)
+    return (c for c in idle if c.name not in spare and may_evict(c))
 
 
 def _foreseen(

@@ -194,6 +194,16 @@ def going(
     few = last[:SETS_OF]
     if sum(one.chunks for one in few) < need:
         return _first(need, last)
+    return _cheapest(need, few, candidates, expected)
+
+
+def _cheapest(
+    need: int,
+    few: Sequence[Candidate],
+    candidates: Sequence[Candidate],
+    expected: Mapping[str, float],
+) -> list[Candidate]:
+    """The set of `few` that is enough and costs least; of several, the least recently used."""
     cost = {one: one.chunks / expected[one.name] for one in few}
     place = {one: at for at, one in enumerate(candidates)}
     sets = (
