@@ -300,12 +300,15 @@ class _Job:
             self._tell(index)
 
     def _tell(self, index: int) -> None:
-        """Report the strip, and those after it that were done before it."""
+        """Report the strip, and those after it that were done before it; after an error nothing."""
         with self._telling:
             self._done[index] = True
             try:
-                while self._told < len(self.strips) and self._done[self._told]:
+                while self.error is None and self._is_next_done():
                     self._told += 1
                     self._landed(self.strips[self._told - 1].end)
             except BaseException as exc:  # noqa: BLE001 - raised by the caller of all threads
-                self.error = self.error or exc
+                self.error = exc
+
+    def _is_next_done(self) -> bool:
+        return self._told < len(self.strips) and self._done[self._told]

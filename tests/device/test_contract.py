@@ -319,6 +319,21 @@ def test_an_error_of_whoever_is_told_ends_the_copy(device: Device) -> None:
     assert copy_out(device, ((0, 1),), 2) == b"on"
 
 
+def test_after_an_error_of_whoever_is_told_it_is_told_no_more(device: Device) -> None:
+    """Other threads may still finish their pieces; a copy that goes on begins where it was told."""
+    memory = HostBytes(CHUNKS * CHUNK)
+    for _ in range(50):
+        told: list[int] = []
+
+        def landed(n: int, told: list[int] = told) -> None:
+            told.append(n)
+            raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            device.copy_in(((0, CHUNKS),), memory.address, memory.nbytes, landed=landed)
+        assert len(told) == 1
+
+
 # --- pins --------------------------------------------------------------------------------
 
 
