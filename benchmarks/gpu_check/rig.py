@@ -33,10 +33,10 @@ PROGRAM = spawn.SERVE if _SERVES_AS_USUAL else ("-m", "benchmarks.gpu_check.plai
 
 @contextmanager
 def serving(settings: Settings, budget: int, **flags: object) -> Iterator[Spawned]:
-    """A daemon with `budget` bytes of the GPU. Quick to evict, unless the flags differ."""
-    quick: dict[str, object] = {"residency_factor": 0, "residency_bound": 0}
+    """A daemon with `budget` bytes of the GPU. Evicts soon and often, unless flags differ."""
+    quick = {"residency_factor": 0, "residency_bound": 0, "eviction": "lru"}
     chunk = settings.chunk_bytes
-    flags = {"device": settings.device, "budget": budget, "chunk": chunk, **quick, **flags}
+    flags = {"device": settings.device, "budget": budget, "chunk": chunk} | quick | flags
     with spawn.daemon(PROGRAM, **flags) as daemon:
         yield daemon
 
