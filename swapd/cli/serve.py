@@ -17,7 +17,7 @@ from swapd.daemon.daemon import Daemon
 from swapd.daemon.logs import StderrHandler
 from swapd.device import open_device
 from swapd.shared import limits, runtime_dir
-from swapd.shared.config import SIZES, Config, load
+from swapd.shared.config import Config, load, shown
 from swapd.shared.extras import needed
 from swapd.shared.text import plain, plain_lines
 from swapd.shared.units import size
@@ -65,10 +65,10 @@ def _page(config: Config) -> Iterator[Page | None]:
 def _ready(config: Config, page: Page | None) -> None:
     if page is not None:
         page.start(config.folder)
-    shown = "" if page is None else f", people at {page.url}"
+    people = "" if page is None else f", people at {page.url}"
     typer.echo(
         f"swapd serves {config.device}: {size(config.budget)} in chunks of "
-        f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{shown}"
+        f"{size(config.chunk_bytes)}. Clients find it at {config.folder}{people}"
     )
 
 
@@ -109,8 +109,8 @@ def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[...,
     for name, hint in get_type_hints(Config, include_extras=True).items():
         kind, meta = get_args(hint)
         default = getattr(Config(), name)
-        shown = "" if default is None else f" ({_shown(name, default)})"
-        option = typer.Option(None, help=meta.description + shown, show_default=False)
+        said = "" if default is None else f" ({shown(name, default).replace(' ', '')})"
+        option = typer.Option(None, help=meta.description + said, show_default=False)
         parameters.append(_parameter(name, _flag_type(kind), option))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
@@ -124,10 +124,6 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 def _flag_type(kind: Any) -> Any:
     """The type of a flag: text for `load` to parse, except for choices."""
     return kind | None if get_origin(kind) is Literal else str | None
-
-
-def _shown(name: str, default: Any) -> str:
-    return size(default).replace(" ", "") if name in SIZES else str(default)
 
 
 serve = _with_a_flag_for_each_setting(_serve)

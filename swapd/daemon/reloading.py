@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from swapd.daemon.inbox import Inbox
-from swapd.shared.config import SIZES, Config, ConfigError
+from swapd.shared.config import Config, ConfigError, shown
 from swapd.shared.limits import LimitError, start
-from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.reloading")
 
@@ -82,12 +81,4 @@ class Reloading:
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {_shown(name, old[name])} -> {_shown(name, new[name])}" for name in new
-    )
-
-
-def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return "default"
-    return size(value) if name in SIZES and isinstance(value, int) else str(value)
+    return ", ".join(f"{name} {shown(name, old[name])} -> {shown(name, new[name])}" for name in new)

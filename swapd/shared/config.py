@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from swapd.shared import documents
 from swapd.shared.runtime_dir import SWAP_LOG
-from swapd.shared.units import Size, parse_rate, parse_span, typed_size
+from swapd.shared.units import Size, parse_rate, parse_span, size, typed_size
 
 log = logging.getLogger("swapd.shared.config")
 
@@ -392,6 +392,13 @@ _READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound", "turn"), _span),
     **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
 }
+
+
+def shown(name: str, value: Any) -> str:
+    """The value of a setting, for people."""
+    if value is None:
+        return "default"
+    return size(value) if name in SIZES and isinstance(value, int) else str(value)
 
 
 def _problem_with(text: str) -> str | None:
