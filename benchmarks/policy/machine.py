@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules, State
-from swapd.core.sharing import worth
+from swapd.core.sharing import usual_s, worth
 from swapd.shared import protocol
 
 #: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other
@@ -155,8 +155,7 @@ class Machine:
             self._at(self._now + self._requests[i].exec_s, partial(self._ran, i))
 
     def _ran(self, i: int) -> None:
-        exec_s = self._requests[i].exec_s
-        self._use_s = (3 * self._use_s + exec_s) / 4 if self._use_s else exec_s
+        self._use_s = usual_s(self._use_s, self._requests[i].exec_s)
         self._runs = False
         self._run_next()
         self._ask(OWNER + 1 + i, protocol.Release(ASKED, ASKED))

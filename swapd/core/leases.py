@@ -1,6 +1,6 @@
 """Leases, from the grant to the release."""
 
-from swapd.core import transfers
+from swapd.core import sharing, transfers
 from swapd.core.actions import SendBroken
 from swapd.core.ledger import Ledger, observe
 from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
@@ -122,8 +122,7 @@ def take_back(
 def _note_use_s(c: Component) -> None:
     """All leases of it have ended."""
     assert c.last_used is not None
-    use_s = max(c.last_used - c.used_since, 0.0) / c.uses
-    c.use_s = (3 * c.use_s + use_s) / 4 if c.use_s else use_s
+    c.use_s = sharing.usual_s(c.use_s, max(c.last_used - c.used_since, 0.0) / c.uses)
 
 
 def _settle(ledger: Ledger, c: Component, *, lives: bool) -> None:

@@ -102,6 +102,11 @@ def worth(load_s: float, use_s: float) -> int:
     return int(OVERTAKEN_LOADS * load_s / use_s) if use_s else NUMBER_MAX
 
 
+def usual_s(before_s: float, last_s: float) -> float:
+    """The usual time of a use after one of `last_s`; `before_s`: 0 if this was the first."""
+    return (3 * before_s + last_s) / 4 if before_s else last_s
+
+
 def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
     """Whether the holders of `c` may need `w` to have it, or it is their turn.
 
