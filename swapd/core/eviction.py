@@ -2,21 +2,21 @@
 
 Only this module decides that: the planner evicts these, `status.py` prints them, `explain.py` words
 them. `never_fits` and `cannot_come_in` find requests that can never be granted. `room(...)` finds
-for any other which components go so that its own can come in, or which are in its way; `victims`
+for any other which components go so that its own can come in, or which are in its way; `victims.py`
 picks them.
 """
 
 from collections.abc import Callable, Iterable
 from itertools import chain, takewhile
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from swapd.core.foresight import Candidate, going
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
+from swapd.core.victims import needed, oldest, victims
 from swapd.shared.protocol import Code
 
 MayEvict = Callable[[Component], bool]
-Thing = TypeVar("Thing")
 
 
 class Refusal(NamedTuple):
@@ -222,40 +222,6 @@ def _in_the_way(
     promised = (c for c in coming if c.promised and not c.leases and ledger.is_current(c))
     others = chain(ledger.idle, leased, promised)
     spare = {c.name for c in (*asked, *rivals)}
-    chosen, short = _oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
-    going = _needed(chosen, short)
+    chosen, short = oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
+    going = needed(chosen, short)
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
-
-
-def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:
-    """The components to evict to free `need` chunks, or None if all are too few.
-
-    `idle` are components and their chunks, in the order in which they should go. Every component
-    returned is necessary: oldest first alone would take too many (need 10 with idle a=1, b=10 would
-    take both), so the most recent superfluous ones stay.
-    """
-    chosen, short = _oldest(need, idle)
-    return None if short > 0 else _needed(chosen, short)
-
-
-def _oldest(need: int, idle: Iterable[tuple[Thing, int]]) -> tuple[list[tuple[Thing, int]], int]:
-    """The first ones that have `need` chunks, or all; and how many chunks are lacking then."""
-    chosen: list[tuple[Thing, int]] = []
-    for thing, chunks in idle:
-        if need <= 0:
-            break
-        if chunks:
-            chosen.append((thing, chunks))
-            need -= chunks
-    return chosen, need
-
-
-def _needed(chosen: list[tuple[Thing, int]], short: int) -> list[Thing]:
-    """Without the most recent superfluous ones; all, if chunks are lacking."""
-    kept: list[Thing] = []
-    for thing, chunks in reversed(chosen):
-        if short + chunks <= 0:
-            short += chunks
-        else:
-            kept.append(thing)
-    return kept[::-1]

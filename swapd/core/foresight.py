@@ -8,8 +8,11 @@ moved less lately says how to evict.
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import combinations
 from typing import NamedTuple
+
+from swapd.core.victims import needed, oldest
 
 #: Most components and families that are foreseen: with more, LRU rules.
 THINGS_MAX = 64
@@ -56,7 +59,7 @@ class Chain:
             if followed.total() > REMEMBERED:
                 halved = {one: count // 2 for one, count in followed.items() if count > 1}
                 self._followed[context] = Counter(halved)
-        self._context = (*self._context, name)[-2:]
+        self._context = _then(self._context, name)
 
     def forget(self, name: str) -> None:
         """It is gone."""
@@ -68,10 +71,7 @@ class Chain:
 
     def expected(self, using: Iterable[str] = ()) -> defaultdict[str, float]:
         """After how many uses each is expected again, once `using` are used; by name."""
-        context = self._context
-        for name in using:
-            if context[-1:] != (name,):
-                context = (*context, name)[-2:]
+        context = reduce(_then, using, self._context)
         likely = {context: 1.0}
         #: How likely each was not used until then.
         unused: dict[str, float] = {}
@@ -101,7 +101,7 @@ class Chain:
             for name, count in followed.items():
                 if (share := each * count) >= LEAST:
                     used[name] += share
-                    after[(*context, name)[-2:]] += share
+                    after[_then(context, name)] += share
         return after, used
 
     def _after(self, context: Context) -> Counter[str]:
@@ -110,6 +110,11 @@ class Chain:
         if followed and (len(followed) == 1 or followed.total() >= TRUSTED):
             return followed
         return self._followed.get(context[-1:]) or Counter()
+
+
+def _then(context: Context, name: str) -> Context:
+    """The two used last, once `name` is used. Uses in a row are one."""
+    return context if context[-1:] == (name,) else (*context, name)[-2:]
 
 
 class _Ghost:
@@ -217,17 +222,5 @@ def _cheapest(
 
 
 def _first(need: int, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The first that are enough, without the last superfluous ones."""
-    chosen = []
-    for one in candidates:
-        if need <= 0:
-            break
-        chosen.append(one)
-        need -= one.chunks
-    needed = []
-    for one in reversed(chosen):
-        if need + one.chunks <= 0:
-            need += one.chunks
-        else:
-            needed.append(one)
-    return needed[::-1]
+    """The first that are enough, or all, without superfluous ones."""
+    return needed(*oldest(need, ((one, one.chunks) for one in candidates)))

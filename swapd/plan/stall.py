@@ -6,7 +6,7 @@ tokens). Its transfer takes `transfer_s`; one pass computes for `compute_s`. One
 
 from collections.abc import Sequence
 
-from swapd.core.eviction import victims
+from swapd.core.victims import victims
 
 #: Requests that are skipped, until the start state no longer matters; and requests that count.
 _WARM_UP = 3
