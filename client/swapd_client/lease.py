@@ -78,11 +78,6 @@ class BaseLease:
         return self._granted.placements
 
     @property
-    def agent(self) -> int:
-        """The thread that the daemon counts it for."""
-        return self._record.agent
-
-    @property
     def wanted(self) -> bool:
         """Whether another session waits for this memory and its minimum residency is over.
 

@@ -258,8 +258,8 @@ def share_with_one(ledger: Ledger, c: Component) -> None:
 
 def hold_back(ledger: Ledger, c: Component) -> None:
     """Somebody that waits for `c` may share it later."""
+    ledger.replan |= ledger.closed_from is None or c.name not in ledger.held_back
     ledger.held_back[c.name] = None
-    ledger.replan |= ledger.closed_from is None
 
 
 def admit(ledger: Ledger, w: Waiter) -> None:

@@ -58,8 +58,8 @@ def _note_turn(ledger: Ledger, w: Waiter) -> None:
 
 
 def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> bool:
-    """Of the leases of `owner`, only those with the numbers `holds` are in use; None: all of them.
-    Return whether that is news.
+    """Of its session's leases, `owner` has those with the numbers `holds` in use, and of its own no
+    others; None: all its own. Return whether that is news.
 
     All its others count as those of an agent that never waits: they come back when they are
     recalled, whatever `owner` waits for, so they are no part of a deadlock. Nor may `owner` share
@@ -73,7 +73,7 @@ def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> boo
     moves = [(key, NOBODY) for key in held.leases if key not in in_use] if held else []
     for key in in_use:
         lease = ledger.leases.get(key)
-        if lease is not None and lease.agent == NOBODY:
+        if lease is not None and lease.agent != agent:
             moves.append((key, agent))
     for key, other in moves:
         lease = ledger.leases[key]

@@ -227,6 +227,9 @@ class Planner:
                 del ledger.held_back[name]
             elif ledger.closed_from is None or not sharing.is_closed(ledger, c):
                 admission.share(ledger, c)
+            elif name not in in_the_way:  # it could go instead
+                in_the_way.add(name)
+                self._close(c, anew=name not in before)
 
     def _close(self, c: Component, *, anew: bool) -> None:
         """Close `c`, which is in the way, to other agents of its holders for a while; then admit

@@ -269,11 +269,6 @@ class _Pass:
         The daemon may grant that request meanwhile: a part that arrived must not arrive again.
         """
         name = self._stream.parts[part]
-        for other, in_use in self._used.items():
-            if in_use.lease.agent != threading.get_ident():
-                # asked for ahead: for deadlock detection, this thread does not hold it
-                ahead, in_use.lease = in_use.lease, self._client.acquire(self._stream.parts[other])
-                ahead.release()
         try:
             if asked is None:
                 return self._client.acquire(name, early=True)

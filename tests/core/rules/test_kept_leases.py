@@ -52,6 +52,16 @@ def test_a_kept_lease_that_is_in_use_again_counts_again(make: Make) -> None:
     w.release(kept)
 
 
+def test_what_was_asked_for_ahead_is_part_of_a_deadlock_once_in_use(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for name in ("a", "b"):
+        w.register(s, name, 6)
+    ahead = w.use(s, "a", agent=-1)
+    assert w.refusal(w.acquire(s, "b", holds=(ahead[1],))).code == "deadlock"
+    w.release(ahead)
+
+
 def test_without_a_word_an_agent_uses_all_its_leases(make: Make) -> None:
     w = make(10)
     s = w.open()

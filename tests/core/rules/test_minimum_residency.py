@@ -284,6 +284,23 @@ def test_an_agent_that_another_of_its_session_waits_for_is_held_off_for_a_while_
     assert waited == [CLOSED_S, 2 * CLOSED_S, 4 * CLOSED_S, 8 * CLOSED_S]
 
 
+def test_so_it_is_with_what_could_go_instead_of_what_is_in_the_way(make: Make) -> None:
+    w = make(20, overtake=0, residency_factor=0.0)
+    s, t = w.open(), w.open()
+    for session, name in ((s, "a"), (s, "other"), (t, "b")):
+        w.register(session, name, 10)
+    w.use(s, "a")
+    w.use(s, "other")
+    w.acquire(t, "b")
+    assert w.core.ledger.in_the_way == {"a"}
+    for agent, held_off in ((1, CLOSED_S), (2, 2 * CLOSED_S)):
+        started = w.acquire(s, "other", agent=agent)
+        assert not w.granted(started)
+        assert w.core.next_deadline() == w.now + held_off
+        w.sleep(held_off)
+        assert w.granted(started)
+
+
 def test_an_agent_of_another_session_is_held_off_until_its_turn(make: Make) -> None:
     w = make(10, overtake=0)
     s, t, u = w.open(), w.open(), w.open()
