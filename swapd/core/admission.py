@@ -234,8 +234,8 @@ def share(ledger: Ledger, c: Component) -> None:
     ledger.held_back.pop(c.name, None)
     for key in list(c.waiting):
         w = ledger.queue.get(key)
-        if w is None:
-            continue
+        if w is None or not w.queued:
+            continue  # an admission before this one was the reason for its own
         asked = ledger.named(w.names)
         if sharing.may_share(ledger, w, asked):
             admit(ledger, w)
@@ -310,6 +310,9 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
     waited_s = ledger.now - w.arrived
     observe(ledger.counts.wait_s, waited_s)
     ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names, w.spent, w.overtaken))
+    for c in ledger.named(w.names) if ledger.superseded else ():
+        if c.superseded and c.waiting:
+            share(ledger, c)  # its agent may take the old bytes again
 
 
 def tell_waiting(ledger: Ledger, w: Waiter, why: str = "") -> None:

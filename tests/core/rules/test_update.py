@@ -131,6 +131,20 @@ def test_who_holds_it_itself_may_take_it_again(make: Make) -> None:
     assert w.state("a") is State.ABSENT
 
 
+def test_who_waits_for_new_bytes_takes_the_old_ones_once_a_grant_makes_it_their_holder(
+    make: Make,
+) -> None:
+    w, s = there(make)
+    w.evict_now(s, "a")
+    w.settle()
+    first = w.acquire(s, "a")
+    w.renew(s, "a")
+    second = w.acquire(s, "a")
+    assert w.answer(second) is None
+    w.move("a")
+    assert w.granted(first, second)
+
+
 def test_who_tries_is_refused_rather_than_given_old_bytes(make: Make) -> None:
     w, s = there(make)
     other = w.open()
