@@ -18,10 +18,11 @@ ROOT = Path(__file__).parent.parent
 
 
 def _work(thinker: Client, talker: Client) -> None:
-    """The actions of two workers: swaps, waits, refusals, a prefetch."""
+    """The actions of two workers: swaps, waits, refusals, a prefetch, an order."""
     thinker.register("thinker", {"w": bytearray(12 * MIB)})
     talker.register("talker", {"w": bytearray(8 * MIB)}, mutable=True)
     talker.register("vocoder", {"w": bytearray(3 * MIB)}, policy="sequential")
+    talker.follows("talker", after="thinker")
     for _ in range(3):
         for client, name in ((thinker, "thinker"), (talker, "talker"), (talker, "vocoder")):
             with client.acquire(name):

@@ -185,6 +185,10 @@ class AsyncClient:
         """As `Client.prefetch`."""
         await self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
 
+    async def follows(self, *names: str, after: str) -> None:
+        """As `Client.follows`."""
+        await self.leasing.call(protocol.Follows(self.session.next_id(), names, after))
+
     async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None
     ) -> None:

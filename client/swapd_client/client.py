@@ -444,6 +444,16 @@ class Client:
         """
         self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
 
+    def follows(self, *names: str, after: str) -> None:
+        """Say that components are used after another one: a pipeline's next stages.
+
+        While `after` is in use, the daemon loads these, as for `prefetch` without `over`. It stops
+        doing so while they mostly leave again unused. Names need not be registered yet, and may be
+        of other processes. This replaces what any session said of `after`, and lasts as long as
+        this session; without names, nothing follows it. Answered at once.
+        """
+        self.leasing.call(protocol.Follows(self.session.next_id(), names, after))
+
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and
         values.

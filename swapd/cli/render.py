@@ -130,6 +130,7 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "terms": lambda w: _terms(w.item),
     "registration": lambda w: _registration(w.item),
     "again": lambda w: f", used {w.item.again} times more" if w.item.again else "",
+    "followed": lambda w: w.item.after,
     "over": lambda w: f", over {_joined(w.item.over)}" if w.item.over else "",
     "kept": lambda w: (
         "as much as fits" if w.item.resident_bytes is None else size(w.item.resident_bytes)
@@ -214,6 +215,21 @@ def _evicted(a: actions.Evicted, w: _Words) -> Said:
     return Said("evicted", "{name}", detail, MOVE, cause != record.cause and not a.bytes_back)
 
 
+#: What came of a component that was loaded ahead.
+_CAME: dict[actions.Outcome, str] = {
+    "in": "was in when it was asked for: {saved} saved",
+    "coming": "was coming when it was asked for: {saved} saved",
+    "no_room": "found no room before it was asked for",
+    "taken_back": "is expected no longer",
+    "in_vain": "left again before it was asked for",
+}
+
+
+def _foreseen(a: actions.Foreseen, w: _Words) -> Said:
+    detail = f"after {{followed}}, {_CAME[a.outcome].format(saved=seconds(a.saved_s))}"
+    return Said("foreseen", "{names}", detail, GOOD if a.saved_s else WAIT, True)
+
+
 #: The words for each kind of event, request and action: a template, or what makes one.
 _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.SessionOpened: _opened,
@@ -250,6 +266,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     protocol.Release: Said("release", "{names}", "by {who}{again}{used}"),
     protocol.Cancel: Said("cancel", "{names}", "by {who}"),
     protocol.Prefetch: Said("prefetch", "{names}", "asked by {who}{over}"),
+    protocol.Follows: Said("follow", "{names}", "follow {followed}, says {who}"),
     protocol.Resize: Said("resize", "{names}", "keep {kept}; by {who}", "cyan", True),
     protocol.Pin: Said("{pin}", "{names}", "by {who}", "cyan", True),
     protocol.EvictNow: Said("ask", "{names}", "to leave, by {who}", "cyan", True),
@@ -273,6 +290,8 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     actions.Waiting: Said("waiting", "{names}", "{who} {why}", WAIT, True),
     actions.Evict: Said("evict", "{name}", "{known_size:>9}  {why_evicted}", MOVE, True),
     actions.Evicted: _evicted,
+    actions.Foresee: Said("foresee", "{names}", "it follows {followed}, which is used"),
+    actions.Foreseen: _foreseen,
     actions.Lost: Said("lost", "{names}", "{why}", f"bold {BAD}", True),
 }
 

@@ -4,8 +4,8 @@ MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each com
 one event. SendRevoke with `ack` comes back as RevokeAck, or ends in Fence; Fence comes back as
 SessionGone.
 
-Lost and Waiting order nothing: they are for readers of the swap log. Evicted orders nothing
-either, but the daemon tells a worker when its bytes are in the host copy.
+Foresee, Foreseen, Lost and Waiting order nothing: they are for readers of the swap log. Evicted
+orders nothing either, but the daemon tells a worker when its bytes are in the host copy.
 """
 
 from typing import Literal
@@ -18,6 +18,12 @@ from swapd.shared.protocol import Code, Placement, Ranges, Runs
 Reason = Literal[
     "room", "sequential", "alternating", "resized", "unregister", "failed", "update", "asked"
 ]
+
+
+#: What came of a component that was loaded ahead. When it was asked for, it was in, or coming, or
+#: there had been no room for it. Or before that it left, in vain, or nobody said any more that it
+#: follows.
+Outcome = Literal["in", "coming", "no_room", "in_vain", "taken_back"]
 
 
 #: The rank of a load, the most urgent first: 0 if an acquire waits for it, 1 if a prefetch does, 2
@@ -219,6 +225,23 @@ class Lost(Action, frozen=True, tag="lost"):
     why: str
 
 
+class Foresee(Action, frozen=True, tag="foresee"):
+    """A component or family is to be loaded ahead, since one that it follows is used."""
+
+    name: str
+    after: str
+
+
+class Foreseen(Action, frozen=True, tag="foreseen"):
+    """What came of it."""
+
+    name: str
+    after: str
+    outcome: Outcome
+    #: How much of its load was over when it was asked for, seconds.
+    saved_s: float = 0.0
+
+
 AnyAction = (
     MakeHostCopy
     | SealHostCopy
@@ -241,4 +264,6 @@ AnyAction = (
     | Evict
     | Evicted
     | Lost
+    | Foresee
+    | Foreseen
 )

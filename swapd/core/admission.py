@@ -14,6 +14,7 @@ from swapd.core import (
     deadlock,
     eviction,
     explain,
+    following,
     leases,
     requests,
     sharing,
@@ -30,7 +31,6 @@ from swapd.shared.protocol import (
     AcquireWorkspace,
     Cancel,
     Code,
-    Prefetch,
     Release,
 )
 
@@ -108,50 +108,6 @@ def on_cancel(ledger: Ledger, session: int, asked: Cancel) -> None:
         ledger.replan |= ledger.somebody_waits
 
 
-def on_prefetch(ledger: Ledger, session: int, asked: Prefetch) -> None:
-    key = (session, asked.id)
-    if ledger.stopping:
-        return ledger.refuse(key, "stopping", explain.STOPPING)
-    names = ledger.expand(asked.names)
-    if asked.over is not None:
-        names = tuple(name for name in names if ledger.may_be_acquired(name))
-    for name in names:
-        if not ledger.may_be_acquired(name):
-            return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
-        if problem := eviction.cannot_come_in(ledger, [ledger.components[name]], None):
-            return ledger.refuse(key, problem.code, explain.refused(ledger, problem))
-    until = requests.deadline(asked.timeout_s, ledger.now)
-    for c in ledger.named(names):
-        _expect(ledger, c, asked.over, until)
-    expire_prefetches(ledger)
-    ledger.accept(key)
-    ledger.replan = True
-
-
-def _expect(
-    ledger: Ledger, c: Component, over: tuple[str, ...] | None, until: float | None
-) -> None:
-    ledger.prefetches[c.name] = over
-    _set_expected(ledger, c, not c.leases)
-    if c.expected and until is not None:
-        ledger.expiries.set(c.name, until)
-
-
-def _set_expected(ledger: Ledger, c: Component, expected: bool) -> None:
-    c.expected = expected
-    ledger.expiries.drop(c.name)
-    if c.state is State.LOADING:
-        transfers.settle(ledger, c)  # its load has another rank now
-
-
-def expire_prefetches(ledger: Ledger) -> None:
-    """Those whose time is over are not loaded any more, and their loads are nobody's."""
-    for name in ledger.expiries.over(ledger.now):
-        ledger.prefetches.pop(name, None)
-        _set_expected(ledger, ledger.components[name], False)
-        ledger.replan = True
-
-
 # --- in ----------------------------------------------------------------------------------
 
 
@@ -181,6 +137,8 @@ def unpark(ledger: Ledger, c: Component) -> None:
 def _enter(ledger: Ledger, w: Waiter) -> None:
     """All names are registered: grant at once, share a load, queue, or refuse for good."""
     asked = ledger.named(w.names)
+    if ledger.predicted:
+        following.note_asked(ledger, asked)
     found = sharing.at_once(ledger, w, asked)
     if isinstance(found, Refusal):
         return refuse_as(ledger, w, found)

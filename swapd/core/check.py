@@ -308,6 +308,19 @@ def _expiries(ledger: Ledger) -> None:
         assert ledger.components[name].expected, f"nobody expects {name}, and yet that ends"
 
 
+def _predicted(ledger: Ledger) -> None:
+    for after, followers in ledger.followers.items():
+        assert followers, f"nothing follows {after}, and yet it is kept"
+        for name, follower in followers.items():
+            _same(f"what follows {after}", (follower.name, follower.after), (name, after))
+            assert follower.session in ledger.sessions, f"who said it of {after} is gone"
+            known = ledger.predicted.get(name)
+            assert known is follower or not follower.acted, f"{name} was predicted twice"
+    for name, follower in ledger.predicted.items():
+        said = ledger.followers.get(follower.after, {}).get(name)
+        assert said is follower, f"nobody says that {name} comes"
+
+
 def _debts(ledger: Ledger) -> None:
     _same("debts", set(ledger.debts), ledger.debt_causes.keys())
     for session, what in ledger.debts:
@@ -341,5 +354,6 @@ _CHECKS = (
     _notices,
     _sessions,
     _expiries,
+    _predicted,
     _debts,
 )

@@ -1,6 +1,6 @@
 """Leases, from the grant to the release."""
 
-from swapd.core import sharing, transfers
+from swapd.core import ahead, sharing, transfers
 from swapd.core.actions import SendBroken
 from swapd.core.ledger import Ledger, observe
 from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
@@ -16,6 +16,8 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     ledger.holders.open(w.key, ledger.leases[w.key])
     _note_turn(ledger, w)
     _foresee(ledger, w)
+    if ledger.followers:
+        ahead.note_use(ledger, ledger.named(w.names))
     placements = []
     for name in w.names:
         c = ledger.components[name]

@@ -13,7 +13,17 @@ from swapd.core.contents import Contents
 from swapd.core.foresight import Foresight
 from swapd.core.lru import Holders, IdleOrder
 from swapd.core.queue import Deadlines, WaitQueue
-from swapd.core.records import Component, Key, Lane, Lease, Rules, Session, State, Transfer
+from swapd.core.records import (
+    Component,
+    Follower,
+    Key,
+    Lane,
+    Lease,
+    Rules,
+    Session,
+    State,
+    Transfer,
+)
 from swapd.core.requests import names_of
 from swapd.shared.protocol import AnyOrder, Code, Counts, Histogram, Runs, Tally
 
@@ -111,6 +121,10 @@ class Ledger:
         self.ahead = 0
         #: When nobody expects a prefetched component any more.
         self.expiries: Deadlines[str] = Deadlines()
+
+        #: What follows each; and what is predicted because something was used that it follows.
+        self.followers: dict[str, dict[str, Follower]] = {}
+        self.predicted: dict[str, Follower] = {}
 
         # Sessions, their leases and waiters.
         self.sessions: dict[int, Session] = {}

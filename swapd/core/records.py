@@ -367,6 +367,21 @@ class Waiter:
 
 
 @dataclass(slots=True, eq=False)
+class Follower:
+    """A component or family that is used after another one, as a session said."""
+
+    name: str
+    after: str
+    session: int
+    #: From 1 down to 0: how often lately it was loaded in vain.
+    trust: float = 1.0
+    #: When it was predicted last; and whether it was to be loaded for that, and has not been asked
+    #: for since.
+    since: float = 0.0
+    acted: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Lease:
     session: int
     agent: int

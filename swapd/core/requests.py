@@ -27,7 +27,7 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
 def names_of(request: protocol.AnyOrder | None) -> tuple[str, ...]:
     """The components and families that a request names; none for a workspace and for the turn to
     start."""
-    if isinstance(request, protocol.Acquire | protocol.Prefetch):
+    if isinstance(request, protocol.Acquire | protocol.Prefetch | protocol.Follows):
         return request.names
     name = getattr(request, "name", None)
     return () if name is None else (name,)
@@ -54,6 +54,12 @@ def _asked_names(request: Any) -> str | None:
 
 def _over(request: protocol.Prefetch) -> str | None:
     return _names(request.over) if request.over else None
+
+
+def _followers(request: protocol.Follows) -> str | None:
+    if request.after in request.names:
+        return f"{request.after!r} cannot follow itself; name what is used after it"
+    return _names((request.after, *request.names))
 
 
 def _timeout(request: Any) -> str | None:
@@ -152,6 +158,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.AcquireWorkspace: (_workspace, _timeout, _spare),
     protocol.AcquireStart: (_timeout,),
     protocol.Prefetch: (_asked_names, _over, _timeout),
+    protocol.Follows: (_followers,),
     protocol.Forecast: (_asked_names,),
     protocol.Register: (_to_register, _segments, _texts, _contents, _transient),
     protocol.Commit: (_name,),

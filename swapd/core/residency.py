@@ -11,7 +11,17 @@ The state records a decision at the moment it is made.
 from collections.abc import Callable
 from typing import Any
 
-from swapd.core import admission, copies, events, families, registration, requests, sessions, starts
+from swapd.core import (
+    admission,
+    ahead,
+    copies,
+    events,
+    families,
+    registration,
+    requests,
+    sessions,
+    starts,
+)
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.core.ledger import Ledger
@@ -53,7 +63,8 @@ _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.AcquireStart: starts.on_acquire_start,
     protocol.Release: admission.on_release,
     protocol.Cancel: admission.on_cancel,
-    protocol.Prefetch: admission.on_prefetch,
+    protocol.Prefetch: ahead.on_prefetch,
+    protocol.Follows: ahead.on_follows,
     protocol.Resize: families.on_resize,
     protocol.Pin: families.on_pin,
     protocol.EvictNow: families.on_evict_now,

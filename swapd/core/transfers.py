@@ -4,7 +4,7 @@
 copy: its chunks are lent to an allocator, for one lease.
 """
 
-from swapd.core import registry, staying
+from swapd.core import following, registry, staying
 from swapd.core.actions import (
     CopyIn,
     CopyOut,
@@ -190,6 +190,7 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
 
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
     """`c` leaves now, or when its worker has let go of it, or when its load has been stopped."""
+    following.note_evicted(ledger, c)
     ledger.idle.drop(c)
     ledger.unwant(c.name)
     ledger.drop_superseded(c)

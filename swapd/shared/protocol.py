@@ -271,6 +271,17 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
     timeout_s: float | None = None
 
 
+class Follows(Request, frozen=True, tag="follows"):
+    """These are used after that one: load them while it is in use. Answered at once.
+
+    They replace what was said to follow it before, by any session; none: nothing follows it. It
+    lasts as long as the session. Names need not be registered.
+    """
+
+    names: tuple[Name, ...]
+    after: Name
+
+
 class Forecast(Request, frozen=True, tag="forecast"):
     """Ask for the effect of acquiring these now. Answered at once; changes nothing."""
 
@@ -328,6 +339,7 @@ AnyOrder = (
     | Release
     | Cancel
     | Prefetch
+    | Follows
     | Resize
     | Pin
     | EvictNow

@@ -331,6 +331,7 @@ _EXAMPLES: dict[Any, Any] = {
     bool: True,
     tuple[str, ...]: ("x",),
     actions.Reason: "room",
+    actions.Outcome: "in",
     actions.Urgency: (1, 0, 1),
 }
 

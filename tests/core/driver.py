@@ -281,6 +281,16 @@ def prefetch(w: World, choose: Choices) -> bool:
     return True
 
 
+def follow(w: World, choose: Choices) -> bool:
+    if not w.sessions or not w.owner:
+        return False
+    names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
+    after = choose.pick(names)
+    said = {choose.pick(names), choose.pick(names)} - {after}
+    w.follows(choose.pick(sorted(w.sessions)), *sorted(said), after=after)
+    return True
+
+
 def resize(w: World, choose: Choices) -> bool:
     families = sorted({f for n in w.owner if (f := w.part_of[n])})
     if not w.sessions or not families:
@@ -399,6 +409,7 @@ MOVES: dict[Move, int] = {
     give_way: 3,
     cancel: 2,
     prefetch: 2,
+    follow: 2,
     resize: 2,
     pin: 2,
     evict_now: 1,
@@ -437,6 +448,7 @@ BOTH_WAYS: dict[Move, int] = {
     release: 30,
     cancel: 3,
     prefetch: 2,
+    follow: 2,
     end_move: 16,
     step: 20,
     end_ack: 20,

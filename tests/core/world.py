@@ -20,6 +20,8 @@ from swapd.core.actions import (
     Evict,
     Evicted,
     Fence,
+    Foresee,
+    Foreseen,
     Grant,
     Hasten,
     Lend,
@@ -72,6 +74,7 @@ from swapd.shared.protocol import (
     Code,
     Commit,
     EvictNow,
+    Follows,
     GiveUp,
     Pin,
     Placement,
@@ -182,6 +185,8 @@ class World:
         self.starters: list[Key] = []
         #: (session, name) of each holder whose component the core reported as wanted.
         self.wanted: set[tuple[int, str]] = set()
+        #: What is loaded ahead because it follows something.
+        self.foreseen: set[str] = set()
         #: Sessions that were told that somebody waits.
         self.hurried: set[int] = set()
         #: By generation.
@@ -438,6 +443,11 @@ class World:
     ) -> Key:
         key = self._key(session)
         self.ask(session, Prefetch(key[1], names, over, timeout))
+        return key
+
+    def follows(self, session: int, *names: str, after: str) -> Key:
+        key = self._key(session)
+        self.ask(session, Follows(key[1], names, after))
         return key
 
     def resize(self, session: int, name: str, resident_bytes: int | None = None) -> Key:
@@ -874,6 +884,11 @@ class World:
                 assert action.name not in self.dirty, f"{action}: what was written is lost"
                 saved = placed.uid in self.arena.saved or self.arena.is_saved(placed.uid)
                 assert saved, f"{action}: not what was written"
+            case Foresee() as foreseen:
+                assert foreseen.name not in self.foreseen, f"{foreseen}: twice"
+                self.foreseen.add(foreseen.name)
+            case Foreseen() as foreseen:
+                self.foreseen.remove(foreseen.name)
             case Lost():
                 worth = self.scratch.get(action.name)
                 assert worth is None or worth.kind == "saved", f"{action}: as it should be"

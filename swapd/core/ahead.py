@@ -1,0 +1,125 @@
+"""What is loaded before an acquire asks for it: prefetches, and what follows what is used.
+
+Both are guesses. A guess takes free memory and that of idle components while no acquire waits for
+memory, and any acquire comes before it. `planner.py` carries them out.
+"""
+
+from collections.abc import Iterable
+
+from swapd.core import eviction, explain, following, requests, transfers
+from swapd.core.actions import Foresee
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Follower, State
+from swapd.shared.protocol import Follows, Prefetch
+
+#: Most components that something is said to follow.
+FOLLOWED_MAX = 256
+
+# --- prefetches --------------------------------------------------------------------------
+
+
+def on_prefetch(ledger: Ledger, session: int, asked: Prefetch) -> None:
+    key = (session, asked.id)
+    if ledger.stopping:
+        return ledger.refuse(key, "stopping", explain.STOPPING)
+    names = ledger.expand(asked.names)
+    if asked.over is not None:
+        names = tuple(name for name in names if ledger.may_be_acquired(name))
+    for name in names:
+        if not ledger.may_be_acquired(name):
+            return ledger.refuse(key, "unknown_component", explain.unknown(ledger, name))
+        if problem := eviction.cannot_come_in(ledger, [ledger.components[name]], None):
+            return ledger.refuse(key, problem.code, explain.refused(ledger, problem))
+    until = requests.deadline(asked.timeout_s, ledger.now)
+    for c in ledger.named(names):
+        _expect(ledger, c, asked.over, until)
+    expire(ledger)
+    ledger.accept(key)
+    ledger.replan = True
+
+
+def _expect(
+    ledger: Ledger, c: Component, over: tuple[str, ...] | None, until: float | None
+) -> None:
+    ledger.prefetches[c.name] = over
+    _set_expected(ledger, c, not c.leases)
+    if c.expected and until is not None:
+        ledger.expiries.set(c.name, until)
+
+
+def _set_expected(ledger: Ledger, c: Component, expected: bool) -> None:
+    c.expected = expected
+    ledger.expiries.drop(c.name)
+    if c.state is State.LOADING:
+        transfers.settle(ledger, c)  # its load has another rank now
+
+
+def expire(ledger: Ledger) -> None:
+    """Those whose time is over are not loaded any more, and their loads are nobody's."""
+    for name in ledger.expiries.over(ledger.now):
+        _take_back(ledger, ledger.components[name])
+
+
+def _take_back(ledger: Ledger, c: Component) -> None:
+    ledger.prefetches.pop(c.name, None)
+    _set_expected(ledger, c, False)
+    ledger.replan = True
+
+
+# --- what follows ------------------------------------------------------------------------
+
+
+def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
+    """What follows `asked.after`, in place of what this session and others said before."""
+    key = (session, asked.id)
+    if len(ledger.followers) >= FOLLOWED_MAX and asked.after not in ledger.followers:
+        return ledger.refuse(
+            key,
+            "bad_request",
+            f"the daemon knows the followers of {FOLLOWED_MAX} components, and takes no more; take "
+            "some back: follows(after=...) without a name",
+        )
+    _forget(ledger, asked.after)
+    if asked.names:
+        followers = {name: Follower(name, asked.after, session) for name in asked.names}
+        ledger.followers[asked.after] = followers
+    ledger.accept(key)
+
+
+def end_session(ledger: Ledger, session: int) -> None:
+    """What it said is void."""
+    for after, followers in list(ledger.followers.items()):
+        if any(follower.session == session for follower in followers.values()):
+            _forget(ledger, after)
+
+
+def _forget(ledger: Ledger, after: str) -> None:
+    for follower in ledger.followers.pop(after, {}).values():
+        if follower.acted:
+            for c in _registered(ledger, follower):
+                _take_back(ledger, c)
+        following.forget(ledger, follower)
+
+
+def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
+    """These are granted: have those that follow loaded, in place of what nobody expects."""
+    for follower in following.predict(ledger, dict.fromkeys(c.side for c in used)):
+        absent = [
+            c
+            for c in _registered(ledger, follower)
+            if c.state is State.ABSENT and c.name not in ledger.prefetches
+        ]
+        if not absent or eviction.cannot_come_in(ledger, absent, None):
+            continue
+        if not follower.acted:
+            follower.acted = True
+            ledger.out.append(Foresee(follower.name, follower.after))
+        for c in absent:
+            _expect(ledger, c, None, None)
+        ledger.replan = True
+
+
+def _registered(ledger: Ledger, follower: Follower) -> list[Component]:
+    """Its parts, or itself, if they may be acquired."""
+    names = ledger.expand((follower.name,))
+    return ledger.named([name for name in names if ledger.may_be_acquired(name)])

@@ -1,0 +1,89 @@
+"""What follows what, as pipelines say, and which of it is predicted. Changes no component.
+
+When a component is used, those that follow it are predicted; `ahead.py` has them loaded. A
+prediction ends when its component is asked for, or leaves before that. One that was often loaded in
+vain lately is not acted on, until it has come true a few times.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from swapd.core.actions import Foreseen, Outcome
+from swapd.core.ledger import Ledger
+from swapd.core.records import Component, Follower, State
+
+#: A prediction less trusted than this is not acted on.
+TRUSTED = 0.5
+#: How much of its trust one keeps that was loaded in vain, and how much it gains by coming true
+#: unaided.
+KEPT_IN_VAIN = 0.75
+GAINED = 0.03
+
+
+def predict(ledger: Ledger, used: Iterable[str]) -> Iterator[Follower]:
+    """These are used: what follows them is predicted. Yield each that is trusted."""
+    for name in used:
+        for follower in ledger.followers.get(name, {}).values():
+            before = ledger.predicted.get(follower.name)
+            if before is None or not before.acted:
+                ledger.predicted[follower.name] = before = follower
+                follower.since = ledger.now
+            if before.trust >= TRUSTED:
+                yield before
+
+
+def note_asked(ledger: Ledger, asked: list[Component]) -> None:
+    """An acquire came: what it asks for was predicted rightly."""
+    for name in dict.fromkeys(c.side for c in asked):
+        follower = ledger.predicted.pop(name, None)
+        if follower is not None:
+            _came_true(ledger, follower, [c for c in asked if c.side == name])
+
+
+def _came_true(ledger: Ledger, follower: Follower, parts: list[Component]) -> None:
+    if not follower.acted:
+        follower.trust = min(1.0, follower.trust + GAINED)
+        return
+    follower.trust = (3.0 * follower.trust + 1.0) / 4.0
+    loaded = [c for c in parts if c.expected and _came_for(follower, c)]
+    saved_s = sum([_saved_s(ledger, c) for c in loaded])
+    if not loaded:
+        _end(ledger, follower, "no_room")
+    elif all(c.state is State.RESIDENT for c in parts):
+        _end(ledger, follower, "in", saved_s)
+    else:
+        _end(ledger, follower, "coming", saved_s)
+
+
+def _came_for(follower: Follower, c: Component) -> bool:
+    return c.on_device and c.load_started >= follower.since
+
+
+def _saved_s(ledger: Ledger, c: Component) -> float:
+    """The part of its load that is over."""
+    so_far_s = max(ledger.now - c.load_started, 0.0)
+    if c.state is State.LOADING:
+        return so_far_s
+    return min(c.swap_in_s or 0.0, so_far_s) if c.state is State.RESIDENT else 0.0
+
+
+def note_evicted(ledger: Ledger, c: Component) -> None:
+    """`c` leaves: if it came in for a prediction, that was in vain."""
+    follower = ledger.predicted.get(c.side)
+    if follower is None or not follower.acted or not _came_for(follower, c):
+        return
+    del ledger.predicted[c.side]
+    follower.trust *= KEPT_IN_VAIN
+    _end(ledger, follower, "in_vain")
+
+
+def _end(ledger: Ledger, follower: Follower, outcome: Outcome, saved_s: float = 0.0) -> None:
+    follower.acted = False
+    ledger.out.append(Foreseen(follower.name, follower.after, outcome, saved_s))
+
+
+def forget(ledger: Ledger, follower: Follower) -> None:
+    """Nobody says any more that it follows."""
+    if ledger.predicted.get(follower.name) is follower:
+        del ledger.predicted[follower.name]
+    if follower.acted:
+        _end(ledger, follower, "taken_back")

@@ -1,0 +1,157 @@
+"""What follows something that is used comes in before it is asked for, and delays nobody."""
+
+from swapd.core.actions import Foreseen
+from swapd.core.ahead import FOLLOWED_MAX
+from swapd.core.following import TRUSTED
+from tests.core.world import Make, World
+
+
+def stages(make: Make, room: int, *names: str) -> tuple[World, int]:
+    """Components of 5 chunks each that follow one another in a circle."""
+    w = make(room, residency_factor=0.0)
+    s = w.open()
+    for name in names:
+        w.register(s, name, 5)
+    for name, after in zip(names, (names[-1], *names), strict=False):
+        w.follows(s, name, after=after)
+    return w, s
+
+
+def came(w: World) -> list[tuple[str, str]]:
+    return [(a.name, a.outcome) for a in w.log if isinstance(a, Foreseen)]
+
+
+def test_what_follows_is_in_when_it_is_asked_for(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b", "c")
+    held = w.use(s, "a")
+    for name in ("b", "c", "a", "b", "c"):
+        w.settle()
+        w.release(held)
+        held = w.acquire(s, name)
+        assert w.granted(held), "it waits for nothing"
+    assert came(w) == [(name, "in") for name in ("b", "c", "a", "b", "c")]
+
+
+def test_the_record_says_what_it_saved(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b")
+    w.acquire(s, "a")
+    w.move("a")
+    w.sleep(1.0)
+    w.move("b")
+    w.sleep(4.0)
+    w.acquire(s, "b")
+    (foreseen,) = [a for a in w.log if isinstance(a, Foreseen)]
+    assert (foreseen.after, foreseen.outcome, foreseen.saved_s) == ("a", "in", 1.0)
+
+
+def test_what_is_coming_is_joined(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b")
+    w.acquire(s, "a")
+    w.move("a")
+    w.sleep(0.5)
+    w.acquire(s, "b")
+    (foreseen,) = [a for a in w.log if isinstance(a, Foreseen)]
+    assert (foreseen.outcome, foreseen.saved_s) == ("coming", 0.5)
+
+
+def test_it_takes_no_memory_that_is_held_or_waited_for(make: Make) -> None:
+    w, s = stages(make, 5, "a", "b")
+    t = w.open()
+    w.register(t, "x", 5)
+    held = w.use(s, "a")
+    waiter = w.acquire(t, "x")
+    w.release(held)
+    w.settle()
+    assert w.granted(waiter)
+    w.acquire(s, "b")
+    w.release(waiter)
+    w.settle()
+    assert came(w) == [("b", "no_room")]
+
+
+def test_it_goes_for_whoever_asks(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b")
+    w.register(s, "x", 5)
+    w.use(s, "a")
+    w.settle()
+    asked = w.acquire(s, "x")
+    w.settle()
+    assert w.granted(asked)
+    assert came(w) == [("b", "in_vain")]
+
+
+def test_what_mostly_comes_in_vain_is_not_loaded_until_it_has_come_true_again(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b")
+    w.register(s, "x", 5)
+    for _ in range(20):
+        w.touch(s, "a")
+        w.touch(s, "x")
+    in_vain = len(came(w))
+    assert 2 <= in_vain <= 4
+    assert w.ledger.followers["a"]["b"].trust < TRUSTED
+    for _ in range(10):
+        w.touch(s, "a")
+        w.touch(s, "b")
+        w.touch(s, "x")
+    assert len(came(w)) > in_vain
+
+
+def test_it_may_be_said_of_names_that_are_not_there_yet(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.follows(s, "b", after="a")
+    w.register(s, "a", 5)
+    w.release(w.use(s, "a"))
+    w.register(t, "b", 5)
+    w.use(s, "a")
+    assert w.foreseen == {"b"}
+
+
+def test_who_says_it_anew_replaces_it_and_without_names_takes_it_back(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b", "c")
+    w.follows(s, "c", after="a")
+    held = w.use(s, "a")
+    assert w.foreseen == {"c"}
+    w.follows(s, after="a")
+    assert w.foreseen == set()
+    w.settle()
+    w.release(held)
+    w.use(s, "a")
+    assert came(w) == [("c", "taken_back")]
+
+
+def test_it_ends_with_the_session_that_said_it(make: Make) -> None:
+    w = make(10)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 5)
+    w.register(s, "b", 5)
+    w.follows(t, "b", after="a")
+    w.leave(t)
+    w.use(s, "a")
+    assert w.foreseen == set()
+
+
+def test_a_follower_that_has_no_room_stops_nothing(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "a", 5)
+    w.register(s, "large", 10)
+    w.follows(s, "large", after="a")
+    for _ in range(3):
+        held = w.use(s, "a")
+        asked = w.acquire(s, "large", agent=1)
+        w.release(held)
+        w.settle()
+        w.release(asked)
+    assert came(w) == [("large", "no_room")] * 3
+
+
+def test_many_may_follow_and_no_more_than_the_table_holds(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for i in range(FOLLOWED_MAX):
+        w.follows(s, "x", after=f"c{i}")
+    assert "takes no more" in w.refusal(w.follows(s, "x", after="one more")).message
+    w.follows(s, "y", after="c0")
+    w.follows(s, after="c1")
+    w.follows(s, "x", after="one more")
