@@ -238,7 +238,7 @@ class Foreseen(Action, frozen=True, tag="foreseen"):
     name: str
     after: str
     outcome: Outcome
-    #: How much of its load was over when it was asked for, seconds.
+    #: Seconds of its load that were over when it was asked for.
     saved_s: float = 0.0
 
 

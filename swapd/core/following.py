@@ -45,25 +45,23 @@ def _came_true(ledger: Ledger, follower: Follower, parts: list[Component]) -> No
         return
     follower.trust = (3.0 * follower.trust + 1.0) / 4.0
     loaded = [c for c in parts if c.expected and _came_for(follower, c)]
-    saved_s = sum([_saved_s(ledger, c) for c in loaded])
     if not loaded:
         _end(ledger, follower, "no_room")
     elif all(c.state is State.RESIDENT for c in parts):
-        _end(ledger, follower, "in", saved_s)
+        _end(ledger, follower, "in", _saved_s(ledger, loaded))
     else:
-        _end(ledger, follower, "coming", saved_s)
+        _end(ledger, follower, "coming", _saved_s(ledger, loaded))
 
 
 def _came_for(follower: Follower, c: Component) -> bool:
     return c.on_device and c.load_started >= follower.since
 
 
-def _saved_s(ledger: Ledger, c: Component) -> float:
-    """The part of its load that is over."""
-    so_far_s = max(ledger.now - c.load_started, 0.0)
-    if c.state is State.LOADING:
-        return so_far_s
-    return min(c.swap_in_s or 0.0, so_far_s) if c.state is State.RESIDENT else 0.0
+def _saved_s(ledger: Ledger, loaded: list[Component]) -> float:
+    """From the first load of these to the end of the last one that has ended, or until now."""
+    since = min(c.load_started for c in loaded)
+    ends = [c.load_started + (c.swap_in_s or 0.0) for c in loaded if c.state is State.RESIDENT]
+    return (max(ends) if len(ends) == len(loaded) else ledger.now) - since
 
 
 def note_evicted(ledger: Ledger, c: Component) -> None:

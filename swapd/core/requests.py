@@ -14,6 +14,9 @@ from swapd.shared.text import problem_with_text
 #: More bytes than any machine has: a larger size is a mistake.
 _BYTES_MAX = 1 << 50
 
+#: All of them are loaded when the one before them is used.
+_FOLLOWERS_MAX = 64
+
 #: Longer than any daemon runs: a longer or infinite (inf) timeout means no deadline.
 _TIMEOUT_MAX_S = 1e9
 
@@ -57,6 +60,8 @@ def _over(request: protocol.Prefetch) -> str | None:
 
 
 def _followers(request: protocol.Follows) -> str | None:
+    if len(request.names) > _FOLLOWERS_MAX:
+        return f"{len(request.names)} names; at most {_FOLLOWERS_MAX} may follow one"
     if request.after in request.names:
         return f"{request.after!r} cannot follow itself; name what is used after it"
     return _names((request.after, *request.names))

@@ -74,6 +74,7 @@ BAD: list[tuple[AnyRequest, str]] = [
     (Prefetch(1, ("a",), over=("",)), "is no name"),
     (Follows(1, ("a",), ""), "is no name"),
     (Follows(1, ("b", "a"), "a"), "cannot follow itself"),
+    (Follows(1, ("b",) * 65, "a"), "at most 64 may follow"),
     (Forecast(1, ("a",) * (NAMES_MAX + 1)), "more than"),
     (Acquire(1, ("",)), "is no name"),
     (Acquire(1, ("a\nb",)), "is no name"),

@@ -44,6 +44,24 @@ def test_the_record_says_what_it_saved(make: Make) -> None:
     assert (foreseen.after, foreseen.outcome, foreseen.saved_s) == ("a", "in", 1.0)
 
 
+def test_of_a_family_it_is_the_time_of_all_loads_together(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.register(s, "a", 5)
+    for part in ("b/0", "b/1"):
+        w.register(s, part, 2, part_of="b")
+    w.follows(s, "b", after="a")
+    w.acquire(s, "a")
+    w.move("a")
+    for part in ("b/0", "b/1"):
+        w.sleep(1.0)
+        w.move(part)
+    w.sleep(4.0)
+    w.acquire(s, "b")
+    (foreseen,) = [a for a in w.log if isinstance(a, Foreseen)]
+    assert (foreseen.outcome, foreseen.saved_s) == ("in", 2.0)
+
+
 def test_what_is_coming_is_joined(make: Make) -> None:
     w, s = stages(make, 10, "a", "b")
     w.acquire(s, "a")
