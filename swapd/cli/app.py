@@ -15,6 +15,7 @@ from swapd.cli.log import log
 from swapd.cli.pins import evict, pin, unpin
 from swapd.cli.plan import plan
 from swapd.cli.ps import ps
+from swapd.cli.replay import replay
 from swapd.cli.resize import resize
 from swapd.cli.run import run, runs
 from swapd.cli.serve import serve
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evict": evict,
     "log": log,
     "trace": trace,
+    "replay": replay,
     "plan": plan,
     "forecast": forecast,
     "doctor": doctor,

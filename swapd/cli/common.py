@@ -25,6 +25,7 @@ import swapd_client
 from swapd.cli.target import folders, where
 from swapd.device import DeviceError
 from swapd.log.records import OtherSchema
+from swapd.log.replay import ReplayError
 from swapd.plan.advise import PlanError
 from swapd.shared.config import ConfigError
 from swapd.shared.extras import MissingExtra
@@ -76,6 +77,7 @@ _EXPECTED = (
     RuntimeDirError,
     SwapdError,
     OtherSchema,
+    ReplayError,
     OSError,
 )
 

@@ -1,0 +1,183 @@
+"""`swapd replay`: a recorded run of the daemon, again under other settings."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+import typer
+from rich.table import Table
+
+from swapd.cli.common import (
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    Timeout,
+    console,
+    print_json,
+)
+from swapd.cli.log import File, swap_log
+from swapd.cli.target import Device, where
+from swapd.core.records import Rules
+from swapd.log.history import last_run, read
+from swapd.log.replay import ReplayError
+from swapd.replay import Outcome, Work, read_work, run_again
+from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
+
+T = TypeVar("T")
+
+
+def _parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise typer.BadParameter(str(exc)) from None
+
+    return parsed
+
+
+Budget = Annotated[
+    int | None,
+    typer.Option(parser=_parsed(parse_size), metavar="SIZE", help="Memory of the device, as 20GiB"),
+]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        parser=_parsed(parse_rate), metavar="RATE", help="Of copies, as 25GB/s; else as recorded"
+    ),
+]
+Eviction = Annotated[
+    Literal["next_use", "lru"] | None, typer.Option(help="Which idle component goes first")
+]
+Overtake = Annotated[
+    int | None, typer.Option(min=0, help="How many that need no memory go before the first in line")
+]
+Turn = Annotated[
+    float | None,
+    typer.Option(parser=_parsed(parse_span), metavar="TIME", help="And for how long"),
+]
+
+
+class Row(msgspec.Struct):
+    """One line of the table, as `--json` prints it."""
+
+    what: str
+    acquires: int
+    wait_mean_s: float
+    wait_p50_s: float
+    wait_p99_s: float
+    wait_max_s: float
+    loads: int
+    bytes_in: int
+    bytes_out: int
+    evictions: int
+    refused: int
+    waiting: int
+    seconds: float
+
+
+def replay(
+    endpoint: Endpoint = None,
+    device: Device = None,
+    file: File = None,
+    budget: Budget = None,
+    bandwidth: Bandwidth = None,
+    eviction: Eviction = None,
+    overtake: Overtake = None,
+    turn: Turn = None,
+    json: Json = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Run the daemon's last recorded run again, under other settings.
+
+    The same core decides; the device is simulated, so hours take seconds. Each thread asks again as
+    long after its last answer as it did, and holds each lease for as long. A thread that waited for
+    another one, unseen by the daemon, is not known to do so.
+
+    "as recorded" shows how well that describes the run: compare it with "what happened".
+    """
+    folder = None if file else str(where(endpoint, device, timeout))
+    path = swap_log(folder, file, timeout)
+    work = _work(path)
+    chunks = work.start.chunks if budget is None else budget // work.start.chunk_bytes
+    if not chunks:
+        raise typer.BadParameter(
+            f"--budget {size(budget or 0)} is less than one chunk of the recorded run: "
+            f"{size(work.start.chunk_bytes)}"
+        )
+    rules = work.start.rules
+    given = {"eviction": eviction, "overtake": overtake, "turn_s": turn}
+    asked = msgspec.structs.replace(rules, **{k: v for k, v in given.items() if v is not None})
+    recorded_rate = work.bytes_per_s or _NO_COPIES
+    rows = [
+        row("what happened", work.happened),
+        row("as recorded", run_again(work, rules, work.start.chunks, recorded_rate)),
+    ]
+    if (asked, chunks, bandwidth) != (rules, work.start.chunks, None):
+        outcome = run_again(work, asked, chunks, bandwidth or recorded_rate)
+        rows.append(row(_said(work, asked, chunks, bandwidth), outcome))
+    if json:
+        print_json(rows)
+    else:
+        console.print(page(rows))
+
+
+#: Bytes per second for a log without a copy.
+_NO_COPIES = 25e9
+
+
+def _work(path: Path) -> Work:
+    lines = last_run(read(path))
+    start = lines[0].record.start if lines else None
+    if start is None:
+        raise ReplayError(
+            f"{path} has no run from its start: it is empty, or was rotated. Let the daemon keep "
+            "more of it: `swapd serve --swap-log-size`"
+        )
+    return read_work((line.raw for line in lines), start)
+
+
+def _said(work: Work, asked: Rules, chunks: int, bandwidth: float | None) -> str:
+    before, after = (msgspec.structs.asdict(rules) for rules in (work.start.rules, asked))
+    said = [f"{name} {value}" for name, value in after.items() if value != before[name]]
+    if chunks != work.start.chunks:
+        said.insert(0, f"budget {size(chunks * work.start.chunk_bytes)}")
+    if bandwidth is not None:
+        said.append(rate(bandwidth))
+    return ", ".join(said)
+
+
+def row(what: str, outcome: Outcome) -> Row:
+    waits = sorted(outcome.waits) or [0.0]
+
+    def share(part: float) -> float:
+        return waits[min(int(part * len(waits)), len(waits) - 1)]
+
+    counts = {name: n for name, n in outcome._asdict().items() if name != "waits"}
+    times = (mean(waits), share(0.5), share(0.99), waits[-1])
+    return Row(what, len(outcome.waits), *times, **counts)
+
+
+def page(rows: list[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", style="bold")
+    for name in ("loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"):
+        table.add_column(name, justify="right")
+    left_over = any(one.refused or one.waiting for one in rows)
+    if left_over:
+        table.add_column("refused, never granted", justify="right")
+    for one in rows:
+        waits = (one.wait_mean_s, one.wait_p50_s, one.wait_p99_s, one.wait_max_s)
+        cells = (
+            str(one.loads),
+            size(one.bytes_in),
+            size(one.bytes_out),
+            str(one.evictions),
+            str(one.acquires),
+            *map(seconds, waits),
+        )
+        rest = (f"{one.refused}, {one.waiting}",) if left_over else ()
+        table.add_row(one.what, *cells, *rest)
+    return table

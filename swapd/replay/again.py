@@ -1,0 +1,166 @@
+"""Runs the work of a log on a simulated device, under other settings."""
+
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.core import Residency, actions, events
+from swapd.core.events import AnyEvent
+from swapd.core.records import Rules
+from swapd.replay.machine import Machine
+from swapd.replay.work import Asking, Copies, Key, Outcome, Step, Tally, Work
+from swapd.shared import protocol
+
+
+def run_again(work: Work, rules: Rules, chunks: int, bytes_per_s: float) -> Outcome:
+    """What comes of the work of a log with these rules, chunks of memory, and rate of copies."""
+    return _Again(work, rules, chunks, bytes_per_s).run()
+
+
+class _Asked(NamedTuple):
+    step: int
+    names: tuple[str, ...]
+    at: float
+    #: Leases that it spent then, and that nothing else ends.
+    spares: tuple[int, ...]
+
+
+class _Again:
+    def __init__(self, work: Work, rules: Rules, chunks: int, bytes_per_s: float) -> None:
+        self._steps = work.steps
+        core = Residency(chunks, work.start.chunk_bytes, rules)
+        self._machine = Machine(core, bytes_per_s, self._heard)
+        self._tally, self._copies = Tally(), Copies()
+        #: By step: those that come after it; and how many it waits for itself.
+        self._then: dict[int, list[int]] = {}
+        self._waits_for: list[int] = []
+        for number, step in enumerate(work.steps):
+            self._waits_for.append(len(step.after))
+            for before in step.after:
+                self._then.setdefault(before, []).append(number)
+        #: Acquires that do not have their bytes yet; and the names of each lease.
+        self._asked: dict[Key, _Asked] = {}
+        self._held: dict[Key, tuple[str, ...]] = {}
+        #: Leases whose release the log has.
+        self._ends = {
+            (step.event.session, step.event.request.lease)
+            for step in work.steps
+            if isinstance(step.event, events.SessionRequest)
+            and isinstance(step.event.request, protocol.Release)
+        }
+        #: Leases that nobody uses any more, of which the release is due later: since when.
+        self._kept: dict[Key, tuple[int, float]] = {}
+        self._hurried: set[int] = set()
+
+    def run(self) -> Outcome:
+        for number, step in enumerate(self._steps):
+            if not step.after:
+                self._machine.at(step.delay_s, partial(self._do, number))
+        self._machine.run()
+        return self._tally.outcome(len(self._asked), self._machine.now)
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def _over(self, number: int) -> None:
+        for after in self._then.get(number, ()):
+            self._waits_for[after] -= 1
+            if not self._waits_for[after]:
+                step = self._steps[after]
+                when = self._machine.now + step.delay_s - step.kept_s
+                self._machine.at(when, partial(self._do, after))
+
+    def _do(self, number: int) -> None:
+        step, now = self._steps[number], self._machine.now
+        match step.event:
+            case events.SessionRequest(session=session, request=protocol.Release() as release):
+                self._end_use(number, step, (session, release.lease))
+            case events.SessionRequest(session=session, request=request):
+                if isinstance(request, Asking):
+                    self._note_asked(number, session, request)
+                self._machine.feed(events.SessionRequest(now, session, request))
+                if not isinstance(request, Asking):
+                    self._over(number)
+            case event:
+                self._machine.feed(msgspec.structs.replace(event, now=now))
+                self._over(number)
+
+    def _note_asked(self, number: int, session: int, request: Asking) -> None:
+        names = getattr(request, "names", ())
+        spares = [one.lease for one in getattr(request, "spare", ())]
+        ended = tuple(lease for lease in spares if (session, lease) not in self._ends)
+        self._asked[session, request.id] = _Asked(number, names, self._machine.now, ended)
+
+    # --- leases --------------------------------------------------------------------------
+
+    def _end_use(self, number: int, step: Step, key: Key) -> None:
+        """Nobody uses a lease from now on: its client keeps it for a while, unless it is wanted."""
+        if key[0] in self._hurried or not step.kept_s:
+            return self._release(key, number, self._machine.now)
+        self._kept[key] = number, self._machine.now
+        self._machine.at(self._machine.now + step.kept_s, partial(self._give_back, key))
+
+    def _give_back(self, key: Key) -> None:
+        if key in self._kept:
+            self._release(key, *self._kept.pop(key))
+
+    def _release(self, key: Key, number: int, unused_since: float) -> None:
+        event = self._steps[number].event
+        assert isinstance(event, events.SessionRequest)
+        idle_s = self._machine.now - unused_since
+        request = msgspec.structs.replace(event.request, idle_s=idle_s)
+        self._copies.released(key)
+        self._held.pop(key, None)
+        self._machine.feed(events.SessionRequest(self._machine.now, key[0], request))
+        self._over(number)
+
+    def _heard(self, said: AnyEvent | actions.AnyAction) -> None:
+        match said:
+            case events.CopiedIn() | events.CopyStopped():
+                for key in self._copies.ends(said.generation):
+                    self._there(key)
+            case actions.CopyIn():
+                self._copies.begins(said.generation, said.name)
+            case actions.Grant():
+                self._note_granted((said.session, said.request), said)
+            case actions.Refuse():
+                if asked := self._asked.pop((said.session, said.request), None):
+                    self._machine.at(self._machine.now, partial(self._over, asked.step))
+            case actions.SendHurry(session=session):
+                (self._hurried.add if said.waits else self._hurried.discard)(session)
+                if said.waits:
+                    self._give_back_kept(session)
+            case actions.SendWanted(session=session) if said.wanted:
+                self._give_back_kept(session, said.name)
+        self._tally.note(said)
+
+    def _note_granted(self, key: Key, grant: actions.Grant) -> None:
+        asked = self._asked[key]
+        self._held[key] = grant.names or asked.names
+        if not grant.spent:
+            for lease in asked.spares:
+                self._give_up((key[0], lease))
+        if self._copies.granted(key, self._held[key]):
+            self._there(key)
+
+    def _there(self, key: Key) -> None:
+        """All bytes of a lease are there."""
+        asked = self._asked.pop(key)
+        self._tally.waits.append(self._machine.now - asked.at)
+        if self._steps[asked.step].in_vain:
+            self._give_up(key)
+        self._machine.at(self._machine.now, partial(self._over, asked.step))
+
+    def _give_up(self, key: Key) -> None:
+        """Nothing in the log says when this lease ends: it was refused, or spent."""
+        self._held.pop(key, None)
+        request = protocol.Release(0, key[1])
+        self._machine.at(self._machine.now, partial(self._say, key[0], request))
+
+    def _say(self, session: int, request: protocol.AnyOrder) -> None:
+        self._machine.feed(events.SessionRequest(self._machine.now, session, request))
+
+    def _give_back_kept(self, session: int, name: str | None = None) -> None:
+        for key in [k for k in self._kept if k[0] == session]:
+            if name is None or name in self._held.get(key, ()):
+                self._machine.at(self._machine.now, partial(self._give_back, key))

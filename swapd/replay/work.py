@@ -1,0 +1,318 @@
+"""The work in a swap log: who asked for what, and how long after what. Pure.
+
+A thread asks again some time after it got what it asked for before, and holds a lease for some
+time. Both times are its own, and stay. How long it waits is what another setting changes.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.core import actions, events
+from swapd.core.events import AnyEvent
+from swapd.log.records import Start
+from swapd.log.replay import Step as Recorded
+from swapd.log.replay import replay
+from swapd.shared import protocol
+
+Key = tuple[int, int]
+#: Whoever asks for one thing after the other: a thread, by the label of its process (with the pid)
+#: and its number. It may have several sessions.
+Actor = tuple[str, int]
+
+Asking = protocol.Acquire | protocol.AcquireWorkspace | protocol.AcquireStart
+#: What later acquires of the session may need.
+_NEEDED = (
+    protocol.Register,
+    protocol.Commit,
+    protocol.Update,
+    protocol.GiveUp,
+    protocol.Unregister,
+)
+
+
+class Outcome(NamedTuple):
+    """What came of it."""
+
+    #: Seconds from each acquire until its bytes were there; tries that were refused are none.
+    waits: list[float]
+    loads: int
+    bytes_in: int
+    bytes_out: int
+    evictions: int
+    refused: int
+    #: Acquires without an answer at the end.
+    waiting: int
+    seconds: float
+
+
+class Step(NamedTuple):
+    """An event from outside. It comes `delay_s` after the last of the steps `after` is over; an
+    acquire is over once its bytes are there, or it is refused."""
+
+    event: AnyEvent
+    after: tuple[int, ...]
+    delay_s: float
+    #: Of a release: the last part of the delay, in which nobody used the lease.
+    kept_s: float = 0.0
+    #: Of an acquire: it was never granted.
+    in_vain: bool = False
+
+
+class Work(NamedTuple):
+    start: Start
+    steps: list[Step]
+    #: What happened.
+    happened: Outcome
+    #: Of copies to the device, while there were any; None if there were none.
+    bytes_per_s: float | None
+
+
+def read_work(lines: Iterable[bytes], start: Start) -> Work:
+    """The work in a run of the log, whose first record is `start`. Raises: as `replay`."""
+    reader = Reader()
+    for recorded in replay(lines):
+        reader.note(recorded)
+    return reader.work(start)
+
+
+class Copies:
+    """The copies under way, and when what is acquired is there: also of an early grant."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        #: Keys that were granted and wait for copies of these names.
+        self._pending: dict[Key, set[str]] = {}
+
+    def begins(self, generation: int, name: str) -> None:
+        self._names[generation] = name
+
+    def ends(self, generation: int) -> list[Key]:
+        """Returns what is there by this."""
+        name = self._names.pop(generation, None)
+        done = []
+        for key, names in list(self._pending.items()):
+            names.discard(name or "")
+            if not names:
+                del self._pending[key]
+                done.append(key)
+        return done
+
+    def granted(self, key: Key, names: Iterable[str]) -> bool:
+        """Whether all of it is there."""
+        if pending := set(names) & set(self._names.values()):
+            self._pending[key] = pending
+        return not pending
+
+    def released(self, key: Key) -> None:
+        self._pending.pop(key, None)
+
+
+class _Asked(NamedTuple):
+    step: int
+    actor: Actor
+    names: tuple[str, ...]
+    at: float
+    tried: bool
+
+
+class Reader:
+    """Reads a run, event by event."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._first: float | None = None
+        self._now = 0.0
+        #: When each step was over, by its number.
+        self._over: dict[int, float] = {}
+        self._asked: dict[Key, _Asked] = {}
+        self._labels: dict[int, str] = {}
+        self._last: dict[Actor, int] = {}
+        #: By session: the last step that later ones need; and its steps that are over, the last one
+        #: over at the end.
+        self._needed: dict[int, int] = {}
+        self._done: dict[int, list[int]] = {}
+        self._copies = Copies()
+        self._outcome = Tally()
+        self._moved = 0
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+        self._loading: set[int] = set()
+
+    def work(self, start: Start) -> Work:
+        waiting = sum(1 for one in self._asked.values() if one.step not in self._over)
+        happened = self._outcome.outcome(waiting, self._now - (self._first or 0.0))
+        rate = self._moved / self._busy_s if self._busy_s else None
+        return Work(start, self._steps, happened, rate)
+
+    def note(self, recorded: Recorded) -> None:
+        event = recorded.event
+        self._now = event.now
+        if self._first is None:
+            self._first = event.now
+        match event:
+            case events.SessionOpened(session=session, label=label):
+                self._labels[session] = label
+                self._needed[session] = self._add(event, (), event.now - self._first)
+                self._end(session, self._needed[session])
+            case events.SessionRequest(request=request):
+                self._note_request(event, request)
+            case events.SessionGone(session=session) | events.SessionEnds(session=session):
+                self._note_gone(session)
+            case events.CopiedIn() | events.CopyStopped() | events.CopyFailed():
+                self._note_copied(event.generation, whole=isinstance(event, events.CopiedIn))
+        for action in recorded.recorded:
+            self._note_action(action)
+
+    def _note_request(self, event: events.SessionRequest, request: protocol.AnyOrder) -> None:
+        session = event.session
+        match request:
+            case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
+                self._note_acquire(event, request)
+            case protocol.Release(lease=lease) | protocol.Cancel(acquire=lease):
+                self._note_release(event, request, (session, lease))
+            case _:
+                number = self._add_later(event, self._done_of(session))
+                self._end(session, number)
+                if isinstance(request, _NEEDED):
+                    self._needed[session] = number
+
+    def _note_acquire(self, event: events.SessionRequest, request: Asking) -> None:
+        session = event.session
+        actor = (self._labels[session], getattr(request, "agent", 0))
+        before = self._last.get(actor)
+        after = self._done_of(session) if before is None else (before,)
+        number = self._last[actor] = self._add_later(event, (*after, self._needed[session]))
+        tried = request.timeout_s is not None and request.timeout_s <= 0.0
+        names = getattr(request, "names", ())
+        self._asked[session, request.id] = _Asked(number, actor, names, self._now, tried)
+
+    def _note_release(
+        self, event: events.SessionRequest, request: protocol.Release | protocol.Cancel, key: Key
+    ) -> None:
+        asked = self._asked.pop(key, None)
+        if asked is None:
+            return
+        if asked.step not in self._over:
+            return self._give_up(asked)
+        self._copies.released(key)
+        kept_s = request.idle_s if isinstance(request, protocol.Release) else 0.0
+        number = self._add_later(event, (asked.step, self._last[asked.actor]), kept_s)
+        self._last[asked.actor] = number
+        self._end(key[0], number)
+
+    def _give_up(self, asked: _Asked) -> None:
+        """It was never granted: when it runs again, it waits no longer than it did."""
+        step = self._steps[asked.step]
+        assert isinstance(step.event, events.SessionRequest)
+        patient = msgspec.structs.replace(step.event.request, timeout_s=self._now - asked.at)
+        event = msgspec.structs.replace(step.event, request=patient)
+        self._steps[asked.step] = step._replace(event=event, in_vain=True)
+        self._over[asked.step] = self._now
+
+    def _note_gone(self, session: int) -> None:
+        for key in [k for k in self._asked if k[0] == session]:
+            asked = self._asked.pop(key)
+            self._copies.released(key)
+            if asked.step not in self._over:
+                self._give_up(asked)
+        done = self._done.pop(session, [])
+        if session in self._needed:
+            self._add_later(
+                events.SessionGone(self._now, session), (*done, self._needed.pop(session))
+            )
+
+    def _note_action(self, action: actions.AnyAction) -> None:
+        self._outcome.note(action)
+        match action:
+            case actions.CopyIn():
+                self._copies.begins(action.generation, action.name)
+                self._loading.add(action.generation)
+                self._moved += action.nbytes
+                if self._busy_since is None:
+                    self._busy_since = self._now
+            case actions.Grant():
+                key = (action.session, action.request)
+                asked = self._asked.get(key)
+                if asked and self._copies.granted(key, action.names or asked.names):
+                    self._there(key)
+            case actions.Refuse():
+                asked = self._asked.pop((action.session, action.request), None)
+                if asked is not None:
+                    self._steps[asked.step] = self._steps[asked.step]._replace(in_vain=True)
+                    self._end(action.session, asked.step)
+
+    def _note_copied(self, generation: int, *, whole: bool) -> None:
+        for key in self._copies.ends(generation):
+            self._there(key)
+        if generation in self._loading:
+            self._loading.discard(generation)
+            if not self._loading and self._busy_since is not None:
+                self._busy_s += self._now - self._busy_since
+                self._busy_since = None
+
+    def _there(self, key: Key) -> None:
+        asked = self._asked[key]
+        self._outcome.waits.append(self._now - asked.at)
+        self._end(key[0], asked.step)
+
+    # --- steps ---------------------------------------------------------------------------
+
+    def _done_of(self, session: int) -> tuple[int, ...]:
+        return tuple(self._done.get(session, ())[-1:])
+
+    def _end(self, session: int, number: int) -> None:
+        self._over[number] = self._now
+        self._done.setdefault(session, []).append(number)
+
+    def _add_later(self, event: AnyEvent, after: Iterable[int], kept_s: float = 0.0) -> int:
+        """After all of these, that are over: as long as it was."""
+        over = {one: self._over[one] for one in after if one in self._over}
+        since = max(over.values(), default=self._now)
+        return self._add(event, tuple(over), self._now - since, kept_s)
+
+    def _add(
+        self, event: AnyEvent, after: tuple[int, ...], delay_s: float, kept_s: float = 0.0
+    ) -> int:
+        self._steps.append(Step(event, after, delay_s, min(kept_s, delay_s)))
+        number = len(self._steps) - 1
+        if not isinstance(event, events.SessionRequest) or not isinstance(event.request, Asking):
+            self._over[number] = self._now
+        return number
+
+
+class Tally:
+    """Counts what the core orders."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._loads = self._bytes_in = self._bytes_out = self._evictions = self._refused = 0
+
+    def note(self, said: AnyEvent | actions.AnyAction) -> None:
+        match said:
+            case actions.CopyIn():
+                self._loads += 1
+                self._bytes_in += copied_bytes(said)
+            case actions.CopyOut():
+                self._bytes_out += copied_bytes(said)
+            case actions.Evict():
+                self._evictions += 1
+            case actions.Refuse():
+                self._refused += not said.tried
+
+    def outcome(self, waiting: int, seconds: float) -> Outcome:
+        return Outcome(
+            self.waits,
+            self._loads,
+            self._bytes_in,
+            self._bytes_out,
+            self._evictions,
+            self._refused,
+            waiting,
+            seconds,
+        )
+
+
+def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
+    return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)

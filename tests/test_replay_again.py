@@ -1,0 +1,182 @@
+"""A recorded run, again under other settings: the same settings give the same run."""
+
+from functools import partial
+from itertools import count, cycle, islice
+from math import inf, isfinite
+
+import msgspec
+import pytest
+
+from swapd.core import Residency, actions, events
+from swapd.core.actions import AnyAction
+from swapd.core.events import AnyEvent
+from swapd.core.records import Rules
+from swapd.log.records import Start
+from swapd.log.replay import Step as Recorded
+from swapd.replay import Work, run_again
+from swapd.replay.machine import Machine
+from swapd.replay.work import Reader
+from swapd.shared import protocol
+
+LRU = Rules(eviction="lru")
+#: Of a copy; a chunk is a byte, so a component of 4 takes a second.
+RATE = 4.0
+
+
+class Site:
+    """Threads that use components in turn, on a simulated device; and the log of that."""
+
+    def __init__(self, chunks: int, rules: Rules = LRU) -> None:
+        self.log: list[AnyEvent | AnyAction] = []
+        self.machine = Machine(Residency(chunks, 1, rules), RATE, self._heard)
+        self._start = Start("0", "host", chunks, 1, rules)
+        self._numbers = count(1)
+        self._granted: dict[tuple[int, int], int] = {}
+        self._use: dict[int, tuple[float, float, float, list[str]]] = {}
+
+    def thread(
+        self,
+        *names: str,
+        uses: int,
+        hold_s: float,
+        gap_s: float = 0.0,
+        kept_s: float = 0.0,
+        size: int = 4,
+        at: float = 0.0,
+    ) -> None:
+        """It uses components of its own, one after the other, each for `hold_s`, and keeps each
+        lease for `kept_s` after that."""
+        session = len(self._use) + 1
+        order = list(islice(cycle(names), uses))
+        self._use[session] = hold_s, gap_s, kept_s, order
+        self.machine.at(at, partial(self._open, session, names, size))
+
+    def work(self) -> Work:
+        """Run it all, and read the log."""
+        self.machine.run()
+        reader = Reader()
+        steps: list[Recorded] = []
+        for said in self.log:
+            if isinstance(said, events.Event):
+                steps.append(Recorded(0, said, [], []))
+            else:
+                steps[-1].recorded.append(said)
+        for step in steps:
+            reader.note(step)
+        return reader.work(self._start)
+
+    def _open(self, session: int, names: tuple[str, ...], size: int) -> None:
+        self.machine.feed(events.SessionOpened(self.machine.now, session, f"stage {session}"))
+        for name in names:
+            self.ask(session, protocol.Register(next(self._numbers), name, size))
+        self.machine.at(self.machine.now, partial(self._commit, session, names))
+
+    def _commit(self, session: int, names: tuple[str, ...]) -> None:
+        for name in names:
+            self.ask(session, protocol.Commit(next(self._numbers), name))
+        self.machine.at(self.machine.now, partial(self._next, session))
+
+    def _next(self, session: int) -> None:
+        order = self._use[session][-1]
+        if order:
+            asked = protocol.Acquire(next(self._numbers), (order.pop(0),))
+            self.ask(session, asked)
+
+    def _heard(self, said: AnyEvent | AnyAction) -> None:
+        if not isinstance(said, events.Tick):
+            self.log.append(said)
+        if isinstance(said, actions.Grant):
+            hold_s, _, kept_s, _ = self._use[said.session]
+            until = self.machine.now + hold_s + kept_s
+            if isfinite(until):
+                self.machine.at(until, partial(self._release, said.session, said.request))
+
+    def _release(self, session: int, lease: int) -> None:
+        _, gap_s, kept_s, _ = self._use[session]
+        self.ask(session, protocol.Release(next(self._numbers), lease, idle_s=kept_s))
+        self.machine.at(self.machine.now + gap_s, partial(self._next, session))
+
+    def ask(self, session: int, request: protocol.AnyOrder) -> None:
+        self.machine.feed(events.SessionRequest(self.machine.now, session, request))
+
+
+def cyclic(chunks: int = 8, rules: Rules = LRU) -> Work:
+    """A thread that uses three components in a circle."""
+    site = Site(chunks, rules)
+    site.thread("a", "b", "c", uses=30, hold_s=1.0)
+    return site.work()
+
+
+def rivals() -> Work:
+    """Two threads whose components never fit together."""
+    site = Site(8)
+    site.thread("a", uses=10, hold_s=0.5, gap_s=2.0, size=6)
+    site.thread("b", uses=10, hold_s=0.25, gap_s=1.3, size=6, at=0.4)
+    return site.work()
+
+
+@pytest.mark.parametrize("work", [cyclic(), rivals()], ids=["a cycle", "rivals"])
+def test_the_same_settings_give_what_happened(work: Work) -> None:
+    again = run_again(work, work.start.rules, work.start.chunks, RATE)
+    assert again.waits == pytest.approx(work.happened.waits)
+    assert again[1:7] == work.happened[1:7]
+    assert again.seconds == pytest.approx(work.happened.seconds)
+    assert work.bytes_per_s == pytest.approx(RATE)
+
+
+def test_another_rule_of_eviction_loads_less_as_it_would_have() -> None:
+    other = msgspec.structs.replace(LRU, eviction="next_use")
+    again = run_again(cyclic(), other, 8, RATE)
+    assert cyclic().happened.loads == 30
+    assert again.loads == cyclic(rules=other).happened.loads < 20
+    assert sum(again.waits) == pytest.approx(again.loads)
+
+
+def test_more_memory_takes_one_load_for_each() -> None:
+    again = run_again(cyclic(), LRU, 12, RATE)
+    assert (again.loads, again.evictions) == (3, 0)
+    assert sum(again.waits) == pytest.approx(3.0)
+
+
+def test_less_memory_refuses_what_never_fits() -> None:
+    again = run_again(rivals(), LRU, 5, RATE)
+    assert again.loads == 0
+    assert again.refused
+    assert again.waiting == 0
+
+
+def test_a_faster_bus_waits_less() -> None:
+    before, after = (sum(run_again(rivals(), LRU, 8, rate).waits) for rate in (RATE, 4 * RATE))
+    assert after < before / 2
+
+
+def test_what_was_never_granted_waits_as_long_as_it_did_and_holds_nothing() -> None:
+    site = Site(8)
+    site.thread("a", uses=1, hold_s=50.0, size=8)
+    site.thread("b", uses=1, hold_s=1.0, size=8, at=2.0)
+    site.machine.at(10.0, lambda: site.machine.feed(events.SessionGone(10.0, 2, alive=False)))
+    work = site.work()
+    assert work.happened.loads == 1
+    again = run_again(work, LRU, 16, RATE)
+    assert again.loads == 2
+    assert again.waiting == 0
+
+
+def test_a_lease_that_nobody_uses_goes_to_who_waits() -> None:
+    site = Site(8)
+    site.thread("a", uses=1, hold_s=1.0, kept_s=5.0, size=8)
+    site.thread("b", uses=1, hold_s=1.0, size=8, at=2.5)
+    work = site.work()
+    assert work.happened.waits == pytest.approx([2.0, 7.5])
+    assert run_again(work, LRU, 8, RATE).waits == pytest.approx([2.0, 2.5])
+    assert run_again(work, LRU, 16, RATE).waits == pytest.approx([2.0, 2.0])
+
+
+def test_what_waits_for_ever_ends_the_run() -> None:
+    site = Site(8, msgspec.structs.replace(LRU, overtake=0))
+    site.thread("a", uses=1, hold_s=inf, size=8)
+    site.thread("b", uses=1, hold_s=1.0, size=8, at=2.5)
+    site.machine.at(3.0, lambda: site.ask(1, protocol.Acquire(99, ("a",), 5)))
+    work = site.work()
+    again = run_again(work, work.start.rules, 8, RATE)
+    assert again.waiting == work.happened.waiting == 1
