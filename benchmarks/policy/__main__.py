@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Literal, get_args
 
-from benchmarks.policy.machine import Asking, Machine, Request, Served
+from benchmarks.policy.clients import Asking, Clients, Request, Served
 from benchmarks.policy.workloads import Workload, optimum, workloads
 from swapd.core.records import Rules
 
@@ -70,15 +70,9 @@ def _say_evictions(seeds: Iterable[int]) -> None:
 
 def loaded(workload: Workload, eviction: Eviction) -> int:
     """What the core loads for a workload, one request after the other."""
-    machine = Machine(
-        workload.sizes,
-        dict.fromkeys(workload.sizes, 0.5),
-        workload.room,
-        Rules(eviction=eviction),
-        "in order",
-    )
+    clients = Clients(workload.sizes, 0.01, workload.room, Rules(eviction=eviction), "in order")
     requests = [Request(10.0 * i, name, 1.0) for i, name in enumerate(workload.requests)]
-    return machine.run(requests).loaded
+    return clients.run(requests).loaded
 
 
 # --- order of service --------------------------------------------------------------------
@@ -98,8 +92,7 @@ def _say_all(
 def serve(requests: list[Request], room: int, load_s: float, asks: Asking, rules: Rules) -> Served:
     """Serve a trace of models of one size, of which `room` fit."""
     models = dict.fromkeys(sorted({request.model for request in requests}), 1)
-    machine = Machine(models, dict.fromkeys(models, load_s), room, rules, asks)
-    return machine.run(requests)
+    return Clients(models, load_s, room, rules, asks).run(requests)
 
 
 def read(path: Path) -> list[Request]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.policy.__main__ import main, read, serve
-from benchmarks.policy.machine import Asking, Request, Served
+from benchmarks.policy.clients import Asking, Request, Served
 from swapd.core.records import Rules
 
 #: More work than the device can do while it loads a model for each request.

@@ -1,12 +1,11 @@
-"""A device and its clients, simulated around the real core: no daemon, no clock, no bytes.
+"""Clients of a simulated device: no daemon, no clock, no bytes.
 
 Each request is a session of its own that acquires one model. The device runs one granted request
 at a time, in the order of the grants, and copies one model at a time.
 """
 
-import heapq
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Literal, NamedTuple
@@ -15,6 +14,7 @@ from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules, State
 from swapd.core.sharing import usual_s, worth
+from swapd.replay.machine import Machine
 from swapd.shared import protocol
 
 #: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other
@@ -47,24 +47,23 @@ class Served(NamedTuple):
     overtaken: int
 
 
-class Machine:
-    """Runs one trace.
+class Clients:
+    """Run one trace.
 
-    `sizes` of the models and `room` have one unit; `load_s`: the time of each model's load.
+    `sizes` of the models and `room` have one unit; `load_s`: the time to load so much.
     """
 
     def __init__(
         self,
         sizes: Mapping[str, int],
-        load_s: Mapping[str, float],
+        load_s: float,
         room: int,
         rules: Rules,
         asking: Asking = "at once",
     ) -> None:
         self.core = Residency(room, 1, rules)
+        self._machine = Machine(self.core, 1.0 / load_s, self._heard)
         self._sizes, self._load_s, self._asking = sizes, load_s, asking
-        self._now = self._bus_free_at = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count(1)
         #: Requests that have arrived and are not asked for: all, and by model.
         self._waiting: dict[int, None] = {}
@@ -78,24 +77,20 @@ class Machine:
         self._waited_s: dict[int, float] = {}
         self._place: dict[int, int] = {}
         self._loaded = 0
-        self._feed(events.SessionOpened(0.0, OWNER, "owner"))
+        self._machine.feed(events.SessionOpened(0.0, OWNER, "owner"))
         for name, size in sizes.items():
             self._ask(OWNER, protocol.Register(next(self._numbers), name, size))
+        self._machine.run()  # the host copies are made
+        for name in sizes:
             self._ask(OWNER, protocol.Commit(next(self._numbers), name))
+        self._machine.run()
 
     def run(self, requests: Sequence[Request]) -> Served:
         """Serve the requests, which are sorted by arrival."""
         self._requests = requests
         for i, request in enumerate(requests):
-            self._at(request.arrives_s, partial(self._arrive, i))
-        while self._due or len(self._waited_s) < len(requests):
-            tick_at = self.core.next_deadline()
-            if tick_at is not None and not (self._due and self._due[0][0] <= tick_at):
-                self._now = max(self._now, tick_at)
-                self._feed(events.Tick(self._now))
-            else:
-                self._now, _, do = heapq.heappop(self._due)
-                do()
+            self._machine.at(request.arrives_s, partial(self._arrive, i))
+        self._machine.run()
         every = range(len(requests))
         return Served(
             [self._waited_s[i] for i in every],
@@ -120,7 +115,7 @@ class Machine:
             del self._waiting[i]
             self._of[self._requests[i].model].remove(i)
             self._asked += 1
-            self._feed(events.SessionOpened(self._now, OWNER + 1 + i, "client"))
+            self._machine.feed(events.SessionOpened(self._machine.now, OWNER + 1 + i, "client"))
             self._ask(OWNER + 1 + i, protocol.Acquire(ASKED, (self._requests[i].model,)))
 
     def _may_ask(self) -> bool:
@@ -130,7 +125,7 @@ class Machine:
 
     def _chosen(self, first: int) -> int:
         """The request to ask for: the oldest of those whose model is in, or the first."""
-        bound = worth(self._load_s[self._requests[first].model], self._use_s)
+        bound = worth(self._load_s * self._sizes[self._requests[first].model], self._use_s)
         known = self.core.ledger.components
         if self._overtaken < min(bound, self.core.rules.overtake):
             is_in = (of[0] for name, of in self._of.items() if of and _is_in(known[name].state))
@@ -144,58 +139,38 @@ class Machine:
     def _granted(self, i: int) -> None:
         self._place[i] = len(self._place)
         self._ready.append(i)
-        self._at(self._now, self._ask_next)
+        self._machine.at(self._machine.now, self._ask_next)
         self._run_next()
 
     def _run_next(self) -> None:
         if self._ready and not self._runs:
             i = self._ready.popleft()
-            self._waited_s[i] = self._now - self._requests[i].arrives_s
+            self._waited_s[i] = self._machine.now - self._requests[i].arrives_s
             self._runs = True
-            self._at(self._now + self._requests[i].exec_s, partial(self._ran, i))
+            self._machine.at(self._machine.now + self._requests[i].exec_s, partial(self._ran, i))
 
     def _ran(self, i: int) -> None:
         self._use_s = usual_s(self._use_s, self._requests[i].exec_s)
         self._runs = False
         self._run_next()
         self._ask(OWNER + 1 + i, protocol.Release(ASKED, ASKED))
-        self._feed(events.SessionGone(self._now, OWNER + 1 + i))
+        self._machine.feed(events.SessionGone(self._machine.now, OWNER + 1 + i))
         self._ask_next()
-
-    # --- the device ----------------------------------------------------------------------
-
-    def _copy_in(self, order: actions.CopyIn) -> None:
-        took_s = self._load_s[order.name]
-        self._loaded += self._sizes[order.name]
-        self._bus_free_at = max(self._bus_free_at, self._now) + took_s
-        over = partial(self._copied_in, order.generation, took_s)
-        self._at(self._bus_free_at, over)
-
-    def _copied_in(self, generation: int, took_s: float) -> None:
-        self._feed(events.CopiedIn(self._now, generation, took_s))
 
     # --- the core ------------------------------------------------------------------------
 
-    def _at(self, when: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (when, next(self._numbers), do))
-
     def _ask(self, session: int, request: protocol.AnyOrder) -> None:
-        self._feed(events.SessionRequest(self._now, session, request))
+        self._machine.feed(events.SessionRequest(self._machine.now, session, request))
 
-    def _feed(self, event: AnyEvent) -> None:
-        for action in self.core.handle(event):
-            match action:
-                case actions.MakeHostCopy():
-                    self._feed(events.HostCopyMade(self._now, action.uid))
-                case actions.SealHostCopy():
-                    self._feed(events.HostCopySealed(self._now, action.uid))
-                case actions.CopyIn():
-                    self._copy_in(action)
-                case actions.Grant():
-                    self._most_overtaken = max(self._most_overtaken, action.overtaken)
-                    self._granted(action.session - OWNER - 1)
-                case actions.Refuse() | actions.StopCopy():
-                    raise AssertionError(f"no request of a trace leads to this: {action}")
+    def _heard(self, said: AnyEvent | actions.AnyAction) -> None:
+        match said:
+            case actions.CopyIn():
+                self._loaded += self._sizes[said.name]
+            case actions.Grant():
+                self._most_overtaken = max(self._most_overtaken, said.overtaken)
+                self._granted(said.session - OWNER - 1)
+            case actions.Refuse() | actions.StopCopy():
+                raise AssertionError(f"no request of a trace leads to this: {said}")
 
 
 def _is_in(state: State) -> bool:
