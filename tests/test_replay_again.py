@@ -32,6 +32,8 @@ class Site:
         self._start = Start("0", "host", chunks, 1, rules)
         self._numbers = count(1)
         self._granted: dict[tuple[int, int], int] = {}
+        #: Whether threads ask for the next before a lease that they keep is back.
+        self.goes_on_at_once = False
         self._use: dict[int, tuple[float, float, float, list[str]]] = {}
 
     def thread(
@@ -86,15 +88,18 @@ class Site:
         if not isinstance(said, events.Tick):
             self.log.append(said)
         if isinstance(said, actions.Grant):
-            hold_s, _, kept_s, _ = self._use[said.session]
+            hold_s, gap_s, kept_s, _ = self._use[said.session]
             until = self.machine.now + hold_s + kept_s
+            if self.goes_on_at_once:
+                self.machine.at(until - kept_s + gap_s, partial(self._next, said.session))
             if isfinite(until):
                 self.machine.at(until, partial(self._release, said.session, said.request))
 
     def _release(self, session: int, lease: int) -> None:
         _, gap_s, kept_s, _ = self._use[session]
         self.ask(session, protocol.Release(next(self._numbers), lease, idle_s=kept_s))
-        self.machine.at(self.machine.now + gap_s, partial(self._next, session))
+        if not self.goes_on_at_once:
+            self.machine.at(self.machine.now + gap_s, partial(self._next, session))
 
     def ask(self, session: int, request: protocol.AnyOrder) -> None:
         self.machine.feed(events.SessionRequest(self.machine.now, session, request))
@@ -180,3 +185,13 @@ def test_what_waits_for_ever_ends_the_run() -> None:
     work = site.work()
     again = run_again(work, work.start.rules, 8, RATE)
     assert again.waiting == work.happened.waiting == 1
+
+
+def test_a_thread_does_not_wait_for_the_return_of_what_it_keeps() -> None:
+    site = Site(8)
+    site.thread("a", "b", uses=6, hold_s=1.0, kept_s=5.0)
+    site.goes_on_at_once = True
+    work = site.work()
+    again = run_again(work, LRU, 8, RATE)
+    assert again.waits == pytest.approx(work.happened.waits)
+    assert run_again(work, LRU, 8, RATE / 2).waits == pytest.approx([2.0, 2.0, 0.0, 0.0, 0.0, 0.0])

@@ -32,6 +32,10 @@ _NEEDED = (
 )
 
 
+#: A release that comes later than this after the end of the use is one of a lease that was kept.
+KEPT_LEAST_S = 1e-3
+
+
 class Outcome(NamedTuple):
     """What came of it."""
 
@@ -114,7 +118,6 @@ class _Asked(NamedTuple):
     actor: Actor
     names: tuple[str, ...]
     at: float
-    tried: bool
 
 
 class Reader:
@@ -129,8 +132,8 @@ class Reader:
         self._asked: dict[Key, _Asked] = {}
         self._labels: dict[int, str] = {}
         self._last: dict[Actor, int] = {}
-        #: By session: the last step that later ones need; and its steps that are over, the last one
-        #: over at the end.
+        #: By session: the last step that later ones need; and its steps that are over, in the order
+        #: in which they were.
         self._needed: dict[int, int] = {}
         self._done: dict[int, list[int]] = {}
         self._copies = Copies()
@@ -138,7 +141,8 @@ class Reader:
         self._moved = 0
         self._busy_s = 0.0
         self._busy_since: float | None = None
-        self._loading: set[int] = set()
+        #: The bytes of each load under way.
+        self._loading: dict[int, int] = {}
 
     def work(self, start: Start) -> Work:
         waiting = sum(1 for one in self._asked.values() if one.step not in self._over)
@@ -167,6 +171,8 @@ class Reader:
 
     def _note_request(self, event: events.SessionRequest, request: protocol.AnyOrder) -> None:
         session = event.session
+        if session not in self._needed:
+            return  # it is going already
         match request:
             case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
                 self._note_acquire(event, request)
@@ -184,9 +190,8 @@ class Reader:
         before = self._last.get(actor)
         after = self._done_of(session) if before is None else (before,)
         number = self._last[actor] = self._add_later(event, (*after, self._needed[session]))
-        tried = request.timeout_s is not None and request.timeout_s <= 0.0
         names = getattr(request, "names", ())
-        self._asked[session, request.id] = _Asked(number, actor, names, self._now, tried)
+        self._asked[session, request.id] = _Asked(number, actor, names, self._now)
 
     def _note_release(
         self, event: events.SessionRequest, request: protocol.Release | protocol.Cancel, key: Key
@@ -198,8 +203,11 @@ class Reader:
             return self._give_up(asked)
         self._copies.released(key)
         kept_s = request.idle_s if isinstance(request, protocol.Release) else 0.0
-        number = self._add_later(event, (asked.step, self._last[asked.actor]), kept_s)
-        self._last[asked.actor] = number
+        if kept_s > KEPT_LEAST_S:  # its client gave it back later: the thread did not wait for that
+            number = self._add_later(event, (asked.step,), kept_s)
+        else:
+            number = self._add_later(event, (asked.step, self._last[asked.actor]))
+            self._last[asked.actor] = number
         self._end(key[0], number)
 
     def _give_up(self, asked: _Asked) -> None:
@@ -228,8 +236,7 @@ class Reader:
         match action:
             case actions.CopyIn():
                 self._copies.begins(action.generation, action.name)
-                self._loading.add(action.generation)
-                self._moved += action.nbytes
+                self._loading[action.generation] = copied_bytes(action)
                 if self._busy_since is None:
                     self._busy_since = self._now
             case actions.Grant():
@@ -247,7 +254,8 @@ class Reader:
         for key in self._copies.ends(generation):
             self._there(key)
         if generation in self._loading:
-            self._loading.discard(generation)
+            nbytes = self._loading.pop(generation)
+            self._moved += nbytes if whole else 0
             if not self._loading and self._busy_since is not None:
                 self._busy_s += self._now - self._busy_since
                 self._busy_since = None
