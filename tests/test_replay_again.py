@@ -17,6 +17,7 @@ from swapd.replay import Work, run_again
 from swapd.replay.machine import Machine
 from swapd.replay.work import Reader
 from swapd.shared import protocol
+from tests.core import driver
 
 LRU = Rules(eviction="lru")
 #: Of a copy; a chunk is a byte, so a component of 4 takes a second.
@@ -195,3 +196,23 @@ def test_a_thread_does_not_wait_for_the_return_of_what_it_keeps() -> None:
     again = run_again(work, LRU, 8, RATE)
     assert again.waits == pytest.approx(work.happened.waits)
     assert run_again(work, LRU, 8, RATE / 2).waits == pytest.approx([2.0, 2.0, 0.0, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_may_be_run_again(seed: int) -> None:
+    steps: list[Recorded] = []
+
+    class Recording(Residency):
+        def handle(self, event: AnyEvent) -> list[AnyAction]:
+            done = super().handle(event)
+            steps.append(Recorded(len(steps), event, done, list(done)))
+            return done
+
+    world = driver.drive(Recording, seed, steps=300, strict=bool(seed % 2))
+    reader = Reader()
+    for step in steps:
+        reader.note(step)
+    work = reader.work(Start("0", "host", 10, 1, world.core.rules))
+    for chunks in (5, 10, 20):
+        again = run_again(work, work.start.rules, chunks, RATE)
+        assert again.waits or again.refused

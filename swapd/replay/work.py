@@ -60,7 +60,7 @@ class Step(NamedTuple):
     delay_s: float
     #: Of a release: the last part of the delay, in which nobody used the lease.
     kept_s: float = 0.0
-    #: Of an acquire: it was never granted.
+    #: Of an acquire: it never had its bytes.
     in_vain: bool = False
 
 
@@ -199,9 +199,9 @@ class Reader:
         asked = self._asked.pop(key, None)
         if asked is None:
             return
+        self._copies.released(key)
         if asked.step not in self._over:
             return self._give_up(asked)
-        self._copies.released(key)
         kept_s = request.idle_s if isinstance(request, protocol.Release) else 0.0
         if kept_s > KEPT_LEAST_S:  # its client gave it back later: the thread did not wait for that
             number = self._add_later(event, (asked.step,), kept_s)
@@ -211,7 +211,7 @@ class Reader:
         self._end(key[0], number)
 
     def _give_up(self, asked: _Asked) -> None:
-        """It was never granted: when it runs again, it waits no longer than it did."""
+        """It never had its bytes: when it runs again, it waits no longer than it did."""
         step = self._steps[asked.step]
         assert isinstance(step.event, events.SessionRequest)
         patient = msgspec.structs.replace(step.event.request, timeout_s=self._now - asked.at)
