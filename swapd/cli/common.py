@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -85,6 +85,8 @@ _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 INTERRUPTED = 130
 
+T = TypeVar("T")
+
 
 class _Shown:
     """Output without control characters for the terminal; colours are not part of the text."""
@@ -117,6 +119,18 @@ errors = _console(stderr=True)
 def say_error(text: str) -> None:
     """Print one line for the user, on stderr, so that it never mixes with piped output."""
     errors.print(Text.assemble(("swapd: ", "red"), plain(text)), soft_wrap=True)
+
+
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The parser of an option: `parse`, whose ValueError is a usage error."""
+
+    def of_option(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise typer.BadParameter(str(exc)) from None
+
+    return of_option
 
 
 def print_json(value: object) -> None:

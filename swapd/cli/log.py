@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, say_error
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, parsed, say_error
 from swapd.cli.follower import follow_log
 from swapd.cli.log_views import JsonView, LogView, TextView
 from swapd.cli.story import show
@@ -22,12 +22,7 @@ from swapd.shared.units import parse_span
 from swapd_client import NotAnswering, NotRunning
 from swapd_client.session.endpoint import resolve
 
-
-def _span(text: str) -> float:
-    try:
-        return parse_span(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from None
+_span = parsed(parse_span)
 
 
 def _moment(text: str) -> float:

@@ -1,9 +1,8 @@
 """`swapd replay`: a recorded run of the daemon, again under other settings."""
 
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -15,37 +14,26 @@ from swapd.cli.common import (
     Json,
     Timeout,
     console,
+    parsed,
     print_json,
 )
 from swapd.cli.log import File, swap_log
+from swapd.cli.plan_input import PUBLISHED
 from swapd.cli.target import Device, where
 from swapd.core.records import Rules
 from swapd.log.history import last_run, read
 from swapd.log.replay import ReplayError
-from swapd.replay import Outcome, Work, read_work, run_again
+from swapd.replay import Counts, Outcome, Work, read_work, run_again
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
-
-T = TypeVar("T")
-
-
-def _parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    def parsed(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as exc:
-            raise typer.BadParameter(str(exc)) from None
-
-    return parsed
-
 
 Budget = Annotated[
     int | None,
-    typer.Option(parser=_parsed(parse_size), metavar="SIZE", help="Memory of the device, as 20GiB"),
+    typer.Option(parser=parsed(parse_size), metavar="SIZE", help="Memory of the device, as 20GiB"),
 ]
 Bandwidth = Annotated[
     float | None,
     typer.Option(
-        parser=_parsed(parse_rate), metavar="RATE", help="Of copies, as 25GB/s; else as recorded"
+        parser=parsed(parse_rate), metavar="RATE", help="Of copies, as 25GB/s; else as recorded"
     ),
 ]
 Eviction = Annotated[
@@ -56,11 +44,11 @@ Overtake = Annotated[
 ]
 Turn = Annotated[
     float | None,
-    typer.Option(parser=_parsed(parse_span), metavar="TIME", help="And for how long"),
+    typer.Option(parser=parsed(parse_span), metavar="TIME", help="And for how long"),
 ]
 
 
-class Row(msgspec.Struct):
+class Row(Counts):
     """One line of the table, as `--json` prints it."""
 
     what: str
@@ -69,13 +57,6 @@ class Row(msgspec.Struct):
     wait_p50_s: float
     wait_p99_s: float
     wait_max_s: float
-    loads: int
-    bytes_in: int
-    bytes_out: int
-    evictions: int
-    refused: int
-    waiting: int
-    seconds: float
 
 
 def replay(
@@ -110,7 +91,7 @@ def replay(
     rules = work.start.rules
     given = {"eviction": eviction, "overtake": overtake, "turn_s": turn}
     asked = msgspec.structs.replace(rules, **{k: v for k, v in given.items() if v is not None})
-    recorded_rate = work.bytes_per_s or _NO_COPIES
+    recorded_rate = work.bytes_per_s or PUBLISHED
     rows = [
         row("what happened", work.happened),
         row("as recorded", run_again(work, rules, work.start.chunks, recorded_rate)),
@@ -122,10 +103,6 @@ def replay(
         print_json(rows)
     else:
         console.print(page(rows))
-
-
-#: Bytes per second for a log without a copy.
-_NO_COPIES = 25e9
 
 
 def _work(path: Path) -> Work:
@@ -155,9 +132,15 @@ def row(what: str, outcome: Outcome) -> Row:
     def share(part: float) -> float:
         return waits[min(int(part * len(waits)), len(waits) - 1)]
 
-    counts = {name: n for name, n in outcome._asdict().items() if name != "waits"}
-    times = (mean(waits), share(0.5), share(0.99), waits[-1])
-    return Row(what, len(outcome.waits), *times, **counts)
+    return Row(
+        what=what,
+        acquires=len(outcome.waits),
+        wait_mean_s=mean(waits),
+        wait_p50_s=share(0.5),
+        wait_p99_s=share(0.99),
+        wait_max_s=waits[-1],
+        **{name: getattr(outcome, name) for name in Counts.__struct_fields__},
+    )
 
 
 def page(rows: list[Row]) -> Table:

@@ -9,7 +9,7 @@ from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.replay.machine import Machine
-from swapd.replay.work import Asking, Copies, Key, Outcome, Step, Tally, Work
+from swapd.replay.work import Asking, Copies, Key, Outcome, Step, Work
 from swapd.shared import protocol
 
 
@@ -31,7 +31,7 @@ class _Again:
         self._steps = work.steps
         core = Residency(chunks, work.start.chunk_bytes, rules)
         self._machine = Machine(core, bytes_per_s, self._heard)
-        self._tally, self._copies = Tally(), Copies()
+        self._outcome, self._copies = Outcome(), Copies()
         #: By step: those that come after it; and how many it waits for itself.
         self._then: dict[int, list[int]] = {}
         self._waits_for: list[int] = []
@@ -58,7 +58,7 @@ class _Again:
             if not step.after:
                 self._machine.at(step.delay_s, partial(self._do, number))
         self._machine.run()
-        return self._tally.outcome(len(self._asked), self._machine.now)
+        return self._outcome.end(len(self._asked), self._machine.now)
 
     # --- steps ---------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class _Again:
                     self._give_back_kept(session)
             case actions.SendWanted(session=session) if said.wanted:
                 self._give_back_kept(session, said.name)
-        self._tally.note(said)
+        self._outcome.note(said)
 
     def _note_granted(self, key: Key, grant: actions.Grant) -> None:
         asked = self._asked[key]
@@ -146,7 +146,7 @@ class _Again:
     def _there(self, key: Key) -> None:
         """All bytes of a lease are there."""
         asked = self._asked.pop(key)
-        self._tally.waits.append(self._machine.now - asked.at)
+        self._outcome.waits.append(self._machine.now - asked.at)
         if self._steps[asked.step].in_vain:
             self._give_up(key)
         self._machine.at(self._machine.now, partial(self._over, asked.step))

@@ -6,8 +6,6 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-import msgspec
-
 from swapd.core import Residency, actions, events
 from swapd.core.actions import Urgency
 from swapd.core.events import AnyEvent
@@ -67,9 +65,9 @@ class Machine:
         lanes = self._lanes
         match action:
             case actions.MakeHostCopy():
-                self._soon(events.HostCopyMade(0.0, action.uid))
+                self._soon(events.HostCopyMade(self.now, action.uid))
             case actions.SealHostCopy():
-                self._soon(events.HostCopySealed(0.0, action.uid))
+                self._soon(events.HostCopySealed(self.now, action.uid))
             case actions.CopyIn():
                 lanes["in"].begin(action.generation, copied_bytes(action), action.urgency)
             case actions.CopyOut():
@@ -78,21 +76,20 @@ class Machine:
                 lanes["in"].hasten(action.generation, action.urgency)
             case actions.StopCopy():
                 if lanes["in"].stop(action.generation):
-                    self._soon(events.CopyStopped(0.0, action.generation))
+                    self._soon(events.CopyStopped(self.now, action.generation))
             case actions.SendRevoke() if action.ack:
-                self._soon(events.RevokeAck(0.0, action.session, action.name, action.generation))
+                self._soon(
+                    events.RevokeAck(self.now, action.session, action.name, action.generation)
+                )
             case actions.Lend():
-                self._soon(events.Lent(0.0, action.generation))
+                self._soon(events.Lent(self.now, action.generation))
             case actions.Reclaim():
-                self._soon(events.Reclaimed(0.0, action.generation))
+                self._soon(events.Reclaimed(self.now, action.generation))
             case actions.Fence():
-                self._soon(events.SessionGone(0.0, action.session))
+                self._soon(events.SessionGone(self.now, action.session))
 
     def _soon(self, event: AnyEvent) -> None:
-        self.at(self.now, partial(self._feed_now, event))
-
-    def _feed_now(self, event: AnyEvent) -> None:
-        self.feed(msgspec.structs.replace(event, now=self.now))
+        self.at(self.now, partial(self.feed, event))
 
     def copied(self, lane: "_Lane", generation: int, took_s: float) -> None:
         if lane is self._lanes["in"]:

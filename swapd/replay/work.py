@@ -36,19 +36,39 @@ _NEEDED = (
 KEPT_LEAST_S = 1e-3
 
 
-class Outcome(NamedTuple):
+class Counts(msgspec.Struct, kw_only=True):
+    loads: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    evictions: int = 0
+    refused: int = 0
+    #: Acquires without an answer at the end.
+    waiting: int = 0
+    seconds: float = 0.0
+
+
+class Outcome(Counts):
     """What came of it."""
 
     #: Seconds from each acquire until its bytes were there; tries that were refused are none.
-    waits: list[float]
-    loads: int
-    bytes_in: int
-    bytes_out: int
-    evictions: int
-    refused: int
-    #: Acquires without an answer at the end.
-    waiting: int
-    seconds: float
+    waits: list[float] = []
+
+    def note(self, said: AnyEvent | actions.AnyAction) -> None:
+        """Count what the core orders."""
+        match said:
+            case actions.CopyIn():
+                self.loads += 1
+                self.bytes_in += copied_bytes(said)
+            case actions.CopyOut():
+                self.bytes_out += copied_bytes(said)
+            case actions.Evict():
+                self.evictions += 1
+            case actions.Refuse():
+                self.refused += not said.tried
+
+    def end(self, waiting: int, seconds: float) -> "Outcome":
+        self.waiting, self.seconds = waiting, seconds
+        return self
 
 
 class Step(NamedTuple):
@@ -137,7 +157,7 @@ class Reader:
         self._needed: dict[int, int] = {}
         self._done: dict[int, list[int]] = {}
         self._copies = Copies()
-        self._outcome = Tally()
+        self._outcome = Outcome()
         self._moved = 0
         self._busy_s = 0.0
         self._busy_since: float | None = None
@@ -146,7 +166,7 @@ class Reader:
 
     def work(self, start: Start) -> Work:
         waiting = sum(1 for one in self._asked.values() if one.step not in self._over)
-        happened = self._outcome.outcome(waiting, self._now - (self._first or 0.0))
+        happened = self._outcome.end(waiting, self._now - (self._first or 0.0))
         rate = self._moved / self._busy_s if self._busy_s else None
         return Work(start, self._steps, happened, rate)
 
@@ -288,38 +308,6 @@ class Reader:
         if not isinstance(event, events.SessionRequest) or not isinstance(event.request, Asking):
             self._over[number] = self._now
         return number
-
-
-class Tally:
-    """Counts what the core orders."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-        self._loads = self._bytes_in = self._bytes_out = self._evictions = self._refused = 0
-
-    def note(self, said: AnyEvent | actions.AnyAction) -> None:
-        match said:
-            case actions.CopyIn():
-                self._loads += 1
-                self._bytes_in += copied_bytes(said)
-            case actions.CopyOut():
-                self._bytes_out += copied_bytes(said)
-            case actions.Evict():
-                self._evictions += 1
-            case actions.Refuse():
-                self._refused += not said.tried
-
-    def outcome(self, waiting: int, seconds: float) -> Outcome:
-        return Outcome(
-            self.waits,
-            self._loads,
-            self._bytes_in,
-            self._bytes_out,
-            self._evictions,
-            self._refused,
-            waiting,
-            seconds,
-        )
 
 
 def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
