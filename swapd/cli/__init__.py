@@ -26,6 +26,7 @@ Let the stages of a multi-stage model take turns on one device.
 
   log       Show the swap log: loads, evictions and waits, with their causes.
   trace     Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+  replay    Run the daemon's last recorded run again, under other settings.
 
   plan      Plan which components to keep on a device, stream or swap, and the costs.
   forecast  Predict the loads, evictions and wait of an acquire. Changes nothing.
