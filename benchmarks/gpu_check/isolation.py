@@ -50,7 +50,7 @@ def measure(check: Check, settings: Settings) -> None:
 
 
 def _offend(offender: Worker, other: Worker, nbytes: int, state: str, access: str) -> str:
-    """The result of the access; the death of the process counts as a fault."""
+    """The result of the access; the process's death by a signal counts as a fault."""
     offender.ask("build", "o", nbytes, LAYERS, 2)
     offender.ask("register", "o")
     offender.ask("turn", "o")
@@ -71,4 +71,5 @@ def _stray(offender: Worker, access: str) -> str:
     try:
         return str(offender.ask("stray", "o", access))
     except WorkerError as exc:
-        return f"fault: {exc}"
+        died = (offender.process.poll() or 0) < 0
+        return f"fault: {exc}" if died else f"no fault: {exc}"

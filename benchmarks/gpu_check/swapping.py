@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import swapd_client
-from benchmarks.gpu_check.rig import PROGRAM, chunks_of, comes_true, room_for, serving
+from benchmarks.gpu_check.rig import PROGRAM, comes_true, room_for, serving
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, MIB, Settings
 from swapd.bench import swap_in
@@ -23,8 +23,9 @@ def measure(check: Check, settings: Settings) -> None:
     """The rows of this section."""
     with check.part("swap-in over a pinned copy"):
         _swap_in(check, settings)
-    with check.part("eviction of a clean component"):
-        _eviction(check, settings)
+    for chunk in (settings.chunk_bytes, 4 * settings.chunk_bytes):
+        with check.part(f"eviction of a clean component, chunks of {chunk // MIB} MiB"):
+            _eviction(check, settings, chunk)
 
 
 def _swap_in(check: Check, settings: Settings) -> None:
@@ -51,12 +52,13 @@ def _granted_s(client: Client, name: str) -> float:
 # --- out ---------------------------------------------------------------------------------
 
 
-def _eviction(check: Check, settings: Settings) -> None:
+def _eviction(check: Check, settings: Settings, chunk: int) -> None:
     """By the swap log, from the decision until the worker has unmapped it (strict)."""
     nbytes = room_for(settings, settings.evict_bytes, of=1.1, host_copies=1.3)
+    nbytes = -(-nbytes // chunk) * chunk
     times = settings.rounds // 2 + 1
     with (
-        serving(settings, nbytes, isolation="strict") as daemon,
+        serving(settings, nbytes, isolation="strict", chunk=chunk) as daemon,
         swapd_client.connect(daemon.folder, label="gpu-check") as client,
     ):
         client.register("large", {"weights": bytearray(nbytes)})
@@ -68,12 +70,18 @@ def _eviction(check: Check, settings: Settings) -> None:
         path = Path(status.swap_log)
         comes_true(lambda: len(list(_evictions(path, "large"))) == times)
         took = list(_evictions(path, "large"))
-    chunks = chunks_of(nbytes, settings) // settings.chunk_bytes
-    note = f"strict isolation, {chunks} chunks; ms: {spread(took, 1e3)}"
+        _granted_s(client, "large")
+        hits = [_granted_s(client, "large") for _ in range(settings.rounds)]
+        client.status()  # gives back the lease that is kept: the next hit maps again
+        again = [(_granted_s(client, "large"), client.status())[0] for _ in range(settings.rounds)]
+    note = f"strict isolation, {nbytes // chunk} chunks; ms: {spread(took, 1e3)}"
     bound_s = max(EVICTION_S * nbytes / EVICTION_OF, EVICTION_FLOOR_S)
-    name = f"eviction of a clean component of {nbytes / GIB:.3g} GiB"
+    name = f"eviction of a clean component of {nbytes / GIB:.3g} GiB, by {chunk // MIB} MiB"
     check.slower(name, statistics.median(took) * 1e3, bound_s * 1e3, "ms", note)
     check.at_most(f"{name}: bytes copied", status.bytes_out, 0)
+    name = f"strict hit of {nbytes / GIB:.3g} GiB, by {chunk // MIB} MiB"
+    note = f"us: {spread(hits, 1e6)}; given back in between: {spread(again, 1e6)}"
+    check.row(name, statistics.median(again) * 1e3, "ms", note)
 
 
 def _evictions(swap_log: Path, name: str) -> Iterator[float]:
