@@ -1,5 +1,6 @@
 """Python in a process of its own: for programs that crash, fork, or need a fresh start."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,12 @@ from tests import forked
 
 ROOT = Path(__file__).parent.parent
 
-#: Both source roots, as in an installation.
-PYTHONPATH = f"{ROOT}:{ROOT / 'client'}"
+#: Both source roots, as in an installation; and where this process's packages may be.
+PYTHONPATH = os.pathsep.join(
+    dict.fromkeys(
+        [str(ROOT), str(ROOT / "client"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: TID251
+    )
+).rstrip(os.pathsep)
 NOTHING: Mapping[str, str] = {}
 #: A program whose text contains one of these imports torch.
 WITH_TORCH = ("torch", "tests.offload", "swapd_client.vllm.stage")

@@ -133,12 +133,18 @@ def _decode(check: Check, settings: Settings) -> None:
         loop = Loop(settings, client, nbytes)
         loop.calibrate()
         for told, waits in (("that waits for each step", True), ("that runs ahead", False)):
+            times = settings.steps if waits else max(settings.rounds // 3, 2)
+            steps = 1 if waits else settings.steps
             bare, leased, kept = [], [], []
-            for _ in range(max(settings.rounds // 3, 2)):
-                bare.append(loop.bare(waits))
-                leased.append(loop.leased(waits))
-                kept.append(loop.kept(waits))
+            for _ in range(times):  # in turn: the GPU's clock changes meanwhile
+                bare.append(loop.bare(steps))
+                leased.append(loop.leased(steps))
+                kept.append(loop.kept(steps))
             _loop_rows(check, told, waits, bare, leased, kept)
+        with check.part("the calls alone"):
+            idle, busy = (loop.calls_s(settings.steps, work) for work in (False, True))
+            note = f"{idle * 1e6:.3g} us on an idle stream"
+            check.row("acquire and release, on a stream with work", busy * 1e6, "us", note)
 
 
 def _loop_rows(
@@ -172,43 +178,55 @@ class Loop:
         self.repeats = 1
 
     def calibrate(self) -> None:
+        """Make a step take about `step_s`, once the GPU's clock has risen."""
         with self.client.acquire("decoder"):
             once = chain(self._work, partial(torchish.synchronize, self.settings))
-            once()
             self.repeats = 8
-            eight = seconds(once)
-        self.repeats = max(round(self.settings.step_s / (eight / 8)), 1)
+            until = time.monotonic() + 100 * self.settings.step_s
+            while time.monotonic() < until:
+                once()
+            each = statistics.median(seconds(once) for _ in range(9)) / 8
+        self.repeats = max(round(self.settings.step_s / each), 1)
 
-    def bare(self, waits: bool) -> float:
+    def bare(self, steps: int) -> float:
         """Seconds a step, without calls of swapd."""
         with self.client.acquire("decoder"):
-            return self._block(waits, self._work)
+            return self._block(steps, self._work)
 
-    def leased(self, waits: bool) -> float:
+    def leased(self, steps: int) -> float:
         def step() -> None:
             with self.client.acquire("decoder"):
                 self._work()
 
-        return self._block(waits, step)
+        return self._block(steps, step)
 
-    def kept(self, waits: bool) -> float:
+    def kept(self, steps: int) -> float:
         with self.client.acquire("decoder") as lease:
 
             def step() -> None:
                 self._work()
                 assert not lease.wanted
 
-            return self._block(waits, step)
+            return self._block(steps, step)
+
+    def calls_s(self, times: int, busy: bool) -> float:
+        """Seconds of an acquire and its release, the median; if `busy`, with work on the stream."""
+        took = []
+        for _ in range(times):
+            if busy:
+                self._work()
+            took.append(seconds(lambda: self.client.acquire("decoder").release()))
+            torchish.synchronize(self.settings)
+        return statistics.median(took)
 
     def _work(self) -> None:
         for _ in range(self.repeats):
             self.model()
 
-    def _block(self, waits: bool, step: Callable[[], None]) -> float:
+    def _block(self, steps: int, step: Callable[[], None]) -> float:
+        """Seconds a step; it waits for the GPU at the end."""
         started = time.perf_counter()
-        for _ in range(self.settings.steps):
+        for _ in range(steps):
             step()
-            if waits:
-                torchish.synchronize(self.settings)
         torchish.synchronize(self.settings)
-        return (time.perf_counter() - started) / self.settings.steps
+        return (time.perf_counter() - started) / steps

@@ -34,6 +34,7 @@ SECTIONS = (
     Section("guarantees", "lending", "Memory lent to a worker's own allocator", 45, TORCH),
     Section("guarantees", "leaking", "Many swap cycles", 60, SERVING),
     Section("bounds", "computing", "Compute that starts early; a decode loop", 60, TORCH),
+    Section("bounds", "attached", "A model whose layers stream", 100, (*TORCH, "transformers")),
     Section("bounds", "rivals", "swapd beside sleep and wake, and module.to()", 90, TORCH),
     Section("contract", "contract", "The device contract, on this GPU", 300, (*SERVING, "pytest")),
     Section("probe", "calls", "Costs of the driver's calls", 45, CUDA),

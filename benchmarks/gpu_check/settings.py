@@ -23,6 +23,8 @@ class Settings:
     swap_bytes: int = 2 * GIB
     evict_bytes: int = 8 * GIB
     model_bytes: int = 256 * MIB
+    #: The model whose layers stream.
+    attached_bytes: int = 6 * GIB
     #: All three stages of the real model; below some GiB they are tiny.
     pipeline_bytes: int = 40 * GIB
     #: Requests of each way, after some that do not count.
@@ -67,6 +69,7 @@ SMALL = Settings(
     swap_bytes=16 * MIB,
     evict_bytes=32 * MIB,
     model_bytes=8 * MIB,
+    attached_bytes=32 * MIB,
     pipeline_bytes=0,
     requests=2,
     probe_bytes=16 * MIB,
