@@ -1,1 +1,1 @@
-"""swapd on the driver stub, with costs of published probes for its calls; see __main__.py."""
+"""swapd on the driver stub, with the costs that its calls had on an H200; see __main__.py."""

@@ -1,9 +1,9 @@
 """`python -m benchmarks.modelled [--chunk auto] [--swap 2GiB] [--evict 8GiB] [--out FILE]`.
 
-Uses the stub driver of tests/fakecuda with published costs of the driver's calls and copies on a
-real GPU, and adds all of swapd's own work on this machine's processors. So a figure from here is
-one that a GPU may reach, if the published costs are right; it is not a measurement of a GPU. Copies
-move nothing, so sizes are those of real models.
+Uses the stub driver of tests/fakecuda with the costs that the driver's calls and copies had on an
+H200, and adds all of swapd's own work on this machine's processors. So a figure from here is one
+that a GPU may reach; it is not a measurement of a GPU. Copies move nothing, so sizes are those of
+real models.
 
 Exit codes: 0 both bounds hold, 1 one does not.
 """

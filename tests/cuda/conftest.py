@@ -11,11 +11,8 @@ from tests.guarantees import harness
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
-    """A card of 128 MiB for the processes of the test; at the end nothing is left on it.
-
-    It unmaps one chunk a call, as a driver may.
-    """
-    with fakecuda.machine(total=128 * MIB, unmap_one=True) as fake:
+    """A card of 128 MiB for the processes of the test; at the end nothing is left on it."""
+    with fakecuda.machine(total=128 * MIB) as fake:
         for name, value in fake.environment().items():
             monkeypatch.setenv(name, value)
         yield fake

@@ -105,7 +105,7 @@ def test_a_copy_that_fails_leaves_nothing_mapped_and_the_next_one_comes_in(
     with pytest.raises(WorkerError, match="was not loaded") as caught:
         worker.acquire("a")
     assert caught.value.kind == "DeviceFailed"
-    calls.until(worker.pid, "cuMemUnmap", 4)
+    calls.until(worker.pid, "cuMemUnmap", 1)
     assert daemon.component("a").state == "absent"
     assert worker.use("a")[1] == expected
 

@@ -185,7 +185,8 @@ static CUresult check_device_side(uint64_t address)
 
 /* Rules: registered memory is read later, on the stream; other memory has been read when the call
  * returns. Small pieces are staged here, and the call waits for larger copies; the driver documents
- * neither. A range that is only partly registered is refused. */
+ * neither. A range that is only partly registered, or in two registrations, is refused: so does an
+ * H200 with driver 580.159.04. */
 static CUresult copy_in(CUdeviceptr target, const void *source, size_t nbytes, CUstream stream,
                         bool wait)
 {

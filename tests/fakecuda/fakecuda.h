@@ -66,7 +66,6 @@ struct knobs {
     uint64_t pin_max;       /* largest single registration, bytes */
     uint64_t pin_total;     /* of all registrations of one process, bytes */
     bool read_only_pins;    /* memory that is mapped read-only can be registered */
-    bool pin_one;           /* a copy may not span two registrations */
     bool unmap_one;         /* cuMemUnmap takes one mapping a call */
     double map_us, access_us, unmap_us; /* cost of a call for each mapping, microseconds */
     double pin_s;           /* cost of registering, seconds a GiB; copies wait meanwhile */

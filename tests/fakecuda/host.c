@@ -44,7 +44,7 @@ static enum host_kind kind_locked(uint64_t address, size_t nbytes)
     if (!overlaps(address, end)) return HOST_PAGEABLE;
     for (struct registration *each; at < end; at = each->start + each->nbytes) {
         each = find(at);
-        if (!each || (at != address && knobs()->pin_one)) return HOST_MIXED;
+        if (!each || at != address) return HOST_MIXED;
         read_only |= (each->flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
     }
     return read_only ? HOST_READ_ONLY : HOST_PINNED;

@@ -47,7 +47,6 @@ static void read_knobs(void)
         .pin_max = bytes("FAKECUDA_PIN_MAX", UINT64_MAX),
         .pin_total = bytes("FAKECUDA_PIN_TOTAL", UINT64_MAX),
         .read_only_pins = flag("FAKECUDA_READ_ONLY_PINS", false),
-        .pin_one = flag("FAKECUDA_PIN_ONE", false),
         .unmap_one = flag("FAKECUDA_UNMAP_ONE", false),
         .map_us = number("FAKECUDA_MAP_US", NULL),
         .access_us = number("FAKECUDA_ACCESS_US", NULL),

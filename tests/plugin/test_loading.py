@@ -15,7 +15,7 @@ BUDGET = 16 * MIB
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with fakecuda.machine(total=128 * MIB, unmap_one=True) as fake:
+    with fakecuda.machine(total=128 * MIB) as fake:
         for name, value in fake.environment().items():
             monkeypatch.setenv(name, value)
         with harness.world(PROGRAM) as made:
