@@ -10,6 +10,7 @@ thread's mmap can take it in between.
 """
 
 import ctypes
+import errno
 import os
 import weakref
 
@@ -47,9 +48,13 @@ _libc.mremap.argtypes = [
     ctypes.c_void_p,
 ]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_libc.pwrite.restype = ctypes.c_ssize_t
+_libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
+#: Bytes of one call of `write`: a signal's handler runs between two.
+_WRITE_BYTES = 64 << 20
 
 
 def round_up(nbytes: int, unit: int = PAGE_BYTES) -> int:
@@ -165,6 +170,18 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
 
 #: copy(target, source, nbytes): memmove without the GIL.
 copy = ctypes.memmove
+
+
+def write(fd: int, offset: int, source: int, nbytes: int) -> None:
+    """Copy memory into a file without mapping it: half the time of a copy into a new mapping, whose
+    every page faults. Releases the GIL."""
+    end = offset + nbytes
+    while offset < end:
+        done = _libc.pwrite(fd, source, min(end - offset, _WRITE_BYTES), offset)
+        if done > 0:
+            offset, source = offset + done, source + done
+        elif ctypes.get_errno() != errno.EINTR:
+            _raise()
 
 
 def zero(address: int, nbytes: int) -> None:

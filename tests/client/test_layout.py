@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from swapd.shared import vm
 from swapd_client.errors import InvalidSource, SwapdError
 from swapd_client.memory.layout import ALIGN_BYTES, Buffer, BufferLayout, Packer
+from tests.client.filled import fill
 
 SPAN = 1 << 20
 
@@ -39,7 +40,7 @@ def test_places_are_aligned_in_order_and_do_not_overlap(sizes: list[int]) -> Non
 def test_every_buffer_comes_back_at_its_stable_place(buffers: dict[str, bytes]) -> None:
     layout = BufferLayout(buffers)
     address = vm.map_anonymous(vm.round_up(layout.nbytes + 1))
-    layout.fill(address)
+    fill(layout, address)
     layout.bind(address)
     for name, content in buffers.items():
         assert bytes(layout.view(name, address)) == content
@@ -64,7 +65,7 @@ def test_every_buffer_comes_back_at_its_stable_place(buffers: dict[str, bytes]) 
 )
 def test_whatever_memoryview_takes_is_a_source(buffer: Buffer, memory: int) -> None:
     layout = BufferLayout({"first": b"x" * 7, "it": buffer})
-    layout.fill(memory)
+    fill(layout, memory)
     layout.bind(memory)
     assert bytes(layout.view("it", memory)) == memoryview(buffer).tobytes()
     assert layout.view("it", memory).nbytes == memoryview(buffer).nbytes
@@ -90,7 +91,7 @@ def test_what_cannot_be_moved_is_refused_by_name(buffer: Buffer, why: str) -> No
 
 def test_what_is_written_to_a_view_is_in_the_memory(memory: int) -> None:
     layout = BufferLayout({"a": b"12345"})
-    layout.fill(memory)
+    fill(layout, memory)
     layout.bind(memory)
     layout.view("a", memory)[0] = ord("x")
     assert bytes(vm.view(memory, 5)) == b"x2345"
@@ -101,7 +102,7 @@ def test_the_source_is_let_go_once_it_is_bound(memory: int) -> None:
     layout = BufferLayout({"a": source})
     with pytest.raises(BufferError):
         source.extend(b"6")  # the buffer still has a user
-    layout.fill(memory)
+    fill(layout, memory)
     layout.bind(memory)
     source.extend(b"6")
     assert bytes(layout.view("a", memory)) == b"12345"

@@ -21,6 +21,7 @@ from swapd_client.memory import dlpack
 from swapd_client.memory.layout import ALIGN_BYTES
 from swapd_client.memory.movable import Source
 from swapd_client.memory.tensors import Buffers, TensorLayout
+from tests.client.filled import fill
 
 DTYPES = [
     torch.float32,
@@ -57,7 +58,7 @@ class Moved:
         self.nbytes = layout.nbytes
         self.span = vm.round_up(layout.nbytes + 1)
         self.address = vm.map_anonymous(self.span)
-        layout.fill(self.address)
+        fill(layout, self.address)
         layout.bind(self.address)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -461,7 +462,7 @@ def test_a_layout_that_is_not_bound_leaves_the_source_alone() -> None:
     addresses = [p.data_ptr() for p in module.parameters()]
     layout = TensorLayout(module)
     memory = vm.map_anonymous(vm.round_up(layout.nbytes))
-    layout.fill(memory)
+    fill(layout, memory)
     vm.free(memory, vm.round_up(layout.nbytes))
     assert [p.data_ptr() for p in module.parameters()] == addresses
     module(torch.randn(4, 6))

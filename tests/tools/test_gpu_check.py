@@ -115,7 +115,7 @@ def test_without_a_gpu_it_says_so_with_a_code_of_its_own() -> None:
 def test_a_section_that_is_none_is_refused() -> None:
     done = gpu_check("--only", "fact")
     assert done.returncode == 2
-    assert "fact is no section; there are: bounds, calls" in done.stdout
+    assert "fact is no section; there are: attached, bounds, calls" in done.stdout
 
 
 def test_a_package_that_is_missing_is_named_and_is_no_missing_gpu(

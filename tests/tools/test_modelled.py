@@ -14,6 +14,5 @@ def test_what_is_mapped_for_a_swap_in_is_mapped_once_and_allowed_in_few_calls() 
 
 def test_an_eviction_costs_what_its_chunks_cost() -> None:
     small, large = (evictions(Costs(gbps=4), chunk, 64 * MIB, 2) for chunk in ("2MiB", "8MiB"))
-    assert small.calls["cuMemUnmap"] == 32
-    assert large.calls["cuMemUnmap"] == 8
+    assert small.calls["cuMemUnmap"] == large.calls["cuMemUnmap"] == 1  # all chunks at once
     assert small.calls_ms == 4 * large.calls_ms

@@ -113,7 +113,7 @@ class Ready:
 
 
 class InMemory(ABC):
-    """Layouts that write to mapped memory."""
+    """Layouts whose bytes are in this process's memory."""
 
     nbytes: int
     content = ""
@@ -121,16 +121,12 @@ class InMemory(ABC):
     filled = False
 
     @abstractmethod
-    def fill(self, target: int) -> None:
-        """Copy every byte, once, to `target` and on."""
+    def sources(self) -> Iterable[tuple[int, int, int]]:
+        """Place in the component, address and bytes of each piece that the CPU can read."""
 
     def fill_file(self, fd: int) -> None:
-        span = vm.round_up(self.nbytes)
-        target = vm.map_shared(fd, 0, span, writable=True)
-        try:
-            self.fill(target)
-        finally:
-            vm.free(target, span)
+        for place, address, nbytes in self.sources():
+            vm.write(fd, place, address, nbytes)
 
     def matches(self, fd: int) -> bool:
         return False  # no other session can have these bytes
@@ -211,10 +207,11 @@ class BufferLayout(InMemory):
     def digest(self) -> str:
         return blake2b(repr((self._places, self.segments)).encode(), digest_size=16).hexdigest()
 
-    def fill(self, target: int) -> None:
-        for name, (offset, nbytes) in self._places.items():
-            if nbytes:
-                vm.view(target + offset, nbytes)[:] = self._sources[name]
+    def sources(self) -> Iterable[tuple[int, int, int]]:
+        return [
+            (self._places[name][0], *extent_of_buffer(source))
+            for name, source in self._sources.items()
+        ]
 
     def lies(self) -> Spans:
         return frozenset()  # it is copied, and stays unchanged

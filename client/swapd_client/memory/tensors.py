@@ -151,17 +151,28 @@ class TensorLayout(PlacedTensors, InMemory):
     def spans(self, address: int) -> Spans:
         return frozenset((address + place, nbytes) for _, place, nbytes in self._spans.values())
 
-    def fill(self, target: int) -> None:
-        remote: list[Remote] = []
-        for key, (start, offset, nbytes) in self._spans.items():
-            if key in self._remote:
-                remote.append(Remote(target + offset, start, nbytes))
-            else:
-                vm.copy(target + offset, start, nbytes)
-        if remote:
-            assert self._fetch is not None, "only a GPU's session takes bytes on a GPU"
-            self._fetch(remote)
+    def sources(self) -> Iterable[tuple[int, int, int]]:
+        return [
+            (place, start, nbytes)
+            for key, (start, place, nbytes) in self._spans.items()
+            if key not in self._remote
+        ]
+
+    def fill_file(self, fd: int) -> None:
+        super().fill_file(fd)
+        if self._remote:
+            self._fill_remote(fd)
         self._buffers.copy()
+
+    def _fill_remote(self, fd: int) -> None:
+        assert self._fetch is not None, "only a GPU's session takes bytes on a GPU"
+        span = vm.round_up(self.nbytes)
+        target = vm.map_shared(fd, 0, span, writable=True)
+        try:
+            spans = [self._spans[key] for key in self._remote if key in self._spans]
+            self._fetch([Remote(target + place, start, n) for start, place, n in spans])
+        finally:
+            vm.free(target, span)
 
     def bind(self, address: int) -> Iterable[object]:
         if not self._stays:
