@@ -13,9 +13,9 @@ from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
-from swapd.replay import Work, run_again
-from swapd.replay.machine import Machine
-from swapd.replay.work import Reader
+from swapd.replay import RecordedWork, run_again
+from swapd.replay.machine import SimulatedMachine
+from swapd.replay.work import WorkReader
 from swapd.shared import protocol
 from tests.core import driver
 
@@ -29,7 +29,7 @@ class Site:
 
     def __init__(self, chunks: int, rules: Rules = LRU) -> None:
         self.log: list[AnyEvent | AnyAction] = []
-        self.machine = Machine(Residency(chunks, 1, rules), RATE, self._heard)
+        self.machine = SimulatedMachine(Residency(chunks, 1, rules), RATE, self._heard)
         self._start = Start("0", "host", chunks, 1, rules)
         self._numbers = count(1)
         self._granted: dict[tuple[int, int], int] = {}
@@ -54,10 +54,10 @@ class Site:
         self._use[session] = hold_s, gap_s, kept_s, order
         self.machine.at(at, partial(self._open, session, names, size))
 
-    def work(self) -> Work:
+    def work(self) -> RecordedWork:
         """Run it all, and read the log."""
         self.machine.run()
-        reader = Reader()
+        reader = WorkReader()
         steps: list[Recorded] = []
         for said in self.log:
             if isinstance(said, events.Event):
@@ -106,14 +106,14 @@ class Site:
         self.machine.feed(events.SessionRequest(self.machine.now, session, request))
 
 
-def cyclic(chunks: int = 8, rules: Rules = LRU) -> Work:
+def cyclic(chunks: int = 8, rules: Rules = LRU) -> RecordedWork:
     """A thread that uses three components in a circle."""
     site = Site(chunks, rules)
     site.thread("a", "b", "c", uses=30, hold_s=1.0)
     return site.work()
 
 
-def rivals() -> Work:
+def rivals() -> RecordedWork:
     """Two threads whose components never fit together."""
     site = Site(8)
     site.thread("a", uses=10, hold_s=0.5, gap_s=2.0, size=6)
@@ -122,7 +122,7 @@ def rivals() -> Work:
 
 
 @pytest.mark.parametrize("work", [cyclic(), rivals()], ids=["a cycle", "rivals"])
-def test_the_same_settings_give_what_happened(work: Work) -> None:
+def test_the_same_settings_give_what_happened(work: RecordedWork) -> None:
     again = run_again(work, work.start.rules, work.start.chunks, RATE)
     assert again.waits == pytest.approx(work.happened.waits)
     for name in ("loads", "bytes_in", "bytes_out", "evictions", "refused", "waiting"):
@@ -210,7 +210,7 @@ def test_any_history_may_be_run_again(seed: int) -> None:
             return done
 
     world = driver.drive(Recording, seed, steps=300, strict=bool(seed % 2))
-    reader = Reader()
+    reader = WorkReader()
     for step in steps:
         reader.note(step)
     work = reader.work(Start("0", "host", 10, 1, world.core.rules))

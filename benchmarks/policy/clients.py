@@ -14,7 +14,7 @@ from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules, State
 from swapd.core.sharing import usual_s, worth
-from swapd.replay.machine import Machine
+from swapd.replay.machine import SimulatedMachine
 from swapd.shared import protocol
 
 #: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other
@@ -62,7 +62,7 @@ class Clients:
         asking: Asking = "at once",
     ) -> None:
         self.core = Residency(room, 1, rules)
-        self._machine = Machine(self.core, 1.0 / load_s, self._heard)
+        self._machine = SimulatedMachine(self.core, 1.0 / load_s, self._heard)
         self._sizes, self._load_s, self._asking = sizes, load_s, asking
         self._numbers = count(1)
         #: Requests that have arrived and are not asked for: all, and by model.

@@ -23,7 +23,7 @@ from swapd.cli.target import Device, where
 from swapd.core.records import Rules
 from swapd.log.history import last_run, read
 from swapd.log.replay import ReplayError
-from swapd.replay import Counts, Outcome, Work, read_work, run_again
+from swapd.replay import RecordedWork, Tally, Totals, read_work, run_again
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
 
 Budget = Annotated[
@@ -48,7 +48,7 @@ Turn = Annotated[
 ]
 
 
-class Row(Counts):
+class _ReplayRow(Totals):
     """One line of the table, as `--json` prints it."""
 
     what: str
@@ -105,7 +105,7 @@ def replay(
         console.print(page(rows))
 
 
-def _work(path: Path) -> Work:
+def _work(path: Path) -> RecordedWork:
     lines = last_run(read(path))
     start = lines[0].record.start if lines else None
     if start is None:
@@ -116,7 +116,7 @@ def _work(path: Path) -> Work:
     return read_work((line.raw for line in lines), start)
 
 
-def _said(work: Work, asked: Rules, chunks: int, bandwidth: float | None) -> str:
+def _said(work: RecordedWork, asked: Rules, chunks: int, bandwidth: float | None) -> str:
     before, after = (msgspec.structs.asdict(rules) for rules in (work.start.rules, asked))
     said = [f"{name} {value}" for name, value in after.items() if value != before[name]]
     if chunks != work.start.chunks:
@@ -126,24 +126,24 @@ def _said(work: Work, asked: Rules, chunks: int, bandwidth: float | None) -> str
     return ", ".join(said)
 
 
-def row(what: str, outcome: Outcome) -> Row:
+def row(what: str, outcome: Tally) -> _ReplayRow:
     waits = sorted(outcome.waits) or [0.0]
 
     def share(part: float) -> float:
         return waits[min(int(part * len(waits)), len(waits) - 1)]
 
-    return Row(
+    return _ReplayRow(
         what=what,
         acquires=len(outcome.waits),
         wait_mean_s=mean(waits),
         wait_p50_s=share(0.5),
         wait_p99_s=share(0.99),
         wait_max_s=waits[-1],
-        **{name: getattr(outcome, name) for name in Counts.__struct_fields__},
+        **{name: getattr(outcome, name) for name in Totals.__struct_fields__},
     )
 
 
-def page(rows: list[Row]) -> Table:
+def page(rows: list[_ReplayRow]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", style="bold")
     for name in ("loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"):

@@ -6,6 +6,6 @@ I/O; `swapd replay` prints the result.
 """
 
 from swapd.replay.again import run_again
-from swapd.replay.work import Counts, Outcome, Work, read_work
+from swapd.replay.work import RecordedWork, Tally, Totals, read_work
 
-__all__ = ["Counts", "Outcome", "Work", "read_work", "run_again"]
+__all__ = ["RecordedWork", "Tally", "Totals", "read_work", "run_again"]

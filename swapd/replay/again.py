@@ -8,12 +8,12 @@ import msgspec
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
-from swapd.replay.machine import Machine
-from swapd.replay.work import Asking, Copies, Key, Outcome, Step, Work
+from swapd.replay.machine import SimulatedMachine
+from swapd.replay.work import Asking, CopiesUnderWay, Key, RecordedWork, Tally, WorkStep
 from swapd.shared import protocol
 
 
-def run_again(work: Work, rules: Rules, chunks: int, bytes_per_s: float) -> Outcome:
+def run_again(work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> Tally:
     """What comes of the work of a log with these rules, chunks of memory, and rate of copies."""
     return _Again(work, rules, chunks, bytes_per_s).run()
 
@@ -27,11 +27,11 @@ class _Asked(NamedTuple):
 
 
 class _Again:
-    def __init__(self, work: Work, rules: Rules, chunks: int, bytes_per_s: float) -> None:
+    def __init__(self, work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> None:
         self._steps = work.steps
         core = Residency(chunks, work.start.chunk_bytes, rules)
-        self._machine = Machine(core, bytes_per_s, self._heard)
-        self._outcome, self._copies = Outcome(), Copies()
+        self._machine = SimulatedMachine(core, bytes_per_s, self._heard)
+        self._outcome, self._copies = Tally(), CopiesUnderWay()
         #: By step: those that come after it; and how many it waits for itself.
         self._then: dict[int, list[int]] = {}
         self._waits_for: list[int] = []
@@ -53,7 +53,7 @@ class _Again:
         self._kept: dict[Key, tuple[int, float]] = {}
         self._hurried: set[int] = set()
 
-    def run(self) -> Outcome:
+    def run(self) -> Tally:
         for number, step in enumerate(self._steps):
             if not step.after:
                 self._machine.at(step.delay_s, partial(self._do, number))
@@ -93,7 +93,7 @@ class _Again:
 
     # --- leases --------------------------------------------------------------------------
 
-    def _end_use(self, number: int, step: Step, key: Key) -> None:
+    def _end_use(self, number: int, step: WorkStep, key: Key) -> None:
         """Nobody uses a lease from now on: its client keeps it for a while, unless it is wanted."""
         if key[0] in self._hurried or not step.kept_s:
             return self._release(key, number, self._machine.now)

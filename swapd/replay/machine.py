@@ -15,7 +15,7 @@ from swapd.replay.work import copied_bytes
 TICKS_IN_VAIN = 1_000
 
 
-class Machine:
+class SimulatedMachine:
     """Runs what is due, and the copies that the core orders, at a rate for each direction.
 
     A copy stands still for a more urgent one, as on a device. All else takes no time: host copies,
@@ -34,7 +34,7 @@ class Machine:
         self._heard = heard
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._lanes = {kind: _Lane(self, bytes_per_s) for kind in ("in", "out")}
+        self._lanes = {kind: _CopyLane(self, bytes_per_s) for kind in ("in", "out")}
 
     def at(self, when: float, do: Callable[[], None]) -> None:
         heapq.heappush(self._due, (max(when, self.now), next(self._numbers), do))
@@ -91,7 +91,7 @@ class Machine:
     def _soon(self, event: AnyEvent) -> None:
         self.at(self.now, partial(self.feed, event))
 
-    def copied(self, lane: "_Lane", generation: int, took_s: float) -> None:
+    def copied(self, lane: "_CopyLane", generation: int, took_s: float) -> None:
         if lane is self._lanes["in"]:
             self.feed(events.CopiedIn(self.now, generation, took_s))
         else:
@@ -106,10 +106,10 @@ class _Copy(NamedTuple):
     begun: float
 
 
-class _Lane:
+class _CopyLane:
     """The copies of one direction: the most urgent one runs."""
 
-    def __init__(self, machine: Machine, bytes_per_s: float) -> None:
+    def __init__(self, machine: SimulatedMachine, bytes_per_s: float) -> None:
         self._machine, self._rate = machine, bytes_per_s
         self._copies: dict[int, _Copy] = {}
         self._running: int | None = None

@@ -11,6 +11,7 @@ import msgspec
 
 from swapd.core import actions, events
 from swapd.core.events import AnyEvent
+from swapd.log.history import copied_bytes
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
 from swapd.log.replay import replay
@@ -36,7 +37,7 @@ _NEEDED = (
 KEPT_LEAST_S = 1e-3
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class Totals(msgspec.Struct, kw_only=True):
     loads: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -47,7 +48,7 @@ class Counts(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
 
-class Outcome(Counts):
+class Tally(Totals):
     """What came of it."""
 
     #: Seconds from each acquire until its bytes were there; tries that were refused are none.
@@ -66,12 +67,12 @@ class Outcome(Counts):
             case actions.Refuse():
                 self.refused += not said.tried
 
-    def end(self, waiting: int, seconds: float) -> "Outcome":
+    def end(self, waiting: int, seconds: float) -> "Tally":
         self.waiting, self.seconds = waiting, seconds
         return self
 
 
-class Step(NamedTuple):
+class WorkStep(NamedTuple):
     """An event from outside. It comes `delay_s` after the last of the steps `after` is over; an
     acquire is over once its bytes are there, or it is refused."""
 
@@ -84,24 +85,24 @@ class Step(NamedTuple):
     in_vain: bool = False
 
 
-class Work(NamedTuple):
+class RecordedWork(NamedTuple):
     start: Start
-    steps: list[Step]
+    steps: list[WorkStep]
     #: What happened.
-    happened: Outcome
+    happened: Tally
     #: Of copies to the device, while there were any; None if there were none.
     bytes_per_s: float | None
 
 
-def read_work(lines: Iterable[bytes], start: Start) -> Work:
+def read_work(lines: Iterable[bytes], start: Start) -> RecordedWork:
     """The work in a run of the log, whose first record is `start`. Raises: as `replay`."""
-    reader = Reader()
+    reader = WorkReader()
     for recorded in replay(lines):
         reader.note(recorded)
     return reader.work(start)
 
 
-class Copies:
+class CopiesUnderWay:
     """The copies under way, and when what is acquired is there: also of an early grant."""
 
     def __init__(self) -> None:
@@ -133,42 +134,42 @@ class Copies:
         self._pending.pop(key, None)
 
 
-class _Asked(NamedTuple):
+class _Demand(NamedTuple):
     step: int
     actor: Actor
     names: tuple[str, ...]
     at: float
 
 
-class Reader:
+class WorkReader:
     """Reads a run, event by event."""
 
     def __init__(self) -> None:
-        self._steps: list[Step] = []
+        self._steps: list[WorkStep] = []
         self._first: float | None = None
         self._now = 0.0
         #: When each step was over, by its number.
         self._over: dict[int, float] = {}
-        self._asked: dict[Key, _Asked] = {}
+        self._asked: dict[Key, _Demand] = {}
         self._labels: dict[int, str] = {}
         self._last: dict[Actor, int] = {}
         #: By session: the last step that later ones need; and its steps that are over, in the order
         #: in which they were.
         self._needed: dict[int, int] = {}
         self._done: dict[int, list[int]] = {}
-        self._copies = Copies()
-        self._outcome = Outcome()
+        self._copies = CopiesUnderWay()
+        self._outcome = Tally()
         self._moved = 0
         self._busy_s = 0.0
         self._busy_since: float | None = None
         #: The bytes of each load under way.
         self._loading: dict[int, int] = {}
 
-    def work(self, start: Start) -> Work:
+    def work(self, start: Start) -> RecordedWork:
         waiting = sum(1 for one in self._asked.values() if one.step not in self._over)
         happened = self._outcome.end(waiting, self._now - (self._first or 0.0))
         rate = self._moved / self._busy_s if self._busy_s else None
-        return Work(start, self._steps, happened, rate)
+        return RecordedWork(start, self._steps, happened, rate)
 
     def note(self, recorded: Recorded) -> None:
         event = recorded.event
@@ -211,7 +212,7 @@ class Reader:
         after = self._done_of(session) if before is None else (before,)
         number = self._last[actor] = self._add_later(event, (*after, self._needed[session]))
         names = getattr(request, "names", ())
-        self._asked[session, request.id] = _Asked(number, actor, names, self._now)
+        self._asked[session, request.id] = _Demand(number, actor, names, self._now)
 
     def _note_release(
         self, event: events.SessionRequest, request: protocol.Release | protocol.Cancel, key: Key
@@ -230,7 +231,7 @@ class Reader:
             self._last[asked.actor] = number
         self._end(key[0], number)
 
-    def _give_up(self, asked: _Asked) -> None:
+    def _give_up(self, asked: _Demand) -> None:
         """It never had its bytes: when it runs again, it waits no longer than it did."""
         step = self._steps[asked.step]
         assert isinstance(step.event, events.SessionRequest)
@@ -303,12 +304,8 @@ class Reader:
     def _add(
         self, event: AnyEvent, after: tuple[int, ...], delay_s: float, kept_s: float = 0.0
     ) -> int:
-        self._steps.append(Step(event, after, delay_s, min(kept_s, delay_s)))
+        self._steps.append(WorkStep(event, after, delay_s, min(kept_s, delay_s)))
         number = len(self._steps) - 1
         if not isinstance(event, events.SessionRequest) or not isinstance(event.request, Asking):
             self._over[number] = self._now
         return number
-
-
-def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
-    return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)

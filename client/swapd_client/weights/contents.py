@@ -48,7 +48,7 @@ _COMPARE_BYTES = 256 << 10
 _CAST_ITEMS = 1 << 20
 
 
-class Wanted(NamedTuple):
+class WantedTensor(NamedTuple):
     """A tensor to load: its place in a file, and its dtype in the component."""
 
     stored: Stored
@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
         return self.stored.nbytes // DTYPES[self.stored.dtype].itemsize
 
 
-def fill(fd: int, placed: Sequence[tuple[int, Wanted]], progress: Progress) -> None:
+def fill(fd: int, placed: Sequence[tuple[int, WantedTensor]], progress: Progress) -> None:
     """Read each tensor to its place in a host copy, and cast it if need be."""
     plain, cast = _in_order(placed)
     progress.begin(sum(wanted.stored.nbytes for _, wanted in placed))
@@ -79,7 +79,7 @@ def fill(fd: int, placed: Sequence[tuple[int, Wanted]], progress: Progress) -> N
     _check_unchanged(placed)
 
 
-def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, Wanted]]) -> bool:
+def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) -> bool:
     """Whether a host copy of `nbytes` has every byte that `fill` writes."""
     plain, cast = _in_order(placed)
     with _mapped(fd, nbytes) as master:
@@ -91,15 +91,15 @@ def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, Wanted]]) -> boo
 
 
 def _in_order(
-    placed: Sequence[tuple[int, Wanted]],
-) -> tuple[list[tuple[int, Stored]], list[tuple[int, Wanted]]]:
+    placed: Sequence[tuple[int, WantedTensor]],
+) -> tuple[list[tuple[int, Stored]], list[tuple[int, WantedTensor]]]:
     """By place, without empty ones: the tensors to read as they are, and those to cast."""
     in_order = sorted(((p, w) for p, w in placed if w.nbytes), key=lambda one: one[0])
     plain = [(place, wanted.stored) for place, wanted in in_order if not wanted.is_cast]
     return plain, [(place, wanted) for place, wanted in in_order if wanted.is_cast]
 
 
-def _check_unchanged(placed: Sequence[tuple[int, Wanted]]) -> None:
+def _check_unchanged(placed: Sequence[tuple[int, WantedTensor]]) -> None:
     for file in {wanted.stored.file for _, wanted in placed}:
         file.check_unchanged()
 
@@ -146,7 +146,7 @@ def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
     return os.pwrite(target, os.pread(file.fd.fileno(), min(nbytes, 1 << 20), offset), place)
 
 
-def _cast(target: int, place: int, wanted: Wanted, add: Callable[[int], None]) -> None:
+def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], None]) -> None:
     """Read a tensor, cast it, and write it, in small steps."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
@@ -187,7 +187,7 @@ def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> b
     return True
 
 
-def _is_cast_same(master: int, wanted: Wanted) -> bool:
+def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
     """Whether a tensor, after its cast, equals the host copy at this address."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize

@@ -16,7 +16,7 @@ from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segmen
 from swapd_client.memory.movable import extent
 from swapd_client.memory.tensors import Placed, PlacedTensors
 from swapd_client.weights import contents
-from swapd_client.weights.contents import CAST, DTYPES, Wanted
+from swapd_client.weights.contents import CAST, DTYPES, WantedTensor
 from swapd_client.weights.into import Into, Slots
 from swapd_client.weights.progress import Progress
 from swapd_client.weights.safetensors import Files, Stored, open_all
@@ -33,7 +33,7 @@ class FileLayout(PlacedTensors, Ready):
 
     def __init__(
         self,
-        wanted: Mapping[str, Wanted],
+        wanted: Mapping[str, WantedTensor],
         slots: Mapping[str, Slots],
         segments: Segments,
         target: dlpack.Target,
@@ -75,7 +75,7 @@ class FileLayout(PlacedTensors, Ready):
     def matches(self, fd: int) -> bool:
         return contents.is_filled(fd, self.nbytes, self._with_places())
 
-    def _with_places(self) -> list[tuple[int, Wanted]]:
+    def _with_places(self) -> list[tuple[int, WantedTensor]]:
         return [(one.place, self._wanted[one.name]) for one in self.placed]
 
     def lies(self) -> Spans:
@@ -157,7 +157,7 @@ def planned(
         shown = Progress(progress)
         layouts = {}
         for part, named in _by_part(names, parts).items():
-            wanted = {n: Wanted(tensors[n], _dtype(tensors[n], dtype)) for n in named}
+            wanted = {n: WantedTensor(tensors[n], _dtype(tensors[n], dtype)) for n in named}
             layouts[part] = FileLayout(wanted, slots, segments, target, shown, share=share)
         yield layouts
         if into is not None:
@@ -223,7 +223,9 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
     return found
 
 
-def _packed(wanted: Mapping[str, Wanted], segments: Segments) -> tuple[Packer, dict[str, int]]:
+def _packed(
+    wanted: Mapping[str, WantedTensor], segments: Segments
+) -> tuple[Packer, dict[str, int]]:
     """The place of each tensor: by segment, in the order of the files."""
     packer = Packer()
     places: dict[str, int] = {}
@@ -234,7 +236,7 @@ def _packed(wanted: Mapping[str, Wanted], segments: Segments) -> tuple[Packer, d
     return packer, places
 
 
-def _order(wanted: Wanted) -> tuple[str, int]:
+def _order(wanted: WantedTensor) -> tuple[str, int]:
     return str(wanted.stored.file.path), wanted.stored.offset
 
 
