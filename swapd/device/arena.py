@@ -10,7 +10,9 @@ from typing import NamedTuple
 from swapd.device.base import DeviceError, DeviceLost
 from swapd.device.context import CudaError
 from swapd.device.driver import Access, Driver
+from swapd.device.pieces import runs_of
 from swapd.shared.fds import OwnedFd
+from swapd.shared.protocol import Runs
 
 
 class _Chunk(NamedTuple):
@@ -35,8 +37,7 @@ class Arena:
         try:
             for number in range(chunks):
                 self._chunks[number] = self._make(number)
-            driver.set_access(self.base, self._nbytes, Access.READ_WRITE)
-            driver.zero(self.base, self._nbytes)
+            self._clear(((0, chunks),))
         except DeviceError:
             self.close()
             raise
@@ -60,6 +61,7 @@ class Arena:
     def reclaim(self, numbers: list[int]) -> CudaError | None:
         """Allocate lent chunks again, as many as there is memory for; return the driver's error
         when there was no more. Raises: DeviceError; then all are lent as before."""
+        short, made = None, []
         with ExitStack() as undo:
             for number in numbers:
                 if self._chunks[number] is not None:
@@ -69,13 +71,13 @@ class Arena:
                 except CudaError as exc:
                     if not exc.out_of_memory:
                         raise
-                    undo.pop_all()
-                    return exc
+                    short = exc
+                    break
                 undo.callback(self._free, number)
-                self._driver.set_access(self._at(number), self._chunk_bytes, Access.READ_WRITE)
-                self._driver.zero(self._at(number), self._chunk_bytes)
+                made.append(number)
+            self._clear(runs_of(made))
             undo.pop_all()
-        return None
+        return short
 
     def is_lent(self, number: int) -> bool:
         return self._chunks[number] is None
@@ -104,6 +106,18 @@ class Arena:
             self._driver.map(self._at(number), self._chunk_bytes, handle)
             undo.pop_all()
         return _Chunk(handle, fd)
+
+    def _clear(self, runs: Runs) -> None:
+        """Make new chunks accessible, and zero them. Waits for no other work on the GPU: copies of
+        others go on meanwhile."""
+        with ExitStack() as undo:
+            stream = self._driver.stream()
+            undo.callback(self._driver.destroy_stream, stream)
+            undo.callback(self._driver.finish, stream)
+            for first, count in runs:
+                at, nbytes = self._at(first), count * self._chunk_bytes
+                self._driver.set_access(at, nbytes, Access.READ_WRITE)
+                self._driver.zero_later(at, nbytes, stream)
 
     def _free(self, number: int) -> None:
         """Unmap the chunk and free it. If the driver does not unmap it, nothing changes."""

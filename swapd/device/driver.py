@@ -217,13 +217,8 @@ class Driver(Context):
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         self.call(self.api.cuMemcpyDtoHAsync, target, source, nbytes, stream)
 
-    def zero(self, address: int, nbytes: int) -> None:
-        """Zero this memory of the GPU. Blocks: 1 ms for some GiB."""
-        self.call(self.api.cuMemsetD8, address, 0, nbytes)
-        self.call(self.api.cuCtxSynchronize)
-
     def zero_later(self, address: int, nbytes: int, stream: Any) -> None:
-        """Enqueue the same."""
+        """Enqueue zeroing this memory of the GPU: 1 ms for some GiB."""
         self.call(self.api.cuMemsetD8Async, address, 0, nbytes, stream)
 
     @property

@@ -342,11 +342,24 @@ def test_what_there_is_memory_for_is_taken_back(fake: fakecuda.Fake) -> None:
         assert goes_in_and_out(device, 4 * CHUNK)
 
 
+def test_memory_is_taken_back_beside_copies_that_run(fake: fakecuda.Fake) -> None:
+    source = HostBytes(2 * CHUNK, noise(2 * CHUNK))
+    with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device, ThreadPoolExecutor(1) as thread:
+        device.lend(((2, 2),))
+        fake.faults("cuMemcpyHtoDAsync hold async")
+        copy = thread.submit(device.copy_in, ((0, 2),), source.address, source.nbytes)
+        device.reclaim(((2, 2),))
+        assert not copy.done()
+        fake.faults()
+        copy.result()
+
+
 def test_an_error_leaves_lent_what_was_lent(fake: fakecuda.Fake) -> None:
     with closing(CudaDevice(0, 4 * CHUNK, CHUNK)) as device:
         free = fake.free_bytes()
         device.lend(((0, 2), (3, 1)))
-        for step in ("cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle"):
+        export = "cuMemExportToShareableHandle"
+        for step in ("cuMemMap", "cuMemSetAccess", "cuMemsetD8Async", export):
             fake.faults(f"{step} 304 after=1 times=1")
             with pytest.raises(DeviceError, match=step):
                 device.reclaim(((0, 2), (3, 1)))
