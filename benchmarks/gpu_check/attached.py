@@ -16,9 +16,10 @@ import torch
 import swapd_client
 from benchmarks.gpu_check import torchish
 from benchmarks.gpu_check.raw import Gpu, median_s, pinned, seconds
-from benchmarks.gpu_check.rig import chunks_of, comes_true, room_for, serving
+from benchmarks.gpu_check.rig import chunks_of, room_for, serving
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, Settings
+from swapd.bench import swap_in
 
 LAYERS = 16
 TOKENS = 8
@@ -70,7 +71,7 @@ def _attached(
         tokens, scores = _answer(settings, model)
         same = tokens == expected[0] and torch.equal(scores, expected[1])
         check.holds("half of the layers stream: the same scores, bit for bit", same)
-        comes_true(lambda: not any("pinned" in note for note in client.status().notes), 20)
+        swap_in.until_pinned(client, weights, partial(_answer, settings, model))
         steps = _steps(settings, model)
         note = f"ms: {spread(steps, 1e3)}; the copy alone {copy_s * 1e3:.4g}"
         name = "a step: attach, half of the layers on the host, over the copy"

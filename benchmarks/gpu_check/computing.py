@@ -97,9 +97,7 @@ def _early(check: Check, settings: Settings) -> None:
         swapd_client.connect(daemon.folder, label="gpu-check") as client,
     ):
         pipeline = Pipeline(settings, client, nbytes)
-        until = time.monotonic() + 2 * nbytes / GIB * swap_in.PIN_S_PER_GIB
-        while time.monotonic() < until:
-            chain(pipeline.away, pipeline.copy)()
+        swap_in.until_pinned(client, 2 * nbytes, chain(pipeline.away, pipeline.copy))
         copies = [_after_away(pipeline, pipeline.copy) for _ in range(3)]
         pipeline.calibrate(statistics.median(copies))
         copies, computes, earlies = [], [], []

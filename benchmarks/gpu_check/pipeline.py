@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.request import STAGES, prompt
-from benchmarks.gpu_check.rig import Worker, chunks_of, free_bytes, serving
+from benchmarks.gpu_check.rig import Worker, chunks_of, free_bytes, serving, watching
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import GIB, Settings, host_available
 from swapd.bench import swap_in
@@ -109,9 +109,10 @@ def _swapd(settings: Settings, nbytes: int, largest: int) -> Found:
     with serving(settings, room) as daemon, _stages(settings, daemon.folder) as stages:
         for worker in stages.values():
             _ask(worker, "lend", nbytes, room)
-        until = time.monotonic() + _pinning_s(settings, nbytes)
-        while time.monotonic() < until:
-            request(Found(), 0, partial(_turn, stages))
+        with watching(daemon) as client:
+            swap_in.until_pinned(
+                client, nbytes, partial(request, Found(), 0, partial(_turn, stages))
+            )
         requests(settings, found, partial(_turn, stages))
     return found
 
@@ -136,11 +137,6 @@ def _restart(settings: Settings, nbytes: int, _: int) -> Found:
     found = Found()
     request(found, 0, turn)
     return found
-
-
-def _pinning_s(settings: Settings, nbytes: int) -> float:
-    real = not (settings.stub or settings.on_host)
-    return nbytes / GIB * swap_in.PIN_S_PER_GIB if real else 0.0
 
 
 # --- requests ----------------------------------------------------------------------------

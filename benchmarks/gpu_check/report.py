@@ -35,14 +35,14 @@ class Report:
     def resume(self, base: Path) -> list[str]:
         """Take over sections that an earlier run into `base` has completed; return their names.
 
-        Only from the same tree, on the same machine, with the same settings.
+        Only from the same tree, on a machine of the same kind, with the same settings.
         """
         try:
             before = json.loads(base.with_name(f"{base.name}.json").read_bytes())
         except (OSError, ValueError):
             return []
         now = json.loads(self._json())
-        if any(before.get(what) != now[what] for what in ("machine", "settings", "stub")):
+        if _conditions(before) != _conditions(now):
             return []
         ended = [Ended(**each) for each in before["sections"]]
         kept = [each for each in ended if not each.how and each.module != WARM.module]
@@ -100,6 +100,11 @@ class Report:
             cells = (row.name, figure(row), row.bound, _MARKS[row.verdict], row.note)
             lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
         return lines
+
+
+def _conditions(run: dict[str, Any]) -> tuple[object, ...]:
+    """What must be the same for rows of a run to count in another: of the machine, its kind."""
+    return {**run.get("machine", {}), "uuid": ""}, run.get("settings"), run.get("stub")
 
 
 def _row(fields: dict[str, Any]) -> Row:

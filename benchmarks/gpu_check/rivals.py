@@ -7,7 +7,6 @@ others.
 
 import importlib.util
 import statistics
-import time
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -16,7 +15,7 @@ import torch
 
 import swapd_client
 from benchmarks.gpu_check import torchish
-from benchmarks.gpu_check.raw import Gpu, seconds
+from benchmarks.gpu_check.raw import Gpu, chain, seconds
 from benchmarks.gpu_check.rig import chunks_of, room_for, serving
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, MIB, Settings
@@ -101,15 +100,8 @@ def _swapd(settings: Settings, nbytes: int, stack: ExitStack) -> Way:
     for number in range(2):
         model = Stack(settings, nbytes, LAYERS, number)
         torchish.register(client, settings, f"model {number}", model)
-    _until_pinned(way, nbytes)
+    swap_in.until_pinned(client, 2 * nbytes, chain(partial(way.come, 0), partial(way.come, 1)))
     return way
-
-
-def _until_pinned(way: Way, nbytes: int) -> None:
-    until = time.monotonic() + 2 * nbytes / GIB * swap_in.PIN_S_PER_GIB
-    while time.monotonic() < until:
-        way.come(0)
-        way.come(1)
 
 
 # --- sleep and wake ----------------------------------------------------------------------

@@ -22,7 +22,7 @@ NBYTES = 256 << 20
 GPU_NBYTES = 1 << 30
 ROUNDS = 51
 WARM_UP = 3
-#: Host copies are pinned in the background; before that a GPU's copies are slow.
+#: Host copies are pinned in the background; before that, copies to a GPU are slow. At most so long.
 PIN_S_PER_GIB = 0.8
 
 
@@ -61,7 +61,7 @@ def measure(
     ):
         weights, touch = _weights(device, nbytes)
         client.register("mine", {"weights": weights})
-        _warm_up(client, rival, device, nbytes)
+        _warm_up(client, rival, nbytes)
         for _ in range(rounds):
             rival.take_turn()
             started = time.perf_counter()
@@ -98,15 +98,21 @@ def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
     return weights, weights.sum
 
 
-def _warm_up(client: swapd_client.Client, rival: "_Rival", device: str, nbytes: int) -> None:
-    """Run some rounds; on a GPU until the host copies must be pinned, which nothing reports."""
-    wait_s = 0.0 if device == "host" else 2 * nbytes / (1 << 30) * PIN_S_PER_GIB
-    until = time.monotonic() + wait_s
-    rounds = 0
-    while rounds < WARM_UP or time.monotonic() < until:
+def _warm_up(client: swapd_client.Client, rival: "_Rival", nbytes: int) -> None:
+    def turn() -> None:
         rival.take_turn()
         client.acquire("mine").release()
-        rounds += 1
+
+    until_pinned(client, 2 * nbytes, turn)
+    for _ in range(WARM_UP):
+        turn()
+
+
+def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], object]) -> None:
+    """Take turns until the daemon says no more that it pins; for `nbytes` it may take so long."""
+    until = time.monotonic() + nbytes / (1 << 30) * PIN_S_PER_GIB
+    while any("so far" in note for note in client.status().notes) and time.monotonic() < until:
+        turn()
 
 
 class _Rival:

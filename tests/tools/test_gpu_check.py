@@ -154,6 +154,8 @@ def test_a_run_goes_on_where_the_one_before_it_ended(
     assert report.resume(path.with_suffix("")) == ["facts"]
     assert [section.module for section in report.to_run] == ["calls"]
     assert {row.section for row in report.rows} == {"facts"}
+    another = Report({**settings[1], "uuid": "GPU-2"}, settings[0], sections, stub=True)
+    assert another.resume(path.with_suffix("")) == ["facts"], "of the same kind"
     other = Report({**settings[1], "commit": "another"}, settings[0], sections, stub=True)
     assert other.resume(path.with_suffix("")) == []
     assert other.to_run == sections
