@@ -38,19 +38,21 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
 
     Blocks until it serves, as a line of its output shows. Raises: SpawnError with its error text.
     """
-    with tempfile.TemporaryDirectory(prefix="swapd-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="swapd-") as folder,
+        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop it when full
+    ):
         settings = {"runtime_dir": folder, "device": "host", **settings}
         command = [sys.executable, *program]
         for name, value in settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             assert process.stdout is not None
             if not process.stdout.readline():
-                _, said = process.communicate()
-                raise SpawnError(said.strip() or "swapd serve ended at once")
+                process.wait()
+                errors.seek(0)
+                raise SpawnError(errors.read().strip() or "swapd serve ended at once")
             yield Spawned(Path(folder), process)
         finally:
             _stop(process)
