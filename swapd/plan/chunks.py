@@ -15,9 +15,9 @@ from swapd.shared.units import seconds, size
 Plan = TypeVar("Plan")
 Isolation = Literal["relaxed", "strict"]
 
-#: Time to revoke access to one chunk and unmap it, in the worker that loses it. Published for an
-#: A100: 36 and 26 us.
-CALLS_S = 62e-6
+#: Time to revoke access to one chunk and unmap it, in the worker that loses it: 20 and 22 us on an
+#: H200 (benchmarks/results).
+CALLS_S = 42e-6
 
 
 class Cost(NamedTuple):
