@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[dict[str, object], dict[str, str], list[str], list[str]]]
         {"pin_total": MIB},
         {},
         [],
-        ["could not pin a staging buffer of 16 MiB", "CUDA_ERROR_OUT_OF_MEMORY (2)", "`ulimit -l`"],
+        ["could not pin a staging buffer of 12 MiB", "CUDA_ERROR_OUT_OF_MEMORY (2)", "`ulimit -l`"],
     ),
 }
 

@@ -219,7 +219,7 @@ def test_large_copies_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_more_than_a_few_pieces_are_on_the_stream(
     monkeypatch: pytest.MonkeyPatch, *, pinned: bool
 ) -> None:
-    most = streams.DEPTH if pinned else streams.STAGED_DEPTH
+    most = streams.DEPTH
     chunks = most + 8
     enqueue = streams.Inward._enqueue
     enqueued: list[streams.Copy] = []
