@@ -9,7 +9,7 @@ from typing import NamedTuple
 from swapd.core import Residency, actions, events
 from swapd.core.actions import Urgency
 from swapd.core.events import AnyEvent
-from swapd.replay.work import copied_bytes
+from swapd.log.history import copied_bytes
 
 #: The core looks again at what waits for ever, for ever.
 TICKS_IN_VAIN = 1_000

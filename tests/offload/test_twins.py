@@ -3,7 +3,6 @@
 Aliasing, tensors outside of `parameters()`, representation: README.md has the list.
 """
 
-import ctypes
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -327,13 +326,15 @@ def test_a_registration_that_fails_at_any_tensor_leaves_all_as_it_was(
     before = {name: (p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters()}
     copies = iter(range(n + 1))
 
-    def copy(target: int, source: int, nbytes: int) -> None:
+    write = vm.write
+
+    def failing(fd: int, offset: int, source: int, nbytes: int) -> None:
         if next(copies) == n:
             raise OSError("injected")
-        ctypes.memmove(target, source, nbytes)
+        write(fd, offset, source, nbytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vm, "copy", copy)
+        patch.setattr(vm, "write", failing)
         with pytest.raises(OSError, match="injected"):
             client.register("m", module)
     assert not client.status().components
