@@ -118,7 +118,7 @@ def test_under_strict_isolation_the_chunks_are_those_of_the_shorter_round(
     assert strict["serve"][0].endswith(" --chunk 64MiB --isolation strict")
     assert strict["chunk_from"].startswith("in chunks of 256 MiB a round would move 11.24 GiB")
     assert strict["gpus"] == plan(qwen3, model, *CARD)["gpus"]
-    fast = (*CARD[:2], "--bandwidth", "900GB/s", "--isolation", "strict")
+    fast = (*CARD[:2], "--bandwidth", "1500GB/s", "--isolation", "strict")
     strict = plan(qwen3, model, *fast)
     assert strict["serve"][0].endswith(" --chunk 256MiB --isolation strict")
     assert strict["chunk_from"].startswith("a round takes ")
