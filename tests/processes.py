@@ -13,11 +13,10 @@ from tests import forked
 ROOT = Path(__file__).parent.parent
 
 #: Both source roots, as in an installation; and where this process's packages may be.
+_INHERITED = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # noqa: TID251
 PYTHONPATH = os.pathsep.join(
-    dict.fromkeys(
-        [str(ROOT), str(ROOT / "client"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: TID251
-    )
-).rstrip(os.pathsep)
+    dict.fromkeys(filter(None, [str(ROOT), str(ROOT / "client"), *_INHERITED]))
+)
 NOTHING: Mapping[str, str] = {}
 #: A program whose text contains one of these imports torch.
 WITH_TORCH = ("torch", "tests.offload", "swapd_client.vllm.stage")

@@ -12,6 +12,7 @@ from benchmarks.gpu_check.settings import GIB, MIB, Settings
 from swapd.bench import swap_in
 from swapd.core.actions import Evict, Evicted
 from swapd.log import history
+from swapd.shared import vm
 from swapd_client import Client
 
 SWAP_IN_AT_LEAST = 0.95
@@ -55,7 +56,7 @@ def _granted_s(client: Client, name: str) -> float:
 def _eviction(check: Check, settings: Settings, chunk: int) -> None:
     """By the swap log, from the decision until the worker has unmapped it (strict)."""
     nbytes = room_for(settings, settings.evict_bytes, of=1.1, host_copies=1.3)
-    nbytes = -(-nbytes // chunk) * chunk
+    nbytes = vm.round_up(nbytes, chunk)
     times = settings.rounds // 2 + 1
     with (
         serving(settings, nbytes, isolation="strict", chunk=chunk) as daemon,

@@ -16,6 +16,7 @@ import msgspec
 import swapd_client
 from swapd import spawn
 from swapd.bench import plain
+from swapd.shared.protocol import StatusReply
 
 NBYTES = 256 << 20
 #: Larger for a GPU, whose copies are so fast that messages would dominate.
@@ -109,10 +110,15 @@ def _warm_up(client: swapd_client.Client, rival: "_Rival", nbytes: int) -> None:
 
 
 def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], object]) -> None:
-    """Take turns until the daemon says no more that it pins; for `nbytes` it may take so long."""
+    """Take turns until all host copies are pinned, or refused; for `nbytes` for so long at most."""
     until = time.monotonic() + nbytes / (1 << 30) * PIN_S_PER_GIB
-    while any("so far" in note for note in client.status().notes) and time.monotonic() < until:
+    while _is_pinning(client.status()) and time.monotonic() < until:
         turn()
+
+
+def _is_pinning(status: StatusReply) -> bool:
+    on_gpu = status.device_bytes > 0
+    return on_gpu and status.pinned_bytes + status.unpinned_bytes < status.host_copy_bytes
 
 
 class _Rival:

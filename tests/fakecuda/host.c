@@ -39,15 +39,10 @@ static bool overlaps(uint64_t start, uint64_t end)
 
 static enum host_kind kind_locked(uint64_t address, size_t nbytes)
 {
-    bool read_only = false;
-    uint64_t at = address, end = address + nbytes;
-    if (!overlaps(address, end)) return HOST_PAGEABLE;
-    for (struct registration *each; at < end; at = each->start + each->nbytes) {
-        each = find(at);
-        if (!each || at != address) return HOST_MIXED;
-        read_only |= (each->flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
-    }
-    return read_only ? HOST_READ_ONLY : HOST_PINNED;
+    if (!overlaps(address, address + nbytes)) return HOST_PAGEABLE;
+    struct registration *whole = find(address);
+    if (!whole || nbytes > whole->start + whole->nbytes - address) return HOST_MIXED;
+    return whole->flags & CU_MEMHOSTREGISTER_READ_ONLY ? HOST_READ_ONLY : HOST_PINNED;
 }
 
 enum host_kind host_kind(uint64_t address, size_t nbytes)

@@ -152,11 +152,8 @@ def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], No
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):
         items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
-        view = memoryview(_bytes_of(items))
-        done = 0
-        while done < len(view):
-            done += os.pwrite(target, view[done:], place + done)
-        place += len(view)
+        vm.write(target, place, items.data_ptr(), items.nbytes)
+        place += items.nbytes
         add(min(step, stored.nbytes - at))
 
 
