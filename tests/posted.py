@@ -3,10 +3,24 @@
 import asyncio
 
 from swapd.core.events import AnyEvent
-from swapd.daemon.inbox import Inbox
+from swapd.daemon.dispatch import Inbox
 
 #: The time of all events.
 NOW = 12.5
+
+
+class Kept(Inbox):
+    """An inbox that keeps the events, at the time `NOW`."""
+
+    def __init__(self, posted: "Posted") -> None:
+        super().__init__(asyncio.get_running_loop(), posted.crashes.put_nowait)
+        self._events = posted.events
+
+    def clock(self) -> float:
+        return NOW
+
+    def post(self, event: AnyEvent) -> None:
+        self._events.put_nowait(event)
 
 
 class Posted:
@@ -15,8 +29,7 @@ class Posted:
     def __init__(self) -> None:
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         self.crashes: asyncio.Queue[BaseException] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        self.inbox = Inbox(loop, lambda: NOW, self.events.put_nowait, self.crashes.put_nowait)
+        self.inbox = Kept(self)
 
     async def some(self, count: int) -> list[AnyEvent]:
         return [await self.events.get() for _ in range(count)]

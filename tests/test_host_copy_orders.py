@@ -16,7 +16,6 @@ from swapd.core.actions import MakeHostCopy
 from swapd.core.events import AnyEvent, HostCopiesPinned, HostCopyMade
 from swapd.daemon.host_copies import Work
 from swapd.daemon.host_copy_orders import PERIOD_S, HostCopyOrders, PinReport, TimeSlices
-from swapd.daemon.inbox import Inbox
 from swapd.device import HostDevice
 from swapd.device.base import Pinned
 from tests.posted import NOW, Posted
@@ -37,7 +36,7 @@ def device() -> Iterator[HostDevice]:
 async def test_what_a_session_shares_that_has_ended_can_be_shared_on(device: HostDevice) -> None:
     """The core may order that before it hears of the end."""
     copies, posted = Copies(None, device), Posted()
-    orders = HostCopyOrders(copies, device, {}, 0, posted.inbox)
+    orders = HostCopyOrders(copies, device, {}, posted.inbox)
     copies.made(1, NBYTES, mutable=False)
     copies.sealed(1)
     for uid, original in ((2, 1), (3, 2)):
@@ -158,6 +157,13 @@ class Clock:
     def pinned(self) -> Pinned | None:
         return Pinned(self.done, self.refused) if self.needs_pins else None
 
+    @property
+    def loop(self) -> "Clock":
+        return self
+
+    def clock(self) -> float:
+        return self.now
+
     def call_later(self, span_s: float, call: Callable[[], None]) -> "Clock":
         self.due.append((self.now + span_s, call))
         return self
@@ -196,8 +202,7 @@ def clock() -> Clock:
 @pytest.fixture
 def report(clock: Clock) -> PinReport:
     everything: Any = clock
-    inbox = Inbox(everything, lambda: clock.now, clock.post, lambda error: None)
-    return PinReport(everything, everything, inbox)
+    return PinReport(everything, everything, everything)
 
 
 def test_what_is_pinned_soon_is_one_record_and_no_line_for_people(

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from swapd.daemon.timers import Linger
+from swapd.daemon.daemon import Linger
 
 
 def used(linger_s: float) -> tuple[Linger, asyncio.Event]:

@@ -1,121 +1,105 @@
-"""A traced acquire hears of all actions made for it, and of no others."""
+"""A traced acquire hears of all moves made for it, and of no others."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from swapd.core.actions import CopyIn, Evict, Evicted, Waiting
 from swapd.core.events import CopiedIn, CopyFailed
-from swapd.daemon.traces import Traces
-from swapd.shared.protocol import MOVES_MAX, Account, Acquire, AcquireWorkspace, Move
-
-RUNS = ((0, 1),)
+from swapd.daemon.dispatch import Dispatch
+from swapd.shared.protocol import MOVES_MAX, Account, Acquire, Move
 
 
-class Clock:
-    now = 0.0
+class Core:
+    """Loads of 100 bytes, under way from time 1 on."""
 
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
+    def __init__(self) -> None:
+        self.ledger: Any = SimpleNamespace(moves={}, lane_in="in", down="", stopping=False)
+
+    def load(self, generation: int, name: str = "a") -> None:
+        component = SimpleNamespace(name=name, bytes_in=100)
+        self.ledger.moves[generation] = SimpleNamespace(
+            component=component, lane="in", began=float(generation)
+        )
+
+    def handle(self, event: Any) -> list[Any]:
+        self.ledger.moves.pop(event.generation)
+        return []
+
+    def next_deadline(self) -> None:
+        return None
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def core() -> Core:
+    return Core()
 
 
 @pytest.fixture
-def traces(clock: Clock) -> Traces:
-    return Traces(clock)
+def dispatch(core: Core) -> Dispatch:
+    log: Any = SimpleNamespace(event=lambda *_: 5, action=lambda *_: 6)
+    nothing: Any = None
+    made: Any = Dispatch(core, log, nothing, pytest.fail)  # type: ignore[arg-type]
+    made.clock = lambda: 9.0
+    return made  # type: ignore[no-any-return]
 
 
-def load(traces: Traces, generation: int, name: str = "a", record: int = 5) -> None:
-    traces.action(CopyIn(1, name, generation, 100, RUNS), record)
-
-
-def answer(traces: Traces, request: int = 7) -> Account:
-    account = traces.answer(1, request, (), 99)
+def answer(dispatch: Dispatch, names: tuple[str, ...] = ()) -> Account:
+    account = dispatch.account_of(1, 7, names, 99)
     assert account is not None
     return account
 
 
-def test_who_was_not_opened_has_none(traces: Traces) -> None:
-    load(traces, 1)
-    traces.action(Waiting(1, 7, ("a",), "why"), 4)
-    traces.action(Evict("b", 2, "room", (1, 7)), 6)
-    traces.action(Evicted("b", 2, 100, 0), 4)
-    traces.event(CopiedIn(3.0, 1))
-    assert traces.answer(1, 7, (), 99) is None
+def test_its_loads_are_those_of_its_names_that_had_not_ended(
+    core: Core, dispatch: Dispatch
+) -> None:
+    dispatch.traces.begin(2, Acquire(1, ("z",)), 0.0)  # another one, so ended loads are kept
+    for generation, name in ((1, "a"), (2, "a"), (3, "b"), (4, "family/0")):
+        core.load(generation, name)
+    dispatch.post(CopiedIn(3.0, 1))
+    dispatch.traces.begin(1, Acquire(7, ("a", "family")), 4.0)
+    dispatch.post(CopyFailed(5.0, 2, "the bus is off"))
+    account = answer(dispatch, ("a", "family/0"))
+    assert account.moves == (
+        Move("load", "a", 100, 2.0, 0, 5.0, "the bus is off"),
+        Move("load", "family/0", 100, 4.0, 0),
+    )
+    assert dispatch.account_of(1, 7, (), 99) is None
 
 
-def test_a_load_that_began_before_it_came_is_its_own_too(traces: Traces) -> None:
-    traces.begin(1, Acquire(7, ("a",)), {1: Move("load", "a", 100, 1.0, 5)})
-    traces.event(CopiedIn(8.0, 1))
-    assert answer(traces).moves == (Move("load", "a", 100, 1.0, 5, 8.0),)
-
-
-def test_what_ended_before_it_came_is_not(traces: Traces, clock: Clock) -> None:
-    traces.begin(2, Acquire(1, ("z",)), {})  # another traced one is open, so this is remembered
-    load(traces, 1)
-    traces.event(CopiedIn(clock(), 1))
-    traces.begin(1, Acquire(7, ("a",)), {})
-    assert answer(traces).moves == ()
-
-
-def test_what_it_did_not_name_is_not(traces: Traces) -> None:
-    traces.begin(1, Acquire(7, ("a",)), {})
-    load(traces, 1, "other")
-    assert answer(traces).moves == ()
-
-
-def test_the_parts_that_a_family_was_granted_as_are(traces: Traces) -> None:
-    traces.begin(1, Acquire(7, ("family",)), {})
-    load(traces, 1, "family/0")
-    account = traces.answer(1, 7, ("family/0", "family/1"), 99)
-    assert account is not None
-    assert [move.name for move in account.moves] == ["family/0"]
-    assert account.moves[0].ended_s is None, "it was granted early"
-
-
-def test_evictions_that_make_room_for_it_are(traces: Traces) -> None:
-    traces.begin(1, AcquireWorkspace(7, 100), {})
-    traces.action(Evict("b", 2, "room", (1, 7)), 6)
-    traces.action(Evict("c", 3, "room", (1, 8)), 7)
-    traces.action(Evicted("b", 2, 100, 40), 4)
-    traces.action(Waiting(1, 7, (), "'b' is held"), 4)
-    account = answer(traces)
-    assert account.moves == (Move("evict", "b", 40, 2.0, 6, 3.0, "room"),)
+def test_evictions_that_make_room_for_it_are(dispatch: Dispatch) -> None:
+    note = dispatch.traces.note
+    dispatch.traces.begin(1, Acquire(7, ("a",)), 1.0)
+    note(Evict("b", 2, "room", (1, 7)), 6, 2.0)
+    note(Evict("c", 3, "room", (1, 8)), 7, 2.0)
+    note(Evicted("b", 2, 100, 40), 8, 3.0)
+    note(Evict("d", 4, "room", (1, 7)), 9, 4.0)
+    note(Waiting(1, 7, (), "'b' is held"), 10, 4.0)
+    account = answer(dispatch)
+    evicted = Move("evict", "b", 40, 2.0, 6, 3.0, "room")
+    assert account.moves == (evicted, Move("evict", "d", 0, 4.0, 9, why="room"))
     assert (account.record, account.waits_for) == (99, "'b' is held")
+    note(Evicted("d", 4, 100, 40), 11, 5.0)  # of no account any more
 
 
-def test_one_that_leaves_after_the_answer_is_of_no_account(traces: Traces) -> None:
-    traces.begin(1, Acquire(7, ("a",)), {})
-    traces.action(Evict("b", 2, "room", (1, 7)), 6)
-    assert answer(traces).moves[0].ended_s is None
-    traces.action(Evicted("b", 2, 100, 40), 4)
-
-
-def test_a_load_that_failed_says_how(traces: Traces) -> None:
-    traces.begin(1, Acquire(7, ("a",)), {})
-    load(traces, 1)
-    traces.event(CopyFailed(9.0, 1, "the bus is off"))
-    assert answer(traces).moves[0].why == "the bus is off"
-
-
-def test_it_is_bounded(traces: Traces) -> None:
-    traces.begin(1, Acquire(7, ("a",)), {})
+def test_it_is_bounded(core: Core, dispatch: Dispatch) -> None:
+    dispatch.traces.begin(1, Acquire(7, ("a",)), 0.0)
     for generation in range(MOVES_MAX + 3):
-        load(traces, generation)
-    account = answer(traces)
+        core.load(generation)
+    account = answer(dispatch)
     assert (len(account.moves), account.left_out) == (MOVES_MAX, 3)
 
 
-def test_nothing_is_left_of_who_gave_up_or_is_gone(traces: Traces) -> None:
+def test_nothing_is_left_of_who_gave_up_or_is_gone(dispatch: Dispatch) -> None:
+    traces = dispatch.traces
     for request in (7, 8):
-        traces.begin(1, Acquire(request, ("a",)), {})
-        traces.action(Evict("b", request, "room", (1, request)), 6)
+        traces.begin(1, Acquire(request, ("a",)), 0.0)
+        traces.note(Evict("b", request, "room", (1, request)), 6, 1.0)
     traces.drop(1, 7)
     traces.session_gone(1)
     for generation in (7, 8):
-        traces.action(Evicted("b", generation, 100, 0), 4)
+        traces.note(Evicted("b", generation, 100, 0), 4, 2.0)
+    traces.note(CopyIn(1, "a", 9, 100, ((0, 1),)), 5, 2.0)
     assert not traces.open
-    assert traces.answer(1, 7, (), 99) is None
+    assert dispatch.account_of(1, 7, (), 99) is None

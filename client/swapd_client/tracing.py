@@ -22,7 +22,7 @@ import msgspec
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
-from swapd.shared.limits import LimitError, start
+from swapd.shared.system import LimitError, start
 from swapd_client.errors import BY_CODE, SwapdError
 from swapd_client.session.session import Session
 

@@ -29,8 +29,8 @@ from swapd.log.replay import ReplayError
 from swapd.plan.advise import PlanError
 from swapd.shared.config import ConfigError
 from swapd.shared.extras import MissingExtra
-from swapd.shared.limits import LimitError
 from swapd.shared.runtime_dir import RuntimeDirError
+from swapd.shared.system import LimitError
 from swapd.shared.text import plain, plain_json, plain_lines
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from swapd.shared import limits
+from swapd.shared import system
 from swapd.shared.config import Config, ConfigError, http_token_from_environment
 from swapd.shared.extras import EXTRA_OF, needed
 from swapd.shared.fds import OwnedFd
@@ -103,7 +103,7 @@ class Page:
         fd, host = self._socket.fileno(), self.address.host
         settings = PageSettings(str(folder), fd, host, self._token, paths)
         self._settings = msgspec.json.encode(settings) + b"\n"
-        limits.start(self._thread)
+        system.start(self._thread)
 
     def close(self) -> None:
         """End it. Blocks for at most CLOSE_S."""

@@ -16,7 +16,7 @@ from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
 from swapd.daemon.logs import StderrHandler
 from swapd.device import open_device
-from swapd.shared import limits, runtime_dir
+from swapd.shared import runtime_dir, system
 from swapd.shared.config import Config, load, shown
 from swapd.shared.extras import needed
 from swapd.shared.text import plain, plain_lines
@@ -31,7 +31,7 @@ def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
     Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
     with needed("swapd serve"):
         import uvloop
-    limits.raise_open_files()
+    system.raise_open_files()
     with runtime_dir.claim(config.folder) as folder, _page(config) as page:
         log.info("allocating %s", size(config.budget))
         device = open_device(

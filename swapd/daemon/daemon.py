@@ -7,34 +7,41 @@ Lives here: the settings that apply now, signals, and the order of start and sto
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from swapd import __version__
 from swapd.core import Residency, Rules, actions, events, explain
 from swapd.daemon.dispatch import Dispatch, Perform
 from swapd.daemon.host_copies import HostCopies
 from swapd.daemon.host_copy_orders import HostCopyOrders
-from swapd.daemon.inbox import Inbox
-from swapd.daemon.lending import Lender
+from swapd.daemon.lending import Lender, WorkerConnection
 from swapd.daemon.mover import Mover
 from swapd.daemon.publisher import Publisher
-from swapd.daemon.quarantine import Quarantine
-from swapd.daemon.reloading import Reloading
-from swapd.daemon.sessions import SPARE_FOR_PEERS, Sessions, WorkerConnection
+from swapd.daemon.sessions import Sessions
 from swapd.daemon.statuses import Statuses
-from swapd.daemon.timers import Linger, Watchdog
 from swapd.device import Device
-from swapd.log.place import place
 from swapd.log.records import Start
-from swapd.log.swap_log import SwapLog, SwapLogFile
+from swapd.log.swap_log import SwapLog, SwapLogFile, place
 from swapd.shared import runtime_dir
-from swapd.shared.config import Config, watchdog_s
+from swapd.shared.config import Config, ConfigError, shown, watchdog_s
 from swapd.shared.runtime_dir import Folder
-from swapd.shared.system import has_terminal, notify_systemd
+from swapd.shared.system import LimitError, has_terminal, notify_systemd, start
+from swapd.shared.units import seconds
 
 log = logging.getLogger("swapd")
+
+#: Rules of decisions: a change of these is a record of the swap log, so that replays follow it.
+RULES = ("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn")
+#: Settings that a reload changes. All others are fixed once the device or the page is open.
+RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
+#: Shortest time for which a daemon with `linger` waits for its first session.
+FIRST_S = 10.0
 
 
 class Daemon:
@@ -56,6 +63,7 @@ class Daemon:
         running."""
         self._config = config
         self._read_again = read_again or (lambda: config)
+        self._reads = False
         self._own = own
         self._device = device
         self._folder = folder
@@ -114,9 +122,62 @@ class Daemon:
         if had_terminal and not has_terminal():
             self.stop()
         else:
-            self._reloading.begin()
+            self._reload()
 
-    def _reload(self, config: Config) -> None:
+    def _count_users(self) -> None:
+        """The number of sessions has changed."""
+        own = self._own()
+        self._linger.count(sum(one.lifeline.pid != own for one in self._connections.values()))
+
+    def _crashed(self, error: BaseException) -> None:
+        """A bug of the daemon, or a device that cannot be trusted any more: the daemon ends."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    # --- reload --------------------------------------------------------------------------
+
+    def _reload(self) -> None:
+        """Read the settings again, in a thread, because a disk may hang. A second call meanwhile
+        becomes part of the first."""
+        if self._reads:
+            return
+        self._reads = True
+        try:  # a thread of its own: if a disk blocks it for ever, no one waits for it
+            start(threading.Thread(target=self._read, name="swapd-reload", daemon=True))
+        except LimitError as exc:
+            self._have_read(exc)
+
+    def _read(self) -> None:
+        found: Config | Exception
+        try:
+            found = self._read_again()
+        except Exception as exc:  # noqa: BLE001 - it is raised in the loop, or said there
+            found = exc
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._have_read, found)
+
+    def _have_read(self, found: Config | Exception) -> None:
+        self._reads = False
+        if isinstance(found, Config):
+            self._change(found)
+        elif isinstance(found, ConfigError | LimitError):
+            log.warning("not reloaded, and no setting has changed: %s", found)
+        else:
+            self._crashed(found)
+
+    def _change(self, found: Config) -> None:
+        """Apply the settings that can change while the daemon serves; name the others."""
+        old = {name: getattr(self._config, name) for name in Config.__struct_fields__}
+        new = {name: value for name in old if (value := getattr(found, name)) != old[name]}
+        changed = {name: value for name, value in new.items() if name in RELOADED}
+        fixed = {name: value for name, value in new.items() if name not in RELOADED}
+        self._apply(msgspec.structs.replace(self._config, **changed))
+        said = _changes(old, changed) or "no setting that can be reloaded differs"
+        log.warning("reloaded: %s", said)
+        if fixed:
+            log.warning("not reloaded, restart swapd for it: %s", _changes(old, fixed))
+
+    def _apply(self, config: Config) -> None:
         self._config = config
         self._linger.set(config.linger)
         self._swap_log.limit(config.swap_log_size, config.swap_log_age)
@@ -133,70 +194,48 @@ class Daemon:
             )
             self._dispatch.post(changed)
 
-    def _count_users(self) -> None:
-        """The number of sessions has changed."""
-        own = self._own()
-        self._linger.count(sum(one.lifeline.pid != own for one in self._connections.values()))
-
-    def _crashed(self, error: BaseException) -> None:
-        """A bug of the daemon, or a device that cannot be trusted any more: the daemon ends."""
-        if not self._failed.done():
-            self._failed.set_exception(error)
-
     # --- start ---------------------------------------------------------------------------
 
     def _open(self) -> None:
         loop, config, device, folder = self._loop, self._config, self._device, self._folder
         core, connections = self._core, self._connections
         self._publisher = Publisher(loop, folder.inside / runtime_dir.EVENTS, self._crashed)
-        log_path = self._open_swap_log()
+        self._open_swap_log()
         self._dispatch = dispatch = Dispatch(core, self._swap_log, loop, self._crashed)
-        self._inbox = inbox = Inbox(loop, dispatch.clock, dispatch.post, self._crashed)
         self._linger = Linger(loop, config.linger, self._stop_unused)
-        self._reloading = Reloading(config, self._read_again, self._reload, inbox)
-        self._mover = Mover(device, inbox)
-        self._lender = Lender(device, connections, inbox)
-        self._copy_orders = HostCopyOrders(
-            self._copies, device, connections, SPARE_FOR_PEERS, inbox
-        )
+        self._mover = Mover(device, dispatch)
+        self._lender = lender = Lender(device, connections, dispatch)
+        self._copy_orders = HostCopyOrders(self._copies, device, connections, dispatch)
         self._statuses = Statuses(
             core,
             device,
             self._copies,
-            config,
             folder.path,
-            log_path,
+            self._swap_log,
             connections,
-            inbox,
-            notes=self._lender.notes,
-            records=self._swap_log.counted,
-            reply=lambda session, reply: self._sessions.reply(session, reply),
+            dispatch,
+            lender,
         )
-        exchange = self._lender.exchange if device.outlasts else None
         self._sessions = Sessions(
             connections,
             core,
             device,
             folder,
             dispatch,
-            inbox,
             self._mover,
-            Quarantine(core, inbox, exchange),
-            dropped=self._lender.dropped,
-            ended=self._lender.session_gone,
-            status=self._statuses.ask,
-            count=self._count_users,
+            lender,
+            self._statuses,
+            self._count_users,
         )
         dispatch.perform = self._orders()
 
-    def _open_swap_log(self) -> Path:
+    def _open_swap_log(self) -> None:
         config, device = self._config, self._device
         path, own = place(config, self._folder)
         file = SwapLogFile(path, config.swap_log_size, config.swap_log_age, own)
         self._swap_log = SwapLog(file, self._publisher.publish, self._loop)
         chunks, chunk_bytes = device.chunks, device.chunk_bytes
         self._swap_log.start(Start(__version__, device.name, chunks, chunk_bytes, self._core.rules))
-        return path
 
     def _orders(self) -> dict[type, Perform]:
         """How each action is carried out; the others are for the swap log only."""
@@ -263,7 +302,7 @@ class Daemon:
 
     async def _finish(self) -> bool:
         """Wait for the threads until the second request to stop; return whether they are done."""
-        self._inbox.stop()
+        self._dispatch.stop()
         parts = (self._lender, self._mover, self._copy_orders, self._statuses)
         work = asyncio.gather(*(part.finish() for part in parts))
         told = self._loop.create_task(self._at_once.wait(), name="at once")
@@ -286,3 +325,67 @@ def _rules(config: Config) -> Rules:
         turn_s=config.turn,
         eviction=config.eviction,
     )
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {shown(name, old[name])} -> {shown(name, new[name])}" for name in new)
+
+
+class Watchdog:
+    """Tells systemd that the loop runs, twice in the interval that systemd sets."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, waits_s: float | None) -> None:
+        """`waits_s`: as `watchdog_s`; None: there is no watchdog."""
+        self._loop = loop
+        self._period_s = None if waits_s is None else waits_s / 2
+        self._timer: asyncio.TimerHandle | None = None
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._period_s is not None:
+            notify_systemd("WATCHDOG=1")
+            self._timer = self._loop.call_later(self._period_s, self._tell)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Linger:
+    """Calls `stop` when there has been no session for `linger_s` seconds; never if that is None."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, linger_s: float | None, stop: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._stop = stop
+        self._linger_s = linger_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._sessions = 0
+        #: Whether there has been a session: the first client may take a while to connect.
+        self._used = False
+        self.count(0)
+
+    def count(self, sessions: int) -> None:
+        """Set the number of sessions."""
+        self._sessions = sessions
+        self._used = self._used or sessions > 0
+        self.close()
+        if not sessions and self._linger_s is not None:
+            after_s = self._linger_s if self._used else max(self._linger_s, FIRST_S)
+            self._timer = self._loop.call_later(after_s, self._over)
+
+    def set(self, linger_s: float | None) -> None:
+        """Set the time from now on."""
+        self._linger_s = linger_s
+        self.count(self._sessions)
+
+    def _over(self) -> None:
+        assert self._linger_s is not None
+        log.info("stopping: no session for %s, as --linger says", seconds(self._linger_s))
+        self._stop()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,21 +1,23 @@
 """Passes events to the core, one at a time, and has its actions carried out.
 
-Lives here: the order of actions, their numbers in the swap log, and the timer of the core.
+Lives here: the order of actions, their numbers in the swap log, the timer of the core, and the
+accounts of traced acquires. `Inbox` is what each other part of the daemon sees of it.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from swapd.core import Residency, actions, events, explain
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.daemon.traces import Traces
 from swapd.log.swap_log import SwapLog
-from swapd.shared.protocol import Account, AnyAcquire, Move
+from swapd.shared.protocol import MOVES_MAX, Account, Acquire, AnyAcquire, Move
 
 log = logging.getLogger("swapd")
 
@@ -46,11 +48,47 @@ _NAMES: dict[type, Callable[[Any], object]] = {
 }
 
 
-class Dispatch:
-    """The way of all events into the core, and of its actions out of it. Used in the loop."""
+class Inbox:
+    """What each part of the daemon has of the rest: the loop, a clock, tasks, and the way to the
+    core. Used in the loop."""
 
-    #: The clock of all events: the loop's own counts whole milliseconds under uvloop.
-    clock = staticmethod(time.monotonic)
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, crashed: Callable[[BaseException], None]
+    ) -> None:
+        """`crashed(error)` ends the daemon, because of a bug or a device that cannot be trusted any
+        more."""
+        self.loop = loop
+        self.crashed = crashed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def clock(self) -> float:
+        """The clock of all events: the loop's own counts whole milliseconds under uvloop."""
+        return time.monotonic()
+
+    def post(self, event: AnyEvent) -> None:
+        """Pass an event to the core."""
+        raise NotImplementedError
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run `work` as a task, until `stop` at most. An error of it ends the daemon."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def stop(self) -> None:
+        """Cancel all tasks. Calls of theirs that run in threads go on."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.crashed(error)
+
+
+class Dispatch(Inbox):
+    """The way of all events into the core, and of its actions out of it."""
 
     def __init__(
         self,
@@ -59,14 +97,12 @@ class Dispatch:
         loop: asyncio.AbstractEventLoop,
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`crashed(error)`: a bug, which must end the daemon."""
+        super().__init__(loop, crashed)
         self._core = core
         self._swap_log = swap_log
-        self._loop = loop
-        self._crashed = crashed
         #: How each kind of action is carried out; set before the first event.
         self.perform: Mapping[type, Perform] = {}
-        self.traces = Traces(self.clock)
+        self.traces = Traces()
         self._events: deque[AnyEvent] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -86,36 +122,37 @@ class Dispatch:
             while self._events:
                 self._step(self._events.popleft())
         except Exception as exc:  # noqa: BLE001 - a bug in here must end the daemon, loudly
-            self._crashed(exc)
+            self.crashed(exc)
         finally:
             self._draining = False
         self._set_timer()
         if self._core.ledger.stopping and self._core.quiet:
             self.quiet.set()
 
-    def trace(self, session: int, request: AnyAcquire) -> None:
-        """Keep an account of this acquire until its answer."""
-        ledger = self._core.ledger
-        loads = {
-            generation: Move(
-                "load",
-                move.component.name,
-                move.component.bytes_in,
-                move.began,
-                self._causes.get(generation, 0),
-            )
-            for generation, move in ledger.moves.items()
-            if move.lane is ledger.lane_in
-        }
-        self.traces.begin(session, request, loads)
-
     def account_of(
         self, session: int, request: int, names: tuple[str, ...], record: int
     ) -> Account | None:
-        """The account for the answer to an acquire; None if it is not traced."""
-        if not self.traces.open:
+        """The account for the answer to an acquire; None if it is not traced.
+
+        `names`: all granted names, if they differ from the requested ones. `record`: number of the
+        answer in the swap log.
+        """
+        if (traced := self.traces.open.get((session, request))) is None:
             return None
-        return self.traces.answer(session, request, names, record)
+        under_way = [load for g in self._core.ledger.moves if (load := self._load(g)) is not None]
+        moves = self.traces.moves(traced, frozenset(names or traced.names), under_way)
+        self.traces.drop(session, request)
+        left_out = max(len(moves) - MOVES_MAX, 0)
+        return Account(self.clock(), record, traced.waits_for, tuple(moves[:MOVES_MAX]), left_out)
+
+    def _load(self, generation: int) -> Move | None:
+        """The load of this generation, while it is under way."""
+        ledger = self._core.ledger
+        move = ledger.moves.get(generation)
+        if move is None or move.lane is not ledger.lane_in:
+            return None
+        record = self._causes.get(generation, 0)
+        return Move("load", move.component.name, move.component.bytes_in, move.began, record)
 
     def forget_revocations(self, session: int) -> None:
         """The session acknowledges none any more."""
@@ -129,20 +166,26 @@ class Dispatch:
     def _step(self, event: AnyEvent) -> None:
         if isinstance(event, events.DeviceDown) and not self._core.ledger.down:
             log.critical("%s", explain.device_down(event.why))
-        if self.traces.open:
-            self.traces.event(event)
+        if self.traces.open and isinstance(event, _ENDS_OF_LOADS):
+            self._note_end(event)
         done = self._core.handle(event)
         seq = self._swap_log.event(event, self._cause_of(event))
         numbered = [(a, self._swap_log.action(a, seq, event.now)) for a in done]
         for action, number in copies_first(numbered):
             self._carry_out(action, number)
 
+    def _note_end(self, event: events.CopiedIn | events.CopyFailed | events.CopyStopped) -> None:
+        """Keep a load that has ended for the accounts."""
+        if (load := self._load(event.generation)) is not None:
+            why = event.why if isinstance(event, events.CopyFailed) else ""
+            self.traces.ended.append(_ended(load, event.now, why=why))
+
     def _carry_out(self, action: AnyAction, number: int) -> None:
         kind = type(action)
         if (name_of := _NAMES.get(kind)) and (name := name_of(action)) is not None:
             self._causes[name] = number
         if self.traces.open:
-            self.traces.action(action, number)
+            self.traces.note(action, number, self.clock())
         if (perform := self.perform.get(kind)) is not None:
             perform(action, number)
 
@@ -162,11 +205,84 @@ class Dispatch:
         self._timer, self._timer_at = None, at
         if at is not None:
             # uvloop's timers count whole milliseconds: better late once than a busy loop
-            self._timer = self._loop.call_later(max(at - self.clock(), 0) + 0.001, self._tick)
+            self._timer = self.loop.call_later(max(at - self.clock(), 0) + 0.001, self._tick)
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
         self.post(events.Tick(self.clock()))
+
+
+#: A session, and its request.
+Key = tuple[int, int]
+
+#: Most finished loads that are kept for open accounts.
+ENDED_MAX = 4096
+
+_ENDS_OF_LOADS = (events.CopiedIn, events.CopyFailed, events.CopyStopped)
+
+
+class _TracedAcquire(msgspec.Struct):
+    """An acquire that is not answered yet."""
+
+    since_s: float
+    names: tuple[str, ...]
+    waits_for: str = ""
+    #: Evictions by generation.
+    evictions: dict[int, Move] = {}
+
+
+class Traces:
+    """The traced acquires of one daemon, from the request to the answer. Other acquires cost one
+    look into an empty table."""
+
+    def __init__(self) -> None:
+        self.open: dict[Key, _TracedAcquire] = {}
+        #: Loads that ended while an account was open, the oldest first.
+        self.ended: deque[Move] = deque(maxlen=ENDED_MAX)
+        #: Evictions in progress, by generation, with the acquire that each is for.
+        self._leaving: dict[int, Key] = {}
+
+    def begin(self, session: int, request: AnyAcquire, now: float) -> None:
+        names = request.names if isinstance(request, Acquire) else ()
+        self.open[session, request.id] = _TracedAcquire(now, names)
+
+    def moves(
+        self, traced: _TracedAcquire, wanted: frozenset[str], under_way: Iterable[Move]
+    ) -> list[Move]:
+        """The evictions for an acquire, and the loads of `wanted` since it came, in order."""
+        loads = [load for load in self.ended if (load.ended_s or 0.0) >= traced.since_s]
+        ours = (load for load in (*loads, *under_way) if load.name in wanted)
+        return sorted((*traced.evictions.values(), *ours), key=lambda move: move.record)
+
+    def drop(self, session: int, request: int) -> None:
+        """The acquire has its answer, or needs none any more."""
+        if (traced := self.open.pop((session, request), None)) is not None:
+            for generation in traced.evictions:
+                self._leaving.pop(generation, None)
+        if not self.open:
+            self.ended.clear()
+
+    def session_gone(self, session: int) -> None:
+        for key in [key for key in self.open if key[0] == session]:
+            self.drop(*key)
+
+    def note(self, action: AnyAction, record: int, now: float) -> None:
+        """Note an action of the core, with its number in the swap log."""
+        match action:
+            case actions.Evict(waiter=waiter) if waiter in self.open:
+                move = Move("evict", action.name, 0, now, record, why=action.reason)
+                self.open[waiter].evictions[action.generation] = move
+                self._leaving[action.generation] = waiter
+            case actions.Evicted() if action.generation in self._leaving:
+                moves = self.open[self._leaving.pop(action.generation)].evictions
+                move = moves[action.generation]
+                moves[action.generation] = _ended(move, now, nbytes=action.bytes_back)
+            case actions.Waiting() if traced := self.open.get((action.session, action.request)):
+                traced.waits_for = action.why
+
+
+def _ended(move: Move, now: float, **changed: Any) -> Move:
+    return msgspec.structs.replace(move, ended_s=now, **changed)
 
 
 def copies_first(numbered: Iterable[Numbered]) -> list[Numbered]:

@@ -20,8 +20,8 @@ from swapd.device import Device, DeviceError, DeviceLost
 from swapd.device.host import available_bytes
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, exhausted, keep, reopen_read_only, why_none
-from swapd.shared.limits import Threads
 from swapd.shared.protocol import Code
+from swapd.shared.system import Threads
 from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.host_copies")

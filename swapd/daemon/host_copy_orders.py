@@ -11,16 +11,16 @@ from weakref import WeakValueDictionary
 
 from swapd.core import actions, events
 from swapd.core.events import AnyEvent
+from swapd.daemon.dispatch import Inbox
 from swapd.daemon.host_copies import HostCopies, HostCopyError, T, Work
-from swapd.daemon.inbox import Inbox
+from swapd.daemon.lending import SPARE_FOR_PEERS, WorkerConnection
 from swapd.daemon.lifeline import UNREAD_MAX
-from swapd.daemon.sessions import WorkerConnection
 from swapd.device import Device
 from swapd.device.base import Pinned
 from swapd.shared import fds, protocol
 from swapd.shared.board import SLOTS, LoadProgress
 from swapd.shared.fds import OwnedFd
-from swapd.shared.limits import Threads
+from swapd.shared.system import Threads
 from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.host_copy_orders")
@@ -68,13 +68,12 @@ class HostCopyOrders:
         copies: HostCopies,
         device: Device,
         connections: Mapping[int, WorkerConnection],
-        spare: int,
         inbox: Inbox,
     ) -> None:
-        """`spare`: descriptors that host copies leave to others."""
+        """Raises: LimitError."""
         self._copies = copies
+        self._chunk_bytes = device.chunk_bytes
         self._connections = connections
-        self._spare = spare
         self._inbox = inbox
         #: Progress of the copies of each component, by uid.
         self.progress: dict[int, LoadProgress] = {}
@@ -162,7 +161,7 @@ class HostCopyOrders:
             why = f"this session does not read: {unread} messages unread on its lifeline"
             return events.HostCopyFailed(now, order.uid, "bad_request", why)
         try:
-            copy = fds.keep(OwnedFd(os.dup(fd)), self._spare)
+            copy = fds.keep(OwnedFd(os.dup(fd)), SPARE_FOR_PEERS)
         except OSError as exc:
             return events.HostCopyFailed(now, order.uid, "limit", fds.why_none(exc))
         try:
@@ -170,9 +169,7 @@ class HostCopyOrders:
                 progress = replaced.share()
             else:
                 ends = order.segments or (order.nbytes,)
-                progress = LoadProgress(
-                    connection.boards, ends, order.nbytes, connection.chunk_bytes
-                )
+                progress = LoadProgress(connection.boards, ends, order.nbytes, self._chunk_bytes)
         except IndexError:
             copy.close()
             why = f"this session has {SLOTS} components, and no room for another on its board"

@@ -1,27 +1,31 @@
-"""Lends device memory to a worker's own allocator, and takes it back; or exchanges it for other
-memory.
+"""Device memory in the hands of workers: what each session has, loans, and what a dead one had.
 
-Before the driver can have it, every session must let go of it: memory is free at the last
-reference. The events `Dropping` and `DropAck` say which sessions were told, and which have let go;
-the core decides how long to wait for one. Decides nothing. `lend` comes back as exactly one event
-that ends it. So does `reclaim`, though it may take as long as the worker's allocator keeps the
-memory.
+`WorkerConnection` sends a session the files of its chunks. `Lender` lends memory to a worker's own
+allocator, and takes it back; or exchanges it for other memory. `Quarantine` watches processes that
+may still write to memory after the end of their session. Decides nothing.
 """
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
+from swapd.core import Residency, events
 from swapd.core.actions import Lend, Reclaim
 from swapd.core.events import CopyFailed, DeviceDown, DropAck, Dropping, Lent, Reclaimed
-from swapd.daemon.inbox import Inbox
-from swapd.daemon.sessions import WorkerConnection
+from swapd.daemon.dispatch import Inbox
+from swapd.daemon.lifeline import Lifeline
+from swapd.daemon.peers import Peer
 from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
-from swapd.device.pieces import whole_files
-from swapd.shared import protocol
-from swapd.shared.limits import Threads
+from swapd.device.pieces import files_of, whole_files
+from swapd.shared import fds, protocol
+from swapd.shared.board import Boards
+from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
+from swapd.shared.system import Threads, has_ended, is_alive, open_pidfd
 from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.lending")
@@ -29,13 +33,90 @@ log = logging.getLogger("swapd.daemon.lending")
 #: First interval for asking again for memory that is not there yet; it doubles up to the last.
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 1.0
+#: Interval for retrying to watch a process when no descriptor was free for it.
+LOOK_AGAIN_S = 1.0
+#: Interval for checking whether the last copy from the process's memory has ended.
+COPIES_S = 0.05
+
+#: Files of one packet: all are open for a moment, from the descriptors left free.
+FILES_MAX = 16
+#: Descriptors that no new session takes, so that existing ones may use more threads.
+SPARE_FOR_PEERS = 4
 
 #: When a session has let go of files.
 LetGo = asyncio.Future[None]
 
 
+class WorkerConnection:
+    """One session: its lifeline, its board, the files sent to it, its open requests."""
+
+    def __init__(self, lifeline: Lifeline, device: Device) -> None:
+        """Raises: OSError without a descriptor for the board."""
+        self.lifeline = lifeline
+        self.boards = Boards()
+        fds.keep(self.boards.fd, SPARE_FOR_PEERS)
+        #: The peer for the reply to each open request.
+        self.unanswered: dict[int, Peer] = {}
+        self._device = device
+        #: (file, writable): files sent to it that it has not let go of.
+        self._files: set[tuple[int, bool]] = set()
+
+    def welcome(self, rpc: str, *, strict: bool) -> None:
+        device = self._device
+        message = protocol.Welcome(
+            version=protocol.VERSION,
+            session=self.lifeline.session,
+            token=self.lifeline.token,
+            rpc=rpc,
+            device=device.name,
+            chunk_bytes=device.chunk_bytes,
+            chunks=device.chunks,
+            strict=strict,
+            chunks_per_file=device.chunks_per_file,
+            uuid=device.uuid,
+        )
+        self.lifeline.send(message, export=lambda: [OwnedFd(os.dup(self.boards.fd.fileno()))])
+
+    def send_files(self, runs: Runs, *, writable: bool) -> None:
+        """Send the missing descriptors that it needs to map `runs`."""
+        files = files_of(runs, self._device.chunks_per_file)
+        missing = [n for n in files if (n, writable) not in self._files]
+        for at in range(0, len(missing), FILES_MAX):
+            some = tuple(missing[at : at + FILES_MAX])
+            export = partial(self._export, some, writable=writable)
+            self.lifeline.send(protocol.Files(some, writable), export=export)
+            self._files.update((n, writable) for n in some)
+
+    def _export(self, files: Iterable[int], *, writable: bool) -> list[OwnedFd]:
+        """Raises: OSError when descriptors have run out, for now; DeviceError."""
+        exported: list[OwnedFd] = []
+        try:
+            exported.extend(self._device.export(file, writable=writable) for file in files)
+        except BaseException:
+            for fd in exported:
+                fd.close()
+            raise
+        return exported
+
+    def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """It must let go of these files: the next grant of them sends them again.
+
+        Returns those that it had.
+        """
+        gone = set(numbers)
+        had = {key for key in self._files if key[0] in gone}
+        self._files -= had
+        return tuple(sorted({n for n, _ in had}))
+
+
 class Lender:
-    """Lends chunks' memory and takes it back, one order at a time each."""
+    """Lends chunks' memory and takes it back, one order at a time each.
+
+    Before the driver can have it, every session must let go of it: memory is free at the last
+    reference. The events `Dropping` and `DropAck` say which sessions were told, and which have let
+    go; the core decides how long to wait for one. `lend` comes back as exactly one event that ends
+    it. So does `reclaim`, though it may take as long as the worker's allocator keeps the memory.
+    """
 
     def __init__(
         self, device: Device, connections: Mapping[int, WorkerConnection], inbox: Inbox
@@ -188,3 +269,113 @@ class Lender:
 
     def _nbytes(self, runs: Runs) -> int:
         return sum(n for _, n in runs) * self._device.chunk_bytes
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process whose session has ended."""
+
+    session: int
+    pid: int
+    watch: "asyncio.Task[None] | None" = None
+    ended: bool = False
+
+
+class Quarantine:
+    """Processes that may still write to device memory after the end of their session.
+
+    No other session gets that memory before. A process says itself that it has let go, or it ends,
+    with all its threads, as its pidfd tells.
+
+    On a GPU that is not enough. Work that a process has put there runs until the driver has torn
+    its channels down. The driver does so when the last descriptor of its device files is closed:
+    mostly before the process has ended; later if the driver delays it, or a child has them too. No
+    call reports this: NVML's list of processes lacks those of other pid namespaces. But the driver
+    gives memory to no process while another one still maps it or refers to it. So once the process
+    has ended, the daemon gives its chunks back to the driver, and asks for others in their place.
+    Work that still runs writes to the old memory, which no process has yet.
+    """
+
+    def __init__(self, core: Residency, inbox: Inbox, lender: Lender, *, outlasts: bool) -> None:
+        """`outlasts`: work on the device may go on after its process."""
+        self._core = core
+        self._inbox = inbox
+        self._lender = lender
+        self._outlasts = outlasts
+        #: By the token of the session.
+        self._processes: dict[bytes, _Process] = {}
+
+    def __contains__(self, token: bytes) -> bool:
+        return token in self._processes
+
+    def add(self, token: bytes, session: int, pid: int) -> None:
+        """Add a session that ends; its process, or the process's work on the device, may go on."""
+        if self._outlasts or not has_ended(pid):
+            self._processes[token] = _Process(session, pid)
+
+    def is_ending(self, token: bytes) -> bool:
+        """Whether its process is ending already, without being told."""
+        return token in self._processes and not is_alive(self._processes[token].pid)
+
+    def watch(self, token: bytes) -> None:
+        """Watch a process whose session the core has ended."""
+        if (process := self._processes.get(token)) is None:
+            return  # it has let go by now
+        if process.session in self._core.ledger.quarantined:
+            process.watch = self._inbox.start(self._watch(token, process))
+        else:
+            del self._processes[token]
+
+    def let_go(self, pid: int, token: bytes) -> None:
+        """The process has unmapped the memory of its session; only the process itself may say
+        so."""
+        process = self._processes.get(token)
+        if process is None or process.pid != pid or process.ended:
+            return
+        if process.session in self._core.ledger.sessions:
+            self._inbox.loop.call_soon(self.let_go, pid, token)  # its session ends in steps
+            return
+        if process.watch is not None:
+            process.watch.cancel()
+        del self._processes[token]
+        self._inbox.post(events.UnmapAck(self._inbox.clock(), process.session))
+
+    async def _watch(self, token: bytes, process: _Process) -> None:
+        """Wait for the end of the process, and of its work on the device."""
+        while not process.ended:
+            await self._wait_for_end(process)
+        ledger, session = self._core.ledger, process.session
+        if not self._outlasts:
+            self._exited(token)
+            return
+        while any(m.writer == session for m in ledger.moves.values()):  # noqa: ASYNC110 - rare
+            await asyncio.sleep(COPIES_S)  # its chunks come when it ends
+        runs = tuple(run for held in ledger.quarantined[session] for run in held)
+        self._lender.exchange(session, runs, lambda: self._exited(token))
+
+    async def _wait_for_end(self, process: _Process) -> None:
+        """Wait until it has ended, or for a moment if no descriptor is free to watch it."""
+        try:
+            watch = open_pidfd(process.pid)
+            watch = None if watch is None else fds.keep(watch)
+        except OSError as exc:
+            pid = process.pid
+            log.warning("cannot watch process %d (%s); again in %g s", pid, exc, LOOK_AGAIN_S)
+            await asyncio.sleep(LOOK_AGAIN_S)
+            return
+        if watch is not None:
+            await self._readable(watch)
+        process.ended = True
+
+    async def _readable(self, watch: OwnedFd) -> None:
+        ended = asyncio.Event()
+        self._inbox.loop.add_reader(watch.fileno(), ended.set)
+        try:
+            await ended.wait()
+        finally:
+            self._inbox.loop.remove_reader(watch.fileno())
+            watch.close()
+
+    def _exited(self, token: bytes) -> None:
+        session = self._processes.pop(token).session
+        self._inbox.post(events.ProcessExited(self._inbox.clock(), session))

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 
-from swapd.shared import limits
+from swapd.shared import system
 
 #: Lines that wait to be written. Beyond that the newest are dropped, and counted.
 WAITING_MAX = 1000
@@ -27,7 +27,7 @@ class StderrHandler(logging.Handler):
         self._change = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="swapd-log", daemon=True)
-        limits.start(self._thread)
+        system.start(self._thread)
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record)

@@ -17,9 +17,9 @@ from threading import Thread
 
 from swapd.core.actions import CopyIn, CopyOut, Urgency
 from swapd.core.events import CopiedIn, CopiedOut, CopyFailed, CopyStopped, DeviceDown
-from swapd.daemon.inbox import Inbox
+from swapd.daemon.dispatch import Inbox
 from swapd.device import Device, DeviceError, DeviceLost
-from swapd.shared.limits import start
+from swapd.shared.system import start
 
 log = logging.getLogger("swapd.daemon.mover")
 

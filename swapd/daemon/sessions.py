@@ -3,25 +3,20 @@
 Decides nothing. Everything here runs in the loop and never blocks.
 """
 
-import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from swapd.core import Residency, actions, events, explain
 from swapd.core.status import forecast
 from swapd.daemon.dispatch import Dispatch, Perform
-from swapd.daemon.inbox import Inbox
+from swapd.daemon.lending import Lender, Quarantine, WorkerConnection
 from swapd.daemon.lifeline import Lifeline, LifelineServer
 from swapd.daemon.mover import Mover
 from swapd.daemon.peers import Peer
-from swapd.daemon.quarantine import Quarantine
 from swapd.daemon.router import Router
+from swapd.daemon.statuses import Statuses
 from swapd.device import Device
-from swapd.device.pieces import files_of
 from swapd.shared import fds, protocol, runtime_dir
-from swapd.shared.board import Boards
-from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import Runs
 from swapd.shared.runtime_dir import Folder
 
 #: Things of an ending session to end before other work has its turn.
@@ -31,76 +26,6 @@ SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
 #: Their share of all descriptors.
 SESSIONS_SHARE = 10
-#: Descriptors that no new session takes, so that existing ones may use more threads.
-SPARE_FOR_PEERS = 4
-#: Files of one packet: all are open for a moment, from the descriptors left free.
-FILES_MAX = 16
-
-
-class WorkerConnection:
-    """One session: its lifeline, its board, the files sent to it, its open requests."""
-
-    def __init__(self, lifeline: Lifeline, device: Device) -> None:
-        """Raises: OSError without a descriptor for the board."""
-        self.lifeline = lifeline
-        self.boards = Boards()
-        fds.keep(self.boards.fd, SPARE_FOR_PEERS)
-        #: The peer for the reply to each open request.
-        self.unanswered: dict[int, Peer] = {}
-        self._device = device
-        #: (file, writable): files sent to it that it has not let go of.
-        self._files: set[tuple[int, bool]] = set()
-
-    @property
-    def chunk_bytes(self) -> int:
-        return self._device.chunk_bytes
-
-    def welcome(self, rpc: str, *, strict: bool) -> None:
-        device = self._device
-        message = protocol.Welcome(
-            version=protocol.VERSION,
-            session=self.lifeline.session,
-            token=self.lifeline.token,
-            rpc=rpc,
-            device=device.name,
-            chunk_bytes=device.chunk_bytes,
-            chunks=device.chunks,
-            strict=strict,
-            chunks_per_file=device.chunks_per_file,
-            uuid=device.uuid,
-        )
-        self.lifeline.send(message, export=lambda: [OwnedFd(os.dup(self.boards.fd.fileno()))])
-
-    def send_files(self, runs: Runs, *, writable: bool) -> None:
-        """Send the missing descriptors that it needs to map `runs`."""
-        files = files_of(runs, self._device.chunks_per_file)
-        missing = [n for n in files if (n, writable) not in self._files]
-        for at in range(0, len(missing), FILES_MAX):
-            some = tuple(missing[at : at + FILES_MAX])
-            export = partial(self._export, some, writable=writable)
-            self.lifeline.send(protocol.Files(some, writable), export=export)
-            self._files.update((n, writable) for n in some)
-
-    def _export(self, files: Iterable[int], *, writable: bool) -> list[OwnedFd]:
-        """Raises: OSError when descriptors have run out, for now; DeviceError."""
-        exported: list[OwnedFd] = []
-        try:
-            exported.extend(self._device.export(file, writable=writable) for file in files)
-        except BaseException:
-            for fd in exported:
-                fd.close()
-            raise
-        return exported
-
-    def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """It must let go of these files: the next grant of them sends them again.
-
-        Returns those that it had.
-        """
-        gone = set(numbers)
-        had = {key for key in self._files if key[0] in gone}
-        self._files -= had
-        return tuple(sorted({n for n, _ in had}))
 
 
 class Sessions:
@@ -113,31 +38,24 @@ class Sessions:
         device: Device,
         folder: Folder,
         dispatch: Dispatch,
-        inbox: Inbox,
         mover: Mover,
-        quarantine: Quarantine,
-        *,
-        dropped: Callable[[int, int], None],
-        ended: Callable[[int], None],
-        status: Callable[[int, int], None],
+        lender: Lender,
+        statuses: Statuses,
         count: Callable[[], None],
     ) -> None:
-        """Listen in `folder`. `connections`: of the open sessions; others see it. `dropped(session,
-        ticket)`: a session has let go of files. `ended(session)`: it cannot be asked any more.
-        `status(session, request)` answers a status. `count()`: the number of sessions changed."""
+        """Listen in `folder`. `connections`: of the open sessions; others see it. `count()`: the
+        number of sessions changed."""
         self._connections = connections
         self._core = core
         self._device = device
         self._dispatch = dispatch
-        self._inbox = inbox
         self._mover = mover
-        self._quarantine = quarantine
-        self._dropped = dropped
-        self._ended = ended
-        self._status = status
+        self._lender = lender
+        self._statuses = statuses
+        self._quarantine = Quarantine(core, dispatch, lender, outlasts=device.outlasts)
         self._count = count
         self._last_session = 0
-        loop, inside = inbox.loop, folder.inside
+        loop, inside = dispatch.loop, folder.inside
         self._address = f"ipc://{folder.path / runtime_dir.RPC}"
         self._router = Router(
             loop,
@@ -145,7 +63,7 @@ class Sessions:
             self._on_request,
             self._on_unread_replies,
             self._fence,
-            inbox.crashed,
+            dispatch.crashed,
         )
         self._server = LifelineServer(
             inside / runtime_dir.LIFELINE,
@@ -202,23 +120,23 @@ class Sessions:
     def _serve(self, session: int, request: protocol.AnyRequest) -> None:
         match request:
             case protocol.Forecast():
-                now = self._inbox.clock()
+                now = self._dispatch.clock()
                 self.reply(session, forecast(self._core, request, session, now))
                 return
             case protocol.Status():
-                self._status(session, request.id)
+                self._statuses.ask(request.id, partial(self.reply, session))
                 return
             case protocol.Cancel():
                 self._connections[session].unanswered.pop(request.acquire, None)
                 self._dispatch.traces.drop(session, request.acquire)
             case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
                 if request.traced:
-                    self._dispatch.trace(session, request)
+                    self._dispatch.traces.begin(session, request, self._dispatch.clock())
         self._ask(session, request)
 
     def _ask(self, session: int, request: protocol.AnyOrder) -> None:
         self._mover.settle()
-        self._inbox.post(events.SessionRequest(self._inbox.clock(), session, request))
+        self._dispatch.post(events.SessionRequest(self._dispatch.clock(), session, request))
 
     def _on_hello(self, lifeline: Lifeline, hello: protocol.Hello) -> None:
         problem = self._no_more_sessions(lifeline.pid)
@@ -235,7 +153,7 @@ class Sessions:
         self._count()
         label = hello.label or f"process {lifeline.pid}"
         self._router.open(lifeline.token, session)
-        self._inbox.post(events.SessionOpened(self._inbox.clock(), session, label))
+        self._dispatch.post(events.SessionOpened(self._dispatch.clock(), session, label))
         connection.welcome(self._address, strict=self._core.rules.strict)
 
     def _no_more_sessions(self, pid: int) -> str | None:
@@ -255,11 +173,11 @@ class Sessions:
     def _on_message(self, lifeline: Lifeline, message: protocol.FromClient) -> None:
         match message:
             case protocol.Revoked():
-                now = self._inbox.clock()
+                now = self._dispatch.clock()
                 name, generation = message.name, message.generation
-                self._inbox.post(events.RevokeAck(now, lifeline.session, name, generation))
+                self._dispatch.post(events.RevokeAck(now, lifeline.session, name, generation))
             case protocol.Dropped():
-                self._dropped(lifeline.session, message.ticket)
+                self._lender.dropped(lifeline.session, message.ticket)
             case protocol.GivenBack():
                 for release in message.releases:
                     if not self._core.problem_with(release):
@@ -268,11 +186,11 @@ class Sessions:
                 self._on_let_go(lifeline.pid, message.token)
 
     def _on_unread(self, lifeline: Lifeline, count: int, error: str) -> None:
-        now = self._inbox.clock()
-        self._inbox.post(events.Unread(now, lifeline.session, "lifeline", count, error))
+        now = self._dispatch.clock()
+        self._dispatch.post(events.Unread(now, lifeline.session, "lifeline", count, error))
 
     def _on_unread_replies(self, session: int, count: int) -> None:
-        self._inbox.post(events.Unread(self._inbox.clock(), session, "replies", count))
+        self._dispatch.post(events.Unread(self._dispatch.clock(), session, "replies", count))
 
     # --- the end of a session ------------------------------------------------------------
 
@@ -280,7 +198,7 @@ class Sessions:
         session = lifeline.session
         self._connections.pop(session).boards.close()
         self._count()
-        self._ended(session)
+        self._lender.session_gone(session)
         self._dispatch.traces.session_gone(session)
         self._router.forget(lifeline.token)
         self._quarantine.add(lifeline.token, session, lifeline.pid)
@@ -289,17 +207,17 @@ class Sessions:
     def _end(self, session: int, token: bytes) -> None:
         """End a session in the core; one that has much ends in steps, with other work in
         between."""
-        now = self._inbox.clock()
+        now = self._dispatch.clock()
         alive, ending = token in self._quarantine, self._quarantine.is_ending(token)
         if self._core.has_more(session, END_STEP):
-            self._inbox.post(events.SessionEnds(now, session, END_STEP, alive, ending))
-            self._inbox.loop.call_soon(self._end, session, token)
+            self._dispatch.post(events.SessionEnds(now, session, END_STEP, alive, ending))
+            self._dispatch.loop.call_soon(self._end, session, token)
             return
         self._dispatch.forget_revocations(session)
-        self._inbox.post(events.SessionGone(now, session, alive, ending))
+        self._dispatch.post(events.SessionGone(now, session, alive, ending))
         if alive:
             # later: the event may be queued behind the one that fenced this session
-            self._inbox.loop.call_soon(self._quarantine.watch, token)
+            self._dispatch.loop.call_soon(self._quarantine.watch, token)
 
     def _on_let_go(self, pid: int, token: bytes) -> None:
         for one in list(self._connections.values()):

@@ -10,17 +10,19 @@ from pathlib import Path
 
 from swapd import __version__
 from swapd.core import Residency, events, explain, status
+from swapd.daemon.dispatch import Inbox
 from swapd.daemon.host_copies import NAME, HostCopies
-from swapd.daemon.inbox import Inbox
-from swapd.daemon.sessions import WorkerConnection
+from swapd.daemon.lending import Lender, WorkerConnection
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
+from swapd.log.swap_log import SwapLog
 from swapd.shared import fds, protocol
-from swapd.shared.config import Config
-from swapd.shared.limits import Threads
-from swapd.shared.system import private_bytes
+from swapd.shared.system import Threads, private_bytes
 
 #: Components to look at for a status before other work has its turn.
 STATUS_STEP = 200
+
+#: Sends an answer.
+Reply = Callable[[protocol.AnyReply], None]
 
 
 class Statuses:
@@ -31,38 +33,30 @@ class Statuses:
         core: Residency,
         device: Device,
         copies: HostCopies,
-        config: Config,
         folder: Path,
-        swap_log: Path,
+        swap_log: SwapLog,
         connections: Mapping[int, WorkerConnection],
         inbox: Inbox,
-        *,
-        notes: Callable[[], tuple[str, ...]],
-        records: Callable[[], tuple[int, int]],
-        reply: Callable[[int, protocol.AnyReply], None],
+        lender: Lender,
     ) -> None:
-        """`notes()`: further notes. `records()`: number of records of the swap log, and of those
-        its file lost. `reply(session, reply)` sends an answer. Raises: LimitError."""
+        """Raises: LimitError."""
         self._core = core
         self._device = device
         self._copies = copies
-        self._config = config
         self._folder = folder
         self._swap_log = swap_log
         self._connections = connections
         self._inbox = inbox
-        self._notes = notes
-        self._records = records
-        self._reply = reply
+        self._lender = lender
         self._started = inbox.clock()
         self._queries = Threads(1, "swapd-query")
         self._turn = asyncio.Lock()
 
-    def ask(self, session: int, request: int) -> None:
+    def ask(self, request: int, reply: Reply) -> None:
         """Answer a status when the device has reported its memory use, which may take a while."""
-        self._inbox.start(self._answer(session, request))
+        self._inbox.start(self._answer(request, reply))
 
-    async def _answer(self, session: int, request: int) -> None:
+    async def _answer(self, request: int, reply: Reply) -> None:
         """Answers come one after the other, a few components at a time, with other work in between.
 
         So two components in one answer may be of two moments.
@@ -78,7 +72,7 @@ class Statuses:
                 now = self._inbox.clock()
                 known = filter(ledger.is_current, everything[at : at + STATUS_STEP])
                 components += [status.component_status(ledger, c, now) for c in known]
-            self._reply(session, self._status(request, use, private, components))
+            reply(self._status(request, use, private, components))
 
     async def _memory_use(self) -> tuple[MemoryUse, int]:
         """The device's memory use, and the bytes of host copies that processes keep privately."""
@@ -103,7 +97,7 @@ class Statuses:
         components: list[protocol.ComponentStatus],
     ) -> protocol.StatusReply:
         ledger, now = self._core.ledger, self._inbox.clock()
-        records, lost = self._records()
+        records, lost = self._swap_log.counted()
         chunk = self._device.chunk_bytes
         quarantined = sum(
             n for held in ledger.quarantined.values() for runs in held for _, n in runs
@@ -113,8 +107,8 @@ class Statuses:
             version=__version__,
             device=self._device.name,
             runtime_dir=str(self._folder),
-            swap_log=str(self._swap_log),
-            isolation=self._config.isolation,
+            swap_log=str(self._swap_log.path),
+            isolation="strict" if self._core.rules.strict else "relaxed",
             uptime_s=now - self._started,
             chunk_bytes=chunk,
             budget_bytes=ledger.pool.total * chunk,
@@ -129,7 +123,7 @@ class Statuses:
             device_free_bytes=use.free,
             processes=tuple(protocol.ProcessStatus(*p) for p in use.processes),
             starting=tuple(ledger.sessions[s].label for s, _ in ledger.starts),
-            notes=use.notes + self._notes(),
+            notes=use.notes + self._lender.notes(),
             waiting=len(ledger.queue),
             loads=ledger.loads,
             evictions=ledger.evictions,

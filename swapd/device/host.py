@@ -19,8 +19,8 @@ from swapd.device.base import DeviceError, Landed, MemoryUse
 from swapd.device.pieces import Tails
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
-from swapd.shared.limits import Threads
 from swapd.shared.protocol import Ranges, Runs
+from swapd.shared.system import Threads
 from swapd.shared.units import size
 
 #: Bytes that one thread copies at a time: large enough for memcpy to stream, small enough to share.

@@ -29,10 +29,11 @@ from swapd.log.records import (
     render,
     render_all,
 )
-from swapd.shared import limits, trusted
+from swapd.shared import system, trusted
+from swapd.shared.config import Config
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import NOT_ENCODABLE
-from swapd.shared.runtime_dir import Folder
+from swapd.shared.runtime_dir import SWAP_LOG, Folder
 
 log = logging.getLogger("swapd.log.swap_log")
 
@@ -58,6 +59,7 @@ class SwapLog:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Takes over `file`, and closes it."""
+        self.path = file.path
         self._file = file
         self._publish = publish
         self._loop = loop
@@ -164,7 +166,7 @@ class SwapLogFile:
         self, path: Path, max_bytes: int, max_age_s: float, folder: Folder | None = None
     ) -> None:
         """`folder`: the open folder of `path`, if the caller has it."""
-        self._path = path
+        self.path = path
         self.max_bytes = max_bytes
         self.max_age_s = max_age_s
         self._folder = folder
@@ -181,7 +183,7 @@ class SwapLogFile:
         self._dropped = 0
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name="swapd-swap-log", daemon=True)
-        limits.start(self._thread)
+        system.start(self._thread)
 
     def write(self, lines: list[bytes]) -> None:
         with self._change:
@@ -194,7 +196,7 @@ class SwapLogFile:
                     log.error(
                         "swap log %s: the disk is too slow; records are dropped. "
                         "--swap-log puts it elsewhere",
-                        self._path,
+                        self.path,
                     )
                 self._behind = True
                 self._skipped += len(oldest)
@@ -207,7 +209,7 @@ class SwapLogFile:
             self._change.notify()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.error("swap log %s: the disk hangs; the last records are not in it", self._path)
+            log.error("swap log %s: the disk hangs; the last records are not in it", self.path)
 
     def _run(self) -> None:
         while (lines := self._next()) is not None:
@@ -219,7 +221,7 @@ class SwapLogFile:
                     log.error(
                         "swap log %s: %s; its records are dropped meanwhile. "
                         "--swap-log puts it elsewhere",
-                        self._path,
+                        self.path,
                         why,
                     )
                 self._dropped += len(lines)
@@ -261,7 +263,7 @@ class SwapLogFile:
             file = self._open_in(folder)
             if self._is_over(file.fileno(), more):
                 file.close()
-                at, name = folder.fileno(), self._path.name
+                at, name = folder.fileno(), self.path.name
                 os.replace(name, f"{name}.1", src_dir_fd=at, dst_dir_fd=at)
                 file = self._open_in(folder)
             return file
@@ -279,14 +281,34 @@ class SwapLogFile:
     def _its_folder(self) -> OwnedFd:
         if self._folder is not None:
             return self._folder.descriptor()
-        return trusted.folder_named(self._path)
+        return trusted.folder_named(self.path)
 
     def _open_in(self, folder: OwnedFd) -> OwnedFd:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         if self._folder is not None:  # others can put no links there
-            return trusted.open_in(folder, self._path.name, flags)
-        return trusted.open_named(self._path, flags)
+            return trusted.open_in(folder, self.path.name, flags)
+        return trusted.open_named(self.path, flags)
 
 
 def _size(lines: list[bytes]) -> int:
     return sum(map(len, lines))
+
+
+def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
+    """The file, and its folder if that is `own`, the runtime folder. Makes the state folder.
+
+    If it cannot make that, or others could write there, the log goes to the runtime folder, and a
+    warning says so: a daemon that runs without a home is better than none.
+    """
+    path = config.swap_log_path
+    if config.swap_log:
+        return path, None
+    if path.parent == own.path:
+        return path, own
+    try:
+        with trusted.open_folder(path.parent, make=True) as folder:
+            trusted.check_folder(folder, path.parent)
+    except (OSError, trusted.Untrusted) as exc:
+        log.warning("the swap log is in %s, not in %s: %s", own.path, path.parent, exc)
+        return own.path / SWAP_LOG, own
+    return path, None

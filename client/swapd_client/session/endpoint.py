@@ -10,9 +10,8 @@ import threading
 from pathlib import Path
 
 from swapd.shared import config, daemons, fds, runtime_dir
-from swapd.shared.limits import OF_THREADS, LimitError, start
 from swapd.shared.runtime_dir import Folder
-from swapd.shared.system import is_stopped
+from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
 from swapd.shared.trusted import Untrusted
 from swapd_client.errors import LimitReached, NotAnswering, NotRunning

@@ -15,8 +15,8 @@ from swapd.device.context import CudaError
 from swapd.device.driver import Access, Driver
 from swapd.shared import fds, vm
 from swapd.shared.fds import OwnedFd
-from swapd.shared.limits import LimitError, start
 from swapd.shared.protocol import Welcome
+from swapd.shared.system import LimitError, start
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
 from swapd_client.memory.layout import Remote

@@ -18,7 +18,7 @@ from typing import Any
 
 from swapd.device.context import CudaError
 from swapd.device.driver import Driver
-from swapd.shared.limits import LimitError, start
+from swapd.shared.system import LimitError, start
 from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.streams import LEGACY_DEFAULT
