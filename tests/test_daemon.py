@@ -19,7 +19,7 @@ from swapd import spawn
 from swapd.core.events import RulesChanged
 from swapd.daemon.daemon import Daemon
 from swapd.device import HostDevice
-from swapd.log.history import read
+from swapd.log.reader import read
 from swapd.log.replay import replay
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.config import Config, watchdog_s

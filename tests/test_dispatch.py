@@ -1,4 +1,10 @@
-"""The daemon carries out the core's orders in sequence, except that copies begin early."""
+"""The daemon carries out the core's orders in sequence, except that copies begin early; a traced
+acquire hears of all moves made for it, and of no others."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from swapd.core.actions import (
     AnyAction,
@@ -9,8 +15,11 @@ from swapd.core.actions import (
     Grant,
     Lend,
     SendRevoke,
+    Waiting,
 )
-from swapd.daemon.dispatch import copies_first
+from swapd.core.events import CopiedIn, CopyFailed
+from swapd.daemon.dispatch import Dispatch, copies_first
+from swapd.shared.protocol import MOVES_MAX, Account, Acquire, Move
 
 EVICT, EVICTED = Evict("a", 1, "room"), Evicted("a", 1, 6, 0)
 TELL = SendRevoke(1, "a", 1, False)
@@ -54,3 +63,100 @@ def test_what_is_last_is_told_all_the_same() -> None:
     assert carried_out(EVICT, TELL, EVICTED) == [EVICT, EVICTED, TELL]
     assert carried_out(GRANT) == [GRANT]
     assert carried_out() == []
+
+
+# --- traced acquires ---------------------------------------------------------------------
+
+
+class Core:
+    """Loads of 100 bytes, under way from time 1 on."""
+
+    def __init__(self) -> None:
+        self.ledger: Any = SimpleNamespace(moves={}, lane_in="in", down="", stopping=False)
+
+    def load(self, generation: int, name: str = "a") -> None:
+        component = SimpleNamespace(name=name, bytes_in=100)
+        self.ledger.moves[generation] = SimpleNamespace(
+            component=component, lane="in", began=float(generation)
+        )
+
+    def handle(self, event: Any) -> list[Any]:
+        self.ledger.moves.pop(event.generation)
+        return []
+
+    def next_deadline(self) -> None:
+        return None
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+@pytest.fixture
+def dispatch(core: Core) -> Dispatch:
+    log: Any = SimpleNamespace(event=lambda *_: 5, action=lambda *_: 6)
+    nothing: Any = None
+    made: Any = Dispatch(core, log, nothing, pytest.fail)  # type: ignore[arg-type]
+    made.clock = lambda: 9.0
+    return made  # type: ignore[no-any-return]
+
+
+def answer(dispatch: Dispatch, names: tuple[str, ...] = ()) -> Account:
+    account = dispatch.account_of(1, 7, names, 99)
+    assert account is not None
+    return account
+
+
+def test_its_loads_are_those_of_its_names_that_had_not_ended(
+    core: Core, dispatch: Dispatch
+) -> None:
+    dispatch.traces.begin(2, Acquire(1, ("z",)), 0.0)  # another one, so ended loads are kept
+    for generation, name in ((1, "a"), (2, "a"), (3, "b"), (4, "family/0")):
+        core.load(generation, name)
+    dispatch.post(CopiedIn(3.0, 1))
+    dispatch.traces.begin(1, Acquire(7, ("a", "family")), 4.0)
+    dispatch.post(CopyFailed(5.0, 2, "the bus is off"))
+    account = answer(dispatch, ("a", "family/0"))
+    assert account.moves == (
+        Move("load", "a", 100, 2.0, 0, 5.0, "the bus is off"),
+        Move("load", "family/0", 100, 4.0, 0),
+    )
+    assert dispatch.account_of(1, 7, (), 99) is None
+
+
+def test_evictions_that_make_room_for_it_are(dispatch: Dispatch) -> None:
+    note = dispatch.traces.note
+    dispatch.traces.begin(1, Acquire(7, ("a",)), 1.0)
+    note(Evict("b", 2, "room", (1, 7)), 6, 2.0)
+    note(Evict("c", 3, "room", (1, 8)), 7, 2.0)
+    note(Evicted("b", 2, 100, 40), 8, 3.0)
+    note(Evict("d", 4, "room", (1, 7)), 9, 4.0)
+    note(Waiting(1, 7, (), "'b' is held"), 10, 4.0)
+    account = answer(dispatch)
+    evicted = Move("evict", "b", 40, 2.0, 6, 3.0, "room")
+    assert account.moves == (evicted, Move("evict", "d", 0, 4.0, 9, why="room"))
+    assert (account.record, account.waits_for) == (99, "'b' is held")
+    note(Evicted("d", 4, 100, 40), 11, 5.0)  # of no account any more
+
+
+def test_it_is_bounded(core: Core, dispatch: Dispatch) -> None:
+    dispatch.traces.begin(1, Acquire(7, ("a",)), 0.0)
+    for generation in range(MOVES_MAX + 3):
+        core.load(generation)
+    account = answer(dispatch)
+    assert (len(account.moves), account.left_out) == (MOVES_MAX, 3)
+
+
+def test_nothing_is_left_of_who_gave_up_or_is_gone(dispatch: Dispatch) -> None:
+    traces = dispatch.traces
+    for request in (7, 8):
+        traces.begin(1, Acquire(request, ("a",)), 0.0)
+        traces.note(Evict("b", request, "room", (1, request)), 6, 1.0)
+    traces.drop(1, 7)
+    traces.session_gone(1)
+    for generation in (7, 8):
+        traces.note(Evicted("b", generation, 100, 0), 4, 2.0)
+    traces.note(CopyIn(1, "a", 9, 100, ((0, 1),)), 5, 2.0)
+    assert not traces.open
+    assert dispatch.account_of(1, 7, (), 99) is None

@@ -1,79 +1,12 @@
-"""Reading the swap log back: runs, rotation, unreadable lines."""
-
-from pathlib import Path
+"""What a record of the swap log means after the earlier ones, and what is forgotten."""
 
 from swapd.core import Rules, actions, events
-from swapd.log.history import (
-    LABELS_MAX,
-    NAMES_GONE_MAX,
-    Reader,
-    Seen,
-    last_run,
-    names_in,
-    read,
-)
+from swapd.log.history import LABELS_MAX, NAMES_GONE_MAX, Seen, names_in
+from swapd.log.reader import Reader
 from swapd.log.records import Record, Start, render
 from swapd.shared.protocol import Acquire, AcquireWorkspace, Register, Release, Used
 
 START = Record(1, 0, 1.0, start=Start("9.9", "host", 8, 2 << 20, Rules()))
-
-
-def _tick(seq: int) -> Record:
-    return Record(seq, 0, 1.0, event=events.Tick(float(seq)))
-
-
-def _write(path: Path, *records: Record, tail: bytes = b"") -> None:
-    path.write_bytes(b"".join(render(r) + b"\n" for r in records) + tail)
-
-
-def _seqs(path: Path) -> list[int]:
-    return [line.record.seq for line in read(path)]
-
-
-def test_lines_are_kept_as_they_were_written(tmp_path: Path) -> None:
-    _write(tmp_path / "log", START, _tick(2))
-    assert (
-        b"".join(line.raw + b"\n" for line in read(tmp_path / "log"))
-        == (tmp_path / "log").read_bytes()
-    )
-
-
-def test_a_rotated_file_comes_first(tmp_path: Path) -> None:
-    _write(tmp_path / "log.1", START, _tick(2))
-    _write(tmp_path / "log", _tick(3), _tick(4))
-    assert _seqs(tmp_path / "log") == [1, 2, 3, 4]
-
-
-def test_a_last_line_still_being_written_is_left_out(tmp_path: Path) -> None:
-    _write(tmp_path / "log", START, _tick(2), tail=render(_tick(3))[:-1])
-    assert _seqs(tmp_path / "log") == [1, 2]
-
-
-def test_what_does_not_parse_is_left_out(tmp_path: Path) -> None:
-    later = b'{"seq":2,"t":1.0,"type":"event","cause":0,"kind":"teleported","now":1.0}\n'
-    _write(tmp_path / "log", START, tail=b'{"seq":2,"cau\n' + later + render(_tick(3)) + b"\n")
-    assert _seqs(tmp_path / "log") == [1, 3]
-
-
-def test_an_empty_log(tmp_path: Path) -> None:
-    _write(tmp_path / "log")
-    assert last_run(read(tmp_path / "log")) == []
-
-
-def test_the_last_run_begins_with_the_last_start() -> None:
-    lines = list(Reader().read(map(render, [START, _tick(2), START, _tick(2), _tick(3)])))
-    assert last_run(lines) == lines[2:]
-
-
-def test_a_run_whose_start_was_lost_is_known_by_its_numbers() -> None:
-    lines = list(Reader().read(map(render, [START, _tick(2), _tick(9), _tick(4), _tick(5)])))
-    assert last_run(lines) == lines[3:]
-
-
-def test_a_note_of_dropped_records_shares_a_number_and_starts_no_run() -> None:
-    note = Record(5, 0, 1.0, dropped=3)
-    lines = list(Reader().read(map(render, [START, note, _tick(5), _tick(6)])))
-    assert last_run(lines) == lines
 
 
 def test_numbers_become_names() -> None:

@@ -44,7 +44,7 @@ async def test_what_a_session_shares_that_has_ended_can_be_shared_on(device: Hos
         orders.drop(original)
     assert await posted.some(2) == [HostCopyMade(NOW, 2), HostCopyMade(NOW, 3)]
     await orders.finish()
-    orders.shutdown()
+    orders.close()
     assert copies.address(3)
     assert posted.crashes.empty()
     copies.close()

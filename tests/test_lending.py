@@ -21,7 +21,7 @@ from swapd.core.events import (
 from swapd.daemon import lending
 from swapd.daemon.lending import Lender
 from swapd.device import DeviceError, DeviceLost, NotAllBack
-from swapd.device.pieces import numbers, runs_of
+from swapd.device.base import numbers, runs_of
 from swapd.shared import protocol
 from swapd.shared.protocol import Runs
 from tests.posted import NOW, Posted

@@ -11,7 +11,7 @@ import swapd.log
 from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.history import last_run, read, read_runs
+from swapd.log.reader import last_run, read, read_runs
 from swapd.log.records import SCHEMA, OtherSchema, Record, Start, parse, render
 from swapd.log.replay import ReplayError, replay
 from swapd.shared.protocol import AnyOrder, Ranges, Register, Release, Used
@@ -71,8 +71,10 @@ def test_the_page_has_one_of_each_type() -> None:
 
 
 @pytest.mark.parametrize("kind", [*REQUESTS, *EVENTS, *ACTIONS])
-def test_a_record_is_flat_and_says_what_it_is(kind: Any) -> None:
-    line = json.loads(render(record_of(kind)))
+def test_a_record_is_flat_and_says_what_it_is_and_reads_back(kind: Any) -> None:
+    record = record_of(kind)
+    assert parse(render(record)) == record
+    line = json.loads(render(record))
     assert (line["seq"], line["t"], line["cause"]) == (7, 1.25, 3)
     assert line["type"] == ("action" if kind in ACTIONS else "event")
     assert line["kind"] == kind.__struct_config__.tag

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swapd.daemon import publisher, zmtp
-from swapd.daemon.publisher import Publisher
+from swapd.daemon import router, zmtp
+from swapd.daemon.router import Publisher
 from swapd.daemon.zmtp import Decoder
 
 LAST = b"aaa"
@@ -85,7 +85,7 @@ async def test_a_subscriber_gets_what_it_asked_for_in_order_up_to_the_end(tmp_pa
 async def test_who_does_not_read_misses_whole_records_and_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
-    monkeypatch.setattr(publisher, bound, most)
+    monkeypatch.setattr(router, bound, most)
     async with published(tmp_path, b"a") as (made, reader):
         lines = [b"a%0100d" % i for i in range(50_000)]
         for at in range(0, len(lines), 100):
@@ -106,7 +106,7 @@ async def test_a_stream_ends_soon_also_for_who_does_not_read(tmp_path: Path) -> 
 async def test_who_missed_records_is_told_how_many_once_it_reads_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "BACKLOG_MAX", 100)
+    monkeypatch.setattr(router, "BACKLOG_MAX", 100)
     async with published(tmp_path, b"") as (made, reader):
         lines = [b'{"seq":%d,"t":1.5,"type":"event","pad":"%0100d"}' % (i, 0) for i in range(9_000)]
         for at in range(0, len(lines), 100):

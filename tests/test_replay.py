@@ -7,7 +7,7 @@ import pytest
 
 from swapd import spawn
 from swapd.core import Rules, actions, events
-from swapd.log.history import last_run, read
+from swapd.log.reader import last_run, read
 from swapd.log.records import Record, Start, render
 from swapd.log.replay import ReplayError, replay
 from swapd.shared.protocol import Register

@@ -51,15 +51,6 @@ def test_a_folder_that_is_private_already_stays_as_it_is(folder: Path) -> None:
         assert (folder / "swap-log.jsonl").read_text() == "old\n"
 
 
-def test_the_umask_opens_nothing(folder: Path) -> None:
-    before = os.umask(0)
-    try:
-        with claim(folder):
-            assert mode(folder) == 0o700
-    finally:
-        os.umask(before)
-
-
 def test_a_file_in_its_place_is_refused(folder: Path) -> None:
     folder.write_text("a file")
     assert "choose another --runtime-dir" in refusal(folder)
@@ -72,16 +63,6 @@ def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     assert f"belongs to user {user}; choose another --runtime-dir" in refusal(folder)
     assert list(folder.iterdir()) == []
-
-
-def test_a_path_too_long_for_a_socket_is_no_obstacle(tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 100) / ("\N{SNOWMAN}" * 40) / "host"
-    with claim(long) as claimed, socket.socket(socket.AF_UNIX) as listens:
-        listens.bind(str(claimed.inside / LIFELINE))
-        listens.listen()
-        with runtime_dir.find(long) as found, socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(found.inside / LIFELINE))
-        assert stat.S_ISSOCK((long / LIFELINE).stat().st_mode)
 
 
 # --- folders that swapd did not make ---------------------------------------------------------
@@ -187,13 +168,6 @@ def test_what_was_opened_stays_what_it_is_when_its_path_is_bent(
 # --- the lock ----------------------------------------------------------------------------
 
 
-def test_a_second_claim_is_refused_and_names_the_process(folder: Path) -> None:
-    with claim(folder):
-        why = refusal(folder)
-        assert f"another swapd (process {os.getpid()}) serves this device" in why
-        assert "--runtime-dir" in why
-
-
 def test_a_refused_claim_takes_nothing_away(folder: Path) -> None:
     with claim(folder):
         for name in (LIFELINE, RPC, EVENTS):
@@ -201,11 +175,6 @@ def test_a_refused_claim_takes_nothing_away(folder: Path) -> None:
         refusal(folder)
         assert all((folder / name).exists() for name in (LIFELINE, RPC, EVENTS, LOCK))
         assert (folder / LOCK).read_text() == f"{os.getpid()}\n"
-
-
-def test_closing_the_lock_gives_the_folder_to_the_next(folder: Path) -> None:
-    claim(folder).close()
-    claim(folder).close()
 
 
 def test_another_process_is_refused_too_and_two_folders_are_two(
@@ -255,8 +224,3 @@ def test_a_lock_file_with_nothing_in_it_names_nobody(folder: Path) -> None:
 def test_a_lock_that_cannot_be_opened_is_refused(folder: Path) -> None:
     (folder / LOCK).mkdir(parents=True)
     assert "choose another --runtime-dir" in refusal(folder)
-
-
-def test_removing_sockets_that_are_not_there_is_no_error(tmp_path: Path) -> None:
-    with runtime_dir.find(tmp_path) as found:
-        found.remove_sockets()

@@ -4,31 +4,23 @@ import asyncio
 import os
 import threading
 import time
-import typing
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from swapd.core import actions, events
-from swapd.core.actions import AnyAction, DropHostCopy
-from swapd.core.events import AnyEvent, Tick
+from swapd.core.actions import DropHostCopy
+from swapd.core.events import Tick
 from swapd.core.records import Rules
-from swapd.log import history
+from swapd.log import reader
 from swapd.log import swap_log as swap_log_module
 from swapd.log.records import Record, Start, parse, render
 from swapd.log.swap_log import SwapLog, SwapLogFile
-from swapd.shared import protocol
 from tests.processes import output_of
-from tests.samples import sample
 
 START = Start("1.2.3", "host", 8, 2 << 20, Rules())
-KINDS = typing.get_args(AnyEvent) + typing.get_args(AnyAction)
-REQUESTS = typing.get_args(protocol.AnyOrder)
-
-
 #: Seconds: longer than any test.
 AGE = 1e12
 
@@ -76,25 +68,6 @@ async def swap_log(tmp_path: Path, subscriber: Subscriber) -> AsyncIterator[Swap
 # --- records -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_event_and_action_reads_back_from_its_line(kind: type[msgspec.Struct]) -> None:
-    item = sample(kind)
-    record = (
-        Record(7, 3, 1.25, event=item)
-        if issubclass(kind, events.Event)
-        else Record(7, 3, 1.25, action=item)
-    )
-    text = render(record)
-    assert parse(text) == record
-    assert b"\n" not in text
-
-
-@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-def test_every_request_reads_back_from_its_line(kind: type[protocol.AnyOrder]) -> None:
-    record = Record(7, 0, 1.25, event=events.SessionRequest(1.5, 3, sample(kind)))
-    assert parse(render(record)) == record
-
-
 def test_the_first_record_and_what_was_dropped_read_back_too() -> None:
     for record in (Record(1, 0, 0.5, start=START), Record(9, 0, 0.5, dropped=3)):
         assert parse(render(record)) == record
@@ -122,17 +95,6 @@ async def test_records_count_up_by_one_and_carry_their_cause(
     assert found[0].start == START
     assert found[3].event == events.HostCopySealed(2.0, 5)
     assert found[4].action == actions.Accept(1, 2)
-
-
-async def test_each_record_says_exactly_one_thing(
-    swap_log: SwapLog, subscriber: Subscriber
-) -> None:
-    swap_log.start(START)
-    swap_log.action(actions.Accept(1, 2), swap_log.event(Tick(1.0), 0), 1.0)
-    swap_log.flush()
-    for record in subscriber.records:
-        said = (record.start, record.event, record.action, record.dropped or None)
-        assert len([part for part in said if part is not None]) == 1
 
 
 async def test_times_are_those_of_the_events_on_the_wall_clock(
@@ -164,16 +126,6 @@ async def test_records_are_handed_over_together_soon_after_the_first(
     assert [len(batch) for batch in subscriber.batches] == [100, 1]
 
 
-async def test_flushing_nothing_publishes_nothing(
-    swap_log: SwapLog, subscriber: Subscriber
-) -> None:
-    swap_log.flush()
-    swap_log.event(Tick(1.0), 0)
-    swap_log.flush()
-    swap_log.flush()
-    assert [len(batch) for batch in subscriber.batches] == [1]
-
-
 async def test_close_waits_until_the_file_has_it_all(
     tmp_path: Path, subscriber: Subscriber
 ) -> None:
@@ -188,16 +140,6 @@ async def test_close_waits_until_the_file_has_it_all(
     assert path.read_bytes().splitlines() == [render(record) for record in subscriber.records]
     assert seqs(path) == list(range(1, 51))
     assert threading.active_count() == before - 1
-
-
-async def test_a_new_daemon_appends(tmp_path: Path, subscriber: Subscriber) -> None:
-    path = tmp_path / "swap-log.jsonl"
-    for _ in range(2):
-        swap_log = SwapLog(SwapLogFile(path, 1 << 20, AGE), subscriber, asyncio.get_running_loop())
-        swap_log.start(START)
-        swap_log.event(Tick(1.0), 0)
-        swap_log.close()
-    assert seqs(path) == [1, 2, 1, 2]
 
 
 # --- the file ----------------------------------------------------------------------------
@@ -219,14 +161,6 @@ class Watched(SwapLogFile):
     def wait(self, n: int) -> None:
         for _ in range(n):
             self._tried.acquire()
-
-
-def test_the_log_is_its_user_s_alone(tmp_path: Path) -> None:
-    path = tmp_path / "swap-log.jsonl"
-    file = SwapLogFile(path, 1 << 20, AGE)
-    file.write([line(1)])
-    file.close()
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_cannot_be_written_drops_lines_counts_them_and_says_so(tmp_path: Path) -> None:
@@ -320,17 +254,6 @@ def test_a_batch_is_never_split_by_a_rotation(tmp_path: Path) -> None:
     assert seqs(path) == [20]
 
 
-def test_nothing_is_rotated_before_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "swap-log.jsonl"
-    nbytes = len(line(1)) + 1
-    file = SwapLogFile(path, nbytes * 3, AGE)
-    for seq in (1, 2, 3):
-        file.write([line(seq)])
-    file.close()
-    assert seqs(path) == [1, 2, 3]
-    assert not (tmp_path / "swap-log.jsonl.1").exists()
-
-
 def test_a_file_is_rotated_when_its_first_record_is_too_old(tmp_path: Path) -> None:
     path = tmp_path / "swap-log.jsonl"
     now = time.time()  # noqa: TID251
@@ -377,7 +300,7 @@ def test_a_file_that_does_not_say_when_it_began_is_as_old_as_it_was_written(
 def test_a_damaged_line_costs_nobody_but_itself(tmp_path: Path, damaged: bytes) -> None:
     path = tmp_path / "swap-log.jsonl"
     path.write_bytes(b"\n".join([line(1), damaged, line(3), b""]))
-    assert [found.record.seq for found in history.read(path)] == [1, 3]
+    assert [found.record.seq for found in reader.read(path)] == [1, 3]
 
 
 # --- a disk that hangs -------------------------------------------------------------------

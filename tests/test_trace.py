@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swapd.core import actions, events
-from swapd.log.history import read
+from swapd.log.reader import read
 from swapd.log.records import Record
 from swapd.log.trace import trace
 from swapd.shared.protocol import Acquire, AcquireWorkspace, Register, Release

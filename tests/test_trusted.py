@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd.shared import trusted
-from swapd.shared.trusted import Untrusted, open_folder, open_named
+from swapd.shared import runtime_dir
+from swapd.shared.runtime_dir import Untrusted, open_folder, open_named
 from tests.processes import output_of
 
 NOBODY = 65534
@@ -52,14 +52,6 @@ def test_a_path_leads_where_the_kernel_says(tmp_path: Path) -> None:
         assert place(path) == same(path)
 
 
-def test_a_path_from_here_leads_where_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert place(Path("a")) == same(tmp_path / "a")
-
-
 def test_links_of_one_s_own_and_of_root_are_followed(tmp_path: Path) -> None:
     (tmp_path / "run" / "host").mkdir(parents=True)
     (tmp_path / "absolute").symlink_to(tmp_path / "run")
@@ -101,7 +93,7 @@ def test_a_way_through_a_folder_that_others_can_write_to_is_refused(
         open_folder(tmp_path / "open" / "new", make=True)
     assert not (tmp_path / "open" / "new").exists()
     with open_folder(tmp_path / "open") as found, pytest.raises(Untrusted):
-        trusted.check_folder(found, tmp_path / "open")
+        runtime_dir.check_folder(found, tmp_path / "open")
 
 
 def test_in_a_sticky_folder_one_s_own_is_safe_and_links_are_not(tmp_path: Path) -> None:
@@ -236,4 +228,4 @@ def test_a_folder_in_the_place_of_a_file_is_none(tmp_path: Path) -> None:
         with pytest.raises(IsADirectoryError):
             open_named(path, APPEND)
     with pytest.raises(FileNotFoundError):
-        trusted.folder_named(tmp_path / "nothing" / "log")
+        runtime_dir.folder_named(tmp_path / "nothing" / "log")

@@ -11,7 +11,7 @@ from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, MIB, Settings
 from swapd.bench import swap_in
 from swapd.core.actions import Evict, Evicted
-from swapd.log import history
+from swapd.log import reader
 from swapd.shared import vm
 from swapd_client import Client
 
@@ -87,7 +87,7 @@ def _eviction(check: Check, settings: Settings, chunk: int) -> None:
 def _evictions(swap_log: Path, name: str) -> Iterator[float]:
     """Seconds from each decision to evict `name` until it had left."""
     decided: dict[int, float] = {}
-    for _, record in history.read(swap_log):
+    for _, record in reader.read(swap_log):
         match record.action:
             case Evict() as evict if evict.name == name:
                 decided[evict.generation] = record.time

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from swapd.cli.common import ask, say_error
 from swapd.cli.log_views import LogView
-from swapd.log.history import last_run
-from swapd.log.tail import Tail
+from swapd.log.reader import Tail, last_run
 from swapd.shared.fds import OwnedFd
 from swapd.shared.system import open_pidfd
 from swapd_client import Client, DaemonStopping

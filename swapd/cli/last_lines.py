@@ -9,8 +9,8 @@ from typing import NamedTuple
 from swapd.cli.render import Said, say
 from swapd.core import actions, events
 from swapd.log.history import Seen
+from swapd.log.reader import Tail
 from swapd.log.records import OtherSchema, Record
-from swapd.log.tail import Tail
 from swapd.shared import protocol
 from swapd.shared.protocol import SessionStatus
 

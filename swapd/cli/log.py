@@ -14,8 +14,8 @@ from swapd.cli.follower import follow_log
 from swapd.cli.log_views import JsonView, LogView, TextView
 from swapd.cli.story import show
 from swapd.cli.target import Device, where
-from swapd.log.filters import Filter, unknown_kinds
-from swapd.log.history import last_run, read, read_runs
+from swapd.log.history import Filter, unknown_kinds
+from swapd.log.reader import last_run, read, read_runs
 from swapd.log.records import KINDS
 from swapd.shared.config import logs_left_by
 from swapd.shared.units import parse_span

@@ -10,8 +10,8 @@ from rich.text import Text
 from swapd.cli.common import console, shown_json
 from swapd.cli.passes import Folding
 from swapd.cli.render import line
-from swapd.log.filters import Filter
-from swapd.log.history import LogLine, Seen
+from swapd.log.history import Filter, Seen
+from swapd.log.reader import LogLine
 from swapd.log.records import Record
 
 T = TypeVar("T")

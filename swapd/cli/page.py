@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.shared import system
-from swapd.shared.config import Config, ConfigError, http_token_from_environment
+from swapd.shared.config import HTTP_TOKEN_VARIABLE, Config, ConfigError, variable
 from swapd.shared.extras import EXTRA_OF, needed
 from swapd.shared.fds import OwnedFd
 
@@ -200,7 +200,7 @@ def _token(config: Config) -> str:
         except UnicodeDecodeError as exc:
             raise ConfigError(f"{where}: a token may have ASCII characters only") from exc
     else:
-        where, token = "$SWAPD_HTTP_TOKEN", http_token_from_environment() or ""
+        where, token = "$SWAPD_HTTP_TOKEN", variable(HTTP_TOKEN_VARIABLE) or ""
         if not token:
             return ""
     if not TOKEN_MIN <= len(token) <= TOKEN_MAX or not re.fullmatch(r"[!-~]+", token):

@@ -21,7 +21,7 @@ from swapd.cli.log import File, swap_log
 from swapd.cli.plan_input import PUBLISHED
 from swapd.cli.target import Device, where
 from swapd.core.records import Rules
-from swapd.log.history import last_run, read
+from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
 from swapd.replay import RecordedWork, Tally, Totals, read_work, run_again
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size

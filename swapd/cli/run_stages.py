@@ -10,7 +10,7 @@ from typing import TextIO
 
 import swapd_client
 from swapd.cli.common import OWN_LABEL, console, errors, say_error
-from swapd.log.history import last_run, read
+from swapd.log.reader import last_run, read
 from swapd.log.records import Record
 from swapd.run import ready
 from swapd.run.daemons import ServingDaemon, endpoint_of
@@ -65,9 +65,9 @@ def say_serving(daemons: Sequence[ServingDaemon]) -> None:
 def environment_on(daemons: Sequence[ServingDaemon]) -> dict[str, str]:
     """The environment of a command which uses these daemons; it names none if there are none."""
     if daemons:
-        return config.environment_with(endpoint_of(daemons))
-    environment = config.environment_with("")
-    del environment[config.ENDPOINT_VARIABLE]
+        return config.environment_with(SWAPD_ENDPOINT=endpoint_of(daemons))
+    environment = config.environment_with()
+    environment.pop(config.ENDPOINT_VARIABLE, None)
     return environment
 
 

@@ -13,7 +13,8 @@ from swapd.cli.common import console, shown_json
 from swapd.cli.render import sentence, stamp
 from swapd.core import actions, events
 from swapd.log import history
-from swapd.log.history import LogLine, Seen, StoryStep
+from swapd.log.history import Seen, StoryStep
+from swapd.log.reader import LogLine
 from swapd.log.records import Record
 from swapd.shared import protocol
 from swapd.shared.text import plain

@@ -8,7 +8,7 @@ import typer
 from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout
 from swapd.cli.log import File, Since, swap_log
 from swapd.cli.target import Device, where
-from swapd.log.history import last_run, read
+from swapd.log.reader import last_run, read
 from swapd.log.trace import rendered
 
 Out = Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write")]

@@ -22,7 +22,7 @@ from swapd.daemon.host_copies import HostCopies
 from swapd.daemon.host_copy_orders import HostCopyOrders
 from swapd.daemon.lending import Lender, WorkerConnection
 from swapd.daemon.mover import Mover
-from swapd.daemon.publisher import Publisher
+from swapd.daemon.router import Publisher
 from swapd.daemon.sessions import Sessions
 from swapd.daemon.statuses import Statuses
 from swapd.device import Device
@@ -70,6 +70,7 @@ class Daemon:
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
         self._copies = HostCopies(config.host_memory, device)
         self._connections: dict[int, WorkerConnection] = {}
+        self._watchdog: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
 
@@ -89,7 +90,7 @@ class Daemon:
             self._loop.add_signal_handler(number, self.stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it is ignored
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
-        self._watchdog = Watchdog(self._loop, watchdog_s())
+        self._beat()
         try:
             notify_systemd("READY=1")
             ready()
@@ -102,6 +103,12 @@ class Daemon:
             stopping.cancel()
             finished = await self._close()
         return finished
+
+    def _beat(self) -> None:
+        """Tell systemd's watchdog that the loop runs, twice in the interval that systemd sets."""
+        if (waits_s := watchdog_s()) is not None:
+            notify_systemd("WATCHDOG=1")
+            self._watchdog = self._loop.call_later(waits_s / 2, self._beat)
 
     def stop(self) -> None:
         """Stop cleanly: refuse waiters, and wait for leases to end and for bytes to be saved. A
@@ -125,7 +132,6 @@ class Daemon:
             self._reload()
 
     def _count_users(self) -> None:
-        """The number of sessions has changed."""
         own = self._own()
         self._linger.count(sum(one.lifeline.pid != own for one in self._connections.values()))
 
@@ -228,6 +234,7 @@ class Daemon:
             self._count_users,
         )
         dispatch.perform = self._orders()
+        self._threaded = lender, self._mover, self._copy_orders, self._statuses
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device
@@ -283,7 +290,8 @@ class Daemon:
         self._sessions.say_goodbye()
         self._dispatch.close()
         finished = await self._finish()
-        self._watchdog.close()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         self._linger.close()
         self._swap_log.close()
         self._sessions.close()
@@ -291,11 +299,8 @@ class Daemon:
         self._folder.remove_sockets()
         if not finished:
             return False
-        self._lender.close()
-        self._mover.close()
-        for threads in (self._copy_orders, self._statuses):
-            threads.shutdown()
-        self._copies.close()
+        for part in (*self._threaded, self._copies):
+            part.close()
         for connection in self._connections.values():
             connection.boards.close()
         return True
@@ -303,8 +308,7 @@ class Daemon:
     async def _finish(self) -> bool:
         """Wait for the threads until the second request to stop; return whether they are done."""
         self._dispatch.stop()
-        parts = (self._lender, self._mover, self._copy_orders, self._statuses)
-        work = asyncio.gather(*(part.finish() for part in parts))
+        work = asyncio.gather(*(part.finish() for part in self._threaded))
         told = self._loop.create_task(self._at_once.wait(), name="at once")
         await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
         finished = work.done()
@@ -331,26 +335,6 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{name} {shown(name, old[name])} -> {shown(name, new[name])}" for name in new)
 
 
-class Watchdog:
-    """Tells systemd that the loop runs, twice in the interval that systemd sets."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, waits_s: float | None) -> None:
-        """`waits_s`: as `watchdog_s`; None: there is no watchdog."""
-        self._loop = loop
-        self._period_s = None if waits_s is None else waits_s / 2
-        self._timer: asyncio.TimerHandle | None = None
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._period_s is not None:
-            notify_systemd("WATCHDOG=1")
-            self._timer = self._loop.call_later(self._period_s, self._tell)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 class Linger:
     """Calls `stop` when there has been no session for `linger_s` seconds; never if that is None."""
 
@@ -367,7 +351,6 @@ class Linger:
         self.count(0)
 
     def count(self, sessions: int) -> None:
-        """Set the number of sessions."""
         self._sessions = sessions
         self._used = self._used or sessions > 0
         self.close()
@@ -376,7 +359,6 @@ class Linger:
             self._timer = self._loop.call_later(after_s, self._over)
 
     def set(self, linger_s: float | None) -> None:
-        """Set the time from now on."""
         self._linger_s = linger_s
         self.count(self._sessions)
 

@@ -146,7 +146,6 @@ class Dispatch(Inbox):
         return Account(self.clock(), record, traced.waits_for, tuple(moves[:MOVES_MAX]), left_out)
 
     def _load(self, generation: int) -> Move | None:
-        """The load of this generation, while it is under way."""
         ledger = self._core.ledger
         move = ledger.moves.get(generation)
         if move is None or move.lane is not ledger.lane_in:

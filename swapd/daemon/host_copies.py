@@ -252,7 +252,6 @@ class HostCopies:
             self.pinning -= 1
 
     def address(self, uid: int) -> int:
-        """The address of a sealed host copy in this process."""
         return self._copies[uid].address
 
     def announce_drop(self) -> None:

@@ -111,7 +111,6 @@ class HostCopyOrders:
         self._start(order.uid, session, self._copies.seal(order.uid), sealed)
 
     def drop(self, uid: int) -> None:
-        """Drop a host copy that no component needs."""
         progress = self.progress.pop(uid, None)
         if progress is not None:
             progress.close()
@@ -123,7 +122,7 @@ class HostCopyOrders:
         self._pins.close()
         await asyncio.gather(self._slices.threads.finish(), self._drops.finish())
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         """End the threads. Blocks."""
         self._slices.threads.shutdown()
         self._drops.shutdown()

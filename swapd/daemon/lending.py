@@ -20,7 +20,7 @@ from swapd.daemon.dispatch import Inbox
 from swapd.daemon.lifeline import Lifeline
 from swapd.daemon.peers import Peer
 from swapd.device import Device, DeviceError, DeviceLost, NotAllBack
-from swapd.device.pieces import files_of, whole_files
+from swapd.device.base import files_of, whole_files
 from swapd.shared import fds, protocol
 from swapd.shared.board import Boards
 from swapd.shared.fds import OwnedFd

@@ -278,7 +278,6 @@ class Lifeline:
             self._server.hello(self, message)
 
     def turn_out(self, why: str) -> None:
-        """End a connection that never said hello."""
         self._server.drop(self, "bad_request", f"no hello: {why}")
 
 

@@ -1,23 +1,30 @@
-"""The rpc channel: requests of ZeroMQ's DEALER sockets, and the replies.
+"""The daemon's two ZeroMQ sockets: requests with their replies, and the swap log as a stream.
 
-Decides nothing. The routing id of a peer begins with the token of its session, and only the
-lifeline gives tokens out: without a lifeline there is no session. A bad frame gets an error reply
-and harms no other session. A peer without a session is told so, and closed after a while.
+The router decides nothing. The routing id of a peer begins with the token of its session, and only
+the lifeline gives tokens out: without a lifeline there is no session. A bad frame gets an error
+reply and harms no other session. A peer without a session is told so, and closed after a while.
 
 No reply to a session is dropped. Replies that the kernel does not take, because the peer does not
 read, wait here, in order, and are reported. If there are too many, the session ends; the core
 decides when it is late with reading.
+
+The publisher never waits for a reader. It keeps records that a subscriber does not take, up to a
+bound; beyond that the subscriber misses records. Once the subscriber takes some again, it gets the
+number of missed ones; the numbers of records tell it too.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+import select
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from swapd.daemon import zmtp
 from swapd.daemon.peers import Peer, Peers, SocketTerms
+from swapd.log.records import missed
 from swapd.shared.fds import share
 from swapd.shared.protocol import (
     NOT_A_MESSAGE,
@@ -46,7 +53,7 @@ UNREAD_MAX_BYTES = 64 << 20
 PEERS_MAX = 512
 PEERS_SHARE = 10
 
-_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
+_RPC_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
 class Router:
@@ -78,7 +85,7 @@ class Router:
         #: Sessions for which replies wait.
         self._behind: set[int] = set()
         self._closed = False
-        self._peers = Peers(path, loop, _TERMS, self, crashed)
+        self._peers = Peers(path, loop, _RPC_TERMS, self, crashed)
 
     def open(self, token: bytes, session: int) -> None:
         self._sessions[token] = session
@@ -163,7 +170,6 @@ class Router:
                 self._on_unread(session, count)
 
     def _unread(self, session: int) -> tuple[int, int]:
-        """The replies that wait for a session, and their bytes."""
         peers = self._of[session]
         return sum(p.waiting for p in peers), sum(p.waiting_bytes for p in peers)
 
@@ -194,3 +200,104 @@ def _encoded(reply: AnyReply) -> bytes:
         log.error("%s", what)
         why = f"{what}. This is a bug in swapd; its log says more, and it serves others on"
         return encode(Refused(reply.id, "internal", why))
+
+
+#: Records, and bytes of them, kept for a subscriber that reads slower than they come.
+BACKLOG_MAX = 100_000
+BACKLOG_MAX_BYTES = 64 << 20
+#: How long the last records may take when the stream ends.
+LINGER_S = 0.2
+#: Limits of one subscriber: number of its topics, and bytes of one.
+TOPICS_MAX = 64
+TOPIC_MAX_BYTES = 1024
+
+_STREAM_TERMS = SocketTerms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
+
+
+class _Subscriber:
+    """The topics of one peer."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.topics: dict[bytes, int] = {}
+        self._peer = peer
+        #: Records that it has missed, and was not told of.
+        self._missed = 0
+
+    def publish(self, lines: Sequence[bytes], frames: Sequence[bytes]) -> None:
+        for line, frame in zip(lines, frames, strict=True):
+            if self._wants(line):
+                self._add(line, frame)
+
+    def _add(self, line: bytes, frame: bytes) -> None:
+        peer = self._peer
+        if peer.waiting >= BACKLOG_MAX or peer.waiting_bytes >= BACKLOG_MAX_BYTES:
+            self._missed += 1
+            return
+        if self._missed:
+            peer.send(zmtp.frame(missed(line, self._missed)))
+            self._missed = 0
+        peer.send(frame)
+
+    def _wants(self, line: bytes) -> bool:
+        return b"" in self.topics or any(line.startswith(topic) for topic in self.topics)
+
+
+class Publisher:
+    """Publishes to all subscribers. On the loop; only `close` blocks."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: Path,
+        crashed: Callable[[BaseException], None],
+    ) -> None:
+        """Listen at `path`."""
+        self._subscribers: dict[Peer, _Subscriber] = {}
+        self._peers = Peers(path, loop, _STREAM_TERMS, self, crashed)
+
+    def publish(self, lines: Sequence[bytes]) -> None:
+        """Send each of `lines` to those that want it, as a message of its own."""
+        if self._subscribers:
+            frames = [zmtp.frame(line) for line in lines]
+            for subscriber in list(self._subscribers.values()):
+                subscriber.publish(lines, frames)
+
+    def close(self) -> None:
+        """End the stream when all subscribers have taken all of it: LINGER_S at most. Blocks so
+        long."""
+        until = time.monotonic() + LINGER_S
+        while (behind := self._behind()) and (left := until - time.monotonic()) > 0:
+            poll = select.poll()
+            for fd in behind:
+                poll.register(fd, select.POLLOUT)
+            for fd, _ in poll.poll(left * 1000):
+                behind[fd].push()
+        self._peers.close()
+
+    def _behind(self) -> dict[int, Peer]:
+        return {peer.fileno(): peer for peer in self._subscribers if peer.behind}
+
+    # --- of the peers --------------------------------------------------------------------
+
+    def greeted(self, peer: Peer) -> None:
+        if peer not in self._subscribers:
+            self._subscribers[peer] = _Subscriber(peer)
+            self._peers.tolerate(peer)
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        verb, topic = frames[0][:1], frames[0][1:]
+        topics = self._subscribers[peer].topics
+        if verb == b"\1":
+            topics[topic] = topics.get(topic, 0) + 1
+            if len(topics) > TOPICS_MAX:
+                peer.turn_out(f"subscribes to more than {TOPICS_MAX} topics")
+        elif verb == b"\0" and topic in topics:
+            topics[topic] -= 1
+            if not topics[topic]:
+                del topics[topic]
+
+    def took(self, peer: Peer) -> None:
+        """Nothing waits for that."""
+
+    def left(self, peer: Peer) -> None:
+        self._subscribers.pop(peer, None)

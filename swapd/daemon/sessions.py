@@ -75,7 +75,6 @@ class Sessions:
         )
 
     def orders(self) -> dict[type, Perform]:
-        """How each action for a session is carried out."""
         tell = self._tell
         return {
             actions.Grant: self._grant,

@@ -143,7 +143,7 @@ class Statuses:
         """Wait for the current question to the device, after `Inbox.stop`."""
         await self._queries.finish()
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         """End the thread. Blocks."""
         self._queries.shutdown()
 

@@ -26,7 +26,6 @@ class WireError(Exception):
 
 
 def frame(payload: bytes) -> bytes:
-    """A message of one frame."""
     return _header(0, len(payload)) + payload
 
 

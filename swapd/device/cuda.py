@@ -10,20 +10,26 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple
 
-from swapd.device import pieces
 from swapd.device.base import (
     DeviceError,
     DeviceLost,
     Landed,
     MemoryUse,
     NotAllBack,
+    Piece,
     Pinned,
     ProcessUse,
+    Tails,
+    chunks_in,
+    cut,
+    mark,
+    numbers,
+    runs_of,
+    split,
 )
 from swapd.device.context import CudaError
 from swapd.device.driver import Access, Driver
 from swapd.device.nvml import Nvml
-from swapd.device.pieces import runs_of
 from swapd.device.pins import Pins, takes_read_only
 from swapd.device.streams import PIECE_BYTES, STAGED_BYTES, Copy, Inward, Outward
 from swapd.shared import fds
@@ -171,16 +177,9 @@ class CudaDevice:
         `pin_limit` bounds the pinned host copies; None: no limit but the driver's. Blocks. Raises:
         DeviceError; then nothing is left allocated.
         """
-        if chunk <= 0:
-            raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
-        if budget < chunk:
-            raise DeviceError(
-                f"budget of {budget} bytes is less than one chunk of {chunk}; raise --budget, or "
-                "lower --chunk"
-            )
         self.name = f"cuda:{index}"
         self.chunk_bytes = chunk
-        self.chunks = budget // chunk
+        self.chunks = chunks_in(budget, chunk)
         with ExitStack() as undo:
             self._driver = undo.enter_context(closing(Driver(index)))
             self._nvml = undo.enter_context(closing(Nvml(self._driver.uuid)))
@@ -192,7 +191,7 @@ class CudaDevice:
             self._pins = undo.enter_context(closing(pins))
             self._inward = undo.enter_context(closing(Inward(self._driver)))
             self._outward = undo.enter_context(closing(Outward(self._driver)))
-            self._tails = pieces.Tails(self.chunks, chunk)
+            self._tails = Tails(self.chunks, chunk)
             self._all = undo.pop_all()
 
     def __repr__(self) -> str:
@@ -221,7 +220,7 @@ class CudaDevice:
         start: int = 0,
         landed: Landed | None = None,
     ) -> None:
-        whole = pieces.cut(runs, nbytes, self.chunk_bytes)
+        whole = cut(runs, nbytes, self.chunk_bytes)
         if whole:
             tail = self._tails.begin(whole)
             with self._pins.while_copying():
@@ -242,27 +241,27 @@ class CudaDevice:
         *,
         only: Ranges | None = None,
     ) -> None:
-        whole = pieces.cut(runs, nbytes, self.chunk_bytes)
+        whole = cut(runs, nbytes, self.chunk_bytes)
         if whole:
             with self._pins.while_copying():
                 self._outward.run(self._copies(whole, target, only), None)
 
     def lend(self, runs: Runs) -> None:
         with self._driver.current():
-            self._arena.lend(pieces.numbers(runs))
+            self._arena.lend(numbers(runs))
 
     def reclaim(self, runs: Runs) -> None:
-        numbers = pieces.numbers(runs)
+        chunks = numbers(runs)
         with self._driver.current():
-            short = self._arena.reclaim(numbers)
-        back = pieces.runs_of(n for n in numbers if not self._arena.is_lent(n))
+            short = self._arena.reclaim(chunks)
+        back = runs_of(n for n in chunks if not self._arena.is_lent(n))
         if short is not None:
             free, _ = self._memory()
             raise NotAllBack(
                 f"{self._title} is out of memory for chunks to take back ({short}); {size(free)} "
                 f"are free, and {_shares(self._nvml.processes())}",
                 back,
-                pieces.runs_of(n for n in numbers if self._arena.is_lent(n)),
+                runs_of(n for n in chunks if self._arena.is_lent(n)),
             )
 
     def use(self) -> MemoryUse:
@@ -279,10 +278,10 @@ class CudaDevice:
         DeviceError."""
         self._all.close()
 
-    def _copies(self, whole: list[pieces.Piece], host: int, only: Ranges | None) -> Iterator[Copy]:
+    def _copies(self, whole: list[Piece], host: int, only: Ranges | None) -> Iterator[Copy]:
         """Cut at the ends of chunks, of `only` and of pinned memory, and then to size."""
-        of_chunks = pieces.split(whole, self.chunk_bytes)
-        for piece, copied in pieces.mark(of_chunks, only):
+        of_chunks = split(whole, self.chunk_bytes)
+        for piece, copied in mark(of_chunks, only):
             if not copied:
                 device = self._arena.base + piece.offset
                 yield Copy(device, None, piece.nbytes, piece.done, pinned=True)
@@ -294,7 +293,7 @@ class CudaDevice:
                     done=piece.done + part.offset,
                     nbytes=part.nbytes,
                 )
-                for at, before, length in pieces.split([begin], most):
+                for at, before, length in split([begin], most):
                     device = self._arena.base + at
                     yield Copy(device, host + before, length, before, part.pinned)
 
@@ -365,7 +364,6 @@ def _shares(processes: tuple[ProcessUse, ...]) -> str:
 
 
 def _allow_descriptors(chunks: int) -> None:
-    """Raise the limit on open files to one for each chunk, if possible."""
     needed = fds.allow(chunks + SPARE_DESCRIPTORS)
     if (most := fds.limit()) < needed:
         raise DeviceError(

@@ -14,9 +14,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from swapd.device import pieces
-from swapd.device.base import DeviceError, Landed, MemoryUse
-from swapd.device.pieces import Tails
+from swapd.device.base import (
+    DeviceError,
+    Landed,
+    MemoryUse,
+    Tails,
+    chunks_in,
+    cut,
+    mark,
+    numbers,
+    split,
+)
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.protocol import Ranges, Runs
@@ -101,15 +109,8 @@ class HostDevice:
 
         Units: bytes, bytes, bytes per second. Raises: DeviceError.
         """
-        if chunk <= 0 or chunk % (2 << 20):
-            raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
-        if budget < chunk:
-            raise DeviceError(
-                f"budget of {budget} bytes is less than one chunk of {chunk}; raise --budget, or "
-                "lower --chunk"
-            )
         self.chunk_bytes = chunk
-        self.chunks = self.chunks_per_file = budget // chunk
+        self.chunks = self.chunks_per_file = chunks_in(budget, chunk, unit=2 << 20)
         self._bandwidth = bandwidth
         self._nbytes = self.chunks * chunk
         if self._nbytes > (free := available_bytes()):
@@ -174,7 +175,7 @@ class HostDevice:
         landed: Landed | None = None,
     ) -> None:
         landed = landed or _tell_nobody
-        whole = pieces.cut(runs, nbytes, self.chunk_bytes)
+        whole = cut(runs, nbytes, self.chunk_bytes)
         tail = self._tails.begin(whole)
         strips = [
             _Strip(inside, outside if copied else None, length, end)
@@ -211,7 +212,7 @@ class HostDevice:
             raise DeviceError(f"chunks {runs} cannot be lent: {exc.strerror}") from exc
 
     def reclaim(self, runs: Runs) -> None:
-        nbytes = len(pieces.numbers(runs)) * self.chunk_bytes
+        nbytes = len(numbers(runs)) * self.chunk_bytes
         # or the kernel would kill some process, maybe this one, to find the memory
         if nbytes > (free := available_bytes()):
             raise DeviceError(
@@ -239,8 +240,8 @@ class HostDevice:
         """A copy in pieces: addresses in the arena and outside of it, bytes, the bytes that are
         complete then, and whether `only` has it."""
         most = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
-        for marked, copied in pieces.mark(pieces.cut(runs, nbytes, self.chunk_bytes), only):
-            for offset, done, length in pieces.split([marked], most):
+        for marked, copied in mark(cut(runs, nbytes, self.chunk_bytes), only):
+            for offset, done, length in split([marked], most):
                 yield self._base + offset, host + done, length, done + length, copied
 
     def _copy(self, job: "_Job") -> None:

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from swapd.doctor.check import Check
-from swapd.shared import runtime_dir, trusted, vm
+from swapd.shared import runtime_dir, vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
@@ -191,7 +191,7 @@ def folder_usable(path: Path) -> Check:
     """The daemon could claim the folder, or has claimed it."""
     name = "runtime folder"
     try:
-        with Folder(path, trusted.open_folder(path)) as folder:
+        with Folder(path, runtime_dir.open_folder(path)) as folder:
             mode = stat.S_IMODE(folder.stat().st_mode)
             problem = runtime_dir.problem_with(folder)
     except FileNotFoundError:

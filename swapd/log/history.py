@@ -1,20 +1,18 @@
-"""Reads the swap log back: its runs, and each record in the context of earlier ones.
+"""Each record of the swap log in the context of earlier ones.
 
 Records name sessions, requests and copies by number; `Seen` remembers the meaning of the numbers.
-Lives here: reading and remembering. May not live here: text for people.
+Lives here: remembering, the story of a component, and filters. May not live here: text for people.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
-
-import msgspec
 
 from swapd.core import actions, events
 from swapd.core.records import workspace_name
 from swapd.core.requests import names_of
-from swapd.log.records import OtherSchema, Record, parse
+from swapd.log.reader import LogLine
+from swapd.log.records import KINDS, Record
 from swapd.shared import protocol
 
 #: Most sessions whose label is remembered; a record may name one that is long gone.
@@ -29,99 +27,6 @@ Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
 def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
     """Bytes that this copy moves: all of a component, or the used ranges of scratch."""
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
-
-
-class LogLine(NamedTuple):
-    """One line of the log, as bytes and as a record."""
-
-    raw: bytes
-    record: Record
-
-
-class Runs(NamedTuple):
-    """The contents of a log: the lines that this version reads, and the number of runs in another
-    schema."""
-
-    lines: list[LogLine]
-    left_out: int
-
-
-def read(path: Path) -> list[LogLine]:
-    """All lines of a log, those of the rotated file first.
-
-    Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
-    an unfinished last line, and earlier runs in another schema. Raises: OSError; OtherSchema if the
-    last run is in another.
-    """
-    reader = Reader()
-    lines = list(reader.read(_whole_lines(path)))
-    if reader.other is not None:
-        raise reader.other
-    return lines
-
-
-def read_runs(path: Path) -> Runs:
-    """The same, even if the last run is in another schema. Raises: OSError."""
-    reader = Reader()
-    return Runs(list(reader.read(_whole_lines(path))), reader.left_out)
-
-
-class Reader:
-    """Reads lines in order."""
-
-    def __init__(self) -> None:
-        #: Why the current run cannot be read; None if it can.
-        self.other: OtherSchema | None = None
-        self.left_out = 0
-
-    def read(self, lines: Iterable[bytes]) -> Iterator[LogLine]:
-        for raw in lines:
-            if (record := self._parse(raw)) is not None:
-                yield LogLine(raw, record)
-
-    def _parse(self, raw: bytes) -> Record | None:
-        try:
-            record = parse(raw)
-        except OtherSchema as exc:
-            self.other = exc
-            self.left_out += 1
-            return None
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or no record
-            self.left_out += bool(raw) and self.other is not None
-            return None
-        if record.start is not None:
-            self.other = None
-        elif self.other is not None:
-            self.left_out += 1
-            return None
-        return record
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    with path.open("rb") as now:
-        try:
-            with path.with_name(path.name + ".1").open("rb") as before:
-                old = b"" if _same(now.fileno(), before.fileno()) else before.read()
-        except FileNotFoundError:
-            old = b""
-        data = old + now.read()
-    whole, _, _ = data.rpartition(b"\n")
-    return whole.split(b"\n")
-
-
-def _same(a: int, b: int) -> bool:
-    """Whether a rotation came between the two `open`s."""
-    return os.path.sameopenfile(a, b)
-
-
-def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """The lines of the latest daemon: a log can hold several, and each counts from 1."""
-    for i in range(len(lines) - 1, -1, -1):
-        if lines[i].record.start is not None or (
-            i and lines[i].record.seq < lines[i - 1].record.seq
-        ):
-            return lines[i:]
-    return lines
 
 
 class Seen:
@@ -363,3 +268,88 @@ def _in_turn(first: int, effects: Mapping[int, list[int]]) -> Iterator[tuple[int
         seq, depth = todo.pop()
         yield seq, depth
         todo += [(effect, depth + 1) for effect in reversed(effects.get(seq, []))]
+
+
+class Filter(NamedTuple):
+    """Conditions that a record must all meet; an empty one always holds.
+
+    `components`: names or patterns; the name of a family includes its parts. `sessions`: labels,
+    patterns of them, or numbers of the sessions that acted or were served. `kinds`: as in the
+    schema. `min_s`: shortest duration that the record reports. `since`: Unix time.
+    """
+
+    components: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    min_s: float = 0.0
+    since: float = 0.0
+
+    def wants(self, record: Record, seen: Seen) -> bool:
+        """Whether a record meets them all. `seen` holds the records before it."""
+        return (
+            record.time >= self.since
+            and (not self.kinds or kind_of(record) in self.kinds)
+            and (not self.components or self._is_of_component(record, seen))
+            and (not self.sessions or self._is_of_session(record, seen))
+            and (not self.min_s or (took(record, seen) or 0.0) >= self.min_s)
+        )
+
+    def _is_of_component(self, record: Record, seen: Seen) -> bool:
+        about = seen.about(record)
+        names = {*about, *(seen.part_of[name] for name in about if name in seen.part_of)}
+        request = getattr(record.event, "request", None)
+        if isinstance(request, protocol.Register):
+            names.add(request.part_of or request.name)
+        return any(fnmatchcase(name, given) for name in names for given in self.components)
+
+    def _is_of_session(self, record: Record, seen: Seen) -> bool:
+        opened = record.event
+        if isinstance(opened, events.SessionOpened):
+            return self._is_meant(opened.session, opened.label)
+        return any(self._is_meant(one, seen.labels.get(one, "")) for one in _sessions(record))
+
+    def _is_meant(self, session: int, label: str) -> bool:
+        return any(given == str(session) or fnmatchcase(label, given) for given in self.sessions)
+
+
+def kind_of(record: Record) -> str:
+    """The kind of a record, or its type if it has none."""
+    item = record.event or record.action
+    if isinstance(item, events.SessionRequest):
+        return str(item.request.__struct_config__.tag)
+    if item is not None:
+        return str(item.__struct_config__.tag)
+    return "start" if record.start is not None else "dropped"
+
+
+def unknown_kinds(kinds: tuple[str, ...]) -> list[str]:
+    return [kind for kind in kinds if kind not in KINDS]
+
+
+def took(record: Record, seen: Seen) -> float | None:
+    """Seconds that the finished step of a record took; None if the record finishes nothing."""
+    if isinstance(record.event, events.Over):
+        return _since(record.event.generation, seen.copies, record)
+    match record.action:
+        case actions.Grant() as a:
+            return a.waited_s
+        case actions.Evicted() | actions.Lost() as a:
+            return _since(a.generation, seen.evictions, record)
+        case _:
+            return None
+
+
+def _since(
+    generation: int, begun: Mapping[int, tuple[object, float]], record: Record
+) -> float | None:
+    return record.time - begun[generation][1] if generation in begun else None
+
+
+def _sessions(record: Record) -> tuple[int, ...]:
+    item = record.event or record.action
+    if isinstance(item, actions.Evict):
+        return () if item.waiter is None else (item.waiter[0],)
+    if isinstance(item, events.Dropping):
+        return item.sessions
+    session = getattr(item, "session", None)
+    return () if session is None else (session,)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from swapd.core.actions import AnyAction
-from swapd.core.events import AnyEvent, SessionRequest
+from swapd.core.events import AnyEvent, Event, SessionRequest
 from swapd.core.records import Rules
 from swapd.shared.protocol import AnyOrder
 
@@ -141,6 +141,13 @@ KINDS = frozenset({"start", "dropped", *_REQUESTS, *_EVENTS, *_ACTIONS})
 Parts = list[msgspec.Struct]
 
 
+def parts_of(seq: int, t: float, cause: int, item: AnyEvent | AnyAction) -> Parts:
+    """The record of an event or action."""
+    if type(item) is SessionRequest:
+        return [AskedHead(seq, t, "event", cause, item.now, item.session), item.request]
+    return [Head(seq, t, "event" if isinstance(item, Event) else "action", cause), item]
+
+
 def render_all(parts: Parts) -> list[bytes]:
     """Lines of events and actions, without their ends. Raises: one of `protocol.NOT_ENCODABLE`.
 
@@ -153,16 +160,9 @@ def render_all(parts: Parts) -> list[bytes]:
 
 def render(record: Record) -> bytes:
     """One line, without its end. Raises: one of `protocol.NOT_ENCODABLE`."""
-    seq, t, cause = record.seq, record.time, record.cause
-    if record.event is not None:
-        event = record.event
-        if type(event) is SessionRequest:
-            head = AskedHead(seq, t, "event", cause, event.now, event.session)
-            (line,) = render_all([head, event.request])
-        else:
-            (line,) = render_all([Head(seq, t, "event", cause), event])
-    elif record.action is not None:
-        (line,) = render_all([Head(seq, t, "action", cause), record.action])
+    seq, t, item = record.seq, record.time, record.event or record.action
+    if item is not None:
+        (line,) = render_all(parts_of(seq, t, record.cause, item))
     elif record.start is not None:
         begin, rest = _encoder.encode(_StartHead(seq, t)), _encoder.encode(record.start)
         line = begin[:-1] + b"," + rest[1:]

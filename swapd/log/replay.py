@@ -49,7 +49,6 @@ def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
 
 
 def _start(records: Iterator[Record]) -> tuple[int, Start]:
-    """The number of the first record, and its contents."""
     try:
         first = next(records, None)
     except OtherSchema as exc:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swapd.core.actions import AnyAction
-from swapd.core.events import AnyEvent, SessionRequest
+from swapd.core.events import AnyEvent
 from swapd.log.records import (
     AskedHead,
     Head,
@@ -26,10 +26,11 @@ from swapd.log.records import (
     Start,
     began,
     parse,
+    parts_of,
     render,
     render_all,
 )
-from swapd.shared import system, trusted
+from swapd.shared import runtime_dir, system
 from swapd.shared.config import Config
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import NOT_ENCODABLE
@@ -76,20 +77,12 @@ class SwapLog:
 
     def event(self, event: AnyEvent, cause: int) -> int:
         """Record an event; return its number, the cause of its actions."""
-        self._seq = seq = self._seq + 1
-        now = event.now
-        if type(event) is SessionRequest:
-            head = AskedHead(seq, self._epoch + now, "event", cause, now, event.session)
-            self._pending += (head, event.request)
-        else:
-            self._pending += (Head(seq, self._epoch + now, "event", cause), event)
-        if self._timer is None:
-            self._timer = self._loop.call_later(BATCH_S, self._due)
-        return seq
+        return self.action(event, cause, event.now)
 
-    def action(self, action: AnyAction, cause: int, now: float) -> int:
+    def action(self, item: AnyEvent | AnyAction, cause: int, now: float) -> int:
+        """Record an action of the time `now`; return its number."""
         self._seq = seq = self._seq + 1
-        self._pending += (Head(seq, self._epoch + now, "action", cause), action)
+        self._pending += parts_of(seq, self._epoch + now, cause, item)
         if self._timer is None:
             self._timer = self._loop.call_later(BATCH_S, self._due)
         return seq
@@ -159,7 +152,7 @@ class SwapLogFile:
     counted.
 
     Each write opens the file anew, so it may be moved away. No other user can put another in its
-    place: see `trusted`.
+    place: see `runtime_dir`.
     """
 
     def __init__(
@@ -281,13 +274,13 @@ class SwapLogFile:
     def _its_folder(self) -> OwnedFd:
         if self._folder is not None:
             return self._folder.descriptor()
-        return trusted.folder_named(self.path)
+        return runtime_dir.folder_named(self.path)
 
     def _open_in(self, folder: OwnedFd) -> OwnedFd:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         if self._folder is not None:  # others can put no links there
-            return trusted.open_in(folder, self.path.name, flags)
-        return trusted.open_named(self.path, flags)
+            return runtime_dir.open_in(folder, self.path.name, flags)
+        return runtime_dir.open_named(self.path, flags)
 
 
 def _size(lines: list[bytes]) -> int:
@@ -306,9 +299,9 @@ def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
     if path.parent == own.path:
         return path, own
     try:
-        with trusted.open_folder(path.parent, make=True) as folder:
-            trusted.check_folder(folder, path.parent)
-    except (OSError, trusted.Untrusted) as exc:
+        with runtime_dir.open_folder(path.parent, make=True) as folder:
+            runtime_dir.check_folder(folder, path.parent)
+    except (OSError, runtime_dir.Untrusted) as exc:
         log.warning("the swap log is in %s, not in %s: %s", own.path, path.parent, exc)
         return own.path / SWAP_LOG, own
     return path, None

@@ -42,10 +42,9 @@ class TraceBuilder:
         #: Tracks of components, and the current state of each.
         self._tracks: dict[str, int] = {}
         self._doing: dict[str, _TraceSpan] = {}
-        #: Leases and waits, by session and request; copies by generation.
+        #: Leases and waits, by session and request.
         self._leases: dict[tuple[int, int], _TraceSpan] = {}
         self._waits: dict[tuple[int, int], _TraceSpan] = {}
-        self._copies: dict[int, _TraceSpan] = {}
         self._resident: dict[str, int] = {}
 
     def add(self, record: Record) -> Iterator[Event]:
@@ -53,7 +52,7 @@ class TraceBuilder:
         if self._zero is None:
             self._zero = record.time
             yield from _heads(record)
-        self._now = (record.time - self._zero) * 1e6
+        self._now = self._at(record.time)
         if record.event is not None:
             yield from self._event(record.event)
         elif record.action is not None:
@@ -66,10 +65,14 @@ class TraceBuilder:
         """End all events that still go on, at the time of the last record."""
         for name in list(self._doing):
             yield from self._ends(name)
-        for generation in list(self._copies):
+        for generation in self._seen.copies:
             yield from self._copied(generation)
         for key in [*self._waits, *self._leases]:
             yield from self._over(key)
+
+    def _at(self, time: float) -> float:
+        """Microseconds since the first record."""
+        return (time - (self._zero or 0.0)) * 1e6
 
     # --- records -------------------------------------------------------------------------
 
@@ -122,9 +125,6 @@ class TraceBuilder:
         match a:
             case actions.CopyIn():
                 yield from self._begins(a.name, "coming in", {"bytes": a.nbytes})
-                self._copies[a.generation] = _TraceSpan(plain(a.name), self._now, _of_copy(a, _IN))
-            case actions.CopyOut():
-                self._copies[a.generation] = _TraceSpan(plain(a.name), self._now, _of_copy(a, _OUT))
             case actions.Lend():
                 yield from self._begins(a.name, "being lent", {})
             case actions.Reclaim():
@@ -174,7 +174,6 @@ class TraceBuilder:
     # --- events of the trace -------------------------------------------------------------
 
     def _begins(self, name: str, doing: str, args: dict[str, Any]) -> Iterator[Event]:
-        """A component goes into another state."""
         if name not in self._tracks:
             self._tracks[name] = len(self._tracks) + 1
             yield _named("thread_name", COMPONENTS, self._tracks[name], plain(name))
@@ -203,12 +202,16 @@ class TraceBuilder:
 
     def _copied(self, generation: int) -> Iterator[Event]:
         """A copy has ended. Copies of one direction may overlap, so they are asynchronous."""
-        if (was := self._copies.pop(generation, None)) is None:
+        order, time = self._seen.copies.get(generation, (None, 0.0))
+        if not isinstance(order, actions.CopyIn | actions.CopyOut):
             return
-        args = {key: value for key, value in was.args.items() if key != "tid"}
-        if took := self._now - was.since:
+        since = self._at(time)
+        args: dict[str, Any] = {"bytes": copied_bytes(order), "generation": generation}
+        if took := self._now - since:
             args["GB_per_s"] = round(args["bytes"] / took / 1e3, 3)
-        yield from self._pair(was._replace(args=args), COPIES, was.args["tid"], "copy", generation)
+        direction = _IN if isinstance(order, actions.CopyIn) else _OUT
+        was = _TraceSpan(plain(order.name), since, args)
+        yield from self._pair(was, COPIES, direction, "copy", generation)
 
     def _span(
         self, begun: dict[tuple[int, int], _TraceSpan], key: tuple[int, int], kind: str
@@ -217,7 +220,6 @@ class TraceBuilder:
             yield from self._pair(was, SESSIONS + key[0], 0, kind, key[1])
 
     def _over(self, key: tuple[int, int]) -> Iterator[Event]:
-        """A request, and the lease that it became, are over."""
         yield from self._span(self._waits, key, "wait")
         yield from self._span(self._leases, key, "lease")
 
@@ -260,10 +262,6 @@ def _heads(first: Record) -> Iterator[Event]:
 
 def _named(kind: str, pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _of_copy(a: actions.CopyIn | actions.CopyOut, tid: int) -> dict[str, Any]:
-    return {"tid": tid, "bytes": copied_bytes(a), "generation": a.generation}
 
 
 def rendered(records: Iterable[Record], since: float = 0.0) -> Iterator[bytes]:

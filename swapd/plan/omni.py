@@ -165,7 +165,7 @@ def _output(asked: Sequence[str], timeout_s: float) -> "subprocess.CompletedProc
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env=config.environment_offline(),
+            env=config.environment_with(HF_HUB_OFFLINE="1"),
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise PlanError(f"{asked[0]}: {exc}. {_NAME_ONE}") from exc

@@ -33,6 +33,8 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
 #: The stage of `swapd run FILE` that a process belongs to.
 STAGE_VARIABLE = "SWAPD_STAGE"
+#: The socket on which systemd listens for the daemon's state.
+NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 _NO_SETTINGS = frozenset((ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE))
 
 #: Names of devices; group 1 is a GPU's index. "cuda0" is for systemd, where a colon in the name of
@@ -213,7 +215,6 @@ def parsed(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def default_folder(device: str) -> Path:
-    """The runtime folder of a device by default."""
     base = os.environ.get("XDG_RUNTIME_DIR")  # noqa: TID251
     root = Path(base) / "swapd" if base else Path(f"/tmp/swapd-{os.getuid()}")
     return root / _folder_name(device)
@@ -246,23 +247,14 @@ def endpoint_from_environment() -> str | None:
     return _unless_service(os.environ.get(ENDPOINT_VARIABLE))  # noqa: TID251
 
 
-def stage_from_environment() -> str | None:
-    """The stage of `swapd run FILE` that this process belongs to, if any."""
-    return os.environ.get(STAGE_VARIABLE) or None  # noqa: TID251
-
-
-def http_token_from_environment() -> str | None:
-    """The token of the page, if no file has it."""
-    return os.environ.get(HTTP_TOKEN_VARIABLE) or None  # noqa: TID251
-
-
-def visible_gpus() -> str | None:
-    """The GPUs that CUDA shows to this process, as `$CUDA_VISIBLE_DEVICES` lists them."""
-    return os.environ.get(VISIBLE_VARIABLE) or None  # noqa: TID251
+def variable(name: str) -> str | None:
+    """The value of one of the variables above; None if it is empty or not set."""
+    return os.environ.get(name) or None  # noqa: TID251
 
 
 def listed_gpus() -> tuple[str, ...] | None:
-    """The same, one by one; none if the variable hides all GPUs. None: it is not set."""
+    """The GPUs that CUDA shows to this process, one by one; none if `$CUDA_VISIBLE_DEVICES` hides
+    all. None: it is not set."""
     said = os.environ.get(VISIBLE_VARIABLE)  # noqa: TID251
     return None if said is None else gpus_in(said)
 
@@ -291,27 +283,17 @@ _HUB_CACHES = (
 )
 
 
-def notify_socket() -> str | None:
-    """The socket on which systemd listens for the daemon's state."""
-    return os.environ.get("NOTIFY_SOCKET") or None  # noqa: TID251
-
-
 def environment_of_a_daemon(notify: str, **defaults: str) -> dict[str, str]:
     """The environment of a daemon that this process starts. The daemon notifies `notify` when it
     serves, and not this process's watchdog. `defaults` are settings that no variable sets."""
     given = {f"SWAPD_{name.upper()}": value for name, value in defaults.items()}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WATCHDOG_")}  # noqa: TID251
-    return {**given, **kept, "NOTIFY_SOCKET": notify}
+    return {**given, **kept, NOTIFY_VARIABLE: notify}
 
 
-def environment_with(endpoint: str) -> dict[str, str]:
-    """The environment of a command whose daemon is there."""
-    return {**os.environ, ENDPOINT_VARIABLE: endpoint}  # noqa: TID251
-
-
-def environment_offline() -> dict[str, str]:
-    """The environment of a program that downloads no model from Hugging Face."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}  # noqa: TID251
+def environment_with(**variables: str) -> dict[str, str]:
+    """This process's environment, with other values of these variables."""
+    return {**os.environ, **variables}  # noqa: TID251
 
 
 def watchdog_s() -> float | None:

@@ -109,14 +109,12 @@ def _check(root: Any, inside: Callable[[Any], Iterable[Any]], most: int) -> None
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """The values in a value of a JSON document."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 def _nodes(node: Any) -> Iterable[Any]:
-    """The nodes in a node of a YAML document."""
     value = getattr(node, "value", "")
     if not isinstance(value, str):  # a sequence of nodes, or of pairs of them
         return chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in value)

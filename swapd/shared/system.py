@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from swapd.shared import fds
-from swapd.shared.config import notify_socket
+from swapd.shared.config import NOTIFY_VARIABLE, variable
 from swapd.shared.fds import OwnedFd, is_shortage
 
 log = logging.getLogger("swapd.shared.system")
@@ -80,7 +80,6 @@ def private_bytes(pid: int, name: str) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped until a SIGCONT."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"tT"
     except OSError:
@@ -98,7 +97,7 @@ def has_terminal() -> bool:
 
 def notify_systemd(state: str) -> None:
     """Send systemd a state, if it listens: "READY=1", "WATCHDOG=1", "STOPPING=1"."""
-    address = notify_socket()
+    address = variable(NOTIFY_VARIABLE)
     if address is None:
         return
     if address.startswith("@"):

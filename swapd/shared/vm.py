@@ -78,7 +78,6 @@ def reserve(nbytes: int) -> int:
 
 
 def free(address: int, nbytes: int) -> None:
-    """Unmap the range."""
     _check(_libc.munmap(address, nbytes))
 
 
@@ -139,7 +138,6 @@ def protect_none(address: int, nbytes: int) -> None:
 
 
 def make_executable(address: int, nbytes: int) -> None:
-    """Make the range executable and read-only."""
     _check(_libc.mprotect(address, nbytes, PROT_READ | _PROT_EXEC))
 
 

@@ -9,8 +9,7 @@ from swapd.cli.passes import Folding
 from swapd.core import actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
-from swapd.log.filters import Filter
-from swapd.log.history import Seen
+from swapd.log.history import Filter, Seen
 from swapd.log.records import Record, render
 from swapd.shared.protocol import Acquire, Register
 

@@ -6,7 +6,7 @@ import pytest
 
 from swapd import spawn
 from swapd.core import actions
-from swapd.log import history
+from swapd.log import reader
 from swapd_client import BadRequest, Component, connect, connect_async
 
 NAMES = ("thinker", "talker", "code2wav")
@@ -30,7 +30,7 @@ def test_stages_come_in_for_one_another_with_their_bytes(tmp_path: Path) -> None
             with owners[name].acquire(name):
                 view = bytes(stages[name].view("w"))
                 assert view == bytes([NAMES.index(name) + 1]) * SIZE
-    done = [line.record.action for line in history.read(swap_log)]
+    done = [line.record.action for line in reader.read(swap_log)]
     came = [(a.name, a.after) for a in done if isinstance(a, actions.Foreseen) and a.saved_s]
     assert {("talker", "thinker"), ("code2wav", "talker"), ("thinker", "code2wav")} >= set(came)
     assert came, "nothing was loaded ahead"

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from swapd import spawn
 from swapd.core.actions import CopyIn, Grant
-from swapd.log import history
+from swapd.log import reader
 from swapd.shared import protocol
 from swapd_client import AcquireTimeout, Client, ForkedClient, TooLarge, connect, connect_async
 from swapd_client.tracing import Tracing, in_traces_of
@@ -106,7 +106,7 @@ def test_a_span_has_the_records_of_the_swap_log(
     spans = made_of(client, exporter)
     daemon.terminate()
     daemon.wait()
-    actions = {line.record.seq: line.record.action for line in history.read(daemon.swap_log)}
+    actions = {line.record.seq: line.record.action for line in reader.read(daemon.swap_log)}
     kinds = {span.name: type(actions[said_by(span)["swapd.record"]]) for span in spans}
     assert kinds == {"swapd.acquire": Grant, "swapd.load": CopyIn}
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 import zmq
 
 from swapd.core.events import SessionGone, SessionOpened, SessionRequest
-from swapd.log import history, records
+from swapd.log import reader, records
 from swapd.log.records import OtherSchema, Record
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
@@ -341,7 +341,7 @@ class Watch:
 def _until(first: bytes, file: Path) -> list[Record] | None:
     """The events and actions of a daemon before `first`; None if it is not written yet."""
     with suppress(FileNotFoundError, OtherSchema):
-        run = history.last_run(history.read(file))
+        run = reader.last_run(reader.read(file))
         for i, line in enumerate(run):
             if line.raw == first:
                 return [one.record for one in run[:i] if one.record.start is None]

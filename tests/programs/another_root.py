@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swapd.shared.trusted import Untrusted, open_folder
+from swapd.shared.runtime_dir import Untrusted, open_folder
 
 MINE = Path("/run/mine")
 real_stat = os.stat

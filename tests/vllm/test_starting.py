@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from swapd.core import actions, events
-from swapd.log import history
+from swapd.log import reader
 from swapd.log.records import Record
 from swapd.shared import protocol
 from tests.vllm.engines import REQUESTS, TOKENS, Scene, by_component
@@ -43,7 +43,7 @@ def test_three_engines_that_start_at_once_on_an_arena_for_one_start_one_after_th
     engines = scene.on_swapd(daemon, *MODELS)
     status = daemon.status()
     assert status.starting == ()
-    records = [line.record for line in history.read(daemon.swap_log)]
+    records = [line.record for line in reader.read(daemon.swap_log)]
     turns = spans(records)
     assert len(turns) == len(MODELS)
     for (_, ended), (began, _) in pairwise(turns):

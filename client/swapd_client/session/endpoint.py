@@ -10,10 +10,9 @@ import threading
 from pathlib import Path
 
 from swapd.shared import config, daemons, fds, runtime_dir
-from swapd.shared.runtime_dir import Folder
+from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
-from swapd.shared.trusted import Untrusted
 from swapd_client.errors import LimitReached, NotAnswering, NotRunning
 
 #: Label prefix of command-line sessions, which belong to no stage.
@@ -40,7 +39,7 @@ def default_label() -> str:
 def label_of(label: str | None) -> str:
     """This process's name in the log, after the name of its stage in `swapd run FILE`."""
     label = label or default_label()
-    stage = config.stage_from_environment()
+    stage = config.variable(config.STAGE_VARIABLE)
     if stage is None or label.partition(" ")[0] == _COMMAND_LINE:
         return label
     return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]  # too long a label stays too long

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from swapd.shared import config, runtime_dir, trusted
+from swapd.shared import config, runtime_dir
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
@@ -83,7 +83,7 @@ def _start(folder: Path, device: str | None, budget: int | str | None, give_up: 
 
 
 def _made(folder: Path) -> Folder:
-    opened = Folder(folder, trusted.open_folder(folder, make=True))
+    opened = Folder(folder, runtime_dir.open_folder(folder, make=True))
     if problem := runtime_dir.problem_with(opened):
         opened.close()
         raise StartFailed(f"swapd cannot be started: {problem}")

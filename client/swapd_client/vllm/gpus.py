@@ -37,7 +37,7 @@ def number_of(visible: int) -> int:
 
     By `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint if that lists UUIDs instead of numbers.
     """
-    listed = config.visible_gpus()
+    listed = config.variable(config.VISIBLE_VARIABLE)
     if listed is None:
         return visible
     names = [name.strip() for name in listed.split(",")]

@@ -20,7 +20,7 @@ from textual.widgets import Input, Static
 from swapd.cli.live import screen
 from swapd.cli.live.poller import Poller
 from swapd.cli.story import story
-from swapd.log.history import last_run, read
+from swapd.log.reader import last_run, read
 from swapd.log.records import OtherSchema
 from swapd.shared.text import plain, reason
 from swapd_client import Client

@@ -7,7 +7,7 @@ may connect first, and fork then. It uses torch only if the process has loaded i
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from swapd.device.pieces import numbers
+from swapd.device.base import numbers
 from swapd.shared import vm
 from swapd.shared.board import Board
 from swapd.shared.protocol import Placement, Welcome

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from swapd.device.base import numbers
 from swapd.device.driver import Access
-from swapd.device.pieces import numbers
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs

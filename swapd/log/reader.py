@@ -1,13 +1,61 @@
-"""The swap log's file as it grows: each record once, across rotations, and missing ones counted."""
+"""Reads the swap log's file: all of it, or as it grows, each record once across rotations."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from swapd.log.history import LogLine, Reader
-from swapd.log.records import Record, render
+import msgspec
+
+from swapd.log.records import OtherSchema, Record, parse, render
+
+
+class LogLine(NamedTuple):
+    """One line of the log, as bytes and as a record."""
+
+    raw: bytes
+    record: Record
+
+
+class Runs(NamedTuple):
+    """The contents of a log: the lines that this version reads, the number of those in another
+    schema, and the reason why the last run cannot be read, if it is one of these."""
+
+    lines: list[LogLine]
+    left_out: int
+    other: OtherSchema | None
+
+
+class Reader:
+    """Reads lines in order."""
+
+    def __init__(self) -> None:
+        #: Why the current run cannot be read; None if it can.
+        self.other: OtherSchema | None = None
+        self.left_out = 0
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[LogLine]:
+        for raw in lines:
+            if (record := self._parse(raw)) is not None:
+                yield LogLine(raw, record)
+
+    def _parse(self, raw: bytes) -> Record | None:
+        try:
+            record = parse(raw)
+        except OtherSchema as exc:
+            self.other = exc
+            self.left_out += 1
+            return None
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or no record
+            self.left_out += bool(raw) and self.other is not None
+            return None
+        if record.start is not None:
+            self.other = None
+        elif self.other is not None:
+            self.left_out += 1
+            return None
+        return record
 
 
 class Tail:
@@ -22,7 +70,7 @@ class Tail:
         self._file: BinaryIO | None = None
         #: The beginning of a line that is not complete yet.
         self._begun = b""
-        self._reader = Reader()
+        self.reader = Reader()
         self._last = 0
 
     def close(self) -> None:
@@ -35,15 +83,19 @@ class Tail:
 
         Raises: OSError; OtherSchema if they are in another schema.
         """
-        found: list[LogLine] = []
-        if self._file is None and not self._open_first():
-            return found
-        found += self._numbered(self._grown())
-        while self._go_on():
-            found += self._numbered(self._grown())
-        if self._reader.other is not None:
-            raise self._reader.other
+        found = list(self._numbered(self.lines()))
+        if self.reader.other is not None:
+            raise self.reader.other
         return found
+
+    def lines(self) -> Iterator[LogLine]:
+        """The lines since the last call, also if the last run is in another schema. Raises:
+        OSError."""
+        if self._file is None and not self._open_first():
+            return
+        yield from self._grown()
+        while self._go_on():
+            yield from self._grown()
 
     def _open_first(self) -> bool:
         for path in (self._old, self._path) if self._most_bytes is None else (self._path,):
@@ -81,7 +133,7 @@ class Tail:
             self._file.readline()
             self._begun, self._last = b"", 0
         whole, end, self._begun = (self._begun + self._file.read()).rpartition(b"\n")
-        return self._reader.read((whole + end).split(b"\n"))
+        return self.reader.read((whole + end).split(b"\n"))
 
     def _numbered(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
         """The same, with a record that counts the missing ones before the next."""
@@ -105,3 +157,36 @@ def _inode(path: Path) -> int | None:
         return path.stat().st_ino
     except FileNotFoundError:
         return None
+
+
+def read_runs(path: Path) -> Runs:
+    """All lines of a log, those of the rotated file first; also if the last run is in another
+    schema.
+
+    Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
+    an unfinished last line, and runs in another schema. Raises: OSError.
+    """
+    path.stat()  # one with a rotated file alone is missing
+    tail = Tail(path)
+    try:
+        return Runs(list(tail.lines()), tail.reader.left_out, tail.reader.other)
+    finally:
+        tail.close()
+
+
+def read(path: Path) -> list[LogLine]:
+    """The same. Raises: OSError; OtherSchema if the last run is in another schema."""
+    found = read_runs(path)
+    if found.other is not None:
+        raise found.other
+    return found.lines
+
+
+def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """The lines of the latest daemon: a log can hold several, and each counts from 1."""
+    for i in range(len(lines) - 1, -1, -1):
+        if lines[i].record.start is not None or (
+            i and lines[i].record.seq < lines[i - 1].record.seq
+        ):
+            return lines[i:]
+    return lines

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from swapd.core import Rules, events
-from swapd.log.history import LogLine
+from swapd.log.reader import LogLine, Reader, Tail, last_run, read
 from swapd.log.records import OtherSchema, Record, Start, render
-from swapd.log.tail import Tail
 
 
 def ticks(*seqs: int) -> list[bytes]:
@@ -36,6 +35,36 @@ def numbers(lines: Iterable[LogLine]) -> list[int | str]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "log"
+
+
+def test_lines_of_both_files_are_kept_as_they_were_written(path: Path) -> None:
+    assert last_run([]) == []
+    append(path, [started(), *ticks(2)])
+    rotate(path)
+    append(path, ticks(3, 4))
+    assert [line.raw for line in read(path)] == [started(), *ticks(2, 3, 4)]
+    rotate(path)
+    with pytest.raises(FileNotFoundError):
+        read(path)
+
+
+def test_what_does_not_parse_or_is_still_being_written_is_left_out(path: Path) -> None:
+    later = b'{"seq":2,"t":1.0,"type":"event","cause":0,"kind":"teleported","now":1.0}'
+    append(path, [started(), b'{"seq":2,"cau', later, *ticks(3)])
+    with path.open("ab") as file:
+        file.write(ticks(4)[0][:-1])
+    assert numbers(read(path)) == [1, 3]
+
+
+def test_the_last_run_begins_with_the_last_start_or_a_lower_number() -> None:
+    note = render(Record(5, 0, 1.0, dropped=3))  # shares a number with the next
+    for lines, first in (
+        ([started(), *ticks(2), started(), *ticks(2, 3)], 2),
+        ([started(), *ticks(2, 9, 4, 5)], 3),
+        ([started(), note, *ticks(5, 6)], 0),
+    ):
+        found = list(Reader().read(lines))
+        assert last_run(found) == found[first:]
 
 
 def test_it_has_the_past_of_both_files_and_each_new_record_once(path: Path) -> None:
