@@ -14,10 +14,11 @@ from swapd.daemon.lifeline import Lifeline
 class FencedByCore:
     """Session 1 of a core with these rules. The event `fenced` is set when it is fenced."""
 
-    def __init__(self, lifeline: Lifeline | None = None, **rules: float) -> None:
+    def __init__(self, **rules: float) -> None:
         self.fenced = asyncio.Event()
         self.why = ""
-        self._lifeline = lifeline
+        #: What it ends then, if that is set.
+        self.lifeline: Lifeline | None = None
         self._core = Residency(1, 1, Rules(**rules))  # type: ignore[arg-type]
         self._timer: asyncio.TimerHandle | None = None
         self._handle(SessionOpened(time.monotonic(), 1, "one"))
@@ -46,8 +47,8 @@ class FencedByCore:
         assert not self.fenced.is_set(), "twice"
         self.why = action.why
         self.fenced.set()
-        if self._lifeline is not None:
-            self._lifeline._server.drop(self._lifeline, "fenced", action.why)
+        if self.lifeline is not None:
+            self.lifeline._server.drop(self.lifeline, "fenced", action.why)
 
     def __enter__(self) -> Self:
         return self

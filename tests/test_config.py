@@ -71,12 +71,6 @@ def test_there_is_a_sample_of_every_setting_and_none_is_its_default() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_can_be_a_variable(name: str) -> None:
-    text, value = SAMPLES[name]
-    assert load(None, {}, {variable(name): text}) == Config(**{name: value})
-
-
-@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_can_be_a_line_of_the_file(name: str, tmp_path: Path) -> None:
     text, value = SAMPLES[name]
     expected = Config(**{name: value})
@@ -129,10 +123,6 @@ def test_the_file_is_named_by_flag_or_else_by_variable(tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text("patience = 2")
     assert load(other, {}, environ).patience == 2
-
-
-def test_what_clients_read_from_the_environment_is_no_setting() -> None:
-    assert load(None, {}, {module.ENDPOINT_VARIABLE: "/somewhere", "PATH": "/bin"}) == Config()
 
 
 # --- unknown -----------------------------------------------------------------------------
@@ -199,11 +189,6 @@ def test_a_service_s_address_is_neither_an_endpoint_nor_a_file(
     monkeypatch.setenv(module.ENDPOINT_VARIABLE, "udp://10.0.0.1:53")
     assert module.endpoint_from_environment() is None
     assert load(None, {}, {module.CONFIG_VARIABLE: "tcp://10.0.0.1:8080"}) == Config()
-
-
-def test_no_warning_of_variables_that_are_settings(caplog: pytest.LogCaptureFixture) -> None:
-    load(None, {}, {variable(name): text for name, (text, _) in SAMPLES.items()})
-    assert caplog.records == []
 
 
 def test_an_unknown_flag_is_refused_by_name() -> None:
@@ -321,11 +306,6 @@ def test_folders_are_absolute_because_clients_are_told_them(
     settings = Config(runtime_dir="run", swap_log="log/swap-log.jsonl")
     assert settings.folder == tmp_path / "run"
     assert settings.swap_log_path == tmp_path / "log/swap-log.jsonl"
-
-
-def test_settings_do_not_change() -> None:
-    with pytest.raises(AttributeError):
-        setattr(Config(), "budget", 1)  # noqa: B010 - mypy reports it, too
 
 
 @pytest.mark.parametrize("evil", ["x\x1b[2J", "a\nb", "\u202egnp", "\udcff", "x" * 5000])

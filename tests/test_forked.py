@@ -11,7 +11,6 @@ import pytest
 
 from swapd.run.child import end_with_parent
 from tests import forked
-from tests.guarantees.harness import stop_process
 
 SHOWS = """
 import os, sys
@@ -60,28 +59,6 @@ def test_a_function_is_called_first_if_another_process_can_have_it(forks: bool) 
         [sys.executable, "-c", shows], preexec_fn=dies_with_it, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.communicate()[0] == f"{int(signal.SIGTERM)} {forks}\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
-def test_how_it_ends_is_seen(number: signal.Signals) -> None:
-    program = "input(); print('up', flush=True); input()"
-    command = [sys.executable, "-c", program]
-    with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "up\n"
-        stop_process(process.pid)
-        process.send_signal(number)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait() == -number
-
-
-def test_an_exception_that_nobody_catches_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    with forked.Popen([sys.executable, "-c", "{}['missing']"]) as process:
-        assert process.wait() == 1
-    assert "KeyError: 'missing'" in capfd.readouterr().err
 
 
 def test_a_program_in_a_file_is_run(tmp_path: Path) -> None:
@@ -156,32 +133,3 @@ def test_it_ends_with_the_status_of_one_that_is_started(program: str) -> None:
         ends.append((process.returncode, words[-1:]))
     os.close(writing)
     assert ends[0] == ends[1]
-
-
-STARTS = """
-import multiprocessing, subprocess, sys
-shows = "import sys; print('fractions' in sys.modules)"
-if __name__ == "__main__" and len(sys.argv) == 1:
-    subprocess.run([sys.executable, "-c", shows], start_new_session=True, check=True)
-    subprocess.run([sys.executable, __file__, "within"], check=True)
-    process = multiprocessing.get_context("spawn").Process(target=exec, args=(shows,))
-    process.start()
-    process.join()
-    sys.exit(process.exitcode)
-if __name__ == "__main__":
-    exec(shows)
-"""
-
-
-def test_what_it_starts_is_forked_everywhere_if_that_is_asked_for(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(STARTS)
-    with forked.Popen(
-        [sys.executable, program],
-        imported=("fractions",),
-        everywhere=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.communicate()[0] == "True\n" * 3
-    assert process.returncode == 0

@@ -186,13 +186,6 @@ def test_a_clean_host_copy_can_still_become_private_memory(copies: Copies) -> No
     vm.free(at, SPAN)
 
 
-def test_a_mutable_host_copy_takes_what_is_written_back(copies: Copies) -> None:
-    fd = copies.made(1, NBYTES, mutable=True)
-    copies.sealed(1)
-    vm.view(copies.address(1), NBYTES)[:] = CONTENT
-    assert os.pread(fd, NBYTES, 0) == CONTENT
-
-
 def test_a_worker_that_keeps_its_writable_mapping_gets_bad_request(copies: Copies) -> None:
     fd = copies.made(1, NBYTES, mutable=False)
     kept = vm.map_shared(fd, 0, SPAN, writable=True)
@@ -214,15 +207,6 @@ def test_a_host_copy_that_seems_to_be_mapped_for_a_moment_is_sealed_then(copies:
     vm.free(kept, SPAN)
     done(sealing)
     assert copies.address(1)
-
-
-def test_a_worker_may_keep_its_writable_mapping_of_a_mutable_one(copies: Copies) -> None:
-    fd = copies.made(1, NBYTES, mutable=True)
-    kept = vm.map_shared(fd, 0, SPAN, writable=True)
-    copies.sealed(1)
-    vm.view(kept, NBYTES)[:] = CONTENT
-    assert bytes(vm.view(copies.address(1), NBYTES)) == CONTENT
-    vm.free(kept, SPAN)
 
 
 @pytest.mark.parametrize(
@@ -351,15 +335,6 @@ def test_where_nobody_says_how_much_memory_there_is_the_host_copy_is_refused(
     copies.made(99, NBYTES, mutable=False)
 
 
-def test_a_large_host_copy_is_allocated_in_steps_without_a_gap(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SLICE_BYTES", MIB)
-    fd = copies.made(1, NBYTES, mutable=False)
-    assert os.fstat(fd).st_size == NBYTES
-    assert os.fstat(fd).st_blocks * 512 >= NBYTES
-
-
 # --- drop --------------------------------------------------------------------------------
 
 
@@ -374,24 +349,6 @@ def test_drop_leaves_no_mapping_and_no_descriptor(copies: Copies, mutable: bool)
         copies.dropped(uid)
     assert snapshot() == before
     assert copies.total_bytes == 0
-
-
-def test_a_worker_s_descriptor_keeps_the_bytes_of_a_dropped_host_copy(copies: Copies) -> None:
-    kept = os.dup(copies.made(1, NBYTES, mutable=False))
-    fill(kept, CONTENT)
-    copies.sealed(1)
-    copies.dropped(1)
-    assert os.pread(kept, NBYTES, 0) == CONTENT
-    os.close(kept)
-
-
-def test_close_drops_all(copies: Copies) -> None:
-    before = snapshot()
-    for uid in range(5):
-        copies.made(uid, MIB, mutable=bool(uid % 2))
-        copies.sealed(uid)
-    copies.close()
-    assert snapshot() == before
 
 
 # --- shared by content -------------------------------------------------------------------
@@ -410,14 +367,6 @@ def test_a_shared_host_copy_is_counted_once_and_dropped_with_the_last(copies: Co
     assert bytes(vm.view(copies.address(2), NBYTES)) == CONTENT
     copies.dropped(2)
     assert copies.total_bytes == 0
-
-
-def test_what_has_no_bytes_is_shared_too(copies: Copies) -> None:
-    copies.made(1, 0, mutable=False)
-    copies.sealed(1)
-    copies.share(2, 1)
-    copies.dropped(1)
-    copies.dropped(2)
 
 
 def test_host_copies_leave_little_that_a_collection_of_garbage_looks_at() -> None:

@@ -1,4 +1,5 @@
-"""A brief shortage on the machine ends no session and loses no message."""
+"""A brief shortage on the machine ends no session and loses no message; and a worker that does not
+read has its messages kept, at its own expense."""
 
 import asyncio
 import errno
@@ -27,17 +28,26 @@ class Ends(NamedTuple):
     gone: "asyncio.Future[None]"
     #: Reports of messages kept for it: how many, and why they cannot be sent.
     unread: "asyncio.Queue[tuple[int, str]]"
+    server: LifelineServer
 
 
 @asynccontextmanager
-async def session(folder: Path) -> AsyncIterator[Ends]:
+async def session(folder: Path, core: FencedByCore | None = None) -> AsyncIterator[Ends]:
+    """A session that `core`, if there is one, may end; its worker reads when the test says so."""
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[Lifeline] = loop.create_future()
     gone: asyncio.Future[None] = loop.create_future()
 
     def on_hello(line: Lifeline, hello: protocol.Hello) -> None:
         line.session = 1
+        if core is not None:
+            core.lifeline = line
         opened.set_result(line)
+
+    def on_unread(_: Lifeline, count: int, error: str) -> None:
+        unread.put_nowait((count, error))
+        if core is not None:
+            core.hears(count, error)
 
     unread: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
     server = LifelineServer(
@@ -45,14 +55,14 @@ async def session(folder: Path) -> AsyncIterator[Ends]:
         loop,
         on_hello,
         lambda *_: None,
-        lambda _, count, error: unread.put_nowait((count, error)),
+        on_unread,
         lambda _: gone.set_result(None),
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(30)
         sock.connect(str(folder / "sock"))
         sock.send(protocol.encode(protocol.Hello(protocol.VERSION)))
-        yield Ends(await opened, sock, gone, unread)
+        yield Ends(await opened, sock, gone, unread, server)
         server.close("stopping", "")
 
 
@@ -119,10 +129,9 @@ async def test_what_cannot_be_sent_for_long_ends_the_session_in_words(
 ) -> None:
     monkeypatch.setattr(lifeline, "RETRY_S", 0.001)
     export = failing(1 << 20, OSError(errno.EMFILE, "injected"), lambda: [])
-    async with session(tmp_path) as ends:
-        with FencedByCore(ends.lifeline, unread_timeout_s=0.01) as core:
+    with FencedByCore(unread_timeout_s=0.01) as core:
+        async with session(tmp_path, core) as ends:
             ends.lifeline.send(protocol.Files((1,)), export=export)
-            core.hears(*await ends.unread.get())
             await ends.gone
             assert ends.lifeline.closed
             assert "injected" in core.why
@@ -160,3 +169,107 @@ async def test_the_end_of_a_session_closes_what_still_waits_for_it(tmp_path: Pat
         ends.lifeline.send(protocol.Master("a", 1), [late])
         with pytest.raises(ValueError, match="descriptor is closed"):
             late.fileno()
+
+
+# --- messages that are not read ----------------------------------------------------------
+
+#: More than a socket takes.
+MANY = 5000
+LAST = protocol.Broken("a", 1, "last")
+
+
+async def hear_until(ends: Ends, last: protocol.FromDaemon) -> list[protocol.FromDaemon]:
+    """The messages before `last`."""
+    heard = []
+    while (message := (await hear(ends))[0]) != last:
+        heard.append(message)
+    return heard
+
+
+def contend(line: Lifeline, names: tuple[str, ...] = ()) -> None:
+    for _ in range(MANY):
+        for waits in (True, False):
+            line.send(protocol.Hurry(waits))
+            for name in names:
+                line.send(protocol.Wanted(name, waits))
+
+
+async def test_hints_are_state_and_the_newest_is_heard(tmp_path: Path) -> None:
+    async with session(tmp_path) as ends:
+        line = ends.lifeline
+        contend(line, ("a", "b"))
+        line.send(protocol.Hurry(True))
+        line.send(protocol.Wanted("b", True))
+        assert line.unread == 0
+        line.send(LAST)
+        heard = await hear_until(ends, LAST)
+        contend(line)
+        line.send(protocol.Wanted("c", True))
+        heard += await hear_until(ends, protocol.Wanted("c", True))
+        assert not ends.gone.done()
+        assert len(heard) < MANY
+        now: dict[str, bool] = {}
+        for hint in heard:
+            if isinstance(hint, protocol.Hurry):
+                assert now.get("", False) != hint.waits, "it knew"
+                now[""] = hint.waits
+            elif isinstance(hint, protocol.Wanted):
+                assert now.get(hint.name, False) != hint.wanted, "it knew"
+                now[hint.name] = hint.wanted
+        assert (now["a"], now["b"]) == (False, True)
+
+
+async def test_what_is_state_is_told_once_and_ends_no_session_however_long_nobody_reads(
+    tmp_path: Path,
+) -> None:
+    with FencedByCore(unread_timeout_s=0.0) as core:
+        async with session(tmp_path, core) as ends:
+            contend(ends.lifeline, ("a",))
+            for generation in range(MANY):
+                ends.lifeline.send(protocol.Revoke("a", generation))
+                ends.lifeline.send(protocol.Saved("m", generation))
+            assert ends.lifeline.unread == 2
+            await hear(ends)
+            await asyncio.sleep(0)
+            assert not ends.gone.done()
+            newest = {protocol.Revoke("a", MANY - 1), protocol.Saved("m", MANY - 1)}
+            while newest:
+                newest.discard((await hear(ends))[0])
+
+
+async def test_what_is_said_once_and_not_taken_for_long_ends_the_session(tmp_path: Path) -> None:
+    with FencedByCore(unread_timeout_s=0.2) as core:
+        async with session(tmp_path, core) as ends:
+            for generation in range(MANY):
+                ends.lifeline.send(protocol.Broken("a", generation, "why"))
+            assert not ends.gone.done(), "its messages were counted"
+            await ends.gone
+            assert ends.lifeline.closed
+            assert "none taken in 0.2 s" in core.why
+            assert ends.unread.qsize() == 1, "what did not change was told again"
+
+
+async def test_a_session_that_takes_some_of_it_now_and_then_goes_on(tmp_path: Path) -> None:
+    with FencedByCore(unread_timeout_s=2.0) as core:
+        async with session(tmp_path, core) as ends:
+            for generation in range(MANY):
+                ends.lifeline.send(protocol.Broken("a", generation, "why"))
+            for generation in range(MANY):
+                assert (await hear(ends))[0] == protocol.Broken("a", generation, "why")
+            assert ends.lifeline.unread == 0
+            assert not ends.gone.done()
+            told = [ends.unread.get_nowait()[0] for _ in range(ends.unread.qsize())]
+            assert len(told) > 2
+            assert told[-1] == 0
+            assert told[1:] == sorted(set(told[1:]), reverse=True), "it took some each time"
+
+
+async def test_hints_leave_room_for_the_last_words(tmp_path: Path) -> None:
+    async with session(tmp_path) as ends:
+        for name in map(str, range(MANY)):
+            ends.lifeline.send(protocol.Wanted(name, True))
+        ends.lifeline.send(protocol.Saved("m", 7))
+        ends.server.drop(ends.lifeline, "fenced", "why")
+        heard = await hear_until(ends, protocol.Goodbye("fenced", "why"))
+        assert heard[-1] == protocol.Saved("m", 7)
+        assert await asyncio.to_thread(recv_packet, ends.sock, 1 << 16) == (b"", [])

@@ -11,7 +11,7 @@ import pytest
 from swapd.core.actions import CopyIn, CopyOut
 from swapd.core.events import AnyEvent, CopiedIn, CopiedOut, CopyFailed, CopyStopped
 from swapd.daemon.mover import Mover
-from swapd.device import Device, DeviceError, HostDevice
+from swapd.device import Device, HostDevice
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
 from tests.faults import FailingDevice
@@ -77,20 +77,6 @@ class GatedDevice(HostDevice):
         self.ended.append("copy")
 
 
-async def test_the_bytes_go_in_and_come_back(
-    mover_of: MoverOf, posted: Posted, master: int
-) -> None:
-    with closing(HostDevice(2 * CHUNK, CHUNK)) as device:
-        mover = mover_of(device)
-        vm.view(master, 5)[:] = b"hello"
-        start(mover, into(3), master)
-        assert await posted.events.get() == CopiedIn(NOW, 3)
-        vm.view(master, 5)[:] = b"-----"
-        start(mover, back(4), master)
-        assert await posted.events.get() == CopiedOut(NOW, 4)
-    assert bytes(vm.view(master, 5)) == b"hello"
-
-
 @pytest.mark.parametrize("n", [1, 2, 3])
 async def test_a_copy_that_fails_is_one_event_and_the_next_works(
     mover_of: MoverOf, posted: Posted, master: int, n: int
@@ -122,19 +108,6 @@ async def test_an_order_that_makes_no_sense_to_the_device_fails_alone(
     assert isinstance(failed, CopyFailed)
     assert "do not fit" in failed.why
     assert copied == CopiedIn(NOW, 2)
-
-
-async def test_an_error_that_is_not_the_device_s_is_a_crash_and_no_event(
-    mover_of: MoverOf, posted: Posted, master: int
-) -> None:
-    class BrokenDevice(HostDevice):
-        def copy_in(self, runs: Runs, source: int, nbytes: int, **told: Any) -> None:
-            raise ZeroDivisionError("a bug")
-
-    with closing(BrokenDevice(CHUNK, CHUNK)) as device:
-        start(mover_of(device), into(1), master)
-        assert str(await posted.crashes.get()) == "a bug"
-    assert posted.events.empty()
 
 
 async def test_one_direction_does_not_wait_for_the_other(
@@ -285,24 +258,3 @@ async def test_close_waits_for_the_copies_and_then_tells_nobody(
             await asyncio.sleep(0)  # the loop runs the callbacks that the copies have posted to it
     assert posted.events.empty()
     assert posted.crashes.empty()
-
-
-async def test_close_ends_both_threads(posted: Posted, master: int) -> None:
-    before = set(threading.enumerate())
-    with closing(HostDevice(CHUNK, CHUNK)) as device:
-        mover = Mover(device, posted.inbox)
-        start(mover, into(1), master)
-        start(mover, back(2), master)
-        mover.close()
-    assert set(threading.enumerate()) == before
-
-
-async def test_the_injected_fault_is_the_nth_call_of_the_verb_and_no_other(master: int) -> None:
-    with closing(FailingDevice(CHUNK, CHUNK, fail_on={"copy_out": 2})) as device:
-        runs = ((0, 1),)
-        device.copy_in(runs, master, CHUNK)
-        device.copy_out(runs, master, CHUNK)
-        device.copy_in(runs, master, CHUNK)
-        with pytest.raises(DeviceError, match="injected: copy_out"):
-            device.copy_out(runs, master, CHUNK)
-        device.copy_out(runs, master, CHUNK)

@@ -106,43 +106,11 @@ def test_fields_that_have_a_default_may_be_missing(
     assert {name: getattr(decoded, name) for name in expected} == expected
 
 
-@every_message
-def test_fields_that_have_none_may_not_be_missing(
-    decode: Decode, kind: type[msgspec.Struct]
-) -> None:
-    for field in msgspec.structs.fields(kind):
-        if field.required:
-            less = raw(bare(kind))
-            del less[field.name]
-            with pytest.raises(msgspec.ValidationError, match=field.name):
-                decode(msgspec.msgpack.encode(less))
-
-
-@every_message
-def test_a_message_names_its_kind_in_words(decode: Decode, kind: type[msgspec.Struct]) -> None:
-    field, tag = tag_of(kind)
-    assert raw(bare(kind))[field] == tag
-    assert tag == tag.lower()
-
-
 @pytest.mark.parametrize(("decode", "union"), CHANNELS)
 def test_no_two_messages_of_a_channel_have_the_same_tag(decode: Decode, union: Any) -> None:
     tags = [tag_of(kind) for kind in typing.get_args(union)]
     assert len(set(tags)) == len(tags)
     assert len({field for field, _ in tags}) == 1
-
-
-@every_message
-def test_messages_are_data(decode: Decode, kind: type[msgspec.Struct]) -> None:
-    """Frozen, and equal if their fields are."""
-    message = bare(kind)
-    assert kind.__struct_config__.frozen
-    assert message == kind(**msgspec.structs.asdict(message))
-
-
-def test_requests_and_replies_are_told_apart_by_their_id_alone() -> None:
-    for kind in typing.get_args(protocol.AnyRequest) + typing.get_args(protocol.AnyReply):
-        assert kind.__struct_fields__[0] == "id"
 
 
 # --- garbage -----------------------------------------------------------------------------

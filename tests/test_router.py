@@ -1,64 +1,125 @@
-"""The rpc channel: every request is answered, even if the reply is impossible."""
+"""Each request has a reply; those that a peer does not read are kept, within a limit of time."""
 
 import asyncio
 import logging
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 import zmq
-import zmq.asyncio
 
+from swapd.daemon import router
 from swapd.daemon.peers import Peer
 from swapd.daemon.router import Router
 from swapd.shared import protocol
-from swapd.shared.protocol import AnyReply, AnyRequest, Done, Refused, StatusReply
 from swapd_client.errors import InternalError, from_refusal
+from tests.fenced import FencedByCore
 from tests.samples import sample
 
-TOKENS = {1: b"one" * 5 + b"1", 2: b"two" * 5 + b"2"}
+TOKEN = b"t" * protocol.TOKEN_BYTES
+#: More replies than two sockets and the connection between them take.
+MANY = 10_000
 
-Ask = Callable[[int, AnyRequest], Awaitable[AnyReply]]
+
+class Asked(NamedTuple):
+    router: Router
+    #: The peer that asked, as the router knows it, and its own socket.
+    asker: Peer
+    socket: "zmq.Socket[bytes]"
+    #: The router's report of a deaf session.
+    said: "asyncio.Future[tuple[int, str]]"
+    #: The reported numbers of replies kept for session 7.
+    told: "asyncio.Queue[int]"
 
 
 @asynccontextmanager
-async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) -> AsyncIterator[Ask]:
-    """Sessions 1 and 2 of a router that replies with `answer(session, request)`."""
-    context = zmq.asyncio.Context()
-
-    crashed = asyncio.get_running_loop().create_future()
-
-    def on_request(session: int, peer: Peer, request: AnyRequest) -> None:
-        router.reply(peer, answer(session, request))
-
-    def on_deaf(session: int, why: object) -> None:
-        raise AssertionError(f"session {session} {why}")
-
+async def asked(folder: Path) -> AsyncIterator[Asked]:
+    """A router that has a request from a peer of session 7."""
+    context = zmq.Context()
     loop = asyncio.get_running_loop()
-    router = Router(loop, folder / "rpc.sock", on_request, on_deaf, on_deaf, crashed.set_exception)
-    sockets = {}
-    for session, token in TOKENS.items():
-        router.open(token, session)
-        sockets[session] = socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.ROUTING_ID, token + struct.pack(">I", 0))
-        socket.connect(f"ipc://{folder / 'rpc.sock'}")
+    said = loop.create_future()
+    asker = loop.create_future()
 
-    async def ask(session: int, request: AnyRequest) -> AnyReply:
-        await sockets[session].send(protocol.encode(request))
-        async with asyncio.timeout(60):
-            reply: AnyReply = protocol.decode_reply(await sockets[session].recv())
-        assert not crashed.done()
-        return reply
+    def on_deaf(session: int, why: str) -> None:
+        made.forget(TOKEN)
+        said.set_result((session, why))
 
+    def on_request(session: int, peer: Peer, request: protocol.AnyRequest) -> None:
+        asker.set_result(peer)
+
+    def on_unread(session: int, count: int) -> None:
+        assert session == 7
+        told.put_nowait(count)
+
+    told: asyncio.Queue[int] = asyncio.Queue()
+    where = folder / "rpc.sock"
+    made = Router(loop, where, on_request, on_unread, on_deaf, said.set_exception)
+    made.open(TOKEN, 7)
+    peer = context.socket(zmq.DEALER)
+    peer.setsockopt(zmq.ROUTING_ID, TOKEN + b"0")
+    peer.connect(f"ipc://{folder / 'rpc.sock'}")
+    peer.send(protocol.encode(protocol.Status(1)))
     try:
-        yield ask
+        yield Asked(made, await asker, peer, said, told)
     finally:
-        router.close()
-        context.destroy(linger=0)
+        peer.close(linger=0)
+        made.close()
+        context.term()
+
+
+@pytest.mark.parametrize(("count", "chars"), [(MANY, 1), (40, 1 << 20)], ids=["many", "long"])
+async def test_what_a_peer_does_not_take_comes_later_and_in_order(
+    tmp_path: Path, count: int, chars: int
+) -> None:
+    why = "x" * chars
+    async with asked(tmp_path) as (made, asker, socket, said, told):
+        for number in range(count):
+            made.reply(asker, protocol.Refused(number, "too_large", why))
+        for number in range(count):
+            got = await asyncio.to_thread(socket.recv)
+            assert protocol.decode_reply(got) == protocol.Refused(number, "too_large", why)
+        assert not said.done()
+        counts = [told.get_nowait() for _ in range(told.qsize())]
+        assert counts[0] == 1
+        assert counts[-1] == 0, "it has read them all"
+
+
+async def test_a_session_that_takes_no_reply_for_long_ends(tmp_path: Path) -> None:
+    with FencedByCore(unread_timeout_s=0.1) as core:
+        async with asked(tmp_path) as (made, asker, _, said, told):
+            for number in range(MANY):
+                made.reply(asker, protocol.Done(number))
+            while not told.empty():
+                core.hears(told.get_nowait(), channel="replies")
+            await core.fenced.wait()
+            assert "none taken in 0.1 s" in core.why
+            assert not said.done(), "the core says when"
+
+
+@pytest.mark.parametrize("bound", ["UNREAD_MAX", "UNREAD_MAX_BYTES"])
+async def test_a_session_with_more_unread_than_is_kept_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(router, bound, 100)
+    async with asked(tmp_path) as (made, asker, _, said, _):
+        for number in range(MANY):
+            made.reply(asker, protocol.Done(number))
+        assert said.done()
+        session, why = said.result()
+        assert session == 7
+        assert "replies unread" in why
+
+
+async def test_a_reply_to_who_is_gone_costs_nothing(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (made, asker, socket, said, _):
+        for number in range(MANY):
+            made.reply(asker, protocol.Done(number))
+        socket.close(linger=0)
+        made.reply(asker, protocol.Done(1))
+        assert not said.done()
 
 
 @pytest.mark.parametrize(
@@ -66,24 +127,19 @@ async def served(folder: Path, answer: Callable[[int, AnyRequest], AnyReply]) ->
     [{"hits": 1 << 64}, {"waiting": -(1 << 64)}, {"runtime_dir": "/run/\udcff"}, {"notes": {1j}}],
     ids=["too large", "too small", "no text", "no data"],
 )
-async def test_an_answer_that_cannot_be_sent_is_a_refusal_and_costs_nobody_else(
+async def test_an_answer_that_cannot_be_sent_is_a_refusal_and_costs_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, said: dict[str, Any]
 ) -> None:
-    impossible = msgspec.structs.replace(sample(StatusReply), **said)
-
-    def answer(session: int, request: AnyRequest) -> AnyReply:
-        if session == 1:
-            wrong: AnyReply = msgspec.structs.replace(impossible, id=request.id)
-            return wrong
-        return Done(request.id)
-
-    async with served(tmp_path, answer) as ask:
+    impossible = msgspec.structs.replace(sample(protocol.StatusReply), id=7, **said)
+    async with asked(tmp_path) as (made, asker, socket, _, _):
         with caplog.at_level(logging.ERROR, "swapd.daemon.router"):
-            refused = await ask(1, protocol.Status(7))
-        assert isinstance(refused, Refused)
+            made.reply(asker, impossible)
+        made.reply(asker, protocol.Done(8))
+        refused = protocol.decode_reply(await asyncio.to_thread(socket.recv))
+        assert isinstance(refused, protocol.Refused)
         assert (refused.id, refused.code) == (7, "internal")
         assert "StatusReply" in refused.message
         assert isinstance(from_refusal(refused), InternalError)
         assert "StatusReply" in caplog.text
-        assert await ask(2, protocol.Status(8)) == Done(8)
-        assert isinstance(await ask(1, protocol.Status(9)), Refused)
+        done = protocol.decode_reply(await asyncio.to_thread(socket.recv))
+        assert done == protocol.Done(8)

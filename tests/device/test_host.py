@@ -24,16 +24,6 @@ def arenas() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:swapd-arena")
 
 
-def test_a_chunk_that_is_no_multiple_of_2_mib_is_refused_with_the_remedy() -> None:
-    with pytest.raises(DeviceError, match=r"1048576 bytes: .* 2 MiB"):
-        HostDevice(CHUNK, 1 << 20)
-
-
-def test_a_budget_below_one_chunk_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DeviceError, match=r"4096 bytes .* 2097152"):
-        HostDevice(4096, CHUNK)
-
-
 def test_a_budget_beyond_the_host_s_memory_is_refused_with_both_numbers() -> None:
     with pytest.raises(DeviceError, match="lower --budget") as refused:
         HostDevice(1 << 50, CHUNK)
@@ -55,12 +45,6 @@ def test_the_budget_may_be_all_that_is_available(
 def test_an_unknown_device_is_refused_by_name() -> None:
     with pytest.raises(DeviceError, match=r"no device 'tpu:0'; use --device host"):
         open_device("tpu:0", CHUNK, CHUNK, None)
-
-
-def test_the_host_device_is_opened_by_name() -> None:
-    with closing(open_device("host", 2 * CHUNK, CHUNK, None)) as device:
-        assert (device.name, device.chunks, device.chunk_bytes) == ("host", 2, CHUNK)
-        assert repr(device) == "<HostDevice 4 MiB in 2 chunks>"
 
 
 def test_the_arena_is_allocated_from_the_start() -> None:

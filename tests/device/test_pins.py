@@ -143,13 +143,6 @@ def test_copies_that_never_end_do_not_hold_it_up(
         assert pinned.pinned_bytes == LENGTH
 
 
-def test_nothing_is_said_of_what_is_pinned(driver: Driver, memory: int) -> None:
-    with closing(Pins(driver, None, read_only=True)) as pinned:
-        assert pinned.notes() == ()
-        pinned.pin(memory, SLICE, writable=True)
-        assert pinned.notes() == ()
-
-
 def test_close_unpins_everything(driver: Driver, memory: int) -> None:
     for _ in range(3):  # the driver refuses memory that is already pinned
         pinned = Pins(driver, None, read_only=True)

@@ -42,15 +42,6 @@ def bytes_of(fd: int) -> bytes:
     return os.pread(fd, NBYTES, 0)
 
 
-def mapped(address: int, nbytes: int) -> bool:
-    """Whether the range contains a mapping or a reservation."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(text, 16) for text in line.split(maxsplit=1)[0].split("-"))
-        if start < address + nbytes and end > address:
-            return True
-    return False
-
-
 def present_bytes(address: int) -> int:
     """The bytes in memory of the mapping that begins at `address`."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
@@ -75,19 +66,6 @@ def test_a_reserved_range_is_aligned_for_whole_page_tables() -> None:
         vm.free(at, n * vm.PAGE_BYTES)
 
 
-def test_reserving_takes_address_space_only() -> None:
-    at = vm.reserve(1 << 40)
-    assert present_bytes(at) == 0
-    vm.free(at, 1 << 40)
-
-
-def test_free_gives_the_range_back() -> None:
-    at = vm.reserve(NBYTES)
-    assert mapped(at, NBYTES)
-    vm.free(at, NBYTES)
-    assert not mapped(at, NBYTES)
-
-
 def test_what_the_kernel_refuses_is_an_oserror() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         vm.free(vm.PAGE_BYTES + 1, vm.PAGE_BYTES)
@@ -100,33 +78,8 @@ def test_what_the_kernel_refuses_is_an_oserror() -> None:
 # --- map ---------------------------------------------------------------------------------
 
 
-def test_a_mapping_stands_where_it_was_asked_to(arena: int) -> None:
-    at = vm.reserve(NBYTES)
-    assert vm.map_shared(arena, 0, NBYTES, writable=False, at=at) == at
-    assert bytes(vm.view(at, NBYTES)) == bytes_of(arena)
-    vm.free(at, NBYTES)
-
-
-def test_a_writable_mapping_writes_the_memory_itself(arena: int) -> None:
-    at = vm.map_shared(arena, vm.PAGE_BYTES, vm.PAGE_BYTES, writable=True)
-    vm.view(at, 5)[:] = b"hello"
-    vm.free(at, vm.PAGE_BYTES)
-    assert bytes_of(arena)[vm.PAGE_BYTES : vm.PAGE_BYTES + 5] == b"hello"
-
-
 def test_a_read_only_mapping_may_be_read_but_not_written() -> None:
     faults("write_read_only")
-
-
-def test_a_private_view_reads_the_file_and_keeps_its_writes_to_itself(arena: int) -> None:
-    before = bytes_of(arena)
-    at = vm.reserve(NBYTES)
-    vm.map_private(arena, NBYTES, at=at)
-    assert bytes(vm.view(at, NBYTES)) == before
-    vm.view(at, 5)[:] = b"hello"
-    assert bytes(vm.view(at, 5)) == b"hello"
-    assert bytes_of(arena) == before
-    vm.free(at, NBYTES)
 
 
 def test_populate_makes_every_page_present(arena: int) -> None:
@@ -146,22 +99,6 @@ def test_populating_for_writing_what_may_not_be_written_is_an_oserror(arena: int
 
 
 # --- shelve ------------------------------------------------------------------------------
-
-
-def test_pages_keep_their_content_on_the_shelf_and_back(arena: int) -> None:
-    at, shelf = vm.reserve(NBYTES), vm.reserve(NBYTES)
-    vm.map_shared(arena, 0, NBYTES, writable=True, at=at)
-    vm.populate(at, NBYTES, writable=True)
-    for _ in range(3):
-        vm.move_pages(at, shelf, NBYTES)
-        vm.protect_none(at, NBYTES)
-        os.pwrite(arena, b"while out", 0)
-        vm.move_pages(shelf, at, NBYTES)
-        assert bytes(vm.view(at, NBYTES)) == bytes_of(arena)
-        vm.view(at, 9)[:] = b"once more"
-        assert bytes_of(arena)[:9] == b"once more"
-    vm.free(at, NBYTES)
-    vm.free(shelf, NBYTES)
 
 
 def test_pages_that_were_shelved_come_back_without_faulting(arena: int) -> None:
@@ -184,38 +121,11 @@ def test_what_comes_back_from_the_shelf_is_as_read_only_as_before() -> None:
     faults("write_read_only_from_the_shelf")
 
 
-def test_private_pages_can_be_moved_too() -> None:
-    at, there = vm.map_anonymous(NBYTES), vm.map_anonymous(NBYTES)
-    vm.view(at, 5)[:] = b"hello"
-    vm.move_pages(at, there, NBYTES)
-    assert bytes(vm.view(there, 5)) == b"hello"
-    assert bytes(vm.view(at, 5)) == bytes(5), "the source stays mapped, and is empty"
-    vm.free(at, NBYTES)
-    vm.free(there, NBYTES)
-
-
 # --- revoke ------------------------------------------------------------------------------
 
 
 def test_a_revoked_range_may_not_be_touched() -> None:
     faults("read_revoked")
-
-
-def test_a_revoked_range_can_be_mapped_again(arena: int) -> None:
-    at = vm.map_shared(arena, 0, NBYTES, writable=False)
-    vm.revoke(at, NBYTES)
-    vm.map_shared(arena, 0, NBYTES, writable=False, at=at)
-    assert bytes(vm.view(at, NBYTES)) == bytes_of(arena)
-    vm.free(at, NBYTES)
-
-
-def test_memory_that_is_mapped_nowhere_else_is_given_back_by_revoke() -> None:
-    at = vm.map_anonymous(NBYTES, at=vm.reserve(NBYTES))
-    vm.populate(at, NBYTES, writable=True)
-    assert present_bytes(at) == NBYTES
-    vm.revoke(at, NBYTES)
-    assert present_bytes(at) == 0
-    vm.free(at, NBYTES)
 
 
 # --- fork --------------------------------------------------------------------------------
@@ -236,30 +146,3 @@ def test_private_memory_is_a_child_s_as_any_other(how: str) -> None:
 
 
 # --- units -------------------------------------------------------------------------------
-
-
-def test_round_up() -> None:
-    assert [vm.round_up(n, 256) for n in (0, 1, 255, 256, 257)] == [0, 256, 256, 256, 512]
-    assert vm.round_up(1) == vm.PAGE_BYTES
-
-
-def test_a_view_writes_through_and_may_be_empty() -> None:
-    at = vm.map_anonymous(vm.PAGE_BYTES)
-    vm.view(at, 3)[1:] = b"ab"
-    assert bytes(vm.view(at, 4)) == b"\0ab\0"
-    assert len(vm.view(at, 0)) == 0
-    vm.free(at, vm.PAGE_BYTES)
-
-
-def test_a_hole_gives_memory_back_and_reads_as_zeros(arena: int) -> None:
-    at = vm.map_shared(arena, 0, NBYTES, writable=True)
-    vm.populate(at, NBYTES, writable=True)
-    before = os.fstat(arena).st_blocks
-    vm.punch(arena, NBYTES // 4, NBYTES // 2)
-    assert os.fstat(arena).st_blocks == before // 2
-    assert os.fstat(arena).st_size == NBYTES
-    assert bytes(vm.view(at + NBYTES // 4, NBYTES // 2)) == bytes(NBYTES // 2)
-    assert bytes(vm.view(at + vm.PAGE_BYTES, 2)) == b"\1\0"
-    vm.free(at, NBYTES)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        vm.punch(-1, 0, NBYTES)

@@ -6,7 +6,6 @@ Used in pytest's process and in programs of their own: `from tests.fakecuda impo
 import ctypes
 import mmap
 import os
-import signal
 import threading
 from typing import Any
 
@@ -22,19 +21,11 @@ FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 NO_TYPE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
 
 INVALID_VALUE = 1
-OUT_OF_MEMORY = 2
-NOT_INITIALIZED = 3
-NO_DEVICE = 100
 INVALID_DEVICE = 101
 INVALID_CONTEXT = 201
-INVALID_HANDLE = 400
-NOT_READY = 600
 ILLEGAL_ADDRESS = 700
-CONTEXT_IS_DESTROYED = 709
 ALREADY_REGISTERED = 712
 NOT_REGISTERED = 713
-NOT_PERMITTED = 800
-NOT_SUPPORTED = 801
 
 
 class Failed(Exception):
@@ -83,10 +74,6 @@ def create(nbytes: int = UNIT, device: int = 0, types: Any = FD) -> Any:
 
 def export(handle: Any) -> int:
     return int(call("cuMemExportToShareableHandle", handle, FD, 0))
-
-
-def import_(fd: int) -> Any:
-    return call("cuMemImportFromShareableHandle", fd, FD)
 
 
 def reserve(nbytes: int = UNIT) -> int:
@@ -215,7 +202,3 @@ def in_thread(function: Any) -> Any:
     thread.start()
     thread.join()
     return results[0]
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,11 +1,9 @@
 """The fake driver keeps the driver's contract: memory, copies and streams in one process."""
 
-import array
 import ctypes
 import mmap
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from tests.fakecuda.calls import (
     call,
     code_of,
     create,
-    export,
     mapped,
     memory,
     reserve,
@@ -90,36 +87,6 @@ def test_memory_lives_until_its_last_handle_and_mapping(fake: fakecuda.Fake) -> 
     unmapped(one)
     assert fake.held_bytes() == UNIT
     unmapped(two)
-    assert fake.held_bytes() == 0
-
-
-def test_a_descriptor_under_way_in_a_socket_keeps_the_memory(fake: fakecuda.Fake) -> None:
-    handle = create()
-    fd = export(handle)
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with here, there:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
-        here.sendmsg([b"x"], [rights])
-        os.close(fd)
-        call("cuMemRelease", handle)
-        assert fake.held_bytes() == UNIT
-        _, received, _, _ = socket.recv_fds(there, 1, 1)
-        imported = calls.import_(received[0])
-        os.close(received[0])
-    assert fake.held_bytes() == UNIT
-    call("cuMemRelease", imported)
-    assert fake.held_bytes() == 0
-
-
-def test_every_import_is_released_on_its_own(fake: fakecuda.Fake) -> None:
-    handle = create()
-    fd = export(handle)
-    imports = [calls.import_(fd), calls.import_(fd)]
-    os.close(fd)
-    call("cuMemRelease", handle)
-    call("cuMemRelease", imports[0])
-    assert fake.held_bytes() == UNIT
-    call("cuMemRelease", imports[1])
     assert fake.held_bytes() == 0
 
 
@@ -194,23 +161,6 @@ def test_addresses_are_freed_as_they_were_reserved_and_not_while_mapped(
         assert code_of("cuMemAddressFree", place, nbytes) == calls.INVALID_VALUE
     call("cuMemAddressFree", address, 2 * UNIT)
     assert code_of("cuMemAddressFree", address, 2 * UNIT) == calls.INVALID_VALUE
-
-
-def test_addresses_are_reserved_where_they_are_asked_for_if_that_is_free(
-    fake: fakecuda.Fake,
-) -> None:
-    address = reserve(UNIT)
-    call("cuMemAddressFree", address, UNIT)
-    assert int(call("cuMemAddressReserve", UNIT, 0, address, 0)) == address
-    other = int(call("cuMemAddressReserve", UNIT, 0, address, 0))
-    assert other != address
-    call("cuMemAddressFree", address, UNIT)
-    call("cuMemAddressFree", other, UNIT)
-    aligned = int(call("cuMemAddressReserve", UNIT, 64 * MIB, 0, 0))
-    assert aligned % (64 * MIB) == 0
-    call("cuMemAddressFree", aligned, UNIT)
-    assert code_of("cuMemAddressReserve", UNIT, 3 * MIB, 0, 0) == calls.INVALID_VALUE
-    assert code_of("cuMemAddressReserve", MIB, 0, 0, 0) == calls.INVALID_VALUE
 
 
 # ---- access
@@ -298,30 +248,6 @@ def test_other_memory_has_been_read_when_the_call_returns(fake: fakecuda.Fake, s
     gate.close()
 
 
-def test_a_large_copy_from_other_memory_is_complete_when_the_call_returns(
-    fake: fakecuda.Fake, stream: Any
-) -> None:
-    source = Host(2 * UNIT)
-    source[2 * UNIT - 4 :] = b"last"
-    address = memory(2 * UNIT)
-    call("cuMemcpyHtoDAsync", address, source.address, 2 * UNIT, stream)
-    assert ctypes.string_at(address + 2 * UNIT - 4, 4) == b"last"
-    unmapped(address, 2 * UNIT)
-    source.close()
-
-
-def test_a_copy_to_other_memory_is_complete_when_the_call_returns(
-    fake: fakecuda.Fake, stream: Any
-) -> None:
-    target = Host(4096)
-    address = memory()
-    call("cuMemsetD8Async", address, 0x61, 4096, stream)
-    call("cuMemcpyDtoHAsync", target.address, address, 4, stream)
-    assert target[:4] == b"aaaa"
-    unmapped(address)
-    target.close()
-
-
 def test_a_copy_stays_in_one_registration(fake: fakecuda.Fake, stream: Any) -> None:
     host = Host(2 * mmap.PAGESIZE)
     call("cuMemHostRegister", host.address, mmap.PAGESIZE, 0)
@@ -342,16 +268,6 @@ def test_host_addresses_are_not_taken_for_the_devices(fake: fakecuda.Fake, strea
     assert code_of("cuMemcpyDtoH", host.address, host.address, 8) == calls.INVALID_VALUE
     assert code_of("cuMemsetD8Async", host.address, 0, 8, stream) == calls.INVALID_VALUE
     host.close()
-
-
-def test_an_applications_own_memory_counts(fake: fakecuda.Fake) -> None:
-    address = int(call("cuMemAlloc", 3 * MIB))
-    assert fake.held_bytes() == 2 * UNIT
-    call("cuMemcpyHtoD", address, b"own", 3)
-    assert code_of("cuMemUnmap", address, 2 * UNIT) == calls.INVALID_VALUE
-    assert code_of("cuMemRetainAllocationHandle", address) == calls.INVALID_VALUE
-    call("cuMemFree", address)
-    assert code_of("cuMemFree", address) == calls.INVALID_VALUE
 
 
 # ---- registered host memory
@@ -378,71 +294,7 @@ def test_memory_that_is_not_there_cannot_be_registered(fake: fakecuda.Fake) -> N
     assert code_of("cuMemHostRegister", 1 << 46, mmap.PAGESIZE, 0) == calls.INVALID_VALUE
 
 
-def test_registered_memory_has_the_same_address_on_the_device(fake: fakecuda.Fake) -> None:
-    host = Host(mmap.PAGESIZE)
-    assert code_of("cuMemHostGetDevicePointer", host.address, 0) == calls.INVALID_VALUE
-    host.pin(2)
-    assert int(call("cuMemHostGetDevicePointer", host.address, 0)) == host.address
-    host.unpin()
-    host.close()
-
-
 # ---- streams and events
-
-
-def test_a_stream_runs_in_order_and_others_run_beside_it(fake: fakecuda.Fake, stream: Any) -> None:
-    other = calls.stream()
-    address = memory()
-    gate = Gate(stream)
-    call("cuMemsetD8Async", address, 1, 4096, stream)
-    call("cuMemsetD8Async", address, 2, 4096, stream)
-    assert code_of("cuStreamQuery", stream) == calls.NOT_READY
-    call("cuMemsetD8Async", address, 9, 4096, other)
-    call("cuStreamSynchronize", other)
-    assert code_of("cuStreamQuery", other) == 0
-    assert ctypes.string_at(address, 1) == b"\x09"
-    gate.open()
-    call("cuStreamSynchronize", stream)
-    assert ctypes.string_at(address, 1) == b"\x02"
-    call("cuStreamDestroy", other)
-    unmapped(address)
-    gate.close()
-
-
-def test_an_event_is_done_when_the_stream_has_got_there(fake: fakecuda.Fake, stream: Any) -> None:
-    event = calls.event()
-    assert code_of("cuEventQuery", event) == 0, "never recorded: nothing to wait for"
-    gate = Gate(stream)
-    call("cuEventRecord", event, stream)
-    assert code_of("cuEventQuery", event) == calls.NOT_READY
-    gate.open()
-    call("cuEventSynchronize", event)
-    assert code_of("cuEventQuery", event) == 0
-    second = Gate(stream)
-    call("cuEventRecord", event, stream)
-    assert code_of("cuEventQuery", event) == calls.NOT_READY, "recorded anew"
-    second.open()
-    call("cuStreamSynchronize", stream)
-    call("cuEventDestroy", event)
-    assert code_of("cuEventQuery", event) == calls.INVALID_HANDLE
-    gate.close()
-    second.close()
-
-
-def test_a_destroyed_stream_still_does_its_work(fake: fakecuda.Fake) -> None:
-    stream, event = calls.stream(), calls.event()
-    address = memory()
-    gate = Gate(stream)
-    call("cuMemsetD8Async", address, 5, 16, stream)
-    call("cuEventRecord", event, stream)
-    call("cuStreamDestroy", stream)
-    assert code_of("cuEventQuery", event) == calls.NOT_READY
-    gate.open()
-    call("cuEventSynchronize", event)
-    assert ctypes.string_at(address, 1) == b"\x05"
-    call("cuEventDestroy", event)
-    unmapped(address)
-    gate.close()
 
 
 def test_to_name_a_destroyed_stream_ends_the_process(fake: fakecuda.Fake) -> None:
@@ -457,24 +309,6 @@ calls.code_of("cuStreamQuery", one)
 """
     with start_python(program, env=fake.environment()) as process:
         assert process.wait() == -signal.SIGABRT
-
-
-@pytest.mark.parametrize("where", ["device", "host"])
-def test_flags_are_written_and_waited_for(fake: fakecuda.Fake, stream: Any, where: str) -> None:
-    other = calls.stream()
-    host = Host(mmap.PAGESIZE).pin()
-    address = memory() if where == "device" else host.address
-    for value, how in ((7, 0), (5, 0), (7, 1), (4, 2), (1, 3)):  # >=, >=, ==, and, nor
-        call("cuStreamWaitValue64", stream, address, value, how)
-    assert code_of("cuStreamQuery", stream) == calls.NOT_READY
-    call("cuStreamWriteValue64", other, address, 7, 0)
-    call("cuStreamSynchronize", stream)
-    assert ctypes.string_at(address, 8) == (7).to_bytes(8, "little")
-    call("cuStreamDestroy", other)
-    if where == "device":
-        unmapped(address)
-    host.unpin()
-    host.close()
 
 
 def test_flags_lie_aligned_in_memory_that_the_device_can_see(
@@ -517,41 +351,6 @@ def test_a_thread_without_a_context_can_manage_memory_but_not_use_it(fake: fakec
     host.close()
 
 
-def test_a_context_that_is_released_takes_its_streams_along(fake: fakecuda.Fake) -> None:
-    def on_the_other_card() -> list[int]:
-        calls.use(1)
-        stream, event = calls.stream(), calls.event()
-        gate = Gate(stream)
-        call("cuEventRecord", event, stream)
-        call("cuDevicePrimaryCtxRelease", 1)
-        codes = [code_of("cuStreamQuery", stream), code_of("cuDevicePrimaryCtxRelease", 1)]
-        calls.use(1)
-        codes += [code_of("cuStreamQuery", stream), code_of("cuEventSynchronize", event)]
-        gate.close()
-        call("cuDevicePrimaryCtxRelease", 1)
-        return codes
-
-    found = calls.in_thread(on_the_other_card)
-    assert found == [
-        calls.CONTEXT_IS_DESTROYED,
-        calls.INVALID_CONTEXT,
-        calls.INVALID_HANDLE,
-        calls.INVALID_HANDLE,
-    ]
-    assert fake.allocations(gpu=1) == []
-
-
 def test_what_is_not_emulated_is_not_found(fake: fakecuda.Fake) -> None:
     with pytest.raises(RuntimeError, match="cuModuleLoad"):
         driver.cuModuleLoad(b"kernels.cubin")
-
-
-# ---- building
-
-
-def test_without_gcc_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="install gcc"):
-        fakecuda.build(tmp_path)
