@@ -192,7 +192,16 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
     assert all(step.actions == step.recorded for step in steps), "a log replays by its rules"
 
 
-def test_a_daemon_that_lingers_ends_after_its_last_session(tmp_path: Path) -> None:
+def test_a_daemon_that_lingers_ends_after_its_last_session_or_a_new_time(tmp_path: Path) -> None:
+    file = tmp_path / "swapd.toml"
+    file.write_text("linger = 3600\n")
+    with spawn_with(tmp_path, "--config", file) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        swapd_client.connect(tmp_path / "run").close()
+        file.write_text("linger = 0.1\n")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 0
     with spawn_with(tmp_path, "--linger", 0.2, "--verbose") as process:
         assert process.stdout is not None
         assert process.stdout.readline()

@@ -99,11 +99,12 @@ def dispatch(core: Core) -> Dispatch:
     nothing: Any = None
     made: Any = Dispatch(core, log, nothing, pytest.fail)  # type: ignore[arg-type]
     made.clock = lambda: 9.0
+    made.record = 99
     return made  # type: ignore[no-any-return]
 
 
 def answer(dispatch: Dispatch, names: tuple[str, ...] = ()) -> Account:
-    account = dispatch.account_of(1, 7, names, 99)
+    account = dispatch.account_of(1, 7, names)
     assert account is not None
     return account
 
@@ -122,7 +123,7 @@ def test_its_loads_are_those_of_its_names_that_had_not_ended(
         Move("load", "a", 100, 2.0, 0, 5.0, "the bus is off"),
         Move("load", "family/0", 100, 4.0, 0),
     )
-    assert dispatch.account_of(1, 7, (), 99) is None
+    assert dispatch.account_of(1, 7) is None
 
 
 def test_evictions_that_make_room_for_it_are(dispatch: Dispatch) -> None:
@@ -159,4 +160,4 @@ def test_nothing_is_left_of_who_gave_up_or_is_gone(dispatch: Dispatch) -> None:
         traces.note(Evicted("b", generation, 100, 0), 4, 2.0)
     traces.note(CopyIn(1, "a", 9, 100, ((0, 1),)), 5, 2.0)
     assert not traces.open
-    assert dispatch.account_of(1, 7, (), 99) is None
+    assert dispatch.account_of(1, 7) is None

@@ -56,30 +56,28 @@ async def test_after_a_shortage_of_descriptors_a_guest_goes_and_others_come_in(
     listening.close()
 
 
-class Nobody:
-    """The owner of peers that says nothing."""
+class Deaf(Peers):
+    """Peers that nobody serves."""
+
+    ended: asyncio.Queue[Peer]
 
     def greeted(self, peer: Peer) -> None: ...
     def received(self, peer: Peer, frames: list[bytes]) -> None: ...
-    def took(self, peer: Peer) -> None: ...
 
-    def __init__(self) -> None:
-        self.gone: asyncio.Queue[Peer] = asyncio.Queue()
-
-    def left(self, peer: Peer) -> None:
-        self.gone.put_nowait(peer)
+    def gone(self, peer: Peer) -> None:
+        self.ended.put_nowait(peer)
 
 
 async def test_connections_that_are_gone_take_no_place_of_a_guest(tmp_path: Path) -> None:
-    path, owner = tmp_path / "rpc.sock", Nobody()
-    loop = asyncio.get_running_loop()
+    path, loop = tmp_path / "rpc.sock", asyncio.get_running_loop()
     crashed = loop.create_future()
-    peers = Peers(path, loop, TERMS, owner, crashed.set_exception)
+    peers = Deaf(path, loop, TERMS, crashed.set_exception)
+    peers.ended = asyncio.Queue()
     with connected(path) as first:
         assert await asyncio.to_thread(first.recv, 1) == b"\xff", "it was let in"
         for _ in range(GUESTS_MAX + 2):
             connected(path).close()
-            await owner.gone.get()
+            await peers.ended.get()
         first.setblocking(False)
         first.recv(1024)  # the rest of the greeting
         with pytest.raises(BlockingIOError):

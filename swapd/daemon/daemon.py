@@ -71,6 +71,10 @@ class Daemon:
         self._copies = HostCopies(config.host_memory, device)
         self._connections: dict[int, WorkerConnection] = {}
         self._watchdog: asyncio.TimerHandle | None = None
+        #: The end of a daemon without a session; and whether there has been one: the first client
+        #: may take a while to connect.
+        self._linger: asyncio.TimerHandle | None = None
+        self._used = False
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
 
@@ -91,6 +95,7 @@ class Daemon:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it is ignored
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
         self._beat()
+        self._count_users()
         try:
             notify_systemd("READY=1")
             ready()
@@ -119,8 +124,9 @@ class Daemon:
             self._at_once.set()
         self._stop.set()
 
-    def _stop_unused(self) -> None:
+    def _stop_unused(self, linger_s: float) -> None:
         """Stop, and let no more clients in: new ones must find the next daemon."""
+        log.info("stopping: no session for %s, as --linger says", seconds(linger_s))
         self._sessions.say_goodbye()
         self.stop()
 
@@ -132,8 +138,15 @@ class Daemon:
             self._reload()
 
     def _count_users(self) -> None:
-        own = self._own()
-        self._linger.count(sum(one.lifeline.pid != own for one in self._connections.values()))
+        """Without a session, stop after `linger` seconds, unless there is one before."""
+        own, linger_s = self._own(), self._config.linger
+        users = any(one.lifeline.pid != own for one in self._connections.values())
+        self._used = self._used or users
+        if self._linger is not None:
+            self._linger.cancel()
+        if not users and linger_s is not None:
+            after_s = linger_s if self._used else max(linger_s, FIRST_S)
+            self._linger = self._loop.call_later(after_s, self._stop_unused, linger_s)
 
     def _crashed(self, error: BaseException) -> None:
         """A bug of the daemon, or a device that cannot be trusted any more: the daemon ends."""
@@ -185,7 +198,7 @@ class Daemon:
 
     def _apply(self, config: Config) -> None:
         self._config = config
-        self._linger.set(config.linger)
+        self._count_users()
         self._swap_log.limit(config.swap_log_size, config.swap_log_age)
         self._copies.limit_bytes = config.host_memory
         if (rules := _rules(config)) != self._core.rules:
@@ -203,12 +216,11 @@ class Daemon:
     # --- start ---------------------------------------------------------------------------
 
     def _open(self) -> None:
-        loop, config, device, folder = self._loop, self._config, self._device, self._folder
+        loop, device, folder = self._loop, self._device, self._folder
         core, connections = self._core, self._connections
         self._publisher = Publisher(loop, folder.inside / runtime_dir.EVENTS, self._crashed)
         self._open_swap_log()
         self._dispatch = dispatch = Dispatch(core, self._swap_log, loop, self._crashed)
-        self._linger = Linger(loop, config.linger, self._stop_unused)
         self._mover = Mover(device, dispatch)
         self._lender = lender = Lender(device, connections, dispatch)
         self._copy_orders = HostCopyOrders(self._copies, device, connections, dispatch)
@@ -246,27 +258,25 @@ class Daemon:
 
     def _orders(self) -> dict[type, Perform]:
         """How each action is carried out; the others are for the swap log only."""
-        copies, lender = self._copy_orders, self._lender
+        copies, lender, owners = self._copy_orders, self._lender, self._core.ledger.host.owners
         return {
             **self._sessions.orders(),
             actions.CopyIn: self._copy_in,
-            actions.Hasten: lambda a, _: self._mover.hasten(a.generation, a.urgency),
-            actions.StopCopy: lambda a, _: self._mover.stop(a.generation),
+            actions.Hasten: lambda a: self._mover.hasten(a.generation, a.urgency),
+            actions.StopCopy: lambda a: self._mover.stop(a.generation),
             actions.CopyOut: self._copy_out,
-            actions.Lend: lambda a, _: lender.lend(a),
-            actions.Reclaim: lambda a, _: lender.reclaim(a),
-            actions.MakeHostCopy: lambda a, _: copies.make(a),
-            actions.SealHostCopy: lambda a, _: copies.seal(
-                a, self._core.ledger.host.owners[a.uid].session
-            ),
-            actions.DropHostCopy: lambda a, _: copies.drop(a.uid),
+            actions.Lend: lender.lend,
+            actions.Reclaim: lender.reclaim,
+            actions.MakeHostCopy: copies.make,
+            actions.SealHostCopy: lambda a: copies.seal(a, owners[a.uid].session),
+            actions.DropHostCopy: lambda a: copies.drop(a.uid),
         }
 
-    def _copy_in(self, a: actions.CopyIn, _: int) -> None:
+    def _copy_in(self, a: actions.CopyIn) -> None:
         landed = partial(self._copy_orders.progress[a.uid].landed, a.generation)
         self._mover.copy_in(a, self._copies.address(a.uid), landed)
 
-    def _copy_out(self, a: actions.CopyOut, _: int) -> None:
+    def _copy_out(self, a: actions.CopyOut) -> None:
         saved = partial(self._copy_orders.progress[a.uid].saved, a.generation)
         self._mover.copy_out(a, self._copies.address(a.uid), saved)
 
@@ -290,9 +300,9 @@ class Daemon:
         self._sessions.say_goodbye()
         self._dispatch.close()
         finished = await self._finish()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        self._linger.close()
+        for timer in (self._watchdog, self._linger):
+            if timer is not None:
+                timer.cancel()
         self._swap_log.close()
         self._sessions.close()
         self._publisher.close()
@@ -333,41 +343,3 @@ def _rules(config: Config) -> Rules:
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{name} {shown(name, old[name])} -> {shown(name, new[name])}" for name in new)
-
-
-class Linger:
-    """Calls `stop` when there has been no session for `linger_s` seconds; never if that is None."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, linger_s: float | None, stop: Callable[[], None]
-    ) -> None:
-        self._loop = loop
-        self._stop = stop
-        self._linger_s = linger_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._sessions = 0
-        #: Whether there has been a session: the first client may take a while to connect.
-        self._used = False
-        self.count(0)
-
-    def count(self, sessions: int) -> None:
-        self._sessions = sessions
-        self._used = self._used or sessions > 0
-        self.close()
-        if not sessions and self._linger_s is not None:
-            after_s = self._linger_s if self._used else max(self._linger_s, FIRST_S)
-            self._timer = self._loop.call_later(after_s, self._over)
-
-    def set(self, linger_s: float | None) -> None:
-        self._linger_s = linger_s
-        self.count(self._sessions)
-
-    def _over(self) -> None:
-        assert self._linger_s is not None
-        log.info("stopping: no session for %s, as --linger says", seconds(self._linger_s))
-        self._stop()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

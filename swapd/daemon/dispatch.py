@@ -23,8 +23,8 @@ log = logging.getLogger("swapd")
 
 #: An action, and its number in the swap log.
 Numbered = tuple[AnyAction, int]
-#: Carries out an action, whose number in the swap log is the second argument.
-Perform = Callable[[Any, int], None]
+#: Carries out an action.
+Perform = Callable[[Any], None]
 
 #: The name of a slow action, which the event that ends it has too; None: no event ends it.
 _NAMES: dict[type, Callable[[Any], object]] = {
@@ -102,6 +102,8 @@ class Dispatch(Inbox):
         self._swap_log = swap_log
         #: How each kind of action is carried out; set before the first event.
         self.perform: Mapping[type, Perform] = {}
+        #: The number in the swap log of the action that is carried out.
+        self.record = 0
         self.traces = Traces()
         self._events: deque[AnyEvent] = deque()
         self._draining = False
@@ -129,13 +131,9 @@ class Dispatch(Inbox):
         if self._core.ledger.stopping and self._core.quiet:
             self.quiet.set()
 
-    def account_of(
-        self, session: int, request: int, names: tuple[str, ...], record: int
-    ) -> Account | None:
-        """The account for the answer to an acquire; None if it is not traced.
-
-        `names`: all granted names, if they differ from the requested ones. `record`: number of the
-        answer in the swap log.
+    def account_of(self, session: int, request: int, names: tuple[str, ...] = ()) -> Account | None:
+        """The account for the answer to an acquire, while that is carried out; None if it is not
+        traced. `names`: all granted names, if they differ from the requested ones.
         """
         if (traced := self.traces.open.get((session, request))) is None:
             return None
@@ -143,7 +141,8 @@ class Dispatch(Inbox):
         moves = self.traces.moves(traced, frozenset(names or traced.names), under_way)
         self.traces.drop(session, request)
         left_out = max(len(moves) - MOVES_MAX, 0)
-        return Account(self.clock(), record, traced.waits_for, tuple(moves[:MOVES_MAX]), left_out)
+        shown = tuple(moves[:MOVES_MAX])
+        return Account(self.clock(), self.record, traced.waits_for, shown, left_out)
 
     def _load(self, generation: int) -> Move | None:
         ledger = self._core.ledger
@@ -186,7 +185,8 @@ class Dispatch(Inbox):
         if self.traces.open:
             self.traces.note(action, number, self.clock())
         if (perform := self.perform.get(kind)) is not None:
-            perform(action, number)
+            self.record = number
+            perform(action)
 
     def _cause_of(self, event: AnyEvent) -> int:
         """The record of the action that the event ends, or ends in part."""

@@ -7,11 +7,12 @@ or waits here until the kernel takes more: the owner of the peers bounds how muc
 import asyncio
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from swapd.daemon import zmtp
 from swapd.daemon.door import GUEST_S, Door, Guests
@@ -147,7 +148,7 @@ class Peer:
             for _ in range(TURN):
                 if (message := self._next()) is None:
                     return
-                self._server.owner.received(self, message)
+                self._server.received(self, message)
                 if self.closed:
                     return
         except zmtp.WireError as exc:
@@ -165,7 +166,7 @@ class Peer:
             self.take(answer)  # if not taken, the peer asks again
         self._decoder.answers.clear()
         if not self.session and self._decoder.identity is not None:
-            self._server.owner.greeted(self)
+            self._server.greeted(self)
         if message is None:
             self._server.count(self, self._decoder.kept)
         return None if self.closed else message
@@ -196,7 +197,7 @@ class Peer:
             while self._waiting and self._take_some():
                 pass
             if len(self._waiting) < waited:
-                self._server.owner.took(self)
+                self._server.took(self)
 
     def _take_some(self) -> bool:
         """Give the first waiting messages to the kernel; False if it does not take them now."""
@@ -224,42 +225,40 @@ class SocketTerms(NamedTuple):
     longest: int
 
 
-class PeerOwner(Protocol):
-    """The owner of the peers. All is called on the loop."""
-
-    def greeted(self, peer: Peer) -> None:
-        """The handshake is over; called again before each message of a peer without a session."""
-
-    def received(self, peer: Peer, frames: list[bytes]) -> None: ...
-
-    def took(self, peer: Peer) -> None:
-        """The peer has taken some of what waited for it."""
-
-    def left(self, peer: Peer) -> None:
-        """The peer is closed."""
-
-
-class Peers:
-    """Lets peers in at a path; closes those that have no session after a while."""
+class Peers(ABC):
+    """Lets peers in at a path; closes those that have no session after a while. A subclass serves
+    their messages, on the loop."""
 
     def __init__(
         self,
         path: Path,
         loop: asyncio.AbstractEventLoop,
         terms: SocketTerms,
-        owner: PeerOwner,
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """`crashed(error)`: a call of the owner failed."""
+        """Listen at `path`. `crashed(error)`: serving a message has failed."""
         self.loop = loop
         self.terms = terms
-        self.owner = owner
         self.crashed = crashed
         self._all: set[Peer] = set()
         #: Bytes of incomplete messages.
         self._kept = 0
         self._guests = Guests(loop, GUEST_S)
         self._door = Door(path, socket.SOCK_STREAM, loop, self._entered, self._guests.make_room)
+
+    @abstractmethod
+    def greeted(self, peer: Peer) -> None:
+        """The handshake is over; called again before each message of a peer without a session."""
+
+    @abstractmethod
+    def received(self, peer: Peer, frames: list[bytes]) -> None: ...
+
+    def took(self, peer: Peer) -> None:  # noqa: B027 - a subclass need not care
+        """The peer has taken some of what waited for it."""
+
+    @abstractmethod
+    def gone(self, peer: Peer) -> None:
+        """The peer is closed."""
 
     def _entered(self, sock: socket.socket, pid: int) -> None:
         peer = Peer(sock, pid, self)
@@ -301,7 +300,7 @@ class Peers:
         peer.counted = 0
         self._guests.leave(peer)
         self._all.discard(peer)
-        self.owner.left(peer)
+        self.gone(peer)
 
     def close(self) -> None:
         self._door.close()

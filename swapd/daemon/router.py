@@ -56,7 +56,7 @@ PEERS_SHARE = 10
 _RPC_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
-class Router:
+class Router(Peers):
     """Serves requests of open sessions; refuses all others."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Router:
         `on_deaf(session, why)`: no more can be kept for it, and it must be forgotten.
         `crashed(error)`: one of these failed.
         """
-        self._loop = loop
+        super().__init__(path, loop, _RPC_TERMS, crashed)
         self._on_request = on_request
         self._on_unread = on_unread
         self._on_deaf = on_deaf
@@ -85,7 +85,6 @@ class Router:
         #: Sessions for which replies wait.
         self._behind: set[int] = set()
         self._closed = False
-        self._peers = Peers(path, loop, _RPC_TERMS, self, crashed)
 
     def open(self, token: bytes, session: int) -> None:
         self._sessions[token] = session
@@ -97,7 +96,7 @@ class Router:
         if session is not None:
             self._behind.discard(session)
             for peer in self._of.pop(session):
-                self._peers.unsettle(peer)
+                self.unsettle(peer)
 
     def reply(self, peer: Peer, reply: AnyReply) -> None:
         """Send, now or as soon as the peer reads. A peer that is gone gets nothing, and one without
@@ -110,7 +109,7 @@ class Router:
 
     def close(self) -> None:
         self._closed = True
-        self._peers.close()
+        super().close()
 
     # --- of the peers --------------------------------------------------------------------
 
@@ -118,7 +117,7 @@ class Router:
         session = self._sessions.get(peer.identity[:TOKEN_BYTES])
         if session is not None and len(self._of[session]) < share(PEERS_MAX, PEERS_SHARE):
             self._of[session].add(peer)
-            self._peers.settle(peer, session)
+            self.settle(peer, session)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         if not peer.session:
@@ -139,7 +138,7 @@ class Router:
         if peer.session in self._behind:
             self._note_taken(peer.session)
 
-    def left(self, peer: Peer) -> None:
+    def gone(self, peer: Peer) -> None:
         if peers := self._of.get(peer.session):
             peers.discard(peer)
         if peer.session in self._behind and peer.waiting and not self._unread(peer.session)[0]:
@@ -242,7 +241,7 @@ class _Subscriber:
         return b"" in self.topics or any(line.startswith(topic) for topic in self.topics)
 
 
-class Publisher:
+class Publisher(Peers):
     """Publishes to all subscribers. On the loop; only `close` blocks."""
 
     def __init__(
@@ -251,9 +250,8 @@ class Publisher:
         path: Path,
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """Listen at `path`."""
+        super().__init__(path, loop, _STREAM_TERMS, crashed)
         self._subscribers: dict[Peer, _Subscriber] = {}
-        self._peers = Peers(path, loop, _STREAM_TERMS, self, crashed)
 
     def publish(self, lines: Sequence[bytes]) -> None:
         """Send each of `lines` to those that want it, as a message of its own."""
@@ -272,7 +270,7 @@ class Publisher:
                 poll.register(fd, select.POLLOUT)
             for fd, _ in poll.poll(left * 1000):
                 behind[fd].push()
-        self._peers.close()
+        super().close()
 
     def _behind(self) -> dict[int, Peer]:
         return {peer.fileno(): peer for peer in self._subscribers if peer.behind}
@@ -282,7 +280,7 @@ class Publisher:
     def greeted(self, peer: Peer) -> None:
         if peer not in self._subscribers:
             self._subscribers[peer] = _Subscriber(peer)
-            self._peers.tolerate(peer)
+            self.tolerate(peer)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         verb, topic = frames[0][:1], frames[0][1:]
@@ -296,8 +294,5 @@ class Publisher:
             if not topics[topic]:
                 del topics[topic]
 
-    def took(self, peer: Peer) -> None:
-        """Nothing waits for that."""
-
-    def left(self, peer: Peer) -> None:
+    def gone(self, peer: Peer) -> None:
         self._subscribers.pop(peer, None)

@@ -79,17 +79,17 @@ class Sessions:
         return {
             actions.Grant: self._grant,
             actions.Refuse: self._refuse,
-            actions.Accept: lambda a, _: self.reply(a.session, protocol.Done(a.request)),
-            actions.SendRevoke: lambda a, _: tell(
+            actions.Accept: lambda a: self.reply(a.session, protocol.Done(a.request)),
+            actions.SendRevoke: lambda a: tell(
                 a.session, protocol.Revoke(a.name, a.generation, a.ack)
             ),
-            actions.SendWanted: lambda a, _: tell(a.session, protocol.Wanted(a.name, a.wanted)),
-            actions.SendHurry: lambda a, _: tell(a.session, protocol.Hurry(a.waits)),
-            actions.SendBroken: lambda a, _: tell(
+            actions.SendWanted: lambda a: tell(a.session, protocol.Wanted(a.name, a.wanted)),
+            actions.SendHurry: lambda a: tell(a.session, protocol.Hurry(a.waits)),
+            actions.SendBroken: lambda a: tell(
                 a.session, protocol.Broken(a.name, a.generation, a.why)
             ),
             actions.Evicted: self._evicted,
-            actions.Fence: lambda a, _: self._fence(a.session, a.why),
+            actions.Fence: lambda a: self._fence(a.session, a.why),
         }
 
     def say_goodbye(self) -> None:
@@ -241,12 +241,12 @@ class Sessions:
         if connection := self._connections.get(session):
             self._server.drop(connection.lifeline, "fenced", why)
 
-    def _grant(self, a: actions.Grant, seq: int) -> None:
+    def _grant(self, a: actions.Grant) -> None:
         if connection := self._connections.get(a.session):
             for place in a.placements:
                 mutable = self._core.ledger.components[place.name].mutable
                 connection.send_files(place.runs, writable=mutable)
-        account = self._dispatch.account_of(a.session, a.request, a.names, seq)
+        account = self._dispatch.account_of(a.session, a.request, a.names)
         self.reply(
             a.session,
             protocol.Granted(
@@ -254,11 +254,11 @@ class Sessions:
             ),
         )
 
-    def _refuse(self, a: actions.Refuse, seq: int) -> None:
-        account = self._dispatch.account_of(a.session, a.request, (), seq)
+    def _refuse(self, a: actions.Refuse) -> None:
+        account = self._dispatch.account_of(a.session, a.request)
         self.reply(a.session, protocol.Refused(a.request, a.code, a.message, account))
 
-    def _evicted(self, a: actions.Evicted, seq: int) -> None:
+    def _evicted(self, a: actions.Evicted) -> None:
         """Tell the worker that a write-back is complete, before the core grants the chunks to
         others.
 

@@ -65,13 +65,9 @@ class Head(msgspec.Struct, gc=False):
     cause: int
 
 
-class AskedHead(msgspec.Struct, gc=False):
+class AskedHead(Head, gc=False):
     """The same for a request: the line has its kind and the fields that its sender sent."""
 
-    seq: int
-    t: float
-    type: str
-    cause: int
     now: float
     session: int
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.log.records import (
-    AskedHead,
     Head,
     Parts,
     Record,
@@ -138,7 +137,7 @@ def _rendered_one(parts: Parts) -> bytes:
         (line,) = render_all(parts)
     except NOT_ENCODABLE as exc:
         head, said = parts
-        assert isinstance(head, Head | AskedHead)
+        assert isinstance(head, Head)
         what = type(said).__name__
         log.error("cannot write record %d of the swap log, %s: %s", head.seq, what, exc)
         line = render(Record(head.seq, head.cause, head.t, dropped=1))

@@ -49,21 +49,19 @@ class Size(int):
 
 def typed_size(text: str) -> Size:
     """Like `parse_size`; prints as it was typed."""
-    nbytes = parse_size(text)
-    match = _PATTERN.fullmatch(text)
-    assert match is not None
-    unit = match[2] or ""
-    return Size(nbytes, f"{match[1]} {_UNITS[unit.lower()]}" if unit else size(nbytes))
-
-
-def parse_size(text: str) -> int:
-    """Bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB, 512MiB or 12GB")
     if len(match[1]) > _DIGITS_MAX:
         raise ValueError(f"{match[1][:_DIGITS_MAX]}... is more than any machine has")
-    return int(Fraction(match[1]) * _FACTORS[(match[2] or "").lower()])
+    unit = (match[2] or "").lower()
+    nbytes = int(Fraction(match[1]) * _FACTORS[unit])
+    return Size(nbytes, f"{match[1]} {_UNITS[unit]}" if unit else size(nbytes))
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
+    return int(typed_size(text))
 
 
 def parse_span(text: str) -> float:
