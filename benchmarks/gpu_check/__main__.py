@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check import opened, packages, plan, runner
+from benchmarks.gpu_check import plan, runner
 from benchmarks.gpu_check.report import Report, line
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.settings import ROOT, SMALL, Settings
@@ -43,8 +43,8 @@ def main() -> int:
     except ValueError as exc:
         _say(str(exc))
         return 2
-    if lacks := packages.missing(plan.CUDA):
-        _say(f"gpu-check {packages.lacking(lacks)}")
+    if lacks := plan.missing(plan.CUDA):
+        _say(f"gpu-check {plan.lacking(lacks)}")
         return NO_PACKAGE
     machine = _identify(arguments.device)
     if "error" in machine:
@@ -61,7 +61,7 @@ def main() -> int:
         kept = report.resume(base)
         _say(f"Kept of an earlier run: {', '.join(kept) or 'nothing'}")
     _say(f"{machine['gpu']}, driver {machine['driver']}, into {base}.json and .md")
-    with opened.device(machine["uuid"]) as held:
+    with runner.device_kept_open(machine["uuid"]) as held:
         warm_up(report, base, settings, held)
         run_all(report, base, settings, arguments.limit)
     _say(f"\n{report.summary()}\n{base}.json\n{base}.md")
@@ -93,7 +93,7 @@ def warm_up(report: Report, base: Path, settings: Settings, held: list[str]) -> 
 
     `held`: the device files that stay open.
     """
-    if not report.to_run or packages.missing(plan.WARM.needs):
+    if not report.to_run or plan.missing(plan.WARM.needs):
         return
     _say(f"\n{plan.WARM.title}")
     heard = partial(_heard, report, base)
@@ -108,10 +108,10 @@ def run_all(report: Report, base: Path, settings: Settings, limit_s: float) -> N
     heard = partial(_heard, report, base)
     for section in report.to_run:
         left = until - time.monotonic()
-        missing = packages.missing(section.needs)
+        missing = plan.missing(section.needs)
         _say(f"\n{section.title}")
         if missing:
-            heard(_not_run(section, packages.lacking(missing)))
+            heard(_not_run(section, plan.lacking(missing)))
         elif left < LEAST_S:
             heard(_not_run(section, f"the {limit_s:.0f} s of the whole run were over"))
         else:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-import swapd_client
 from benchmarks.gpu_check import torchish
 from benchmarks.gpu_check.raw import Gpu, median_s, pinned, seconds
-from benchmarks.gpu_check.rig import chunks_of, room_for, serving
+from benchmarks.gpu_check.rig import chunks_of, room_for, serving, watching
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, Settings
 from swapd.bench import swap_in
@@ -64,7 +63,7 @@ def _attached(
     weights = sum(p.nbytes for p in model.parameters())
     with (
         serving(settings, chunks_of(weights, settings) + 64 * settings.chunk_bytes) as daemon,
-        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+        watching(daemon) as client,
     ):
         took = seconds(partial(client.attach, model, ".", resident=weights - away))
         check.row("attach", took / (weights / GIB), "s/GiB", "from ordinary memory")

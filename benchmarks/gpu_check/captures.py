@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import swapd_client
 from benchmarks.gpu_check.raw import Gpu, Mapped, Memfd
-from benchmarks.gpu_check.rig import room_for, serving
+from benchmarks.gpu_check.rig import room_for, serving, watching
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings
 from swapd.device.base import DeviceError
@@ -150,7 +149,7 @@ def _beside_swaps(check: Check, gpu: Gpu, settings: Settings) -> None:
     for isolation in ("relaxed", "strict"):
         with (
             serving(settings, nbytes, isolation=isolation) as daemon,
-            swapd_client.connect(daemon.folder, label="gpu-check") as client,
+            watching(daemon) as client,
         ):
             for name in ("a", "b"):
                 client.register(name, {"weights": bytearray(nbytes)})

@@ -10,10 +10,9 @@ from functools import partial
 
 import torch
 
-import swapd_client
 from benchmarks.gpu_check import torchish
 from benchmarks.gpu_check.raw import chain, seconds
-from benchmarks.gpu_check.rig import chunks_of, room_for, serving
+from benchmarks.gpu_check.rig import chunks_of, room_for, serving, watching
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, Settings
 from benchmarks.gpu_check.torchish import Stack
@@ -94,7 +93,7 @@ def _early(check: Check, settings: Settings) -> None:
     nbytes = room_for(settings, settings.swap_bytes, of=2.5, host_copies=3)
     with (
         serving(settings, chunks_of(nbytes, settings)) as daemon,
-        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+        watching(daemon) as client,
     ):
         pipeline = Pipeline(settings, client, nbytes)
         swap_in.until_pinned(client, 2 * nbytes, chain(pipeline.away, pipeline.copy))
@@ -126,7 +125,7 @@ def _decode(check: Check, settings: Settings) -> None:
     nbytes = room_for(settings, settings.model_bytes, of=4, host_copies=3)
     with (
         serving(settings, chunks_of(nbytes, settings)) as daemon,
-        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+        watching(daemon) as client,
     ):
         loop = Loop(settings, client, nbytes)
         loop.calibrate()

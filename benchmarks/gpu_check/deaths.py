@@ -7,6 +7,7 @@ from benchmarks.gpu_check.rig import (
     Worker,
     chunks_of,
     comes_true,
+    registered,
     room_for,
     serving,
     watching,
@@ -40,30 +41,30 @@ def _worker(check: Check, settings: Settings, nbytes: int) -> None:
         watching(daemon) as watch,
         workers(settings, daemon.folder, "one", "two", "doomed") as (one, two, doomed),
     ):
-        expected = [
-            worker.ask("build", name, nbytes, LAYERS, seed)
-            for seed, (worker, name) in enumerate(((one, "a"), (two, "b"), (doomed, "d")))
-        ]
-        for worker, name in ((one, "a"), (two, "b"), (doomed, "d")):
-            worker.ask("register", name)
+        models = (one, "a"), (two, "b"), (doomed, "d")
+        expected = registered(*models, nbytes=nbytes, layers=LAYERS)
         free = watch.status().device_free_bytes
-        for worker, name, right in ((one, "a", expected[0]), (doomed, "d", expected[2])):
-            worker.tell("work", name, right)
+        for worker, name in ((one, "a"), (doomed, "d")):
+            worker.tell("work", name, expected[name])
             worker.answer()  # it has begun
         two.tell("turn", "b")  # waits for one of the two
         doomed.process.send_signal(signal.SIGKILL)
         turn = two.answer()
-        check.holds("who waited is granted the memory of the dead", turn["digest"] == expected[1])
-        one.tell("footprint")  # any command ends the work
-        worked = one.answer()
-        one.answer()
-        right_all = worked["steps"] > 0 and not worked["wrong"]
-        note = f"{worked['steps']} steps, {worked['wrong']} wrong"
-        check.holds("who computed meanwhile computed the same", right_all, note)
+        check.holds("who waited is granted the memory of the dead", turn["digest"] == expected["b"])
+        _end_work(check, one)
         gone = comes_true(lambda: not any(c.name == "d" for c in watch.status().components))
         check.holds("nothing of the dead is left in the daemon", gone)
         back = comes_true(lambda: watch.status().device_free_bytes >= free - CONTEXT_BYTES)
         check.holds("the driver has the dead worker's memory back", back)
+
+
+def _end_work(check: Check, worker: Worker) -> None:
+    worker.tell("footprint")  # any command ends the work
+    worked = worker.answer()
+    worker.answer()
+    right = worked["steps"] > 0 and not worked["wrong"]
+    note = f"{worked['steps']} steps, {worked['wrong']} wrong"
+    check.holds("who computed meanwhile computed the same", right, note)
 
 
 def _writer(check: Check, settings: Settings, nbytes: int) -> None:
@@ -73,11 +74,8 @@ def _writer(check: Check, settings: Settings, nbytes: int) -> None:
         watching(daemon) as watch,
         workers(settings, daemon.folder, "doomed", "next") as (doomed, following),
     ):
-        for seed, (worker, name, mutable) in enumerate(
-            ((doomed, "m", True), (following, "n", False))
-        ):
-            worker.ask("build", name, nbytes, LAYERS, seed)
-            worker.ask("register", name, mutable=mutable)
+        registered((doomed, "m"), nbytes=nbytes, layers=LAYERS, mutable=True)
+        registered((following, "n"), nbytes=nbytes, layers=LAYERS, first_seed=1)
         following.ask("keep", "n")
         doomed.tell("write_on", "m")
         doomed.answer()  # it has begun
@@ -95,10 +93,7 @@ def _daemon(check: Check, settings: Settings, nbytes: int) -> None:
         serving(settings, 2 * span) as daemon,
         workers(settings, daemon.folder, "one", "two") as (one, two),
     ):
-        expected = {}
-        for seed, (worker, name) in enumerate(((one, "a"), (two, "b"))):
-            expected[name] = worker.ask("build", name, nbytes, LAYERS, seed)
-            worker.ask("register", name)
+        expected = registered((one, "a"), (two, "b"), nbytes=nbytes, layers=LAYERS)
         one.ask("capture", "a")
         one.ask("hold", "a")
         two.tell("work", "b", expected["b"])
@@ -111,12 +106,7 @@ def _daemon(check: Check, settings: Settings, nbytes: int) -> None:
 def _after_the_daemon(check: Check, one: Worker, two: Worker, expected: dict[str, str]) -> None:
     held = one.ask("compute", "a") == expected["a"] and one.ask("replay_held", "a") == expected["a"]
     check.holds("a lease that was held computes on, and its graph replays", held)
-    two.tell("footprint")
-    worked = two.answer()
-    two.answer()
-    note = f"{worked['steps']} steps, {worked['wrong']} wrong"
-    right = worked["steps"] > 0 and not worked["wrong"]
-    check.holds("who computed meanwhile computed the same", right, note)
+    _end_work(check, two)
     error = one.ask("acquire_fails", "a")
     check.holds("a new acquire fails at once", error == "DaemonGone", error)
     for worker, name in ((one, "a"), (two, "b")):

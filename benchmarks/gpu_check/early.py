@@ -1,6 +1,6 @@
 """Early leases: compute waits for its own segment, on host or stream."""
 
-from benchmarks.gpu_check.rig import chunks_of, room_for, serving, workers
+from benchmarks.gpu_check.rig import chunks_of, registered, room_for, serving, workers
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import Settings
 
@@ -26,16 +26,14 @@ def _in_order(check: Check, settings: Settings) -> None:
         serving(settings, chunks_of(nbytes, settings)) as daemon,
         workers(settings, daemon.folder, "one", "two") as (one, two),
     ):
-        expected = one.ask("build", "a", nbytes, SEGMENTS, 1)
-        one.ask("register", "a", segmented=True)
-        two.ask("build", "b", nbytes, SEGMENTS, 2)
-        two.ask("register", "b")
+        expected = registered((one, "a"), nbytes=nbytes, layers=SEGMENTS, segmented=True)
+        registered((two, "b"), nbytes=nbytes, layers=SEGMENTS, first_seed=1)
         for where in ("stream", "host"):
             turns = []
             for _ in range(ROUNDS):
                 two.ask("turn", "b")
                 turns.append(one.ask("early", "a", on_host=where == "host"))
-            right = all(turn["digest"] == expected for turn in turns)
+            right = all(turn["digest"] == expected["a"] for turn in turns)
             loaded = all(turn["loaded"] for turn in turns)
             name = f"an early lease, each segment waited for on the {where}: same bits"
             check.holds(name, right and loaded)
@@ -59,14 +57,12 @@ def _kill(settings: Settings, nbytes: int) -> tuple[dict[str, object], bool]:
         serving(settings, chunks_of(nbytes, settings)) as daemon,
         workers(settings, daemon.folder, "one", "two") as (one, two),
     ):
-        expected = one.ask("build", "a", nbytes, SEGMENTS, 1)
-        one.ask("register", "a", segmented=True)
-        two.ask("build", "b", nbytes, SEGMENTS, 2)
-        two.ask("register", "b")
+        expected = registered((one, "a"), nbytes=nbytes, layers=SEGMENTS, segmented=True)
+        registered((two, "b"), nbytes=nbytes, layers=SEGMENTS, first_seed=1)
         two.ask("turn", "b")
         said = one.ask("early_then_kill", "a", daemon.pid)
         daemon.process.wait()
-        return said, one.ask("close") == [expected]
+        return said, one.ask("close") == [expected["a"]]
 
 
 def _what_came_of_it(check: Check, said: dict[str, object]) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.pipeline import RESIDENT, RESTART, SWAPD, Found, requests, rows
-from benchmarks.gpu_check.request import STAGES, prompt
 from benchmarks.gpu_check.rig import Worker, chunks_of, free_bytes, serving
 from benchmarks.gpu_check.rows import Check
-from benchmarks.gpu_check.settings import GIB, MIB, Settings, host_available
+from benchmarks.gpu_check.settings import GIB, MIB, STAGES, Settings, host_available, prompt
 
 #: Seconds; most for imports, compilation and graphs.
 START_S = 240.0

@@ -3,9 +3,7 @@
 import os
 from functools import partial
 
-import swapd_client
-from benchmarks.gpu_check.footprint import footprint
-from benchmarks.gpu_check.rig import comes_true, serving
+from benchmarks.gpu_check.rig import comes_true, footprint, serving, watching
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import MIB, Settings
 from swapd.bench.leaks import growth
@@ -27,7 +25,7 @@ def _cycles(check: Check, settings: Settings) -> None:
     nbytes = 2 * settings.chunk_bytes
     with (
         serving(settings, nbytes) as daemon,
-        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+        watching(daemon) as client,
     ):
         for name in ("a", "b"):
             client.register(name, {"weights": bytearray(nbytes)})

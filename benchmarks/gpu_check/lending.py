@@ -3,6 +3,7 @@
 from benchmarks.gpu_check.rig import (
     chunks_of,
     comes_true,
+    registered,
     room_for,
     serving,
     watching,
@@ -28,10 +29,8 @@ def _borrow(check: Check, settings: Settings) -> None:
         watching(daemon) as watch,
         workers(settings, daemon.folder, "one", "two") as (one, two),
     ):
-        expected = {}
-        for seed, (worker, name) in enumerate(((one, "a"), (two, "b"))):
-            expected[name] = worker.ask("build", name, nbytes, LAYERS, seed)
-            worker.ask("register", name)
+        expected = registered((one, "a"), (two, "b"), nbytes=nbytes, layers=LAYERS)
+        for worker, name in ((one, "a"), (two, "b")):
             worker.ask("turn", name)
         said = two.ask("borrow", span)
         lent = said["granted"] - said["free"]

@@ -15,8 +15,7 @@ from torch.nn import Module
 from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as configuration
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as modeling
 
-from benchmarks.gpu_check.request import PROMPT, STAGES
-from benchmarks.gpu_check.settings import GIB
+from benchmarks.gpu_check.settings import GIB, PROMPT, STAGES
 
 #: Bytes of the real model that do not grow with its depth: embeddings, heads, vocoder.
 _FIXED = 27 * GIB // 10

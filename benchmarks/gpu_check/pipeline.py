@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.request import STAGES, prompt
 from benchmarks.gpu_check.rig import Worker, chunks_of, free_bytes, serving, watching
 from benchmarks.gpu_check.rows import Check
-from benchmarks.gpu_check.settings import GIB, Settings, host_available
+from benchmarks.gpu_check.settings import GIB, STAGES, Settings, host_available, prompt
 from swapd.bench import swap_in
 
 #: Share of the GPU's free memory for all stages: the rest is for contexts and activations.

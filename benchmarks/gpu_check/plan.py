@@ -1,5 +1,7 @@
 """The sections, in the order of the run. Stdlib only."""
 
+import importlib.util
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -70,3 +72,26 @@ def chosen(names: list[str]) -> tuple[Section, ...]:
         if name not in known:
             raise ValueError(f"{name} is no section; there are: {', '.join(sorted(known))}")
     return tuple(s for s in SECTIONS if not names or s.group in names or s.module in names)
+
+
+#: Their names for pip, if these differ.
+_BY_PIP = {"cuda.bindings": "cuda-bindings", "zmq": "pyzmq"}
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """The packages that cannot be imported."""
+    return [name for name in names if not _is_installed(name)]
+
+
+def lacking(names: Iterable[str]) -> str:
+    """The message about missing packages."""
+    names = list(names)
+    install = " ".join(_BY_PIP.get(name, name) for name in names)
+    return f"needs {', '.join(names)}, which this Python lacks: pip install {install}"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of "cuda.bindings" not even "cuda"
+        return False

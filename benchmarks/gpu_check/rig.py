@@ -175,8 +175,28 @@ def workers(settings: Settings, endpoint: Path, *labels: str) -> Iterator[list[W
             worker.__exit__()
 
 
+def registered(
+    *models: tuple[Worker, str], nbytes: int, layers: int, first_seed: int = 0, **options: object
+) -> dict[str, str]:
+    """Build and register a model of `nbytes` in each worker, each of its own seed; the digests of
+    their outputs."""
+    made = {}
+    for seed, (worker, name) in enumerate(models, first_seed):
+        made[name] = worker.ask("build", name, nbytes, layers, seed)
+        worker.ask("register", name, **options)
+    return made
+
+
 @contextmanager
 def watching(daemon: Spawned) -> Iterator[Client]:
-    """A client without components, to ask for the status."""
+    """A client of this process."""
     with swapd_client.connect(daemon.folder, label="gpu-check") as client:
         yield client
+
+
+def footprint(pid: int) -> dict[str, int]:
+    """Descriptors and resident bytes of a process."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    resident = int(fields["VmRSS"].split()[0]) * 1024
+    return {"fds": len(os.listdir(f"/proc/{pid}/fd")), "rss": resident}

@@ -1,19 +1,25 @@
 """Runs one section in a process of its own, and reads its rows until it ends or is ended.
 
+Meanwhile the GPU's device file stays open, so that the driver keeps the GPU initialised between
+sections. If no process has it open, the driver shuts the GPU down, and takes a second or more to
+start it again. This changes no setting.
+
 Stdlib only: it must work if everything else is missing or broken.
 """
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from benchmarks.gpu_check.plan import Section
@@ -128,3 +134,36 @@ def _how(code: int | None, limit_s: float, in_time: bool) -> str:
 def _tail(log: IO[str]) -> str:
     log.seek(0)
     return log.read()[-TAIL_CHARS:].strip()
+
+
+PROC = Path("/proc/driver/nvidia/gpus")
+DEV = Path("/dev")
+
+
+@contextmanager
+def device_kept_open(uuid: str, proc: Path = PROC, dev: Path = DEV) -> Iterator[list[str]]:
+    """In the block, the files of the GPU `uuid` are open; yields them, or [] if none can be opened.
+
+    These are all GPUs' files if the driver does not tell which file is whose. Processes started in
+    the block do not inherit them.
+    """
+    found = _file_of(uuid, proc, dev) or sorted(dev.glob("nvidia[0-9]*"))
+    held: dict[str, int] = {}
+    for path in found:
+        with suppress(OSError):
+            held[str(path)] = os.open(path, os.O_RDWR)
+    try:
+        yield list(held)
+    finally:
+        for fd in held.values():
+            os.close(fd)
+
+
+def _file_of(uuid: str, proc: Path, dev: Path) -> list[Path]:
+    for path in proc.glob("*/information"):
+        with suppress(OSError):
+            said = path.read_text(encoding="utf-8")
+            minor = re.search(r"^Device Minor:\s*(\d+)", said, re.MULTILINE)
+            if uuid in said and minor:
+                return [dev / f"nvidia{minor[1]}"]
+    return []

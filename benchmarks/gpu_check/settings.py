@@ -1,6 +1,7 @@
 """Settings of a run, and the sizes that fit. Stdlib only."""
 
 import json
+import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -97,3 +98,15 @@ def fitting(wanted: int, unit: int, *, device_free: int, host_copies: float, of:
     if host_copies:
         rooms.append(int(host_available() * 0.7 / host_copies))
     return max(min(rooms) // unit, 1) * unit
+
+
+#: In the order of a request.
+STAGES = ("thinker", "talker", "token2wav")
+
+#: Tokens of a request's text.
+PROMPT = 32
+
+
+def prompt(number: int) -> list[int]:
+    """The text of a request."""
+    return random.Random(number).choices(range(1000), k=PROMPT)

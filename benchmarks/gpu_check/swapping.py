@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import swapd_client
-from benchmarks.gpu_check.rig import PROGRAM, comes_true, room_for, serving
+from benchmarks.gpu_check.rig import PROGRAM, comes_true, room_for, serving, watching
 from benchmarks.gpu_check.rows import Check, spread
 from benchmarks.gpu_check.settings import GIB, MIB, Settings
 from swapd.bench import swap_in
@@ -60,7 +59,7 @@ def _eviction(check: Check, settings: Settings, chunk: int) -> None:
     times = settings.rounds // 2 + 1
     with (
         serving(settings, nbytes, isolation="strict", chunk=chunk) as daemon,
-        swapd_client.connect(daemon.folder, label="gpu-check") as client,
+        watching(daemon) as client,
     ):
         client.register("large", {"weights": bytearray(nbytes)})
         client.register("small", {"weights": bytearray(MIB)})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.gpu_check.rig import Worker, chunks_of, room_for, serving, workers
+from benchmarks.gpu_check.rig import Worker, chunks_of, registered, room_for, serving, workers
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import Settings
 
@@ -19,10 +19,8 @@ def measure(check: Check, settings: Settings) -> None:
         serving(settings, 2 * span + settings.chunk_bytes) as daemon,
         workers(settings, daemon.folder, "one", "two") as (one, two),
     ):
-        expected = {}
-        for seed, (worker, name) in enumerate(((one, "a"), (two, "b"), (two, "c"))):
-            expected[name] = worker.ask("build", name, nbytes, LAYERS, seed)
-            worker.ask("register", name)
+        models = (one, "a"), (two, "b"), (two, "c")
+        expected = registered(*models, nbytes=nbytes, layers=LAYERS)
         with check.part("workers take turns", guarantee=True):
             _take_turns(check, one, two, expected)
         with check.part("a captured graph", guarantee=True):

@@ -18,8 +18,7 @@ import torch
 import swapd_client
 from benchmarks.gpu_check import torchish
 from benchmarks.gpu_check.commands import Commands
-from benchmarks.gpu_check.footprint import footprint
-from benchmarks.gpu_check.rig import comes_true
+from benchmarks.gpu_check.rig import comes_true, footprint
 from benchmarks.gpu_check.settings import Settings
 from benchmarks.gpu_check.torchish import Stack
 from swapd_client import Client, Lease, SwapdError

@@ -21,18 +21,15 @@ import pytest
 from benchmarks.gpu_check import __main__ as gpu_check_main
 from benchmarks.gpu_check import (
     identify,
-    opened,
-    packages,
     pipeline,
     plan,
-    request,
     runner,
 )
 from benchmarks.gpu_check.plan import Section
 from benchmarks.gpu_check.report import Report
 from benchmarks.gpu_check.rows import Row
 from benchmarks.gpu_check.runner import Ended
-from benchmarks.gpu_check.settings import SMALL
+from benchmarks.gpu_check.settings import SMALL, STAGES
 from swapd import spawn
 from swapd_client import connect
 from tests import fakecuda, forked
@@ -126,7 +123,7 @@ def test_a_package_that_is_missing_is_named_and_is_no_missing_gpu(
     assert gpu_check_main.main() == 4
     said = capsys.readouterr().out
     assert said.startswith("gpu-check needs cuda.no_such_bindings, which this Python lacks: pip in")
-    assert packages.lacking(["cuda.bindings", "zmq"]).endswith("pip install cuda-bindings pyzmq")
+    assert plan.lacking(["cuda.bindings", "zmq"]).endswith("pip install cuda-bindings pyzmq")
 
 
 def test_first_and_rest_are_all_there_is() -> None:
@@ -186,7 +183,7 @@ def test_torch_has_run_a_kernel_before_the_time_counts(
 
     machine = {"gpu": "none", "uuid": "GPU-0", "driver": "", "stub": True, "date": "today"}
     monkeypatch.setattr(gpu_check_main, "_identify", lambda _: machine)
-    monkeypatch.setattr(packages, "missing", lambda _: [])
+    monkeypatch.setattr(plan, "missing", lambda _: [])
     monkeypatch.setattr(gpu_check_main, "time", clock)
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(sys, "argv", ["", "--first", "--limit", "500", "--out", str(tmp_path)])
@@ -207,13 +204,13 @@ def test_the_device_stays_open_between_sections(tmp_path: Path) -> None:
     (proc / "0000:01:00.0").mkdir(parents=True)
     said = "Model:\t\tNone\nGPU UUID:\t GPU-b\nDevice Minor: \t 1\n"
     (proc / "0000:01:00.0" / "information").write_text(said)
-    with opened.device("GPU-b", proc, dev) as held:
+    with runner.device_kept_open("GPU-b", proc, dev) as held:
         assert held == [str(dev / "nvidia1")]
         assert str(dev / "nvidia1") in _open_here()
     assert str(dev / "nvidia1") not in _open_here()
-    with opened.device("GPU-of-which-nothing-is-said", proc, dev) as held:
+    with runner.device_kept_open("GPU-of-which-nothing-is-said", proc, dev) as held:
         assert held == [str(dev / "nvidia0"), str(dev / "nvidia1")]
-    with opened.device("GPU-b", tmp_path / "none", tmp_path / "none") as held:
+    with runner.device_kept_open("GPU-b", tmp_path / "none", tmp_path / "none") as held:
         assert held == []
 
 
@@ -264,7 +261,7 @@ def test_real_stages_are_as_large_as_the_card_allows(nbytes: int, depth: int) ->
     size = omni.size_for(nbytes)
     assert size.depths["text"] == depth
     meta = torch.device("meta")
-    made = [omni.make(stage, size, meta) for stage in request.STAGES]
+    made = [omni.make(stage, size, meta) for stage in STAGES]
     total = sum(weight.nbytes for model in made for weight in model.parameters())
     assert 0.9 * nbytes < total <= 1.02 * nbytes
 
