@@ -6,7 +6,7 @@ from collections import deque
 
 import msgspec
 
-from swapd.bench.pace import Loop, total
+from swapd.bench.machine import Loop, total
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.shared import protocol

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from swapd.bench import plain as plain_copy
 from swapd.bench import swap_in
 from swapd.cli.common import ask, errors, say_error
 from swapd.device.context import checked, load
@@ -261,7 +260,7 @@ def _measured(device: str) -> float:
         swaps = swap_in.measure(device, _MEASURED_BYTES, _MEASURED_ROUNDS)
         return swaps.nbytes / swaps.swap_s
     gpu = f"cuda:{_gpu_number(device)}"
-    with plain_copy.copier(gpu, _MEASURED_BYTES) as copier:
+    with swap_in.copier(gpu, _MEASURED_BYTES) as copier:
         copier.copy()
         took_s = min(swap_in.seconds_of(copier.copy) for _ in range(_MEASURED_ROUNDS))
     return _MEASURED_BYTES / took_s
