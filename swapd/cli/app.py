@@ -8,21 +8,17 @@ import typer
 from swapd import __version__
 from swapd.cli.bench import bench
 from swapd.cli.common import guarded
+from swapd.cli.components import evict, forecast, pin, resize, unpin
+from swapd.cli.daemons import ps, stop
 from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
-from swapd.cli.forecast import forecast
-from swapd.cli.log import log
-from swapd.cli.pins import evict, pin, unpin
+from swapd.cli.log import log, trace
 from swapd.cli.plan import plan
-from swapd.cli.ps import ps
 from swapd.cli.replay import replay
-from swapd.cli.resize import resize
 from swapd.cli.run import run, runs
 from swapd.cli.serve import serve
 from swapd.cli.status import status
-from swapd.cli.stop import stop
 from swapd.cli.top import top
-from swapd.cli.trace import trace
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.plan import claims
+from swapd.plan.demands import StreamPoint
 from swapd.plan.shares import GpuPlan, Larger
-from swapd.plan.streams import StreamPoint
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 

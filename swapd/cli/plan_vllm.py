@@ -10,7 +10,7 @@ import typer
 from swapd.cli.common import console, print_json
 from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
 from swapd.cli.plan_page import VllmPlanReport, page
-from swapd.plan import chunks, claims, deploy, kv, overlay, paste, shares, sizes
+from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
@@ -278,7 +278,7 @@ def _report(
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
         settings=_settings(found, plans),
-        overlay=overlay.overlay(found, _changes(found, plans), found.async_chunk),
+        overlay=paste.overlay(found, _changes(found, plans), found.async_chunk),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),

@@ -15,11 +15,10 @@ from math import floor
 import msgspec
 from msgspec.structs import replace
 
-from swapd.plan import kv, refusals, rounds
+from swapd.plan import kv, refusals
 from swapd.plan.advise import DoesNotFit
-from swapd.plan.arena import Arena, chunk_of
-from swapd.plan.demands import Demand, Term
-from swapd.plan.streams import StreamPoint, points
+from swapd.plan.arena import Arena, chunk_of, largest_of
+from swapd.plan.demands import Demand, StreamPoint, Term, points
 from swapd.shared.units import size
 
 _GIB = 1 << 30
@@ -318,7 +317,7 @@ def _grown(
 
     # so many that the lightest of them alone could have all memory
     chunks = arena.nbytes // chunk_of(arena.ours) * -(-sum(weights) // min(weights))
-    return more(rounds.largest(chunks, costs_nothing))
+    return more(largest_of(chunks, costs_nothing))
 
 
 def _larger(arena: Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:

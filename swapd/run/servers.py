@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swapd.plan import asked, deploy, hub, omni, overlay
+from swapd.plan import asked, deploy, hub, omni, paste
 from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
@@ -211,7 +211,7 @@ def with_workers(
     for stage in found.stages:
         entry: dict[str, Any] = {"stage_id": stage.id}
         if not ours:
-            entry |= overlay.worker(stage.kind)
+            entry |= paste.worker(stage.kind)
             said += _move(entry, stage, usable)
         if stage.id in options:
             both = {**stage.additional.get(KEY, {}), **options[stage.id]}

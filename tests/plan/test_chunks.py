@@ -3,9 +3,9 @@
 import pytest
 
 from swapd.plan.advise import DoesNotFit
+from swapd.plan.arena import Turn, by_layer_bytes, kept_bytes
 from swapd.plan.chunks import CALLS_S, Cost, chosen
 from swapd.plan.demands import Demand, WeightGroup
-from swapd.plan.rounds import Turn, by_layer_bytes, kept_bytes
 from swapd.plan.shares import GpuPlan, divide
 from swapd.shared.config import GPU_CHUNK, LARGE_BUDGET, LARGE_CHUNK
 

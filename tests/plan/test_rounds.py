@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, in_chunks
-from swapd.plan.rounds import Turn, by_layer_bytes, kept_bytes, whole_bytes
+from swapd.plan.arena import Turn, by_layer_bytes, kept_bytes, whole_bytes
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from swapd.cli.families import Family, fold
 from swapd.cli.last_lines import Spoken
+from swapd.cli.status import Family, fold
 from swapd.shared.protocol import ComponentStatus, CopyStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
