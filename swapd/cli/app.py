@@ -15,7 +15,7 @@ from swapd.cli.doctor import doctor
 from swapd.cli.log import log, trace
 from swapd.cli.plan import plan
 from swapd.cli.replay import replay
-from swapd.cli.run import run, runs
+from swapd.cli.run import run
 from swapd.cli.serve import serve
 from swapd.cli.status import status
 from swapd.cli.top import top
@@ -84,7 +84,6 @@ def _main(
 
 #: The words after the first argument belong to another command line.
 _RUNS_ANOTHER = {"allow_interspersed_args": False}
-app.command("runs", hidden=True, context_settings={"ignore_unknown_options": True})(guarded(runs))
 
 for _name, _command in COMMANDS.items():
     _about = (_command.__doc__ or "").partition("\n")[0]

@@ -4,10 +4,11 @@ import time
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, facts, print_json
 from swapd.cli.status import fold
 from swapd.cli.target import Device
 from swapd.shared.protocol import ComponentStatus, ForecastReply, StatusReply
@@ -145,17 +146,16 @@ def forecast(
 
 def forecast_page(names: list[str], reply: ForecastReply) -> Table:
     """The answer for people, for the components `names`."""
-    table = Table.grid(padding=(0, 2), expand=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    table.add_row("acquire", Text(plain(" + ".join(names))))
-    table.add_row("copies in", _copies(reply))
-    table.add_row("evicts", _victims(reply))
+    rows: list[tuple[str, RenderableType]] = [
+        ("acquire", Text(plain(" + ".join(names)))),
+        ("copies in", _copies(reply)),
+        ("evicts", _victims(reply)),
+        ("waits for", _waits(reply)),
+        ("takes", _takes(reply)),
+    ]
     if reply.bytes_back:
-        table.add_row("writes back", size(reply.bytes_back))
-    table.add_row("waits for", _waits(reply))
-    table.add_row("takes", _takes(reply))
-    return table
+        rows.insert(3, ("writes back", size(reply.bytes_back)))
+    return facts(rows)
 
 
 def _copies(reply: ForecastReply) -> str:

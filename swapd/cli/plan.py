@@ -10,7 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, errors, print_json
+from swapd.cli.common import (
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    Timeout,
+    columns,
+    console,
+    if_any,
+    note,
+    print_json,
+)
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -180,7 +190,7 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
     file = servers.chosen(installed, listed)
     own, said = servers.with_workers(file, (), folder)
     for each in said:
-        errors.print(plain(f"swapd: {each}"), soft_wrap=True)
+        note(each)
     return deploy.read(path, own, installed)
 
 
@@ -264,24 +274,22 @@ def _cost(report: PlanReport) -> str:
 
 
 def _table(placements: Iterable[Treatment]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("component", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("do", no_wrap=True)
-    for heading in ("kept", "swap-in", "wait each pass", "wait each request", "moved"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for p in placements:
-        table.add_row(
+    headings = ("component", "size", "do", "kept", "swap-in")
+    rows = (
+        (
             Text(plain(p.name)),
             size(p.nbytes),
             p.how,
-            size(p.kept_bytes) if p.kept_bytes else "",
-            seconds(p.swap_in_s) if p.swap_in_s else "",
+            if_any(size, p.kept_bytes),
+            if_any(seconds, p.swap_in_s),
             _each_pass(p),
-            seconds(p.request_s) if p.request_s else "",
-            size(p.moved_bytes) if p.moved_bytes else "",
+            if_any(seconds, p.request_s),
+            if_any(size, p.moved_bytes),
         )
-    return table
+        for p in placements
+    )
+    more = ("wait each pass", "wait each request", "moved")
+    return columns((*headings, *more), rows, left=("component", "do"))
 
 
 def _each_pass(p: Treatment) -> str:

@@ -13,6 +13,7 @@ from swapd.cli.common import (
     Endpoint,
     Json,
     Timeout,
+    columns,
     console,
     parsed,
     print_json,
@@ -144,23 +145,19 @@ def row(what: str, outcome: Tally) -> _ReplayRow:
 
 
 def page(rows: list[_ReplayRow]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", style="bold")
-    for name in ("loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"):
-        table.add_column(name, justify="right")
+    headings = ["", "loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"]
     left_over = any(one.refused or one.waiting for one in rows)
-    if left_over:
-        table.add_column("refused, never granted", justify="right")
-    for one in rows:
-        waits = (one.wait_mean_s, one.wait_p50_s, one.wait_p99_s, one.wait_max_s)
-        cells = (
+    cells = [
+        [
+            one.what,
             str(one.loads),
             size(one.bytes_in),
             size(one.bytes_out),
             str(one.evictions),
             str(one.acquires),
-            *map(seconds, waits),
-        )
-        rest = (f"{one.refused}, {one.waiting}",) if left_over else ()
-        table.add_row(one.what, *cells, *rest)
-    return table
+            *map(seconds, (one.wait_mean_s, one.wait_p50_s, one.wait_p99_s, one.wait_max_s)),
+            *([f"{one.refused}, {one.waiting}"] if left_over else []),
+        ]
+        for one in rows
+    ]
+    return columns(headings + ["refused, never granted"] * left_over, cells, left=("",))

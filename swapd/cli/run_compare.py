@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.cli import comparisons
-from swapd.cli.common import console, errors, say_error
+from swapd.cli.common import console, note, say, say_error
 from swapd.cli.run_plan import RunPlan, planned
 from swapd.cli.run_stages import environment_on, records_of, run_stages
 from swapd.run import child, comparison, outcome, ready, servers
@@ -88,7 +88,7 @@ def compare(
     ways = _ways(found, folder, options, device_memory)
     if dry_run:
         for way in ways:
-            console.print(plain(f"# {way.side.name}"), style="dim", soft_wrap=True)
+            say(f"# {way.side.name}", "dim")
             way.plan.show()
         return 0
     _check_alone(ways)
@@ -254,7 +254,7 @@ def _all_rounds(
     for number in range(1, count + 1):
         of = f", round {number} of {count}" if count > 1 else ""
         for n, (way, done) in enumerate(zip(ways, rounds, strict=True), 1):
-            errors.print(plain(f"swapd: {n} of 2: {way.side.name}{of}"), soft_wrap=True)
+            note(f"{n} of 2: {way.side.name}{of}")
             found = _round(way, devices)
             if found.signal is not None:
                 return rounds, found.status or SIGNALLED + found.signal

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import typer
 
-from swapd.cli.common import console, errors
+from swapd.cli.common import errors, note, say
 from swapd.cli.plan_page import streaming
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of, without_graphs
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
@@ -27,7 +27,6 @@ from swapd.run.daemons import DaemonSpec, joinable
 from swapd.run.file import OF_ONE, RunFile, StageSpec
 from swapd.run.settings import DaemonTable
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
-from swapd.shared.text import plain
 from swapd.shared.units import parse_size, size
 
 _UTILIZATION = "--gpu-memory-utilization"
@@ -50,14 +49,14 @@ class RunPlan(NamedTuple):
         for one in self.daemons:
             there = joinable(one)
             what = f"joins the one at {there}" if there else one.line
-            console.print(plain(f"{what}    # {size(one.budget)}: {one.why}"), soft_wrap=True)
+            say(f"{what}    # {size(one.budget)}: {one.why}")
         for path, text in self.files.items():
-            console.print(plain(f"# {path}"), style="dim", soft_wrap=True)
+            say(f"# {path}", "dim")
             typer.echo(text, nl=False)
         for stage in self.file.stages.values():
             of_file = f"    # {_about(stage)}" if self.file.path else ""
             folder = f"cd {shlex.quote(str(stage.directory))} && " if self.file.path else ""
-            console.print(plain(f"{folder}{_line(stage)}{of_file}"), soft_wrap=True)
+            say(f"{folder}{_line(stage)}{of_file}")
 
     def write(self) -> None:
         """Write the files. Raises: OSError."""
@@ -114,10 +113,10 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPl
             )
     read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
     if omni:
-        said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
+        said = "vllm-omni runs with its own settings, since swapd plans it for GPUs only"
         if not all(one and any(s.has_components for s in one.stages) for one in read.values()):
             said += ": have its --deploy-config name swapd's workers"
-        errors.print(said, soft_wrap=True)
+        note(said)
     check_names(found, read)
     daemons = [one for table in found.daemons for one in _usual(table, found)]
     return RunPlan(_with(found, daemons, folder, ()), daemons)
@@ -188,7 +187,7 @@ def _rooms(stage: DeployStage, model: Path) -> list[str]:
 def _say_what_streams(plan: JointPlan) -> None:
     for gpu in plan.gpus:
         for line in without_graphs(gpu):
-            errors.print(plain(f"swapd: {line}"), soft_wrap=True)
+            note(line)
         for each in streaming(gpu):
             errors.print(each, soft_wrap=True)
 
@@ -268,7 +267,7 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
         stage.command.offload,
     )
     for each in [*said, *changes]:
-        errors.print(plain(f"swapd: {each}"), soft_wrap=True)
+        note(each)
     path = file.path if own is None else overlay
     deployed = deploy.read(path, own, file.installed)
     servers.check_placed(file.path, deployed.stages, devices)

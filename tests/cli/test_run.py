@@ -201,22 +201,6 @@ def test_settings_in_a_file_are_those_of_the_daemon_and_options_go_first(tmp_pat
     assert f"{path}: No such file" in swapd(*run, "--", "true", status=1).stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        (["run", "--kept", "--", "true"], "--kept is now --config FILE"),
-        (
-            ["run", "--against", "chunk=4MiB", "--", "true"],
-            "--against is now --compare --set chunk=4MiB",
-        ),
-        (["runs"], "`swapd runs` is now `swapd run --list`"),
-        (["runs", "--forget", "m", "-n", "3"], "`swapd runs` is now `swapd run --list`"),
-    ],
-)
-def test_former_names_answer_with_the_new_ones(words: list[str], now: str) -> None:
-    assert now in swapd(*words, status=2).stderr
-
-
 def test_no_command_is_one_clear_line() -> None:
     assert "give a command after --, or a file" in swapd("run", status=2).stderr
 

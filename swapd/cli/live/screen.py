@@ -14,8 +14,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from swapd.cli.last_lines import Spoken
-from swapd.cli.status import Family, fold
-from swapd.shared.protocol import ComponentStatus, CopyStatus, StatusReply
+from swapd.cli.status import STATE_STYLES, Family, fold, in_group
+from swapd.shared.protocol import CopyStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -36,20 +36,7 @@ until unpinned, "permanent" ones until unregistered."""
 SORTS = ("name", "size", "state", "last use")
 
 _COLOURS = ("green", "blue", "magenta", "cyan", "yellow", "red")
-_STATES = {
-    "leased": "bold green",
-    "idle": "green",
-    "lent": "bold green",
-    "loading": "yellow",
-    "lending": "yellow",
-    "stopping": "magenta",
-    "revoking": "magenta",
-    "writing back": "magenta",
-    "reclaiming": "magenta",
-    "filling": "cyan",
-    "absent": "dim",
-}
-_RANKS = {state: rank for rank, state in enumerate(_STATES)}
+_RANKS = {state: rank for rank, state in enumerate(STATE_STYLES)}
 #: Fewer lines show only the table, and still fewer no bar.
 _LOW, _FLAT = 14, 6
 _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
@@ -150,7 +137,7 @@ def _row(family: Family, since_s: float, chunk: int) -> Row:
         nbytes=family.nbytes,
         inside=sum(-(-part.nbytes // chunk) * chunk for part in family.inside),
         state=_state(family),
-        policy="pinned" if any(part.pinned for part in parts) else _policy(first),
+        policy="pinned" if any(part.pinned for part in parts) else in_group(first.policy, first),
         holders=holders,
         idle_s=0.0 if holders else idle_s,
         moves=family.moves,
@@ -162,10 +149,6 @@ def _state(family: Family) -> str:
         return f"{len(family.inside)} of {len(family.parts)} in"
     state = family.parts[0].state
     return "idle" if state == "resident" else state
-
-
-def _policy(c: ComponentStatus) -> str:
-    return c.policy if c.group is None else f"{c.policy} in {c.group}"
 
 
 class _Column(NamedTuple):
@@ -180,7 +163,7 @@ class _Column(NamedTuple):
 _COLUMNS = (
     _Column("size", 9, 30, True, lambda row: size(row.nbytes)),
     _Column("state", 12, 22, False, lambda row: row.state),
-    _Column("policy", 11, 66, False, lambda row: plain(row.policy)),
+    _Column("policy", 11, 66, False, lambda row: row.policy),
     _Column("holders", 18, 76, False, lambda row: plain(", ".join(row.holders))),
     _Column("last use", 8, 44, True, lambda row: _last_use(row)),
     _Column("in/out", 9, 100, True, lambda row: row.moves),
@@ -237,7 +220,7 @@ def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator
     yield Text(grid.line(name, headings), "bold")
     at = choice.settle(rows, height - 1)
     for i, row in enumerate(rows[choice.first : choice.first + height - 1], choice.first):
-        style = "reverse" if i == at else _STATES.get(row.state, "" if row.inside else "dim")
+        style = "reverse" if i == at else STATE_STYLES.get(row.state, "" if row.inside else "dim")
         texts = [column.text(row) for column in grid.columns]
         yield Text(grid.line(plain(row.name), texts), style)
 
