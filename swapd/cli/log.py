@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -31,7 +31,7 @@ from swapd.cli.story import show
 from swapd.cli.target import Device, where
 from swapd.log.filters import Filter, unknown_kinds
 from swapd.log.history import LogLine, Seen, last_run, read, read_runs
-from swapd.log.records import KINDS, Record
+from swapd.log.records import KINDS
 from swapd.log.tail import Tail
 from swapd.log.trace import rendered
 from swapd.shared.config import logs_left_by
@@ -41,84 +41,32 @@ from swapd.shared.units import parse_span
 from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
 from swapd_client.session.endpoint import find, resolve
 
-T = TypeVar("T")
 
+class LogView:
+    """Shows the lines of a log, in order. `everything`: hits and releases too."""
 
-class LogView(Protocol):
-    """Shows the lines of a log, in order."""
+    #: Whether it holds lines back until more records come, or none do.
+    keeps_back = False
 
-    @property
-    def keeps_back(self) -> bool:
-        """Whether it holds lines back until more records come, or none do."""
+    def __init__(self, only: Filter, *, everything: bool = False) -> None:
+        self._only = only
+        self._everything = everything
+        self._seen = Seen()
 
     def show(
         self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
     ) -> None:
         """Show them, or only the `last` so many. `more`: others follow soon."""
+        shown = self._shown(lines, more)
+        for each in shown if last is None else deque(shown, maxlen=last):
+            console.print(each, soft_wrap=True)
 
-
-class TextView:
-    """Lines for people, coloured on a terminal."""
-
-    def __init__(self, only: Filter, everything: bool, *, fold: bool) -> None:
-        self._only = only
-        self._everything = everything
-        self._folding = Folding() if fold else None
-        self._seen = Seen()
-
-    def show(
-        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
-    ) -> None:
-        """While `more` follow, it may hold back an unfinished pass."""
-        for shown in _tail(self._rendered(lines, more), last):
-            console.print(shown, soft_wrap=True)
-
-    @property
-    def keeps_back(self) -> bool:
-        return self._folding is not None and self._folding.open
-
-    def _rendered(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
-        for _, record in lines:
-            if record.start is not None:
-                yield from self._flushed()
-                self._seen = Seen()
-            if self._only.wants(record, self._seen):
-                yield from self._said(record)
-            self._seen.note(record)
-        if not more:
-            yield from self._flushed()
-
-    def _said(self, record: Record) -> Iterator[Text]:
-        if self._folding is not None:
-            yield from self._folding.lines(record, self._seen)
-        elif shown := line(record, self._seen, everything=self._everything):
-            yield shown
-
-    def _flushed(self) -> Iterator[Text]:
-        if self._folding is not None:
-            yield from self._folding.flush(self._seen)
-
-
-class JsonView:
-    """The records as they are, one a line."""
-
-    keeps_back = False
-
-    def __init__(self, only: Filter) -> None:
-        self._only = only
-        self._seen = Seen()
-
-    def show(
-        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
-    ) -> None:
-        for raw, _ in _tail(self._wanted(lines), last):
-            sys.stdout.buffer.write(shown_json(raw) + b"\n")
-        sys.stdout.buffer.flush()
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
+        for each in self._wanted(lines):
+            if text := line(each.record, self._seen, everything=self._everything):
+                yield text
 
     def _wanted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        if self._only == Filter():
-            yield from lines
-            return
         for each in lines:
             if each.record.start is not None:
                 self._seen = Seen()
@@ -127,8 +75,38 @@ class JsonView:
             self._seen.note(each.record)
 
 
-def _tail(items: Iterable[T], last: int | None) -> Iterable[T]:
-    return items if last is None else deque(items, maxlen=last)
+class FoldedView(LogView):
+    """With the moves of one component's parts in a line. While more records follow, it may hold
+    back an unfinished pass."""
+
+    def __init__(self, only: Filter) -> None:
+        super().__init__(only)
+        self._folding = Folding()
+
+    @property
+    def keeps_back(self) -> bool:  # type: ignore[override]
+        return self._folding.open
+
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
+        for each in lines:
+            if each.record.start is not None:
+                yield from self._folding.flush(self._seen)
+            for _, record in self._wanted([each]):
+                yield from self._folding.lines(record, self._seen)
+        if not more:
+            yield from self._folding.flush(self._seen)
+
+
+class JsonView(LogView):
+    """The records as they are, one a line."""
+
+    def show(
+        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
+    ) -> None:
+        wanted = lines if self._only == Filter() else self._wanted(lines)
+        for raw, _ in wanted if last is None else deque(wanted, maxlen=last):
+            sys.stdout.buffer.write(shown_json(raw) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 #: Seconds between two looks at the file; and looks without a record after which the view shows the
@@ -274,8 +252,9 @@ def log(
 def _view(only: Filter, everything: bool, *, blocks: bool, json: bool, text: bool) -> LogView:
     if not text and (json or not sys.stdout.isatty()):
         return JsonView(only)
-    unfolded = any((everything, blocks, only.kinds, only.min_s))
-    return TextView(only, everything, fold=not unfolded)
+    if any((everything, blocks, only.kinds, only.min_s)):
+        return LogView(only, everything=everything)
+    return FoldedView(only)
 
 
 def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> None:

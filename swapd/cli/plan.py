@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,9 +30,10 @@ from swapd.cli.plan_input import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_vllm import PlanOptions, StageFile, plan_vllm
+from swapd.cli.plan_page import page as vllm_page
+from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.plan import asked, deploy, omni, paste, sizes
-from swapd.plan.advise import Advice, MemoryBudget, PlanError, Treatment, advise
+from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
@@ -41,19 +42,12 @@ from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
 
-class PlanReport(msgspec.Struct, frozen=True):
+class PlanReport(Advice, frozen=True, kw_only=True):
     """The output of `swapd plan --json`."""
 
-    memory: MemoryBudget
-    bytes_per_s: float
     bandwidth_from: str
     chunk_bytes: int
     chunk_from: str
-    placements: tuple[Treatment, ...]
-    budget_bytes: int
-    request_s: float
-    moved_bytes: int
-    lru_bytes: int | None
     stage_file: str
     python: str
     serve: str
@@ -152,7 +146,12 @@ def plan(
         )
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy_of(vllm, sources), sources, room, config)
-        return plan_vllm(file, settings, overlay_alone=overlay, json=json)
+        (planned,) = reports_of([file], settings).reports
+        if json:
+            return print_json(planned)
+        if overlay:
+            return typer.echo(planned.overlay, nl=False)
+        return console.print(vllm_page(planned))
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     status = _status(sources, endpoint, timeout, complete=bool(device_memory and bandwidth))
@@ -221,16 +220,10 @@ def _report(
             f"no copy; give --compute {unknown[0]}=SECONDS of one pass",
         ]
     return PlanReport(
-        memory=advice.memory,
-        bytes_per_s=speed.bytes_per_s,
+        **structs.asdict(advice),
         bandwidth_from=speed.source,
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
-        placements=advice.placements,
-        budget_bytes=advice.budget_bytes,
-        request_s=advice.request_s,
-        moved_bytes=advice.moved_bytes,
-        lru_bytes=advice.lru_bytes,
         stage_file=paste.stage_file(advice),
         python=paste.python(advice),
         serve=serve,

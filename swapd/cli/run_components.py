@@ -73,7 +73,7 @@ def devices_of(found: RunFile) -> list[str]:
     return [t.device for t in found.daemons if t.device not in (None, "host")]
 
 
-def on_host(devices: Collection[str]) -> bool:
+def on_host(devices: Collection[str | None]) -> bool:
     """Whether all devices are the host, for which vLLM-Omni cannot be planned."""
     return set(devices) == {"host"}
 

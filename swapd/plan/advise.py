@@ -136,16 +136,11 @@ class Advice(msgspec.Struct, frozen=True):
     placements: tuple[Treatment, ...]
     #: The daemon's budget: all kept bytes, and the shared place of the others.
     budget_bytes: int
+    #: Of a request: its wait for copies, and the bytes of them.
+    request_s: float
+    moved_bytes: int
     #: Bytes that LRU alone would move in a request; None if a component is too large for that.
     lru_bytes: int | None = None
-
-    @property
-    def request_s(self) -> float:
-        return sum(p.request_s for p in self.placements)
-
-    @property
-    def moved_bytes(self) -> int:
-        return sum(p.moved_bytes for p in self.placements)
 
     def treated(self, how: How) -> list[Treatment]:
         return [p for p in self.placements if p.how == how]
@@ -222,7 +217,9 @@ def _place(
         taken += n * in_chunks(c.block_bytes, chunk_bytes)
         shares[c.name] = min(c.rest_bytes + n * c.block_bytes, c.nbytes)
     placements = tuple(_placement(c, how, shares.get(c.name, 0), bytes_per_s) for c, how in treated)
-    return Advice(memory, bytes_per_s, placements, taken)
+    request_s = sum(p.request_s for p in placements)
+    moved = sum(p.moved_bytes for p in placements)
+    return Advice(memory, bytes_per_s, placements, taken, request_s, moved)
 
 
 def _staying(c: ModelComponent, how: How, chunk_bytes: int) -> int:

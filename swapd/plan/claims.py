@@ -22,6 +22,18 @@ _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
 _WHOLE = "."
 
 
+class Known(NamedTuple):
+    """A deploy file, and what is known of its stages."""
+
+    deploy: Deploy
+    #: Stages, parts of them (`thinker.visual`), or the components of a diffusion stage.
+    components: Sequence[ModelComponent]
+    #: Given sizes of KV cache and workspace together, by stage, in bytes.
+    rooms: Mapping[str, int] = {}
+    #: The model's config.json.
+    config: Mapping[str, Any] | None = None
+
+
 class Needs(NamedTuple):
     """The need of a stage's process without its weights. Bytes."""
 
@@ -37,25 +49,17 @@ class Needs(NamedTuple):
 
 
 def of(
-    deploy: Deploy,
-    components: Sequence[ModelComponent],
-    rooms: Mapping[str, int],
-    totals: Mapping[int, int],
-    config: Mapping[str, Any] | None = None,
-    chunk: int = CHUNK_BYTES,
+    known: Known, totals: Mapping[int, int], chunk: int = CHUNK_BYTES
 ) -> tuple[dict[int, list[Demand]], list[str]]:
-    """The claims on each GPU, by its number, and notes about the assumptions.
-
-    `components` are stages, parts of them (`thinker.visual`), or the components of a diffusion
-    stage; `rooms` are given sizes of KV cache and workspace together, by stage; `config` is the
-    model's config.json; `chunk` is the daemons' chunk size. Raises: PlanError.
-    """
-    found = {c.name: c for c in components}
+    """The claims on each GPU, by its number, and notes about the assumptions. `chunk` is the
+    daemons' chunk size. Raises: PlanError."""
+    deploy, rooms = known.deploy, known.rooms
+    found = {c.name: c for c in known.components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
     notes: list[str] = []
     by_gpu: dict[int, list[Demand]] = {}
     for stage in deploy.stages:
-        needs = needs_of(stage, rooms.get(stage.name), config, chunk) if stage.ours else None
+        needs = needs_of(stage, rooms.get(stage.name), known.config, chunk) if stage.ours else None
         layers = needs.layers if needs else 0
         parts = _parts(stage, sizes[stage.name], found, notes, layers, chunk)
         for gpu in stage.gpus:

@@ -103,6 +103,11 @@ class Deploy(msgspec.Struct, frozen=True):
     own: dict[str, Any]
     whole: dict[str, Any]
 
+    @property
+    def has_components(self) -> bool:
+        """Whether a stage does."""
+        return any(stage.has_components for stage in self.stages)
+
 
 def read(
     path: Path, own: dict[str, Any] | None = None, installed: VllmOmni | None = None

@@ -40,7 +40,7 @@ def claimed(
         ModelComponent(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()
     ]
     totals = dict.fromkeys((g for s in found.stages for g in s.gpus), 80 * GIB)
-    return claims.of(found, components, rooms or {}, totals, config)
+    return claims.of(claims.Known(found, components, rooms or {}, config), totals)
 
 
 def alone(folder: Path, *listed: dict[str, Any], **sizes: Any) -> Demand:
@@ -138,7 +138,9 @@ def test_what_is_streamed_is_needed_in_part(
     path = tmp_path / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", swapd=options, **DIFFUSION)]}))
     dit = ModelComponent("transformer", 20 * GIB, 32, GIB // 2, 4 * GIB)
-    by_gpu, _ = claims.of(deploy.read(path), [dit, ModelComponent("vae", GIB)], {}, {0: 80 * GIB})
+    by_gpu, _ = claims.of(
+        claims.Known(deploy.read(path), [dit, ModelComponent("vae", GIB)]), {0: 80 * GIB}
+    )
     ((claim,),) = by_gpu.values()
     assert [p.least / GIB for p in claim.parts] == [least, 1]
 
@@ -149,7 +151,7 @@ def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
     by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
     path.write_text(yaml.safe_dump({"stages": [by_layer]}))
     dit = ModelComponent("transformer", 65 * 40 << 20, 40, 65 << 20)
-    ((claim,),) = claims.of(deploy.read(path), [dit], {}, {0: 80 * GIB})[0].values()
+    ((claim,),) = claims.of(claims.Known(deploy.read(path), [dit]), {0: 80 * GIB})[0].values()
     (part,) = claim.parts
     assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)
 
@@ -159,7 +161,7 @@ def test_a_pipeline_on_several_gpus_is_there_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "d.yaml"
     path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", devices="0,1", **DIFFUSION)]}))
     sizes = [ModelComponent("transformer", 20 * GIB, 32, GIB // 2), ModelComponent("vae", GIB)]
-    by_gpu, _ = claims.of(deploy.read(path), sizes, {}, dict.fromkeys((0, 1), 80 * GIB))
+    by_gpu, _ = claims.of(claims.Known(deploy.read(path), sizes), dict.fromkeys((0, 1), 80 * GIB))
     for (claim,) in by_gpu.values():
         assert claim.at_once
         assert [p.least for p in claim.parts] == [20 * GIB, GIB]
@@ -287,7 +289,7 @@ def test_a_pipeline_without_swapd_takes_its_weights_and_activations(tmp_path: Pa
         ModelComponent("transformer", 20 * GIB),
         ModelComponent("vae", GIB),
     ]
-    by_gpu, _ = claims.of(found, sizes, {}, {0: 80 * GIB})
+    by_gpu, _ = claims.of(claims.Known(found, sizes), {0: 80 * GIB})
     assert by_gpu[0][1].room == 21 * GIB + USUAL_BYTES["diffusion"]
 
 
