@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -89,15 +89,18 @@ def stage_file(advice: Advice) -> str:
     stages += [rest] if (rest := [p for p in advice.placements if p.name not in STAGES]) else []
     lines = ["# base_config: the model's own deploy file, whose stages have these ids", "stages:"]
     for number, placements in enumerate(stages):
-        lines.append(f"  - stage_id: {number}")
-        if kind := _kind([p.name for p in placements]):
-            settings = worker(kind).items()
-            lines += [f"    {key}: {json.dumps(value)}" for key, value in settings]
-        lines += ["    additional_config:", "      swapd:"]
-        if len(placements) == 1 and placements[0].name in STAGES:
-            lines.append(f"        component: {placements[0].name}")
-        lines += [f"        {line}" for line in _settings(placements)]
+        lines += [f"  - stage_id: {number}", *_stage_lines(placements)]
     return "\n".join(lines) + "\n"
+
+
+def _stage_lines(placements: list[Treatment]) -> Iterator[str]:
+    if kind := _kind([p.name for p in placements]):
+        yield from (f"    {key}: {json.dumps(value)}" for key, value in worker(kind).items())
+    yield "    additional_config:"
+    yield "      swapd:"
+    if len(placements) == 1 and placements[0].name in STAGES:
+        yield f"        component: {placements[0].name}"
+    yield from (f"        {line}" for line in _settings(placements))
 
 
 def _kind(names: Sequence[str]) -> Kind | None:

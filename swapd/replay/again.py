@@ -72,10 +72,6 @@ class SimulatedMachine:
     def _obey(self, action: actions.AnyAction) -> None:
         lanes = self._lanes
         match action:
-            case actions.MakeHostCopy():
-                self._soon(events.HostCopyMade(self.now, action.uid))
-            case actions.SealHostCopy():
-                self._soon(events.HostCopySealed(self.now, action.uid))
             case actions.CopyIn():
                 lanes["in"].begin(action.generation, copied_bytes(action), action.urgency)
             case actions.CopyOut():
@@ -85,16 +81,9 @@ class SimulatedMachine:
             case actions.StopCopy():
                 if lanes["in"].stop(action.generation):
                     self._soon(events.CopyStopped(self.now, action.generation))
-            case actions.SendRevoke() if action.ack:
-                self._soon(
-                    events.RevokeAck(self.now, action.session, action.name, action.generation)
-                )
-            case actions.Lend():
-                self._soon(events.Lent(self.now, action.generation))
-            case actions.Reclaim():
-                self._soon(events.Reclaimed(self.now, action.generation))
-            case actions.Fence():
-                self._soon(events.SessionGone(self.now, action.session))
+            case _:
+                if event := _answer(action, self.now):
+                    self._soon(event)
 
     def _soon(self, event: AnyEvent) -> None:
         self.at(self.now, partial(self.feed, event))
@@ -104,6 +93,25 @@ class SimulatedMachine:
             self.feed(events.CopiedIn(self.now, generation, took_s))
         else:
             self.feed(events.CopiedOut(self.now, generation))
+
+
+def _answer(action: actions.AnyAction, now: float) -> AnyEvent | None:
+    """The event that follows an action at once; None if none does."""
+    match action:
+        case actions.MakeHostCopy(uid=uid):
+            return events.HostCopyMade(now, uid)
+        case actions.SealHostCopy(uid=uid):
+            return events.HostCopySealed(now, uid)
+        case actions.SendRevoke(ack=True) as revoke:
+            return events.RevokeAck(now, revoke.session, revoke.name, revoke.generation)
+        case actions.Lend(generation=generation):
+            return events.Lent(now, generation)
+        case actions.Reclaim(generation=generation):
+            return events.Reclaimed(now, generation)
+        case actions.Fence(session=session):
+            return events.SessionGone(now, session)
+        case _:
+            return None
 
 
 class _Copy(NamedTuple):
