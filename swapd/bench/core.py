@@ -18,8 +18,6 @@ SEED = 7
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """The result, in microseconds of CPU time."""
-
     mean_us: float
     worst_us: float
     #: Mean time of a pass of the plain loop meanwhile.

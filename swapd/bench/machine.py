@@ -259,7 +259,6 @@ class Pace(NamedTuple):
 
 
 def total(paces: Iterable[Pace]) -> Pace:
-    """The sum of all, at least one."""
     passes, seconds = zip(*paces, strict=True)
     return Pace(sum(passes), sum(seconds))
 

@@ -95,7 +95,6 @@ FIGURES = {
 
 
 def figures_of(raw: Measurements) -> dict[str, float]:
-    """The figures of all measurements that were made."""
     return {
         key: attrgetter(figure.of)(raw)
         for key, figure in FIGURES.items()
@@ -130,7 +129,6 @@ def _unclear(report: Report, figure: Figure, too_short: bool) -> str:
 
 
 def _limit(report: Report, key: str) -> float:
-    """The bound on this device and this CPU."""
     figure = FIGURES[key]
     if key == "swap_in_ratio" and report.device != "host":
         return GPU_SWAP_IN

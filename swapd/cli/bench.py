@@ -47,7 +47,6 @@ def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> 
 
 
 def exit_code(report: Report) -> int:
-    """0 if every figure is within its bound."""
     verdicts = {judged.verdict for judged in report.judged.values()}
     if "failed" in verdicts:
         return FAILED

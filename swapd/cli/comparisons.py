@@ -18,7 +18,6 @@ _LISTED_MAX = 20
 
 
 def table(found: Comparison) -> RenderableType:
-    """Both side by side."""
     headings = ("", *(plain(side.name) for side in found.sides), "ratio")
     count = max(len(side.rounds) for side in found.sides)
     about = f"medians of {count} rounds; {comparison.ABOUT}" if count > 1 else comparison.ABOUT
@@ -42,7 +41,6 @@ def write(name: str, suffix: str, data: bytes, use: str) -> None:
 
 
 def list_all() -> None:
-    """Print the last comparisons, the oldest first."""
     paths = sorted(_folder().glob("*.json"))[-_LISTED_MAX:]
     if not paths:
         console.print("nothing was compared yet; start with: swapd run --compare -- COMMAND")

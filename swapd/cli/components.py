@@ -145,7 +145,6 @@ def forecast(
 
 
 def forecast_page(names: list[str], reply: ForecastReply) -> Table:
-    """The answer for people, for the components `names`."""
     rows: list[tuple[str, RenderableType]] = [
         ("acquire", Text(plain(" + ".join(names)))),
         ("copies in", _copies(reply)),

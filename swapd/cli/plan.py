@@ -232,7 +232,6 @@ def _report(
 
 
 def page(report: PlanReport) -> RenderableType:
-    """The whole advice for people."""
     parts: list[RenderableType] = [
         Text(str(report.memory)),
         Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"),

@@ -34,7 +34,6 @@ class VllmPlanReport(msgspec.Struct, frozen=True):
 
 
 def page(report: VllmPlanReport) -> RenderableType:
-    """The whole report for people."""
     parts: list[RenderableType] = []
     for plan in report.gpus:
         parts += [Text(_sum(plan)), "", _table(plan), ""]

@@ -40,8 +40,6 @@ _INSTEAD = "compare two settings, with --set NAME=VALUE"
 
 
 class ComparisonOptions(NamedTuple):
-    """The options of a comparison, as given."""
-
     #: Settings of the second side; none: the first side runs without swapd.
     changes: Sequence[str] = ()
     rounds: int = 1
@@ -145,7 +143,6 @@ def _sides(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]
 
 
 def _side(first: DaemonTable, names: Sequence[str]) -> Side:
-    """A side, called as its settings are in the first of its daemons."""
     values = {name: first.value(name) for name in names}
     return Side(" ".join(f"{name}={value}" for name, value in values.items()), values)
 

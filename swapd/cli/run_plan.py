@@ -183,7 +183,6 @@ def _as_file(stage: StageSpec, found: RunFile, folder: Path) -> StageFile:
 
 
 def _rooms(stage: DeployStage, model: Path) -> list[str]:
-    """The memory beside its weights, if its KV cache has a size already."""
     if stage.kv_cache_bytes is None:
         return []
     needs = claims.needs_of(stage, None, sizes.config_of(model))
@@ -303,7 +302,6 @@ def _plan_options(found: RunFile, device_memory: str | None) -> PlanOptions:
 
 
 def _given_budgets(found: RunFile, deployed: Iterable[Deploy]) -> dict[int, int]:
-    """The budgets that tables have, by the GPU of a stage."""
     every = {gpu for one in deployed for stage in one.stages for gpu in stage.gpus}
     tables = {gpu: _table_of(found, gpu) for gpu in every}
     given = {gpu: table.budget for gpu, table in tables.items() if table}

@@ -61,7 +61,6 @@ class Family(NamedTuple):
 
     @property
     def moves(self) -> str:
-        """Loads and evictions."""
         return f"{sum(c.loads for c in self.parts)}/{sum(c.evictions for c in self.parts)}"
 
     @property
@@ -73,7 +72,6 @@ class Family(NamedTuple):
 
     @property
     def keeps(self) -> str:
-        """Its permanent size on the device."""
         nbytes = size(sum(c.nbytes for c in self.kept))
         return f"{len(self.kept)} of {len(self.parts)} parts kept, {nbytes} of {size(self.nbytes)}"
 

@@ -38,7 +38,6 @@ class StoryLine(msgspec.Struct):
 
 
 def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -> None:
-    """Print the records of a component, each under its cause."""
     chapters = history.of_component(lines, name)
     if not chapters:
         raise UnknownComponent(_unknown(name, lines))

@@ -83,7 +83,6 @@ def build(stage: str, seed: int) -> torch.nn.Module:
 
 
 def parameter_bytes(module: torch.nn.Module) -> int:
-    """Count the bytes that the module's parameters take."""
     return sum(param.numel() * param.element_size() for param in module.parameters())
 
 
@@ -206,7 +205,6 @@ def make_voice(seed: int) -> Tensors:
 
 
 def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor, rate: int = WAVE_RATE) -> None:
-    """Write mono samples in [-1, 1] as 16-bit PCM."""
     samples = (waveform.detach().reshape(-1).clamp(-1.0, 1.0) * 32767).round()
     with wave.open(os.fspath(path), "wb") as out:
         out.setnchannels(1)

@@ -227,7 +227,6 @@ def _folder_makeable(name: str, path: Path) -> Check:
 
 
 def package(name: str, *, needed: bool = False, extra: str = "") -> Check:
-    """Whether a package is installed; it is not imported."""
     try:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:

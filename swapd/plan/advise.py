@@ -179,7 +179,6 @@ def grouped(c: ModelComponent, chunk_bytes: int = CHUNK_BYTES) -> ModelComponent
 
 
 def in_chunks(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Size of `nbytes` on a device, in whole chunks."""
     return -(-nbytes // chunk_bytes) * chunk_bytes
 
 

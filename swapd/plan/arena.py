@@ -111,7 +111,6 @@ class Arena(NamedTuple):
         return could and claim.turning(0) > self.room_of(claim)
 
     def whole(self, caches: Mapping[str, int]) -> int:
-        """All of them at once."""
         return sum(p.taken for c in self.ours for p in c.parts) + sum(caches.values())
 
     def fits(self, caches: Mapping[str, int]) -> bool:

@@ -194,7 +194,6 @@ def _without_cache(stage: DeployStage, room: int | None) -> Needs:
 
 
 def _most(stage: DeployStage, cache: kv.KvCache) -> int | None:
-    """The bytes that its requests can fill at once; None if that is unknown."""
     if stage.max_requests is None or stage.caches_prefixes:
         return None
     return kv.least_bytes(cache, stage.max_requests)
@@ -344,7 +343,6 @@ def _inner(
 
 
 def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> WeightGroup:
-    """A part that is needed as a whole."""
     return WeightGroup(name, nbytes, nbytes, stays, chunk=chunk)
 
 

@@ -105,7 +105,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chunk(self) -> int:
-        """The daemon's chunk size."""
         return self.parts[0].chunk if self.parts else CHUNK_BYTES
 
     def cache_bytes(self, most: int = 0) -> int:
@@ -142,8 +141,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One term of the sum."""
-
     nbytes: int
     what: str
 

@@ -85,7 +85,6 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the file names its component."""
         return bool(options_of(self.additional, "").component)
 
     @property

@@ -93,8 +93,6 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of one process of a stage."""
-
     #: Tokens of the longest request.
     max_model_len: int
     #: Tokens of a block, and its bytes, with all layers.

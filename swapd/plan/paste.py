@@ -138,7 +138,6 @@ def _in_yaml(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name, quoted for both Python and YAML."""
     return json.dumps(name)
 
 

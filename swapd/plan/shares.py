@@ -37,8 +37,6 @@ _STEPS = 1000
 
 
 class GpuShare(msgspec.Struct, frozen=True):
-    """The share of one process of a stage."""
-
     name: str
     stage_id: int
     ours: bool
@@ -68,8 +66,6 @@ class Larger(msgspec.Struct, frozen=True):
 
 
 class GpuPlan(msgspec.Struct, frozen=True):
-    """One GPU's memory, divided."""
-
     gpu: int
     total_bytes: int
     budget_bytes: int
@@ -257,7 +253,6 @@ def divide_all(
 
 
 def _with_least(claim: Demand, sizes: Mapping[str, set[int]]) -> Demand:
-    """With the least of the sizes of its KV cache."""
     if not claim.least_cache:
         return claim
     return replace(claim, least_cache=min(sizes[claim.name]), said=True)

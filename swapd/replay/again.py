@@ -143,7 +143,6 @@ class _CopyLane:
             self._choose()
 
     def stop(self, generation: int) -> bool:
-        """Whether there was such a copy."""
         found = self._copies.pop(generation, None)
         self._choose()
         return found is not None
@@ -304,7 +303,6 @@ class _Again:
             self._there(key)
 
     def _there(self, key: Key) -> None:
-        """All bytes of a lease are there."""
         asked = self._asked.pop(key)
         self._outcome.waits.append(self._machine.now - asked.at)
         if self._steps[asked.step].in_vain:

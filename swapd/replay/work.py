@@ -49,13 +49,10 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Tally(Totals):
-    """What came of it."""
-
     #: Seconds from each acquire until its bytes were there; tries that were refused are none.
     waits: list[float] = []
 
     def note(self, said: AnyEvent | actions.AnyAction) -> None:
-        """Count what the core orders."""
         match said:
             case actions.CopyIn():
                 self.loads += 1
@@ -125,7 +122,6 @@ class CopiesUnderWay:
         return done
 
     def granted(self, key: Key, names: Iterable[str]) -> bool:
-        """Whether all of it is there."""
         if pending := set(names) & set(self._names.values()):
             self._pending[key] = pending
         return not pending

@@ -43,7 +43,6 @@ class Side(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> Round | None:
-        """The first round that failed."""
         return next((each for each in self.rounds if each.status), None)
 
     @property
@@ -52,8 +51,6 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The record of a comparison."""
-
     version: int
     command: tuple[str, ...]
     sides: tuple[Side, Side]

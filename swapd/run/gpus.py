@@ -23,13 +23,11 @@ _PROC = Path("/proc")
 
 
 def number_of(device: str) -> int | None:
-    """The number of a GPU; None of another device."""
     found = _NUMBERED.fullmatch(device)
     return int(found[1] or 0) if found else None
 
 
 def numbers_of(devices: Sequence[str]) -> list[int]:
-    """The numbers of the GPUs among some devices."""
     return [number for one in devices if (number := number_of(one)) is not None]
 
 

@@ -153,8 +153,6 @@ def _number(words: Sequence[str], key: str, kind: type) -> Any | None:
 
 
 class DeployFile(NamedTuple):
-    """The deploy file of a vllm-omni command."""
-
     path: Path
     #: The vLLM-Omni that runs it; None if that is unknown, and not needed.
     installed: VllmOmni | None

@@ -17,15 +17,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class AccessRules:
-    """Who may read what."""
-
     def __init__(self, token: str, host: str) -> None:
         """`token`: "" if none is needed. `host`: the IP address or name that is served."""
         self._token = token.encode()
         self._names = (*_LOOPBACK, f"[{host}]" if ":" in host else host)
 
     def refusal(self, request: HttpRequest) -> Answer | None:
-        """The refusal of a request; None if it may be answered."""
         asked = request.headers.get
         if asked("sec-fetch-site") == "cross-site" and asked("sec-fetch-mode") != "navigate":
             return Answer(403, b"not for pages of other sites\n")

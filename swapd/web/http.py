@@ -57,8 +57,6 @@ class _Refused(Exception):
 
 
 class Server:
-    """Serves one listening socket."""
-
     def __init__(
         self,
         answer: Callable[[HttpRequest], Awaitable[Answer]],

@@ -25,7 +25,6 @@ from swapd.cli.last_lines import LastLines, Spoken
 from swapd.cli.page import PageSettings
 from swapd.shared import fds
 from swapd.shared.protocol import ComponentStatus, StatusReply
-from swapd.shared.text import plain
 from swapd.web import metrics
 from swapd.web.access import AccessRules, headers_for
 from swapd.web.http import Answer, HttpRequest, Server
@@ -154,7 +153,6 @@ class Watched:
         return None
 
     async def sample(self) -> None:
-        """Ask again and again."""
         while True:
             began = time.monotonic()
             try:
@@ -169,8 +167,6 @@ class Watched:
 
 
 class Site:
-    """The paths of the page."""
-
     def __init__(self, watched: Watched, access: AccessRules) -> None:
         self.page = files("swapd.web").joinpath("page.html").read_text("utf-8")
         self._watched = watched
@@ -214,8 +210,8 @@ class Site:
                 "seq": seq,
                 "t": at,
                 "verb": said.verb,
-                "subject": plain(said.subject),
-                "detail": plain(" ".join(said.detail.split())),
+                "subject": said.subject,
+                "detail": " ".join(said.detail.split()),
                 "style": said.style,
             }
             for seq, at, said in self._watched.lines

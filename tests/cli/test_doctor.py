@@ -22,11 +22,41 @@ from .test_status import _reply
 GIB = 1 << 30
 
 
-def test_an_old_kernel_or_another_system_fails() -> None:
-    assert doctor.kernel("Linux", "5.4.0-150-generic").status == "fail"
-    assert doctor.kernel("Linux", "5.14.0").status == "ok"
-    assert doctor.kernel("Linux", "6.1").status == "ok"
-    assert doctor.kernel("Darwin", "23.1").status == "fail"
+@pytest.mark.parametrize(
+    ("check", "status", "says"),
+    [
+        (doctor.kernel("Linux", "5.4.0-150-generic"), "fail", "use Linux 5.14 or later"),
+        (doctor.kernel("Linux", "5.14.0"), "ok", ""),
+        (doctor.kernel("Linux", "6.1"), "ok", ""),
+        (doctor.kernel("Darwin", "23.1"), "fail", "swapd needs Linux"),
+        (doctor.memory(20 * GIB, None), "ok", "20 GiB available, no cgroup limit"),
+        (doctor.memory(8 * GIB, 8 * GIB), "ok", "cgroup limit 8 GiB"),
+        (doctor.memory(GIB, None), "warn", "arena and host copies live there"),
+        (doctor.open_files(256), "warn", "ulimit -n"),
+        (doctor.open_files(65536), "ok", "up to 65536"),
+        (doctor.open_files(resource.RLIM_INFINITY), "ok", "no limit"),
+        (doctor.locked_memory(8 << 20), "ok", "up to 8 MiB"),
+        (doctor.locked_memory(resource.RLIM_INFINITY), "ok", "no limit"),
+        (doctor.huge_pages(Path("/nowhere")), "warn", "no /nowhere"),
+        (doctor.package("msgspec", needed=True), "ok", ""),
+        (doctor.package("swapd-is-not-so", extra="demo"), "warn", "pip install 'swapd[demo]'"),
+        (doctor.package("swapd-is-not-so", needed=True), "fail", "pip install swapd-is-not-so"),
+    ],
+)
+def test_a_check_says_what_it_found_and_what_to_do(check: Check, status: str, says: str) -> None:
+    assert check.status == status
+    assert says in f"{check.found} {check.advice}"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "status"),
+    [("[advise] never", "ok"), ("[always] never", "ok"), ("[never]", "warn"), ("[deny]", "warn")],
+)
+def test_huge_pages_say_what_to_set(chosen: str, status: str, tmp_path: Path) -> None:
+    (setting := tmp_path / "shmem_enabled").write_text(f"within_size {chosen} force\n")
+    check = doctor.huge_pages(setting)
+    assert check.status == status
+    assert (f"echo advise | sudo tee {setting}" in check.advice) == (status == "warn")
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
@@ -55,44 +85,6 @@ def test_what_is_tried_works_here_and_leaves_no_descriptor() -> None:
     assert {check.status for check in tried} == {"ok"}
     assert doctor.shelving().status in ("ok", "warn")
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("always within_size [advise] never deny force", "ok"),
-        ("[always] within_size advise never deny force", "ok"),
-        ("always within_size advise [never] deny force", "warn"),
-        ("always within_size advise never [deny] force", "warn"),
-    ],
-)
-def test_huge_pages_say_what_to_set(text: str, status: str, tmp_path: Path) -> None:
-    setting = tmp_path / "shmem_enabled"
-    setting.write_text(text + "\n")
-    check = doctor.huge_pages(setting)
-    assert check.status == status
-    assert (f"echo advise | sudo tee {setting}" in check.advice) == (status == "warn")
-
-
-def test_no_huge_pages_at_all(tmp_path: Path) -> None:
-    assert doctor.huge_pages(tmp_path / "none").status == "warn"
-
-
-def test_memory_counts_the_cgroup() -> None:
-    assert doctor.memory(20 * GIB, None) == Check(
-        "memory", "ok", "20 GiB available, no cgroup limit"
-    )
-    assert "cgroup limit 8 GiB" in doctor.memory(8 * GIB, 8 * GIB).found
-    assert doctor.memory(GIB, None).status == "warn"
-
-
-def test_limits() -> None:
-    assert doctor.open_files(256).status == "warn"
-    assert "ulimit -n" in doctor.open_files(256).advice
-    assert doctor.open_files(65536).status == "ok"
-    assert doctor.open_files(resource.RLIM_INFINITY).found == "no limit"
-    assert doctor.locked_memory(8 << 20).found.startswith("up to 8 MiB")
-    assert doctor.locked_memory(resource.RLIM_INFINITY).status == "ok"
 
 
 def test_a_runtime_folder_that_can_be_used(folder: Path) -> None:
@@ -180,14 +172,6 @@ def test_a_session_that_does_not_read_is_named() -> None:
     sessions = (SessionStatus(3, "thinker", 0, 0, unread=True), SessionStatus(4, "talker", 0, 0))
     found = warning("sessions", sessions=sessions)
     assert found.found == "thinker (session 3): does not read its messages"
-
-
-def test_packages() -> None:
-    assert doctor.package("msgspec", needed=True).status == "ok"
-    missing = doctor.package("swapd-is-not-called-this", extra="demo")
-    assert missing.status == "warn"
-    assert missing.advice == "pip install 'swapd[demo]'"
-    assert doctor.package("swapd-is-not-called-this", needed=True).status == "fail"
 
 
 def test_the_command_as_json(folder: Path) -> None:

@@ -379,12 +379,3 @@ def test_an_odd_number_gives_a_plan_or_one_line(text: str) -> None:
     for option in ("--passes", "--blocks", "--compute"):
         run("a=1GiB", "--device-memory", "1GiB", "--bandwidth", "1GB/s", option, f"a={text}")
         run("a=1GiB", "--device-memory", "1GiB", "--bandwidth", "1GB/s", option, text)
-
-
-def test_all_of_it_in_a_process_of_its_own_is_one_line_and_status_1(
-    tmp_path: Path, fifo: Path
-) -> None:
-    """A new process, as for users: nothing here depends on how the tests call it."""
-    for words in (["--vllm", deploy_of(tmp_path, laughs("ha"))], ["--vllm", fifo], [fifo]):
-        said = swapd("plan", *words, "a=1GiB", *CARD, status=1).stderr
-        assert len(said.splitlines()) == 1

@@ -145,28 +145,6 @@ def test_what_is_streamed_is_needed_in_part(
     assert [p.least / GIB for p in claim.parts] == [least, 1]
 
 
-def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
-    """Each block takes twice its size in chunks if it is slightly larger than a chunk."""
-    path = tmp_path / "d.yaml"
-    by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
-    path.write_text(yaml.safe_dump({"stages": [by_layer]}))
-    dit = ModelComponent("transformer", 65 * 40 << 20, 40, 65 << 20)
-    ((claim,),) = claims.of(claims.Known(deploy.read(path), [dit]), {0: 80 * GIB})[0].values()
-    (part,) = claim.parts
-    assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)
-
-
-def test_a_pipeline_on_several_gpus_is_there_as_a_whole(tmp_path: Path) -> None:
-    """Each GPU holds all its weights, even if they are not divided."""
-    path = tmp_path / "d.yaml"
-    path.write_text(yaml.safe_dump({"stages": [stage(0, "dit", devices="0,1", **DIFFUSION)]}))
-    sizes = [ModelComponent("transformer", 20 * GIB, 32, GIB // 2), ModelComponent("vae", GIB)]
-    by_gpu, _ = claims.of(claims.Known(deploy.read(path), sizes), dict.fromkeys((0, 1), 80 * GIB))
-    for (claim,) in by_gpu.values():
-        assert claim.at_once
-        assert [p.least for p in claim.parts] == [20 * GIB, GIB]
-
-
 def test_without_a_configuration_caches_are_as_said_else_assumed_and_told(tmp_path: Path) -> None:
     said = stage(1, "b", kv_cache_memory_bytes=GIB, **AR)
     listed = stage(0, "a", **AR), said, stage(2, "code2wav", **GENERATION), stage(3, "c", **AR)
@@ -215,12 +193,6 @@ def test_a_cache_holds_no_more_than_its_requests_at_once_without_prefixes(tmp_pa
     assert alone(tmp_path, unknown, config=QWEN3, talker=8).most_cache is None
 
 
-def test_a_cache_that_was_planned_before_is_planned_again(tmp_path: Path) -> None:
-    before = stage(0, "thinker", kv_cache_memory_bytes=GIB, **AR)
-    claim = alone(tmp_path, before, config=QWEN3, thinker=60)
-    assert (claim.least_cache > 6 * GIB, claim.said) == (True, False)
-
-
 def test_a_room_that_holds_no_request_is_refused_and_says_which_would(tmp_path: Path) -> None:
     rooms = {"thinker": of_decoder(QWEN3, "thinker", 8192) + 3 * GIB}
     listed = stage(0, "thinker", max_num_batched_tokens=8192, **AR)
@@ -246,14 +218,6 @@ def test_a_cache_that_is_not_counted_must_be_said(tmp_path: Path) -> None:
         claimed(tmp_path, stage(0, "a", **AR), config=config, a=1)
     said = stage(0, "a", kv_cache_memory_bytes=GIB, **AR)
     assert alone(tmp_path, said, config=config, a=1).least_cache == GIB
-
-
-def test_layers_leave_one_by_one_where_they_are_known(tmp_path: Path) -> None:
-    claim = alone(tmp_path, stage(0, "thinker", **AR), config=QWEN3, thinker=60)
-    (part,) = claim.parts
-    assert (part.layers, part.layer_bytes, part.taken) == (48, 60 * GIB // 48, 60 * GIB)
-    (unknown,) = alone(tmp_path, stage(0, "thinker", **AR), thinker=60).parts
-    assert (unknown.layers, unknown.taken) == (0, 60 * GIB)
 
 
 def test_sliding_windows_are_named(tmp_path: Path) -> None:
@@ -307,3 +271,14 @@ def test_sizes_that_are_missing_or_make_no_sense_are_named(
     some = {"cpu_offload_enabled": True, "cpu_offload_components": ["visual"]}
     listed = stage(0, "thinker", swapd=some, **AR), stage(1, "talker", **AR)
     assert says in refused(tmp_path, *listed, **sizes)
+
+
+def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
+    """Each block takes twice its size in chunks if it is slightly larger than a chunk."""
+    path = tmp_path / "d.yaml"
+    by_layer = stage(0, "dit", swapd={"enable_layerwise_offload": True}, **DIFFUSION)
+    path.write_text(yaml.safe_dump({"stages": [by_layer]}))
+    dit = ModelComponent("transformer", 65 * 40 << 20, 40, 65 << 20)
+    ((claim,),) = claims.of(claims.Known(deploy.read(path), [dit]), {0: 80 * GIB})[0].values()
+    (part,) = claim.parts
+    assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)

@@ -209,8 +209,3 @@ def test_two_stages_of_one_name_are_refused(tmp_path: Path) -> None:
     named = "{stage_id: %d, additional_config: {swapd: {component: talker}}}"
     text = f"stages: [{named % 0}, {named % 1}]"
     assert "several stages are called talker" in refused(tmp_path, text)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadDeploy, match=r"none\.yaml: No such file"):
-        deploy.read(tmp_path / "none.yaml")

@@ -14,7 +14,6 @@ from swapd.plan.shares import (
     GpuPlan,
     divide,
     divide_all,
-    utilization,
 )
 
 GIB = 1 << 30
@@ -179,18 +178,6 @@ def test_a_cache_grows_no_larger_than_its_requests_can_fill(total: float) -> Non
     assert plan.left_bytes < CHUNK_BYTES
 
 
-def test_a_cache_that_was_said_does_not_grow() -> None:
-    plan = divided(80, claim("a", 10, cache=1, said=True), claim("b", 4, cache=1))
-    assert plan.shares[0].cache_bytes == GIB
-
-
-def test_caches_do_not_grow_so_far_that_stages_must_take_turns() -> None:
-    plan = divided(30, claim("a", 10, cache=1), claim("b", 4, cache=1))
-    assert plan.takes_turns == []
-    left = 4.5 * GIB - sum(s.cache_bytes for s in plan.shares)
-    assert 0 <= left <= 2 * CHUNK_BYTES
-
-
 def test_of_a_stage_that_stays_the_cache_takes_turns() -> None:
     stays = claim("a", part("a", 6, stays=True), cache=1)
     plan = divided(23, stays, claim("b", 4, cache=1), claim("c", 1, room=0))
@@ -233,11 +220,6 @@ def test_by_layers_no_more_moves_than_does_not_fit_twice() -> None:
     assert plan.moved_bytes == (2 * 2.5 - 2) * GIB
     assert plan.moved_whole_bytes == 14 * GIB
     assert plan.request_s == pytest.approx(3 * GIB / 25e9)
-
-
-def test_each_layer_has_chunks_of_its_own() -> None:
-    odd = WeightGroup("a", 65 * 40 * MIB, 65 * 40 * MIB, layers=40, layer_bytes=65 * MIB)
-    assert odd.taken == odd.at_least == 128 * 40 * MIB
 
 
 def test_what_stays_is_beside_what_takes_turns() -> None:
@@ -327,8 +309,3 @@ def test_a_request_that_does_not_fit_is_refused_and_the_length_that_would_is_sai
 
 def test_where_the_rest_alone_is_too_much_nothing_is_left() -> None:
     assert "leaves nothing for weights and KV caches" in refused(4, claim("a", 1))
-
-
-def test_a_utilization_is_never_more_than_the_room() -> None:
-    assert utilization(4 * GIB, 80 * GIB) == 0.05
-    assert utilization(GIB, 3 * GIB) == 0.333

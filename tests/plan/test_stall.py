@@ -1,6 +1,5 @@
 """The closed forms against a step-by-step run: one copy engine, one that computes, two slots."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,13 +48,3 @@ def test_lru_misses_all_of_a_cycle_that_does_not_fit(n: int, room: int) -> None:
 def test_lru_spares_what_need_not_go() -> None:
     assert stall.lru_bytes([60, 8, 2], 66) == 68  # the small component fits beside either
     assert stall.lru_bytes([3, 9], 8) is None
-
-
-def test_what_is_kept_need_not_be_copied() -> None:
-    assert stall.wait_s(8.0, 1.0, 0.0) == 0.0
-    assert stall.wait_s(8.0, 0.5, 1.0) == pytest.approx(3.0)
-
-
-def test_computing_hides_copies_up_to_its_own_length() -> None:
-    assert stall.wait_s(8.0, 0.0, 8.0) == 0.0
-    assert stall.wait_s(8.0, 0.0, 6.0) == pytest.approx(2.0)

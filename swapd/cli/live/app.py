@@ -35,8 +35,6 @@ _STORY_MAX = 1000
 
 
 class Live(Widget):
-    """All lines of the view."""
-
     DEFAULT_CSS = "Live { width: 100%; height: 1fr; }"
 
     def __init__(self, resized: Callable[[], None]) -> None:
@@ -123,7 +121,6 @@ class Top(App[None]):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the current state."""
         self._drawn_at = time.monotonic()
         width, height = self._live.size
         self._drawn = self.poller.view

@@ -73,8 +73,6 @@ class Row(NamedTuple):
 
 @dataclass
 class Choice:
-    """The choices of the user."""
-
     sort: str = "name"
     only: str = ""
     selected: str = ""
@@ -85,7 +83,6 @@ class Choice:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
 
     def move(self, rows: list[Row], by: int) -> None:
-        """Select another row, `by` rows further down."""
         if rows:
             self.selected = rows[min(max(self._index(rows) + by, 0), len(rows) - 1)].name
 
@@ -107,7 +104,6 @@ class Choice:
 
 
 def listed(every: Iterable[Row], choice: Choice) -> list[Row]:
-    """The rows to show, in order."""
     found = [row for row in every if choice.only.lower() in row.name.lower()]
     return sorted(found, key=_ORDERS[choice.sort])
 
@@ -333,7 +329,6 @@ def _foot(view: Snapshot, choice: Choice, width: int) -> list[Text]:
 
 
 def _below(view: Snapshot, now: float) -> list[Text]:
-    """Waits and copies."""
     moved = [_copy(each, now - view.at) for each in view.status.copies]
     waits = _block("waiting", _waits(view, now), view.status.waiting, _WAITS_MAX)
     return waits + _block("copies", moved, 0, _TRANSFERS_MAX)
@@ -341,9 +336,9 @@ def _below(view: Snapshot, now: float) -> list[Text]:
 
 def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:
     for _, time, said in spoken[-height:]:
-        subject, detail = plain(said.subject), " ".join(plain(said.detail).split())
+        detail = " ".join(said.detail.split())
         text = Text.assemble((clock(time), "dim"), "  ", (said.verb.ljust(10), said.style))
-        yield text.append(f" {subject}  {detail}".rstrip())
+        yield text.append(f" {said.subject}  {detail}".rstrip())
 
 
 def clock(time: float) -> str:
