@@ -16,7 +16,7 @@ from swapd.cli.common import errors, note, say
 from swapd.cli.plan_page import streaming
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of, without_graphs
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
-from swapd.plan import asked, claims, deploy, sizes, workspace
+from swapd.plan import asked, claims, deploy, kv, sizes
 from swapd.plan.advise import DoesNotFit, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
@@ -316,7 +316,7 @@ def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> Plai
         raise PlanError(f"{stage.name}: say which model: its command has none after serve")
     try:
         if (said := option(words, _KV_CACHE)) is not None:
-            room = int(parse_size(said)) + workspace.USUAL_BYTES["ar"]
+            room = int(parse_size(said)) + kv.USUAL_BYTES["ar"]
         elif (said := option(words, _UTILIZATION)) is not None:
             room = round(float(said) * min(totals[gpu] for gpu in on))
         else:

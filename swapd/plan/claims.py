@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from swapd.plan import kv, workspace
+from swapd.plan import kv
 from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped, in_chunks
 from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.deploy import Deploy, DeployStage
@@ -124,7 +124,7 @@ def _by_itself(
     if stage.name in rooms:
         return rooms[stage.name]
     if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
-        return sum(p.nbytes for p in parts) + workspace.USUAL_BYTES["diffusion"]
+        return sum(p.nbytes for p in parts) + kv.USUAL_BYTES["diffusion"]
     if stage.utilization is None:
         raise PlanError(
             f"{deploy.path}: stage {stage.id} ({stage.name}) has neither swapd's worker nor a "
@@ -148,12 +148,12 @@ def needs_of(
     """
     if stage.kind != "ar":
         return _without_cache(stage, room)
-    own, layout = workspace.USUAL_BYTES["ar"], None
+    own, layout = kv.USUAL_BYTES["ar"], None
     try:
         if config:
             layout = kv.layout_of(config, stage.name)
-            steps = stage.step_tokens or workspace.STEP_TOKENS
-            own = workspace.of_decoder(config, stage.name, steps)
+            steps = stage.step_tokens or kv.STEP_TOKENS
+            own = kv.workspace_of(config, stage.name, steps)
     except kv.UncountedCache:
         if stage.kv_cache_bytes is None and room is None:
             raise
@@ -185,7 +185,7 @@ def _uncounted(stage: DeployStage, room: int | None, own: int, chunk: int) -> Ne
 
 
 def _without_cache(stage: DeployStage, room: int | None) -> Needs:
-    usual = workspace.USUAL_BYTES[stage.kind]
+    usual = kv.USUAL_BYTES[stage.kind]
     note = (
         f"{stage.name}: taken to need {usual >> 30} GiB of workspace; give --room {stage.name}=SIZE"
     )

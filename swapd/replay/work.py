@@ -37,7 +37,9 @@ _NEEDED = (
 KEPT_LEAST_S = 1e-3
 
 
-class Totals(msgspec.Struct, kw_only=True):
+class Tally(msgspec.Struct):
+    """What came of it."""
+
     loads: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -46,9 +48,6 @@ class Totals(msgspec.Struct, kw_only=True):
     #: Acquires without an answer at the end.
     waiting: int = 0
     seconds: float = 0.0
-
-
-class Tally(Totals):
     #: Seconds from each acquire until its bytes were there; tries that were refused are none.
     waits: list[float] = []
 

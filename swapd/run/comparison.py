@@ -69,15 +69,6 @@ def decoded(data: bytes) -> Comparison:
     return found
 
 
-class TableRow(NamedTuple):
-    """A line of the table, for people; `ratio` is empty if there is none."""
-
-    what: str
-    first: str
-    second: str
-    ratio: str
-
-
 class _Measure(NamedTuple):
     what: str
     of: Callable[[Round], float | None]
@@ -111,14 +102,14 @@ ABOUT = (
 )
 
 
-def rows(found: Comparison) -> list[TableRow]:
-    """The table, in medians of the successful rounds."""
+def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+    """The lines of the table: what, both sides, their ratio; in medians of the successful rounds."""
     made = []
     for measure in _MEASURES:
         values = [_median(measure, side.good) for side in found.sides]
         if not (measure.optional and values == [None, None]):
             first, second = map(_shown, (measure, measure), found.sides, values)
-            made.append(TableRow(measure.what, first, second, _ratio(*values)))
+            made.append((measure.what, first, second, _ratio(*values)))
     return made
 
 

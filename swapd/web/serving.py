@@ -26,8 +26,7 @@ from swapd.cli.page import PageSettings
 from swapd.shared import fds
 from swapd.shared.protocol import ComponentStatus, StatusReply
 from swapd.web import metrics
-from swapd.web.access import AccessRules, headers_for
-from swapd.web.http import Answer, HttpRequest, Server
+from swapd.web.http import AccessRules, Answer, HttpRequest, Server, headers_for
 from swapd_client import Client, SwapdError, connect
 
 #: Seconds of the past that it keeps, and most marks of one component.

@@ -10,9 +10,9 @@ import yaml
 from swapd.plan import claims, deploy
 from swapd.plan.advise import CHUNK_BYTES, ModelComponent, PlanError
 from swapd.plan.demands import Demand
-from swapd.plan.kv import UncountedCache, least_bytes, tokens_in
+from swapd.plan.kv import USUAL_BYTES, UncountedCache, least_bytes, tokens_in
+from swapd.plan.kv import workspace_of as of_decoder
 from swapd.plan.shares import USUAL_CACHE
-from swapd.plan.workspace import USUAL_BYTES, of_decoder
 from tests.plan.omni import QWEN3
 
 GIB = 1 << 30

@@ -9,8 +9,7 @@ import pytest
 
 from swapd.cli.page import TOKEN_MAX, open_page, parse_address
 from swapd.shared.config import HTTP_TOKEN_VARIABLE, Config, ConfigError, load
-from swapd.web.access import AccessRules
-from swapd.web.http import HttpRequest
+from swapd.web.http import AccessRules, HttpRequest
 
 TOKEN = "0123456789abcdef-token"
 
