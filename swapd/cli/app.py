@@ -20,26 +20,11 @@ from swapd.cli.serve import serve
 from swapd.cli.status import status
 from swapd.cli.top import top
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run,
-    "serve": serve,
-    "stop": stop,
-    "ps": ps,
-    "status": status,
-    "top": top,
-    "resize": resize,
-    "pin": pin,
-    "unpin": unpin,
-    "evict": evict,
-    "log": log,
-    "trace": trace,
-    "replay": replay,
-    "plan": plan,
-    "forecast": forecast,
-    "doctor": doctor,
-    "bench": bench,
-    "demo": demo,
-}
+_ALL: tuple[Callable[..., None], ...] = (
+    *(run, serve, stop, ps, status, top, resize, pin, unpin, evict),
+    *(log, trace, replay, plan, forecast, doctor, bench, demo),
+)
+COMMANDS = {command.__name__.strip("_"): command for command in _ALL}
 
 EPILOG = """
 Which daemon: --endpoint FOLDER, else --device, else $SWAPD_ENDPOINT, else the only one of this user

@@ -13,6 +13,7 @@ from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
 from swapd.plan.chunks import ChunkChoice, Isolation
+from swapd.run import gpus
 from swapd.shared import config
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import parse_rate, size, typed_size
@@ -185,10 +186,9 @@ def gpu_memory(device: str) -> int:
 
 
 def _gpu_number(device: str) -> int:
-    number = device.removeprefix("cuda").removeprefix(":") or "0"
-    if not (device.startswith("cuda") and number.isdecimal()):
+    if (number := gpus.number_of(device)) is None:
         raise PlanError(f"there is no device {device!r}; use --device host, cuda or cuda:0")
-    return int(number)
+    return number
 
 
 def given_chunk(text: str | None) -> int | Literal["auto"] | None:

@@ -24,7 +24,7 @@ from swapd.cli.target import Device, where
 from swapd.core.records import Rules
 from swapd.log.history import last_run, read
 from swapd.log.replay import ReplayError
-from swapd.replay import RecordedWork, Tally, read_work, run_again
+from swapd.replay import RecordedWork, ReplayTally, read_work, run_again
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
 
 Budget = Annotated[
@@ -116,7 +116,7 @@ def _said(work: RecordedWork, asked: Rules, chunks: int, bandwidth: float | None
     return ", ".join(said)
 
 
-def row(what: str, outcome: Tally) -> dict[str, Any]:
+def row(what: str, outcome: ReplayTally) -> dict[str, Any]:
     """A line of the table, as `--json` prints it."""
     waits = sorted(outcome.waits) or [0.0]
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}

@@ -1,7 +1,7 @@
 """The memory that a process of a stage demands of its GPU, and what streaming costs it. Pure."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -138,6 +138,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of a step without the permanent components, with a KV cache of `cache` bytes."""
         needs = [p.at_least for p in self.parts if not p.stays]
         return (sum(needs) if self.at_once else max(needs, default=0)) + cache
+
+
+class Card(NamedTuple):
+    """A GPU, its memory in bytes, and what the user says of it: the memory for contexts and graphs,
+    and the daemon's budget."""
+
+    gpu: int
+    total: int
+    bytes_per_s: float
+    overhead: int | None = None
+    budget: int | None = None
 
 
 class Term(msgspec.Struct, frozen=True):

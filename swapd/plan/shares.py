@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from swapd.plan import kv, refusals
 from swapd.plan.advise import DoesNotFit
 from swapd.plan.arena import Arena, chunk_of, largest_of
-from swapd.plan.demands import Demand, StreamPoint, Term, points
+from swapd.plan.demands import Card, Demand, StreamPoint, Term, points
 from swapd.shared.units import size
 
 _GIB = 1 << 30
@@ -128,47 +128,41 @@ def divide(
     `budget` is the arena's size where the user gives it. On a GPU without swapd the stages keep
     their settings. Layers of a stage that does not fit stream. Raises: DoesNotFit, with the sum.
     """
+    card = Card(gpu, total, bytes_per_s, overhead, budget)
     try:
-        return _divide(gpu, claims, total, bytes_per_s, overhead, budget)
+        return _divide(card, claims)
     except DoesNotFit as exc:
-        arena, _ = _arena(gpu, claims, total, overhead, budget)
+        arena, _ = _arena(card, claims)
         eager = [replace(c, eager=True, graphs=False) if arena.lacks(c) else c for c in claims]
         if eager == list(claims):
             raise
-        arena, _ = _arena(gpu, eager, total, overhead, budget)
+        arena, _ = _arena(card, eager)
         streaming = [c.streaming(arena.room_of(c)) if arena.lacks(c) else c for c in eager]
         try:
-            plan = _divide(gpu, streaming, total, bytes_per_s, overhead, budget)
+            plan = _divide(card, streaming)
         except DoesNotFit:
             raise exc from None
         return replace(plan, instead_of=str(exc))
 
 
-def _divide(
-    gpu: int,
-    claims: Sequence[Demand],
-    total: int,
-    bytes_per_s: float,
-    overhead: int | None,
-    budget: int | None,
-) -> GpuPlan:
-    arena, beside = _arena(gpu, claims, total, overhead, budget)
+def _divide(card: Card, claims: Sequence[Demand]) -> GpuPlan:
+    arena, beside = _arena(card, claims)
     needed = arena.needed(_least_caches(arena.ours))
     if arena.ours and arena.nbytes < needed:
-        raise DoesNotFit(refusals.too_much(gpu, claims, total, beside, arena.nbytes, needed))
-    return _plan(gpu, claims, total, bytes_per_s, beside, arena)
+        raise DoesNotFit(refusals.too_much(card, claims, beside, arena.nbytes, needed))
+    return _plan(card, claims, beside, arena)
 
 
-def _arena(
-    gpu: int, claims: Sequence[Demand], total: int, overhead: int | None, budget: int | None
-) -> tuple["Arena", list[Term]]:
+def _arena(card: Card, claims: Sequence[Demand]) -> tuple["Arena", list[Term]]:
     """The largest possible arena, and all memory beside it and the rooms."""
     ours = [c for c in claims if c.ours]
-    beside = _beside(claims, overhead)
-    free = _free(ours, total, beside)
-    if ours and budget is not None:
-        beside.append(_outside(gpu, ours, total, beside, budget))
-        free -= beside[-1].nbytes
+    beside = _beside(claims, card.overhead)
+    free = _free(ours, card.total, beside)
+    if ours and card.budget is not None:
+        if (given := card.budget // chunk_of(ours) * chunk_of(ours)) > free:
+            raise DoesNotFit(refusals.too_large(card, ours, beside, free))
+        beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
+        free = given
     return Arena(ours, free), beside
 
 
@@ -177,51 +171,33 @@ def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
     return free // chunk_of(ours) * chunk_of(ours)
 
 
-def _outside(
-    gpu: int, ours: Sequence[Demand], total: int, beside: Sequence[Term], budget: int
-) -> Term:
-    """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
-    free = _free(ours, total, beside)
-    if (given := budget // chunk_of(ours) * chunk_of(ours)) > free:
-        raise DoesNotFit(refusals.too_large(gpu, budget, ours, total, beside, free))
-    return Term(free - given, f"outside of the budget of {size(budget)}")
-
-
-def _plan(
-    gpu: int,
-    claims: Sequence[Demand],
-    total: int,
-    bytes_per_s: float,
-    beside: Sequence[Term],
-    arena: Arena,
-) -> GpuPlan:
-    ours, caches = arena.ours, _caches(arena)
+def _plan(card: Card, claims: Sequence[Demand], beside: Sequence[Term], arena: Arena) -> GpuPlan:
+    ours, caches, rate = arena.ours, _caches(arena), card.bytes_per_s
     budget = max(0, min(arena.whole(caches), arena.nbytes))
     moved, moved_whole = arena.moved(caches)
     turning = {c.name: c.turning(caches[c.name]) for c in ours}
-    largest = max(ours, key=lambda c: turning[c.name], default=None)
+    largest = max(turning, key=lambda name: turning[name], default="")
     outside = sum(t.nbytes for t in beside) + sum(c.room for c in ours)
+    fits = arena.fits(caches)
     return GpuPlan(
-        gpu=gpu,
-        total_bytes=total,
+        gpu=card.gpu,
+        total_bytes=card.total,
         budget_bytes=budget,
-        shares=tuple(
-            _share(c, caches.get(c.name, 0), arena.fits(caches), bytes_per_s) for c in claims
-        ),
+        shares=tuple(_share(c, caches.get(c.name, 0), fits, rate) for c in claims),
         beside=tuple(beside),
         left_bytes=max(0, arena.nbytes - budget),  # 0 if stages without swapd exceed the GPU
         stays_bytes=outside + arena.stays,
-        largest=largest.name if largest else "",
-        turn_bytes=turning[largest.name] if largest else 0,
-        turn_cache_bytes=caches[largest.name] if largest else 0,
+        largest=largest,
+        turn_bytes=turning.get(largest, 0),
+        turn_cache_bytes=caches.get(largest, 0),
         moved_bytes=moved,
-        request_s=moved / bytes_per_s,
+        request_s=moved / rate,
         moved_whole_bytes=moved_whole,
-        whole_s=moved_whole / bytes_per_s,
-        larger=_larger(arena, caches, bytes_per_s),
+        whole_s=moved_whole / rate,
+        larger=_larger(arena, caches, rate),
         chunk_bytes=chunk_of(ours),
         by_block=_by_block(ours, budget),
-        streams=tuple(p for c in ours for p in points(c, arena.nbytes - arena.stays, bytes_per_s)),
+        streams=tuple(p for c in ours for p in points(c, arena.nbytes - arena.stays, rate)),
     )
 
 

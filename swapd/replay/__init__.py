@@ -6,6 +6,6 @@ result.
 """
 
 from swapd.replay.again import run_again
-from swapd.replay.work import RecordedWork, Tally, read_work
+from swapd.replay.work import RecordedWork, ReplayTally, read_work
 
-__all__ = ["RecordedWork", "Tally", "read_work", "run_again"]
+__all__ = ["RecordedWork", "ReplayTally", "read_work", "run_again"]

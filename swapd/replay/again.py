@@ -16,7 +16,7 @@ from swapd.core.actions import Urgency
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.log.history import copied_bytes
-from swapd.replay.work import Asking, CopiesUnderWay, Key, RecordedWork, Tally, WorkStep
+from swapd.replay.work import Asking, CopiesUnderWay, Key, RecordedWork, ReplayTally, WorkStep
 from swapd.shared import protocol
 
 #: The core looks again at what waits for ever, for ever.
@@ -172,7 +172,7 @@ class _CopyLane:
         self._machine.copied(self, generation, ran_s if stood_still else 0.0)
 
 
-def run_again(work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> Tally:
+def run_again(work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> ReplayTally:
     """What comes of the work of a log with these rules, chunks of memory, and rate of copies."""
     return _Again(work, rules, chunks, bytes_per_s).run()
 
@@ -190,7 +190,7 @@ class _Again:
         self._steps = work.steps
         core = Residency(chunks, work.start.chunk_bytes, rules)
         self._machine = SimulatedMachine(core, bytes_per_s, self._heard)
-        self._outcome, self._copies = Tally(), CopiesUnderWay()
+        self._outcome, self._copies = ReplayTally(), CopiesUnderWay()
         #: By step: those that come after it; and how many it waits for itself.
         self._then: dict[int, list[int]] = {}
         self._waits_for: list[int] = []
@@ -212,7 +212,7 @@ class _Again:
         self._kept: dict[Key, tuple[int, float]] = {}
         self._hurried: set[int] = set()
 
-    def run(self) -> Tally:
+    def run(self) -> ReplayTally:
         for number, step in enumerate(self._steps):
             if not step.after:
                 self._machine.at(step.delay_s, partial(self._do, number))

@@ -37,7 +37,7 @@ _NEEDED = (
 KEPT_LEAST_S = 1e-3
 
 
-class Tally(msgspec.Struct):
+class ReplayTally(msgspec.Struct):
     """What came of it."""
 
     loads: int = 0
@@ -63,7 +63,7 @@ class Tally(msgspec.Struct):
             case actions.Refuse():
                 self.refused += not said.tried
 
-    def end(self, waiting: int, seconds: float) -> "Tally":
+    def end(self, waiting: int, seconds: float) -> "ReplayTally":
         self.waiting, self.seconds = waiting, seconds
         return self
 
@@ -85,7 +85,7 @@ class RecordedWork(NamedTuple):
     start: Start
     steps: list[WorkStep]
     #: What happened.
-    happened: Tally
+    happened: ReplayTally
     #: Of copies to the device, while there were any; None if there were none.
     bytes_per_s: float | None
 
@@ -153,7 +153,7 @@ class WorkReader:
         self._needed: dict[int, int] = {}
         self._done: dict[int, list[int]] = {}
         self._copies = CopiesUnderWay()
-        self._outcome = Tally()
+        self._outcome = ReplayTally()
         self._moved = 0
         self._busy_s = 0.0
         self._busy_since: float | None = None

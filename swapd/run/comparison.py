@@ -103,7 +103,7 @@ ABOUT = (
 
 
 def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
-    """The lines of the table: what, both sides, their ratio; in medians of the successful rounds."""
+    """The table: what, both sides, their ratio; in medians of the successful rounds."""
     made = []
     for measure in _MEASURES:
         values = [_median(measure, side.good) for side in found.sides]

@@ -183,7 +183,10 @@ class Site:
             return refusal
         if (path := self._paths.get(request.path)) is None:
             return Answer(404, b"nothing is here\n")
-        return await path(request)
+        try:
+            return await path(request)
+        except (SwapdError, TimeoutError) as exc:
+            return Answer(503, f"the daemon does not answer: {exc}\n".encode())
 
     async def _show(self, request: HttpRequest) -> Answer:
         return Answer(200, self.page.encode(), "text/html; charset=utf-8")
@@ -191,16 +194,12 @@ class Site:
     async def _healthz(self, request: HttpRequest) -> Answer:
         try:
             await self._watched.ask()
-        except (SwapdError, TimeoutError):
+        except (SwapdError, TimeoutError):  # it needs no token, so it says no more
             return Answer(503, b"the daemon does not answer\n")
         return Answer(200, b"ok\n")
 
     async def _status(self, request: HttpRequest) -> Answer:
-        try:
-            status = await self._watched.ask()
-        except (SwapdError, TimeoutError) as exc:
-            return Answer(503, f"the daemon does not answer: {exc}\n".encode())
-        return Answer(200, encoded_json(status), "application/json")
+        return Answer(200, encoded_json(await self._watched.ask()), "application/json")
 
     async def _records(self, request: HttpRequest) -> Answer:
         after, since = _number(request.query, "after"), _number(request.query, "since")
