@@ -86,7 +86,7 @@ def largest_of(most: int, possible: Callable[[int], bool]) -> int:
     return bisect(range(1, most + 1), False, key=lambda n: not possible(n))
 
 
-class Arena(NamedTuple):
+class SharedArena(NamedTuple):
     """An arena of at most `nbytes`, and the stages that share it. Bytes."""
 
     ours: Sequence[Demand]

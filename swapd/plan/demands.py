@@ -140,7 +140,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return (sum(needs) if self.at_once else max(needs, default=0)) + cache
 
 
-class Card(NamedTuple):
+class GpuFacts(NamedTuple):
     """A GPU, its memory in bytes, and what the user says of it: the memory for contexts and graphs,
     and the daemon's budget."""
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from swapd.plan import kv
 from swapd.plan.advise import in_chunks
-from swapd.plan.demands import Card, Demand, Term
+from swapd.plan.demands import Demand, GpuFacts, Term
 from swapd.shared.units import size
 
 
-def too_large(card: Card, ours: Sequence[Demand], beside: Sequence[Term], free: int) -> str:
+def too_large(card: GpuFacts, ours: Sequence[Demand], beside: Sequence[Term], free: int) -> str:
     """The user's budget is larger than what is `free`."""
     left = size(free) if free > 0 else "nothing"
     return (
@@ -26,7 +26,7 @@ def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
 
 
 def too_much(
-    card: Card, claims: Sequence[Demand], beside: Sequence[Term], free: int, needed: int
+    card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], free: int, needed: int
 ) -> str:
     """The demands need more than is `free` for an arena."""
     ours = [c for c in claims if c.ours]

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from swapd.plan import kv, refusals
 from swapd.plan.advise import DoesNotFit
-from swapd.plan.arena import Arena, chunk_of, largest_of
-from swapd.plan.demands import Card, Demand, StreamPoint, Term, points
+from swapd.plan.arena import SharedArena, chunk_of, largest_of
+from swapd.plan.demands import Demand, GpuFacts, StreamPoint, Term, points
 from swapd.shared.units import size
 
 _GIB = 1 << 30
@@ -128,7 +128,7 @@ def divide(
     `budget` is the arena's size where the user gives it. On a GPU without swapd the stages keep
     their settings. Layers of a stage that does not fit stream. Raises: DoesNotFit, with the sum.
     """
-    card = Card(gpu, total, bytes_per_s, overhead, budget)
+    card = GpuFacts(gpu, total, bytes_per_s, overhead, budget)
     try:
         return _divide(card, claims)
     except DoesNotFit as exc:
@@ -145,7 +145,7 @@ def divide(
         return replace(plan, instead_of=str(exc))
 
 
-def _divide(card: Card, claims: Sequence[Demand]) -> GpuPlan:
+def _divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
     arena, beside = _arena(card, claims)
     needed = arena.needed(_least_caches(arena.ours))
     if arena.ours and arena.nbytes < needed:
@@ -153,7 +153,7 @@ def _divide(card: Card, claims: Sequence[Demand]) -> GpuPlan:
     return _plan(card, claims, beside, arena)
 
 
-def _arena(card: Card, claims: Sequence[Demand]) -> tuple["Arena", list[Term]]:
+def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", list[Term]]:
     """The largest possible arena, and all memory beside it and the rooms."""
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, card.overhead)
@@ -163,7 +163,7 @@ def _arena(card: Card, claims: Sequence[Demand]) -> tuple["Arena", list[Term]]:
             raise DoesNotFit(refusals.too_large(card, ours, beside, free))
         beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
         free = given
-    return Arena(ours, free), beside
+    return SharedArena(ours, free), beside
 
 
 def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
@@ -171,7 +171,9 @@ def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
     return free // chunk_of(ours) * chunk_of(ours)
 
 
-def _plan(card: Card, claims: Sequence[Demand], beside: Sequence[Term], arena: Arena) -> GpuPlan:
+def _plan(
+    card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], arena: SharedArena
+) -> GpuPlan:
     ours, caches, rate = arena.ours, _caches(arena), card.bytes_per_s
     budget = max(0, min(arena.whole(caches), arena.nbytes))
     moved, moved_whole = arena.moved(caches)
@@ -261,7 +263,7 @@ def _least_caches(ours: Sequence[Demand]) -> dict[str, int]:
     return {c.name: c.cache_bytes() for c in ours}
 
 
-def _caches(arena: Arena) -> dict[str, int]:
+def _caches(arena: SharedArena) -> dict[str, int]:
     """The KV cache of each: its least, and more by its weights as far as that costs nothing."""
     caches = _least_caches(arena.ours)
     limit = arena.nbytes if arena.fits(caches) else TURNS_CACHE
@@ -272,7 +274,7 @@ def _caches(arena: Arena) -> dict[str, int]:
 
 
 def _grown(
-    arena: Arena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
+    arena: SharedArena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
 ) -> dict[str, int]:
     """`caches`, with those of `some` larger by their weights, at most `limit`, at no cost."""
     weights = [c.weights for c in some] or [1]
@@ -291,7 +293,7 @@ def _grown(
     return more(largest_of(chunks, costs_nothing))
 
 
-def _larger(arena: Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
+def _larger(arena: SharedArena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
     """The cost of KV caches as large as their turns have room for; None if it is no higher."""
     turns = {c.name: arena.nbytes - arena.stays - c.turning(0) for c in arena.ours}
     most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}
