@@ -132,46 +132,40 @@ def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Pat
     ]
 
 
-def warning(name: str, **changes: Any) -> Check:
-    """The warning of doctor about a daemon whose status has these `changes`."""
+PINNING = "1 GiB of 2 GiB of host copies are pinned; the rest is copied through a buffer"
+DEAF = (SessionStatus(3, "thinker", 0, 0, unread=True), SessionStatus(4, "talker", 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "found", "advice"),
+    [
+        ("daemon", {"version": "0.0.9"}, "swapd 0.0.9 serves host", f"this is swapd {__version__}"),
+        (
+            "daemon budget",
+            {"device": "cuda:0", "device_bytes": 80 * GIB, "device_free_bytes": 1},
+            "40 GiB; 1 B of cuda:0 are free",
+            "lower --budget",
+        ),
+        ("daemon budget", {"budget_bytes": 1 << 60, "host_copy_bytes": 0}, "", "lower --budget"),
+        ("daemon pinning", {"notes": (PINNING,)}, PINNING, "raise --pin-limit"),
+        ("daemon pinning", {"notes": (PINNING,)}, PINNING, "LimitMEMLOCK"),
+        ("swap log", {"swap_log": "/nowhere/log"}, "No such file or directory", "--swap-log"),
+        (
+            "sessions",
+            {"sessions": DEAF},
+            "thinker (session 3): does not read its messages",
+            "look at these processes",
+        ),
+    ],
+)
+def test_what_is_amiss_with_a_daemon_is_said_with_what_to_do(
+    name: str, changes: dict[str, Any], found: str, advice: str
+) -> None:
     status = _reply(**{"version": __version__, "swap_log": "/dev/null", **changes})
-    (found,) = (check for check in of_status(status) if check.name == name)
-    assert found.status == "warn"
-    assert found.advice
-    return found
-
-
-def test_another_version_than_the_daemon_s_is_said() -> None:
-    found = warning("daemon", version="0.0.9")
-    assert found.found.startswith("swapd 0.0.9 serves host")
-    assert f"this is swapd {__version__}" in found.advice
-
-
-def test_a_budget_that_leaves_no_room_is_said() -> None:
-    found = warning("daemon budget", device="cuda:0", device_bytes=80 * GIB, device_free_bytes=1)
-    assert found.found == "40 GiB; 1 B of cuda:0 are free"
-    found = warning("daemon budget", budget_bytes=1 << 60, host_copy_bytes=0)
-    assert "lower --budget" in found.advice
-
-
-def test_what_could_not_be_pinned_is_said_with_the_settings() -> None:
-    note = "1 GiB of 2 GiB of host copies are pinned; the rest is copied through a buffer"
-    found = warning("daemon pinning", notes=(note,))
-    assert found.found == note
-    assert "--pin-limit" in found.advice
-    assert "LimitMEMLOCK" in found.advice
-
-
-def test_a_log_that_is_not_written_is_said(tmp_path: Path) -> None:
-    found = warning("swap log", swap_log=str(tmp_path / "none" / "log"))
-    assert found.found.endswith("No such file or directory")
-    assert "--swap-log" in found.advice
-
-
-def test_a_session_that_does_not_read_is_named() -> None:
-    sessions = (SessionStatus(3, "thinker", 0, 0, unread=True), SessionStatus(4, "talker", 0, 0))
-    found = warning("sessions", sessions=sessions)
-    assert found.found == "thinker (session 3): does not read its messages"
+    (check,) = (check for check in of_status(status) if check.name == name)
+    assert check.status == "warn"
+    assert found in check.found
+    assert advice in check.advice
 
 
 def test_the_command_as_json(folder: Path) -> None:

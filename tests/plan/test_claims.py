@@ -54,14 +54,6 @@ def refused(folder: Path, *listed: dict[str, Any], **sizes: Any) -> str:
     return str(caught.value)
 
 
-def test_stages_are_on_the_gpus_they_name(tmp_path: Path) -> None:
-    two = stage(0, "a", devices="0,1", tensor_parallel_size=2, **AR)
-    by_gpu, _ = claimed(tmp_path, two, stage(1, "b", devices="1", **AR), a=10, b=4)
-    assert {gpu: [c.name for c in on] for gpu, on in by_gpu.items()} == {0: ["a"], 1: ["a", "b"]}
-    assert by_gpu[0][0].weights == 5 * GIB  # divided between the two
-    assert by_gpu[1][1].weights == 4 * GIB
-
-
 def test_a_stage_is_found_by_name_number_or_other_name(tmp_path: Path) -> None:
     listed = stage(0, **AR), stage(1, "code2wav", **AR)
     sizes: dict[str, Any] = {"0": 3, "token2wav": 1}
@@ -71,16 +63,6 @@ def test_a_stage_is_found_by_name_number_or_other_name(tmp_path: Path) -> None:
 
 def test_the_only_model_is_the_only_stages(tmp_path: Path) -> None:
     assert alone(tmp_path, stage(0, "a", **AR), Qwen3=6).weights == 6 * GIB
-
-
-def test_nothing_said_is_one_component_that_takes_turns(tmp_path: Path) -> None:
-    claim = alone(tmp_path, stage(0, "a", **AR), a=6)
-    assert [(p.name, p.stays) for p in claim.parts] == [("a", False)]
-
-
-def test_what_is_not_to_be_offloaded_stays(tmp_path: Path) -> None:
-    off = {"cpu_offload_enabled": False}
-    assert [p.stays for p in alone(tmp_path, stage(0, "a", swapd=off, **AR), a=6).parts] == [True]
 
 
 def test_what_is_not_named_stays(tmp_path: Path) -> None:
