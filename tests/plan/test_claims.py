@@ -264,3 +264,8 @@ def test_each_block_has_chunks_of_its_own(tmp_path: Path) -> None:
     ((claim,),) = claims.of(claims.Known(deploy.read(path), [dit]), {0: 80 * GIB})[0].values()
     (part,) = claim.parts
     assert (part.taken, part.least) == (128 * 40 << 20, 128 * 2 << 20)
+
+
+def test_what_is_not_to_be_offloaded_stays(tmp_path: Path) -> None:
+    off = {"cpu_offload_enabled": False}
+    assert [p.stays for p in alone(tmp_path, stage(0, "a", swapd=off, **AR), a=6).parts] == [True]
