@@ -1,7 +1,4 @@
-"""Swap log records as text for people, given the records before them.
-
-Pure: a record and a `Seen` in, text out. The log, and that of one component, share it.
-"""
+"""Swap log records as text for people, given the records before them: `Seen`. Pure."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -45,8 +42,7 @@ def in_columns(time: float, said: Said, seen: Seen) -> Text:
     low, high = _SUBJECT_CELLS
     width = min(max(map(len, seen.sizes), default=low), high)
     text = Text.assemble(
-        (stamp(time), "dim"),
-        "  ",
+        (f"{stamp(time)}  ", "dim"),
         (said.verb.ljust(_VERB_CELLS), said.style),
         said.subject.ljust(max(width, low)),
         "  ",
@@ -114,7 +110,6 @@ class _Words(dict[str, str]):
 _FIELDS: dict[str, Callable[[_Words], str]] = {
     "names": lambda w: " + ".join(w.seen.about(w.record)),
     "who": lambda w: _who(w.seen, w.session),
-    "label": lambda w: w.item.label,
     "size": lambda w: size(w.item.nbytes),
     "copied": lambda w: _copied(w.item.generation, w.record, w.seen),
     "ordered": lambda w: f"{_amount(w.item)}{_of_all(w.item)}",
@@ -147,9 +142,6 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "why_evicted": lambda w: why_evicted(w.item, w.seen),
     "brought": lambda w: _brought(w.item, w.record, w.seen),
 }
-
-
-# --- kinds with several forms ---------------------------------------------------------------
 
 
 def _opened(e: events.SessionOpened, w: _Words) -> Said:
@@ -316,9 +308,6 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
     if a.name in seen.scratch and seen.used.get(a.name) == 0:
         return f"dropped, as none of it is used, {why}"
     return why
-
-
-# --- fields ---------------------------------------------------------------------------------
 
 
 def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:

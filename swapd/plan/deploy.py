@@ -157,9 +157,6 @@ def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(((of.get("platforms") or {}).get("cuda") or {}).get("stages") or ())
 
 
-# --- files and their bases -----------------------------------------------------------------
-
-
 def _loaded(path: Path) -> dict[str, Any]:
     try:
         found = read_yaml(path)
@@ -262,9 +259,6 @@ def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
 def _all_at_once(merged: Mapping[str, Any]) -> bool:
     said = (stage.get("async_chunk") is not False for stage in merged["stages"])
     return bool(merged.get("async_chunk", True)) and any(said)
-
-
-# --- one stage -----------------------------------------------------------------------------
 
 
 def _stage(
