@@ -14,7 +14,7 @@ from swapd.core.records import Rules
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
 from swapd.replay import RecordedWork, run_again
-from swapd.replay.machine import SimulatedMachine
+from swapd.replay.again import SimulatedMachine
 from swapd.replay.work import WorkReader
 from swapd.shared import protocol
 from tests.core import driver

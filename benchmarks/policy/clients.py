@@ -14,7 +14,7 @@ from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules, State
 from swapd.core.sharing import usual_s, worth
-from swapd.replay.machine import SimulatedMachine
+from swapd.replay.again import SimulatedMachine
 from swapd.shared import protocol
 
 #: Who asks for what when. "at once": each request, when it arrives, so that loads run beside other

@@ -6,7 +6,7 @@ from collections import deque
 
 import msgspec
 
-from swapd.bench.pace import Loop, total
+from swapd.bench.machine import Loop, total
 from swapd.core import Residency, actions, events
 from swapd.core.events import AnyEvent
 from swapd.shared import protocol
@@ -18,8 +18,6 @@ SEED = 7
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """The result, in microseconds of CPU time."""
-
     mean_us: float
     worst_us: float
     #: Mean time of a pass of the plain loop meanwhile.

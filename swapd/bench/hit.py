@@ -37,7 +37,6 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
-    """Run blocks of both sides in turn."""
     hits, bare = [], []
     with (
         tempfile.TemporaryDirectory(prefix="swapd-") as folder,

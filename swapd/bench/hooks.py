@@ -13,6 +13,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
+from swapd.bench.streaming import one_thread
 
 BLOCK_S = 0.001
 BLOCKS = 16
@@ -36,6 +37,10 @@ class HookCosts(msgspec.Struct, frozen=True):
     blocks: int
     rounds: int
 
+    @property
+    def share(self) -> float:
+        return max(self.whole_share, self.streamed_share)
+
 
 def measure(rounds: int = ROUNDS) -> HookCosts:
     """Run forwards of the three in turn, in one process with everything resident."""
@@ -43,6 +48,7 @@ def measure(rounds: int = ROUNDS) -> HookCosts:
 
     models = [_model() for _ in range(3)]
     with (
+        one_thread(),
         spawn.daemon(budget="128MiB") as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
         client.attach({"whole": models[1]}),

@@ -38,6 +38,14 @@ class Leaks(msgspec.Struct, frozen=True):
     worker_rss_bytes: int
     idle_wakeups_per_s: float
 
+    @property
+    def fds(self) -> float:
+        return max(self.daemon_fds, self.worker_fds)
+
+    @property
+    def rss_bytes(self) -> int:
+        return max(self.daemon_rss_bytes, self.worker_rss_bytes)
+
 
 class Footprint(NamedTuple):
     """Open descriptors and resident bytes of a process."""

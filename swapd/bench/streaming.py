@@ -15,6 +15,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
+from swapd.bench.swap_in import seconds_of
 
 BLOCKS = 16
 #: Small, because the CPU copies on the host: only its duration matters.
@@ -78,9 +79,9 @@ def _measure(torch: Any, rounds: int, block_s: float) -> StreamTimes:
     ):
         assert torch.equal(streamed(x), alone(x)), "not the same bits"
         for _ in range(rounds):
-            alone_s.append(_seconds(lambda: alone(x)))
+            alone_s.append(seconds_of(lambda: alone(x)))
             streamed(x)
-            stream_s.append(_seconds(lambda: streamed(x)))
+            stream_s.append(seconds_of(lambda: streamed(x)))
         peak = client.status().peak_bytes
         kept, copied = {}, {}
         for keep in (BLOCKS // 4, BLOCKS // 2):
@@ -149,9 +150,3 @@ def _copied(client: swapd_client.Client, run: Callable[[], None]) -> float:
     before = client.status().bytes_in
     run()
     return (client.status().bytes_in - before) / BLOCK_BYTES
-
-
-def _seconds(what: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    what()
-    return time.perf_counter() - started

@@ -1,5 +1,9 @@
 """Time of a swap-in, call to grant, which evicts an idle component of the same size.
 
+The baseline is the simplest copy of as many bytes onto the device: on the host
+`torch.Tensor.copy_`; on a GPU one cudaMemcpyAsync from pinned memory, which is the driver's
+cuMemcpyHtoDAsync.
+
 The plain copy comes after the swap, not before: torch's threads spin on every core for some
 milliseconds after an operation, and would disturb a measurement there.
 """
@@ -7,15 +11,15 @@ milliseconds after an operation, and would disturb a measurement there.
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 import swapd_client
 from swapd import spawn
-from swapd.bench import plain
 from swapd.shared.protocol import StatusReply
 
 NBYTES = 256 << 20
@@ -47,15 +51,16 @@ class SwapIn(msgspec.Struct, frozen=True):
 
 def measure(
     device: str = "host",
-    nbytes: int = NBYTES,
+    nbytes: int | None = None,
     rounds: int = ROUNDS,
     program: Sequence[str] = spawn.SERVE,
     **settings: object,
 ) -> SwapIn:
     """Two workers take turns; a plain copy of as many bytes follows each swap."""
+    nbytes = nbytes or (NBYTES if device == "host" else GPU_NBYTES)
     swaps, copies, first, later = [], [], [], []
     with (
-        plain.copier(device, nbytes) as copier,
+        copier(device, nbytes) as plain,
         spawn.daemon(program, device=device, budget=nbytes + nbytes // 8, **settings) as daemon,
         _Rival(str(daemon.folder), nbytes) as rival,
         swapd_client.connect(daemon.folder, label="bench") as client,
@@ -71,7 +76,7 @@ def measure(
                 assert lease.loaded
                 first.append(seconds_of(touch))
                 later.append(seconds_of(touch))
-            copies.append(seconds_of(copier.copy))
+            copies.append(seconds_of(plain.copy))
         status = client.status()
     swap_s, copy_s = statistics.median(swaps), statistics.median(copies)
     on_host = device == "host"
@@ -83,7 +88,7 @@ def measure(
         copy_s=copy_s,
         first_touch_s=statistics.median(first) if on_host else 0.0,
         later_touch_s=statistics.median(later) if on_host else 0.0,
-        copy_threads=copier.threads,
+        copy_threads=plain.threads,
         bytes_in=status.bytes_in,
         bytes_back=status.bytes_out,
     )
@@ -159,3 +164,49 @@ def seconds_of(what: Callable[[], object]) -> float:
     started = time.perf_counter()
     what()
     return time.perf_counter() - started
+
+
+# --- the plain copy --------------------------------------------------------------------------
+
+
+class Copier(NamedTuple):
+    """`copy` blocks until all bytes are copied, in `threads` threads of the host."""
+
+    copy: Callable[[], object]
+    threads: int
+
+
+def copier(device: str, nbytes: int) -> AbstractContextManager[Copier]:
+    """A copier of `nbytes` bytes onto `device`, with its own memory. Raises: DeviceError."""
+    return _on_host(nbytes) if device == "host" else _on_gpu(device, nbytes)
+
+
+@contextmanager
+def _on_host(nbytes: int) -> Iterator[Copier]:
+    import torch
+
+    source = torch.ones(nbytes, dtype=torch.uint8)
+    target = torch.zeros(nbytes, dtype=torch.uint8)
+    yield Copier(lambda: target.copy_(source), torch.get_num_threads())
+
+
+@contextmanager
+def _on_gpu(device: str, nbytes: int) -> Iterator[Copier]:
+    from swapd.device.driver import Driver
+
+    driver = Driver(int(device.partition(":")[2] or 0))
+    with ExitStack() as undo:
+        undo.callback(driver.close)
+        undo.enter_context(driver.current())
+        stream = driver.stream()
+        undo.callback(driver.destroy_stream, stream)
+        source = driver.allocate_pinned(nbytes)
+        undo.callback(driver.free_pinned, source)
+        target = int(driver.call(driver.api.cuMemAlloc, nbytes))
+        undo.callback(driver.call, driver.api.cuMemFree, target)
+
+        def copy() -> None:
+            driver.copy_to_device(target, source, nbytes, stream)
+            driver.finish(stream)
+
+        yield Copier(copy, 1)

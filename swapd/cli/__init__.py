@@ -38,7 +38,6 @@ Let the stages of a multi-stage model take turns on one device.
 
 
 def main() -> None:
-    """The entry point of `swapd`."""
     try:
         from swapd.cli.app import app
     except ModuleNotFoundError as exc:

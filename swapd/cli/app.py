@@ -8,42 +8,23 @@ import typer
 from swapd import __version__
 from swapd.cli.bench import bench
 from swapd.cli.common import guarded
+from swapd.cli.components import evict, forecast, pin, resize, unpin
+from swapd.cli.daemons import ps, stop
 from swapd.cli.demo import demo
 from swapd.cli.doctor import doctor
-from swapd.cli.forecast import forecast
-from swapd.cli.log import log
-from swapd.cli.pins import evict, pin, unpin
+from swapd.cli.log import log, trace
 from swapd.cli.plan import plan
-from swapd.cli.ps import ps
 from swapd.cli.replay import replay
-from swapd.cli.resize import resize
-from swapd.cli.run import run, runs
+from swapd.cli.run import run
 from swapd.cli.serve import serve
 from swapd.cli.status import status
-from swapd.cli.stop import stop
 from swapd.cli.top import top
-from swapd.cli.trace import trace
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run,
-    "serve": serve,
-    "stop": stop,
-    "ps": ps,
-    "status": status,
-    "top": top,
-    "resize": resize,
-    "pin": pin,
-    "unpin": unpin,
-    "evict": evict,
-    "log": log,
-    "trace": trace,
-    "replay": replay,
-    "plan": plan,
-    "forecast": forecast,
-    "doctor": doctor,
-    "bench": bench,
-    "demo": demo,
-}
+_ALL: tuple[Callable[..., None], ...] = (
+    *(run, serve, stop, ps, status, top, resize, pin, unpin, evict),
+    *(log, trace, replay, plan, forecast, doctor, bench, demo),
+)
+COMMANDS = {command.__name__.strip("_"): command for command in _ALL}
 
 EPILOG = """
 Which daemon: --endpoint FOLDER, else --device, else $SWAPD_ENDPOINT, else the only one of this user
@@ -88,7 +69,6 @@ def _main(
 
 #: The words after the first argument belong to another command line.
 _RUNS_ANOTHER = {"allow_interspersed_args": False}
-app.command("runs", hidden=True, context_settings={"ignore_unknown_options": True})(guarded(runs))
 
 for _name, _command in COMMANDS.items():
     _about = (_command.__doc__ or "").partition("\n")[0]

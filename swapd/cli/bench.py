@@ -4,13 +4,14 @@ import sys
 from typing import Annotated
 
 import typer
+from msgspec import structs
 from rich.table import Table
 from rich.text import Text
 
 from swapd import bench as suite
-from swapd.bench import FULL, QUICK, Judged, Measurements, Report
+from swapd.bench import Measurements, Report
 from swapd.bench.core import Handle
-from swapd.bench.pace import REFERENCE_US
+from swapd.bench.machine import REFERENCE_US
 from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.shared.units import seconds, size
 
@@ -31,12 +32,13 @@ def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> 
     """
     try:
         with errors.status("Measuring") as status:
-            report = suite.run(lambda what: status.update(what), device, QUICK if quick else FULL)
+            report = suite.run(status.update, device, quick=quick)
     except ModuleNotFoundError as exc:
         say_error(f"{exc.name} is missing; pip install 'swapd[daemon,torch]'")
         sys.exit(1)
     if json or not console.is_terminal:
-        print_json(report)
+        shown = structs.asdict(report)
+        print_json({**shown.pop("figures"), **shown})
     else:
         console.print(_table(report))
         console.print(_notes(report))
@@ -45,7 +47,6 @@ def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> 
 
 
 def exit_code(report: Report) -> int:
-    """0 if every figure is within its bound."""
     verdicts = {judged.verdict for judged in report.judged.values()}
     if "failed" in verdicts:
         return FAILED
@@ -58,20 +59,11 @@ def _table(report: Report) -> Table:
         table.add_column(heading, justify="right" if heading in ("figure", "bound") else "left")
     sides = _sides(report.raw)
     for key, judged in report.judged.items():
-        figure = Text(f"{getattr(report, key):.4g}", _COLOURS[judged.verdict])
-        bound = f"{judged.side} {judged.bound:.4g}"
-        table.add_row(
-            key, figure, bound, _verdict(judged), Text("\n").join(_told(judged, sides[key]))
-        )
+        verdict = Text(judged.verdict, _COLOURS[judged.verdict])
+        figure = Text(f"{report.figures[key]:.4g}", verdict.style)
+        told = Text.assemble(sides[key], (f"\n{judged.why}" if judged.why else "", "yellow"))
+        table.add_row(key, figure, f"{judged.side} {judged.bound:.4g}", verdict, told)
     return table
-
-
-def _verdict(judged: Judged) -> Text:
-    return Text(judged.verdict, _COLOURS[judged.verdict])
-
-
-def _told(judged: Judged, sides: str) -> list[Text]:
-    return [Text(sides), *([Text(judged.why, "yellow")] if judged.why else [])]
 
 
 def _notes(report: Report) -> Text:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -15,10 +15,12 @@ from rich.console import (
     Console,
     ConsoleOptions,
     ConsoleRenderable,
+    RenderableType,
     RenderHook,
     RenderResult,
 )
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 import swapd_client
@@ -119,6 +121,43 @@ errors = _console(stderr=True)
 def say_error(text: str) -> None:
     """Print one line for the user, on stderr, so that it never mixes with piped output."""
     errors.print(Text.assemble(("swapd: ", "red"), plain(text)), soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a line about what this command does, on stderr."""
+    errors.print(Text(plain(f"swapd: {text}")), soft_wrap=True)
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line of any text, on stdout."""
+    console.print(Text(plain(text), style), soft_wrap=True)
+
+
+def columns(
+    headings: Iterable[str], rows: Iterable[Iterable[RenderableType]], left: Container[str] = ()
+) -> Table:
+    """A table without lines; `left`: the headings of columns that are not aligned right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """What is known, a line each, under bold words."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for what, known in rows:
+        table.add_row(what, known)
+    return table
+
+
+def if_any(shown: Callable[[T], str], value: T | None) -> str:
+    """A cell of a table: empty for nothing, and for 0."""
+    return shown(value) if value else ""
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import console, errors, say_error
+from swapd.cli.common import columns, console, note, say, say_error
 from swapd.run import comparison
 from swapd.run.comparison import Comparison
 from swapd.shared import config
@@ -19,16 +18,10 @@ _LISTED_MAX = 20
 
 
 def table(found: Comparison) -> RenderableType:
-    """Both side by side."""
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    made.add_column("", no_wrap=True)
-    for heading in (*(side.name for side in found.sides), "ratio"):
-        made.add_column(plain(heading), justify="right")
-    for row in comparison.rows(found):
-        made.add_row(*row)
+    headings = ("", *(plain(side.name) for side in found.sides), "ratio")
     count = max(len(side.rounds) for side in found.sides)
     about = f"medians of {count} rounds; {comparison.ABOUT}" if count > 1 else comparison.ABOUT
-    return Group(made, Text(about, "dim"))
+    return Group(columns(headings, comparison.rows(found), left=("",)), Text(about, "dim"))
 
 
 def _folder() -> Path:
@@ -44,11 +37,10 @@ def write(name: str, suffix: str, data: bytes, use: str) -> None:
     except OSError as exc:
         say_error(f"{path} is not written: {exc.strerror}; $XDG_STATE_HOME names another place")
     else:
-        errors.print(plain(f"swapd: {path}: {use}"), soft_wrap=True)
+        note(f"{path}: {use}")
 
 
 def list_all() -> None:
-    """Print the last comparisons, the oldest first."""
     paths = sorted(_folder().glob("*.json"))[-_LISTED_MAX:]
     if not paths:
         console.print("nothing was compared yet; start with: swapd run --compare -- COMMAND")
@@ -58,8 +50,7 @@ def list_all() -> None:
         except (OSError, msgspec.MsgspecError) as exc:
             say_error(f"{path} cannot be read: {exc}; remove it")
             continue
-        head = f"{path.stem}  status {found.status}"
-        console.print(plain(f"{head}  {shlex.join(found.command)}"), soft_wrap=True)
+        say(f"{path.stem}  status {found.status}  {shlex.join(found.command)}")
         console.print(table(found))
         if (settings := path.with_suffix(".toml")).exists():
-            console.print(plain(f"the better settings: {settings}"), soft_wrap=True)
+            say(f"the better settings: {settings}")

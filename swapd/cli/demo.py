@@ -2,19 +2,19 @@
 
 import sys
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
-import zmq
 
-from swapd.cli.common import Json, console, errors, print_json, say_error
-from swapd.cli.render import line
-from swapd.log.history import Seen
-from swapd.log.records import parse
-from swapd.shared import runtime_dir
+from swapd.cli.common import OWN_LABEL, Json, console, errors, print_json, say_error
+from swapd.cli.log import LOOK_S, LogView
+from swapd.log.filters import Filter
+from swapd.log.tail import Tail
 from swapd.shared.units import seconds, size
+from swapd_client import connect
 
 
 def demo(
@@ -59,22 +59,14 @@ def demo(
 
 
 def _scroll(folder: Path) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.SUB)
-    socket.setsockopt(zmq.SUBSCRIBE, b"")
-    socket.setsockopt(zmq.LINGER, 0)
-    opened = runtime_dir.find(folder)
-    socket.connect(f"ipc://{opened.inside / runtime_dir.EVENTS}")
+    with connect(folder, label=f"{OWN_LABEL}demo") as client:
+        tail = Tail(Path(client.status().swap_log))
 
     def follow() -> None:
-        seen = Seen()
-        with opened:
-            while True:
-                record = parse(socket.recv())
-                text = line(record, seen)
-                seen.note(record)
-                if text is not None:
-                    console.print(text, soft_wrap=True)
+        view = LogView(Filter())
+        while True:
+            view.show(tail.read())
+            time.sleep(LOOK_S)
 
     threading.Thread(target=follow, name="swap-log", daemon=True).start()
 

@@ -1,26 +1,160 @@
-"""`swapd log`: the swap log, once or as it grows; readable on a terminal, else JSON lines."""
+"""`swapd log` and `swapd trace`: the swap log for people, as JSON lines, and for Perfetto."""
 
+import select
 import sys
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, parsed, say_error
-from swapd.cli.follower import follow_log
-from swapd.cli.log_views import JsonView, LogView, TextView
+from swapd.cli.common import (
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    Timeout,
+    ask,
+    console,
+    parsed,
+    say_error,
+    shown_json,
+)
+from swapd.cli.passes import Folding
+from swapd.cli.render import line
 from swapd.cli.story import show
 from swapd.cli.target import Device, where
-from swapd.log.history import Filter, unknown_kinds
-from swapd.log.reader import last_run, read, read_runs
+from swapd.log.history import Filter, Seen, unknown_kinds
+from swapd.log.reader import LogLine, Tail, last_run, read, read_runs
 from swapd.log.records import KINDS
+from swapd.log.trace import rendered
 from swapd.shared.config import logs_left_by
+from swapd.shared.fds import OwnedFd
+from swapd.shared.system import open_pidfd
 from swapd.shared.units import parse_span
-from swapd_client import NotAnswering, NotRunning
-from swapd_client.session.endpoint import resolve
+from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
+from swapd_client.session.endpoint import find, resolve
+
+
+class LogView:
+    """Shows the lines of a log, in order. `everything`: hits and releases too."""
+
+    #: Whether it holds lines back until more records come, or none do.
+    keeps_back = False
+
+    def __init__(self, only: Filter, *, everything: bool = False) -> None:
+        self._only = only
+        self._everything = everything
+        self._seen = Seen()
+
+    def show(
+        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
+    ) -> None:
+        """Show them, or only the `last` so many. `more`: others follow soon."""
+        shown = self._shown(lines, more)
+        for each in shown if last is None else deque(shown, maxlen=last):
+            console.print(each, soft_wrap=True)
+
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
+        for each in self._wanted(lines):
+            if text := line(each.record, self._seen, everything=self._everything):
+                yield text
+
+    def _wanted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        for each in lines:
+            if each.record.start is not None:
+                self._seen = Seen()
+            if self._only.wants(each.record, self._seen):
+                yield each
+            self._seen.note(each.record)
+
+
+class FoldedView(LogView):
+    """With the moves of one component's parts in a line. While more records follow, it may hold
+    back an unfinished pass."""
+
+    def __init__(self, only: Filter) -> None:
+        super().__init__(only)
+        self._folding = Folding()
+
+    @property
+    def keeps_back(self) -> bool:  # type: ignore[override]
+        return self._folding.open
+
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
+        for each in lines:
+            if each.record.start is not None:
+                yield from self._folding.flush(self._seen)
+            for _, record in self._wanted([each]):
+                yield from self._folding.lines(record, self._seen)
+        if not more:
+            yield from self._folding.flush(self._seen)
+
+
+class JsonView(LogView):
+    """The records as they are, one a line."""
+
+    def show(
+        self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
+    ) -> None:
+        wanted = lines if self._only == Filter() else self._wanted(lines)
+        for raw, _ in wanted if last is None else deque(wanted, maxlen=last):
+            sys.stdout.buffer.write(shown_json(raw) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+#: Seconds between two looks at the file; and looks without a record after which the view shows the
+#: lines that it held back.
+LOOK_S = 0.1
+QUIET_LOOKS = 5
+#: Longest wait for the last records of a daemon that ends.
+LAST_S = 5.0
+
+
+def follow_log(endpoint: str | None, view: LogView, lines: int | None, timeout: float) -> None:
+    """Show the last `lines` of the log, then its growth, until the daemon ends.
+
+    Blocks. Raises: NotRunning, NotAnswering, OSError; SystemExit(1) if the daemon died.
+    """
+    with ExitStack() as opened:
+        folder = opened.enter_context(find(resolve(endpoint, None)))
+        client = opened.enter_context(ask(endpoint, "log", timeout))
+        if (daemon := _process(folder.holder())) is not None:
+            opened.enter_context(daemon)
+        tail = opened.enter_context(closing(Tail(Path(client.status(timeout=timeout).swap_log))))
+        view.show(last_run(tail.read()), lines, more=True)
+        quiet = 0
+        while not select.select([client.session.life.ended.fileno()], [], [], LOOK_S)[0]:
+            fresh = tail.read()
+            quiet = 0 if fresh else quiet + 1
+            if fresh or (view.keeps_back and quiet == QUIET_LOOKS):
+                view.show(fresh, more=bool(fresh))
+        if daemon is not None:
+            select.select([daemon.fileno()], [], [], LAST_S)
+        view.show(tail.read())
+        _say_how_it_ended(client)
+
+
+def _process(pid: int | None) -> OwnedFd | None:
+    """A descriptor that tells the end of a process; None if that cannot be had."""
+    with suppress(OSError):
+        return None if pid is None else open_pidfd(pid)
+    return None
+
+
+def _say_how_it_ended(client: Client) -> None:
+    error = client.session.error
+    if isinstance(error, DaemonStopping):
+        say_error("the daemon has stopped, so its log ends here")
+    elif error is not None:
+        say_error("the daemon is gone without a goodbye, so its log ends here")
+        sys.exit(1)
+
 
 _span = parsed(parse_span)
 
@@ -117,8 +251,9 @@ def log(
 def _view(only: Filter, everything: bool, *, blocks: bool, json: bool, text: bool) -> LogView:
     if not text and (json or not sys.stdout.isatty()):
         return JsonView(only)
-    unfolded = any((everything, blocks, only.kinds, only.min_s))
-    return TextView(only, everything, fold=not unfolded)
+    if any((everything, blocks, only.kinds, only.min_s)):
+        return LogView(only, everything=everything)
+    return FoldedView(only)
 
 
 def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> None:
@@ -148,3 +283,26 @@ def _refuse_unknown(kinds: tuple[str, ...]) -> None:
     for kind in unknown_kinds(kinds):
         near = get_close_matches(kind, KINDS, n=3) or sorted(KINDS)
         raise typer.BadParameter(f"there is no kind {kind!r}; did you mean {', '.join(near)}?")
+
+
+Out = Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write")]
+
+
+def trace(
+    output: Out = Path("trace.json"),
+    endpoint: Endpoint = None,
+    device: Device = None,
+    file: File = None,
+    since: Since = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+    A track for each component, for the copies of each direction, and for each session's waits and
+    leases; of the daemon that ran last.
+    """
+    folder = None if file else str(where(endpoint, device, timeout))
+    lines = last_run(read(swap_log(folder, file, timeout)))
+    with output.open("wb") as written:
+        written.writelines(rendered((line.record for line in lines), since or 0.0))
+    typer.echo(f"{output}: open it in https://ui.perfetto.dev")

@@ -94,7 +94,6 @@ class Folding:
 
     @property
     def open(self) -> bool:
-        """Whether it holds lines back."""
         return bool(self._runs)
 
     def lines(self, record: Record, seen: Seen) -> Iterator[Text]:
@@ -118,13 +117,11 @@ class Folding:
         run.add(moved, shown)
 
     def flush(self, seen: Seen) -> Iterator[Text]:
-        """The lines that it held back."""
         runs, self._runs = self._runs, {}
         for run in runs.values():
             yield from run.lines(seen)
 
     def _end(self, record: Record, seen: Seen) -> Iterator[Text]:
-        """The runs that another record ends: their lines come first."""
         about = {seen.part_of.get(name, name) for name in seen.about(record)}
         for family in [f for f, run in self._runs.items() if f in about or not run.is_stream]:
             yield from self._runs.pop(family).lines(seen)

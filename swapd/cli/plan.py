@@ -4,13 +4,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, errors, print_json
+from swapd.cli.common import (
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    Timeout,
+    columns,
+    console,
+    if_any,
+    note,
+    print_json,
+)
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -20,9 +30,10 @@ from swapd.cli.plan_input import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_vllm import PlanOptions, StageFile, plan_vllm
+from swapd.cli.plan_page import page as vllm_page
+from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.plan import asked, deploy, omni, paste, sizes
-from swapd.plan.advise import Advice, MemoryBudget, PlanError, Treatment, advise
+from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
@@ -31,19 +42,12 @@ from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
 
-class PlanReport(msgspec.Struct, frozen=True):
+class PlanReport(Advice, frozen=True, kw_only=True):
     """The output of `swapd plan --json`."""
 
-    memory: MemoryBudget
-    bytes_per_s: float
     bandwidth_from: str
     chunk_bytes: int
     chunk_from: str
-    placements: tuple[Treatment, ...]
-    budget_bytes: int
-    request_s: float
-    moved_bytes: int
-    lru_bytes: int | None
     stage_file: str
     python: str
     serve: str
@@ -142,7 +146,12 @@ def plan(
         )
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy_of(vllm, sources), sources, room, config)
-        return plan_vllm(file, settings, overlay_alone=overlay, json=json)
+        (planned,) = reports_of([file], settings).reports
+        if json:
+            return print_json(planned)
+        if overlay:
+            return typer.echo(planned.overlay, nl=False)
+        return console.print(vllm_page(planned))
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     status = _status(sources, endpoint, timeout, complete=bool(device_memory and bandwidth))
@@ -180,7 +189,7 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
     file = servers.chosen(installed, listed)
     own, said = servers.with_workers(file, (), folder)
     for each in said:
-        errors.print(plain(f"swapd: {each}"), soft_wrap=True)
+        note(each)
     return deploy.read(path, own, installed)
 
 
@@ -211,16 +220,10 @@ def _report(
             f"no copy; give --compute {unknown[0]}=SECONDS of one pass",
         ]
     return PlanReport(
-        memory=advice.memory,
-        bytes_per_s=speed.bytes_per_s,
+        **structs.asdict(advice),
         bandwidth_from=speed.source,
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
-        placements=advice.placements,
-        budget_bytes=advice.budget_bytes,
-        request_s=advice.request_s,
-        moved_bytes=advice.moved_bytes,
-        lru_bytes=advice.lru_bytes,
         stage_file=paste.stage_file(advice),
         python=paste.python(advice),
         serve=serve,
@@ -229,7 +232,6 @@ def _report(
 
 
 def page(report: PlanReport) -> RenderableType:
-    """The whole advice for people."""
     parts: list[RenderableType] = [
         Text(str(report.memory)),
         Text(f"copies at {rate(report.bytes_per_s)}: {report.bandwidth_from}"),
@@ -264,24 +266,22 @@ def _cost(report: PlanReport) -> str:
 
 
 def _table(placements: Iterable[Treatment]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("component", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("do", no_wrap=True)
-    for heading in ("kept", "swap-in", "wait each pass", "wait each request", "moved"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for p in placements:
-        table.add_row(
+    headings = ("component", "size", "do", "kept", "swap-in")
+    rows = (
+        (
             Text(plain(p.name)),
             size(p.nbytes),
             p.how,
-            size(p.kept_bytes) if p.kept_bytes else "",
-            seconds(p.swap_in_s) if p.swap_in_s else "",
+            if_any(size, p.kept_bytes),
+            if_any(seconds, p.swap_in_s),
             _each_pass(p),
-            seconds(p.request_s) if p.request_s else "",
-            size(p.moved_bytes) if p.moved_bytes else "",
+            if_any(seconds, p.request_s),
+            if_any(size, p.moved_bytes),
         )
-    return table
+        for p in placements
+    )
+    more = ("wait each pass", "wait each request", "moved")
+    return columns((*headings, *more), rows, left=("component", "do"))
 
 
 def _each_pass(p: Treatment) -> str:

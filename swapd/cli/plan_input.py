@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from swapd.bench import plain as plain_copy
 from swapd.bench import swap_in
 from swapd.cli.common import ask, errors, say_error
 from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
 from swapd.plan.chunks import ChunkChoice, Isolation
+from swapd.run import gpus
 from swapd.shared import config
 from swapd.shared.protocol import StatusReply
 from swapd.shared.units import parse_rate, size, typed_size
@@ -186,10 +186,9 @@ def gpu_memory(device: str) -> int:
 
 
 def _gpu_number(device: str) -> int:
-    number = device.removeprefix("cuda").removeprefix(":") or "0"
-    if not (device.startswith("cuda") and number.isdecimal()):
+    if (number := gpus.number_of(device)) is None:
         raise PlanError(f"there is no device {device!r}; use --device host, cuda or cuda:0")
-    return int(number)
+    return number
 
 
 def given_chunk(text: str | None) -> int | Literal["auto"] | None:
@@ -261,7 +260,7 @@ def _measured(device: str) -> float:
         swaps = swap_in.measure(device, _MEASURED_BYTES, _MEASURED_ROUNDS)
         return swaps.nbytes / swaps.swap_s
     gpu = f"cuda:{_gpu_number(device)}"
-    with plain_copy.copier(gpu, _MEASURED_BYTES) as copier:
+    with swap_in.copier(gpu, _MEASURED_BYTES) as copier:
         copier.copy()
         took_s = min(swap_in.seconds_of(copier.copy) for _ in range(_MEASURED_ROUNDS))
     return _MEASURED_BYTES / took_s

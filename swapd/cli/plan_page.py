@@ -7,9 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swapd.cli.common import columns, if_any
 from swapd.plan import claims
+from swapd.plan.demands import StreamPoint
 from swapd.plan.shares import GpuPlan, Larger
-from swapd.plan.streams import StreamPoint
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -33,7 +34,6 @@ class VllmPlanReport(msgspec.Struct, frozen=True):
 
 
 def page(report: VllmPlanReport) -> RenderableType:
-    """The whole report for people."""
     parts: list[RenderableType] = []
     for plan in report.gpus:
         parts += [Text(_sum(plan)), "", _table(plan), ""]
@@ -123,35 +123,33 @@ def _streams(point: StreamPoint) -> str:
 
 
 def _points(points: Sequence[StreamPoint]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("", no_wrap=True)
-    for heading in ("resident", "streams a step", "tokens/s", "in its turn", "KV cache", "tokens"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for point in points:
-        table.add_row(
+    headings = ("", "resident", "streams a step", "tokens/s", "in its turn", "KV cache", "tokens")
+    rows = (
+        (
             point.what,
             "auto" if point is points[0] else f"{point.resident_bytes >> 20}MiB",
             size(point.step_bytes),
             f"{1 / point.step_s:.1f}",
             size(point.turn_bytes),
-            size(point.cache_bytes) if point.cache_bytes else "",
-            str(point.cache_tokens) if point.cache_tokens else "",
+            if_any(size, point.cache_bytes),
+            if_any(str, point.cache_tokens),
         )
-    return table
+        for point in points
+    )
+    return columns(headings, rows, left=("",))
 
 
 def _table(plan: GpuPlan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("stage", no_wrap=True)
-    for heading in ("weights", "KV cache", "tokens", "workspace", "all of it in"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for share in plan.shares:
-        table.add_row(
+    headings = ("stage", "weights", "KV cache", "tokens", "workspace", "all of it in")
+    rows = (
+        (
             Text(plain(share.name)),
-            size(share.weights_bytes) if share.weights_bytes else "",
-            size(share.cache_bytes) if share.cache_bytes else "",
-            str(share.cache_tokens) if share.cache_tokens else "",
+            if_any(size, share.weights_bytes),
+            if_any(size, share.cache_bytes),
+            if_any(str, share.cache_tokens),
             size(share.room_bytes) if share.ours else f"{size(share.room_bytes)}, with weights",
-            seconds(share.swap_in_s) if share.swap_in_s else "",
+            if_any(seconds, share.swap_in_s),
         )
-    return table
+        for share in plan.shares
+    )
+    return columns(headings, rows, left=("stage",))

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import typer
 
-from swapd.cli.common import console, print_json
 from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
-from swapd.cli.plan_page import VllmPlanReport, page
-from swapd.plan import chunks, claims, deploy, kv, overlay, paste, shares, sizes
+from swapd.cli.plan_page import VllmPlanReport
+from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
@@ -52,18 +50,6 @@ class PlanOptions(NamedTuple):
     isolation: Isolation = "relaxed"
 
 
-def plan_vllm(file: StageFile, options: PlanOptions, *, overlay_alone: bool, json: bool) -> None:
-    """Print the settings with which the stages of a deploy file share their GPUs. Raises:
-    PlanError, with the sum if they cannot."""
-    (report,) = reports_of([file], options).reports
-    if json:
-        print_json(report)
-    elif overlay_alone:
-        typer.echo(report.overlay, nl=False)
-    else:
-        console.print(page(report))
-
-
 def reports_of(
     files: Sequence[StageFile],
     options: PlanOptions,
@@ -78,16 +64,26 @@ def reports_of(
     `on`: the GPUs of servers. `budgets`: those that the user gives, by GPU. Raises: PlanError, with
     the sum if it cannot fit.
     """
-    _check_ours(files)
+    for each in files:
+        if not any(s.ours for s in each.deploy.stages):
+            raise PlanError(_nothing_ours(each.deploy))
     gpus = {*on, *(gpu for each in files for s in each.deploy.stages for gpu in s.gpus)}
     totals = _totals(gpus, given_size("--device-memory", options.device_memory))
     beside = servers(totals)
-    inputs = [_input(each) for each in files]
+    known = [
+        claims.Known(
+            each.deploy,
+            _components(each.deploy, each.sources),
+            _rooms(each.rooms, each.deploy),
+            _config(each.config, each.sources),
+        )
+        for each in files
+    ]
     speed = bandwidth_of(options.bandwidth, None, None)
     spare = given_size("--overhead", options.overhead)
 
     def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
-        demands, notes = _demands(inputs, beside, totals, nbytes)
+        demands, notes = _demands(known, beside, totals, nbytes)
         plans = shares.divide_all(demands, totals, speed.bytes_per_s, spare, budgets)
         return plans, notes
 
@@ -104,13 +100,16 @@ def reports_of(
 
 
 def _demands(
-    inputs: Sequence["_Input"], beside: Sequence[PlainServer], totals: Mapping[int, int], chunk: int
+    known: Sequence[claims.Known],
+    beside: Sequence[PlainServer],
+    totals: Mapping[int, int],
+    chunk: int,
 ) -> tuple[dict[int, list[Demand]], list[list[str]]]:
     """What all processes demand of each GPU, and the notes of each file."""
     wanted: dict[int, list[Demand]] = {}
     notes = []
-    for each in inputs:
-        own, said = claims.of(each.deploy, each.components, each.rooms, totals, each.config, chunk)
+    for each in known:
+        own, said = claims.of(each, totals, chunk)
         notes.append(said)
         for gpu, listed in own.items():
             wanted.setdefault(gpu, []).extend(listed)
@@ -118,31 +117,6 @@ def _demands(
         for gpu in server.gpus:
             wanted.setdefault(gpu, []).append(claims.of_server(server, chunk))
     return dict(sorted(wanted.items())), notes
-
-
-class _Input(NamedTuple):
-    """A deploy file with the known sizes of its stages."""
-
-    deploy: Deploy
-    components: list[ModelComponent]
-    #: KV cache and workspace together, by stage, in bytes.
-    rooms: dict[str, int]
-    config: Mapping[str, Any] | None
-
-
-def _input(file: StageFile) -> _Input:
-    return _Input(
-        file.deploy,
-        _components(file.deploy, file.sources),
-        _rooms(file.rooms, file.deploy),
-        _config(file.config, file.sources),
-    )
-
-
-def _check_ours(files: Sequence[StageFile]) -> None:
-    for each in files:
-        if not any(s.ours for s in each.deploy.stages):
-            raise PlanError(_nothing_ours(each.deploy))
 
 
 def _part_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
@@ -278,7 +252,7 @@ def _report(
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
         settings=_settings(found, plans),
-        overlay=overlay.overlay(found, _changes(found, plans), found.async_chunk),
+        overlay=paste.overlay(found, _changes(found, plans), found.async_chunk),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
         ),

@@ -1,7 +1,4 @@
-"""Swap log records as text for people, given the records before them.
-
-Pure: a record and a `Seen` in, text out. The log, and that of one component, share it.
-"""
+"""Swap log records as text for people, given the records before them: `Seen`. Pure."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -37,17 +34,15 @@ class Said(NamedTuple):
 
 def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None:
     """One line of the readable log, or None if the record is not for this view."""
-    said = _shown(record, seen)
+    said = say(record, seen)
     return in_columns(record.time, said, seen) if said.swap or everything else None
 
 
 def in_columns(time: float, said: Said, seen: Seen) -> Text:
-    """One line of the readable log."""
     low, high = _SUBJECT_CELLS
     width = min(max(map(len, seen.sizes), default=low), high)
     text = Text.assemble(
-        (stamp(time), "dim"),
-        "  ",
+        (f"{stamp(time)}  ", "dim"),
         (said.verb.ljust(_VERB_CELLS), said.style),
         said.subject.ljust(max(width, low)),
         "  ",
@@ -59,18 +54,12 @@ def in_columns(time: float, said: Said, seen: Seen) -> Text:
 
 def sentence(record: Record, seen: Seen) -> Text:
     """The same line without columns, for one component's log."""
-    said = _shown(record, seen)
+    said = say(record, seen)
     words = Text(said.verb, said.style)
     for part in (said.subject, " ".join(said.detail.split())):
         if part:
             words.append(f" {part}", "")
     return words
-
-
-def _shown(record: Record, seen: Seen) -> Said:
-    """A record in words, safe to show: any program may have written its file."""
-    said = say(record, seen)
-    return said._replace(subject=plain(said.subject), detail=plain(said.detail))
 
 
 def stamp(time: float) -> str:
@@ -79,7 +68,8 @@ def stamp(time: float) -> str:
 
 
 def say(record: Record, seen: Seen) -> Said:
-    """A record in words. `seen` holds the records before it."""
+    """A record in words, safe to show: any program may have written its file. `seen` holds the
+    records before it."""
     item: Any = record.event or record.action
     if item is None:
         return _of_log(record)
@@ -88,19 +78,20 @@ def say(record: Record, seen: Seen) -> Said:
     if not isinstance(said, Said):
         said = said(words.item, words)
     verb, subject, detail = (part.format_map(words) for part in said[:3])
-    return Said(verb, subject, detail, said.style, said.swap)
+    return Said(verb, plain(subject), plain(detail), said.style, said.swap)
 
 
 def _of_log(record: Record) -> Said:
     if (start := record.start) is not None:
         chunks = f"{start.chunks} chunks of {size(start.chunk_bytes)}"
-        return Said("start", f"swapd {start.version} on {start.device}: {chunks}", "", "bold", True)
+        about = plain(f"swapd {start.version} on {start.device}: {chunks}")
+        return Said("start", about, "", "bold", True)
     why = "the disk was full, or the disk or this reader was too slow"
     return Said("missing", f"{record.dropped} records: {why}", "", BAD, True)
 
 
 class _Words(dict[str, str]):
-    """The values of a template's fields, computed at their use and harmless on a terminal.
+    """The values of a template's fields, computed at their use.
 
     A field is one of `_FIELDS`, else an attribute of the event, action or request.
     """
@@ -113,13 +104,12 @@ class _Words(dict[str, str]):
 
     def __missing__(self, field: str) -> str:
         compute = _FIELDS.get(field)
-        return plain(str(getattr(self.item, field)) if compute is None else compute(self))
+        return str(getattr(self.item, field)) if compute is None else compute(self)
 
 
 _FIELDS: dict[str, Callable[[_Words], str]] = {
-    "names": lambda w: _joined(w.seen.about(w.record)),
+    "names": lambda w: " + ".join(w.seen.about(w.record)),
     "who": lambda w: _who(w.seen, w.session),
-    "label": lambda w: w.item.label,
     "size": lambda w: size(w.item.nbytes),
     "copied": lambda w: _copied(w.item.generation, w.record, w.seen),
     "ordered": lambda w: f"{_amount(w.item)}{_of_all(w.item)}",
@@ -131,7 +121,7 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "registration": lambda w: _registration(w.item),
     "again": lambda w: f", used {w.item.again} times more" if w.item.again else "",
     "followed": lambda w: w.item.after,
-    "over": lambda w: f", over {_joined(w.item.over)}" if w.item.over else "",
+    "over": lambda w: f", over {' + '.join(w.item.over)}" if w.item.over else "",
     "kept": lambda w: (
         "as much as fits" if w.item.resident_bytes is None else size(w.item.resident_bytes)
     ),
@@ -152,9 +142,6 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "why_evicted": lambda w: why_evicted(w.item, w.seen),
     "brought": lambda w: _brought(w.item, w.record, w.seen),
 }
-
-
-# --- kinds with several forms ---------------------------------------------------------------
 
 
 def _opened(e: events.SessionOpened, w: _Words) -> Said:
@@ -312,7 +299,7 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
     """The reason of an eviction, and the treatment of the contents if it is scratch."""
     why = _WHY[a.reason]
     if a.reason in ("room", "alternating") and a.waiter is not None:
-        asked = _joined(seen.room_for(a)) or f"request {a.waiter[1]}"
+        asked = " + ".join(seen.room_for(a)) or f"request {a.waiter[1]}"
         why += f" for {asked}, asked by {_who(seen, a.waiter[0])}"
     elif a.reason == "room":
         why += " for a prefetch"
@@ -321,9 +308,6 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
     if a.name in seen.scratch and seen.used.get(a.name) == 0:
         return f"dropped, as none of it is used, {why}"
     return why
-
-
-# --- fields ---------------------------------------------------------------------------------
 
 
 def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
@@ -338,16 +322,16 @@ def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
     for name, parts in reversed(families.items()):
         among = sum(seen.part_of.get(place.name) == name for place in a.placements)
         of = f" in {len(parts)} of {among} parts" if among else ""
-        words.insert(0, f"{plain(name)} {size(sum(map(copied_bytes, parts)))}{of}")
+        words.insert(0, f"{name} {size(sum(map(copied_bytes, parts)))}{of}")
     return f": {', '.join(words)}" if words else ""
 
 
 def _contents(order: actions.CopyIn) -> str:
     """The contents with which scratch was loaded."""
     if order.only == ():
-        return f"{plain(order.name)} {size(order.nbytes)} of zeros"
+        return f"{order.name} {size(order.nbytes)} of zeros"
     among = f" of {size(order.nbytes)}" if _of_all(order) else ""
-    return f"{plain(order.name)} {size(copied_bytes(order))}{among} restored"
+    return f"{order.name} {size(copied_bytes(order))}{among} restored"
 
 
 def _copied(generation: int, record: Record, seen: Seen) -> str:
@@ -412,8 +396,4 @@ def _terms(asked: protocol.AnyAcquire) -> str:
 
 def _who(seen: Seen, session: int) -> str:
     label = seen.labels.get(session)
-    return f"session {session}" if label is None else f"{plain(label)} (session {session})"
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    return " + ".join(map(plain, names))
+    return f"session {session}" if label is None else f"{label} (session {session})"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -13,6 +13,7 @@ from swapd.cli.common import (
     Endpoint,
     Json,
     Timeout,
+    columns,
     console,
     parsed,
     print_json,
@@ -23,7 +24,7 @@ from swapd.cli.target import Device, where
 from swapd.core.records import Rules
 from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
-from swapd.replay import RecordedWork, Tally, Totals, read_work, run_again
+from swapd.replay import RecordedWork, ReplayTally, read_work, run_again
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
 
 Budget = Annotated[
@@ -46,17 +47,6 @@ Turn = Annotated[
     float | None,
     typer.Option(parser=parsed(parse_span), metavar="TIME", help="And for how long"),
 ]
-
-
-class _ReplayRow(Totals):
-    """One line of the table, as `--json` prints it."""
-
-    what: str
-    acquires: int
-    wait_mean_s: float
-    wait_p50_s: float
-    wait_p99_s: float
-    wait_max_s: float
 
 
 def replay(
@@ -126,41 +116,36 @@ def _said(work: RecordedWork, asked: Rules, chunks: int, bandwidth: float | None
     return ", ".join(said)
 
 
-def row(what: str, outcome: Tally) -> _ReplayRow:
+def row(what: str, outcome: ReplayTally) -> dict[str, Any]:
+    """A line of the table, as `--json` prints it."""
     waits = sorted(outcome.waits) or [0.0]
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    totals = msgspec.structs.asdict(outcome)
+    return {
+        "what": what,
+        "acquires": len(totals.pop("waits")),
+        "wait_mean_s": mean(waits),
+        **{
+            f"wait_{name}_s": waits[min(int(part * len(waits)), len(waits) - 1)]
+            for name, part in shares.items()
+        },
+        **totals,
+    }
 
-    def share(part: float) -> float:
-        return waits[min(int(part * len(waits)), len(waits) - 1)]
 
-    return _ReplayRow(
-        what=what,
-        acquires=len(outcome.waits),
-        wait_mean_s=mean(waits),
-        wait_p50_s=share(0.5),
-        wait_p99_s=share(0.99),
-        wait_max_s=waits[-1],
-        **{name: getattr(outcome, name) for name in Totals.__struct_fields__},
-    )
-
-
-def page(rows: list[_ReplayRow]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", style="bold")
-    for name in ("loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"):
-        table.add_column(name, justify="right")
-    left_over = any(one.refused or one.waiting for one in rows)
-    if left_over:
-        table.add_column("refused, never granted", justify="right")
-    for one in rows:
-        waits = (one.wait_mean_s, one.wait_p50_s, one.wait_p99_s, one.wait_max_s)
-        cells = (
-            str(one.loads),
-            size(one.bytes_in),
-            size(one.bytes_out),
-            str(one.evictions),
-            str(one.acquires),
-            *map(seconds, waits),
-        )
-        rest = (f"{one.refused}, {one.waiting}",) if left_over else ()
-        table.add_row(one.what, *cells, *rest)
-    return table
+def page(rows: list[dict[str, Any]]) -> Table:
+    headings = ["", "loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"]
+    waits = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
+    left_over = any(one["refused"] or one["waiting"] for one in rows)
+    cells = [
+        [
+            one["what"],
+            str(one["loads"]),
+            *map(size, (one["bytes_in"], one["bytes_out"])),
+            *map(str, (one["evictions"], one["acquires"])),
+            *(seconds(one[name]) for name in waits),
+            *([f"{one['refused']}, {one['waiting']}"] if left_over else []),
+        ]
+        for one in rows
+    ]
+    return columns(headings + ["refused, never granted"] * left_over, cells, left=("",))

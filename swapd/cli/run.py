@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.common import errors, say_error
+from swapd.cli.common import note, say_error
 from swapd.cli.comparisons import list_all
 from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
@@ -23,7 +23,6 @@ from swapd.run.file import COMMAND
 from swapd.run.settings import DaemonTable
 from swapd.shared import config
 from swapd.shared.config import ConfigError
-from swapd.shared.text import plain
 from swapd.shared.units import parse_size, seconds
 
 #: Suffix of a file of stages.
@@ -112,9 +111,6 @@ ReadyAt = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Print the plan, files and lines; start nothing")
 ]
-#: Former names, which answer with the new ones until the next release.
-FormerAgainst = Annotated[list[str], typer.Option("--against", hidden=True, help="--compare --set")]
-FormerKept = Annotated[bool, typer.Option("--kept", hidden=True, help="--config")]
 
 
 def run(
@@ -131,8 +127,6 @@ def run(
     ready: ReadyAt = None,
     list_: List = False,
     dry_run: DryRun = False,
-    against: FormerAgainst = [],  # noqa: B006
-    kept: FormerKept = False,
 ) -> None:
     """Run a command with the daemons that it needs, which end when it ends.
 
@@ -156,7 +150,6 @@ def run(
     takes such a file, too.
     deploy/README.md has the keys.
     """
-    _check_names(against, kept=kept)
     if list_:
         return list_all()
     if not words:
@@ -192,21 +185,6 @@ def _tables(
     daemon = daemon if budget is None else daemon._replace(budget=_size(budget))
     daemon = daemon.changed(changes)
     return [daemon._replace(device=one) for one in devices] or [daemon]
-
-
-def runs(words: Annotated[list[str], typer.Argument(hidden=True)] = []) -> None:  # noqa: B006
-    """Former name of `swapd run --list`."""
-    raise typer.BadParameter("`swapd runs` is now `swapd run --list`")
-
-
-def _check_names(against: list[str], *, kept: bool) -> None:
-    if against:
-        changes = " ".join(f"--set {one}" for one in against)
-        raise typer.BadParameter(f"--against is now --compare {changes}")
-    if kept:
-        raise typer.BadParameter(
-            "--kept is now --config FILE: `swapd run --list` shows the files with better settings"
-        )
 
 
 def _size(text: str) -> int:
@@ -251,5 +229,5 @@ def _run(plan: RunPlan, folder: Path) -> int:
         lines += outcome.of_stages(runner.stages.states, logs, since)
         lines.append(f"ended with status {status} after {seconds(took)}")
     for line in lines:
-        errors.print(plain(f"swapd: {line}"), soft_wrap=True)
+        note(str(line))
     return status

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.cli import comparisons
-from swapd.cli.common import console, errors, say_error
+from swapd.cli.common import console, note, say, say_error
 from swapd.cli.run_plan import RunPlan, planned
 from swapd.cli.run_stages import environment_on, records_of, run_stages
 from swapd.run import child, comparison, outcome, ready, servers
@@ -40,8 +40,6 @@ _INSTEAD = "compare two settings, with --set NAME=VALUE"
 
 
 class ComparisonOptions(NamedTuple):
-    """The options of a comparison, as given."""
-
     #: Settings of the second side; none: the first side runs without swapd.
     changes: Sequence[str] = ()
     rounds: int = 1
@@ -88,7 +86,7 @@ def compare(
     ways = _ways(found, folder, options, device_memory)
     if dry_run:
         for way in ways:
-            console.print(plain(f"# {way.side.name}"), style="dim", soft_wrap=True)
+            say(f"# {way.side.name}", "dim")
             way.plan.show()
         return 0
     _check_alone(ways)
@@ -145,7 +143,6 @@ def _sides(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]
 
 
 def _side(first: DaemonTable, names: Sequence[str]) -> Side:
-    """A side, called as its settings are in the first of its daemons."""
     values = {name: first.value(name) for name in names}
     return Side(" ".join(f"{name}={value}" for name, value in values.items()), values)
 
@@ -254,7 +251,7 @@ def _all_rounds(
     for number in range(1, count + 1):
         of = f", round {number} of {count}" if count > 1 else ""
         for n, (way, done) in enumerate(zip(ways, rounds, strict=True), 1):
-            errors.print(plain(f"swapd: {n} of 2: {way.side.name}{of}"), soft_wrap=True)
+            note(f"{n} of 2: {way.side.name}{of}")
             found = _round(way, devices)
             if found.signal is not None:
                 return rounds, found.status or SIGNALLED + found.signal

@@ -50,7 +50,6 @@ def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterat
 def _processes(
     stage: StageSpec, found: RunFile, read: Deploy | None, *, host: bool
 ) -> list[tuple[str, int, Sequence[int]]]:
-    """Name, number of shards and GPUs of each component."""
     if stage.command.kind == "vllm":
         on = () if host else gpus_of(stage, found)
         return [(component_of(stage.command), shards_of(stage.command), on)]
@@ -73,7 +72,7 @@ def devices_of(found: RunFile) -> list[str]:
     return [t.device for t in found.daemons if t.device not in (None, "host")]
 
 
-def on_host(devices: Collection[str]) -> bool:
+def on_host(devices: Collection[str | None]) -> bool:
     """Whether all devices are the host, for which vLLM-Omni cannot be planned."""
     return set(devices) == {"host"}
 
@@ -99,6 +98,5 @@ def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
 
 
 def _numbers_of(names: Collection[str], here: Mapping[int, str]) -> tuple[int, ...]:
-    """The numbers of those of these GPUs that are `here`."""
     found = (next((n for n, one in here.items() if gpus.same(one, name)), None) for name in names)
     return tuple(number for number in found if number is not None)

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import typer
 
-from swapd.cli.common import console, errors
+from swapd.cli.common import errors, note, say
 from swapd.cli.plan_page import streaming
 from swapd.cli.plan_vllm import JointPlan, PlanOptions, StageFile, reports_of, without_graphs
 from swapd.cli.run_components import check_names, devices_of, gpus_of, on_host
-from swapd.plan import asked, claims, deploy, sizes, workspace
+from swapd.plan import asked, claims, deploy, kv, sizes
 from swapd.plan.advise import DoesNotFit, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
@@ -27,7 +27,6 @@ from swapd.run.daemons import DaemonSpec, joinable
 from swapd.run.file import OF_ONE, RunFile, StageSpec
 from swapd.run.settings import DaemonTable
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
-from swapd.shared.text import plain
 from swapd.shared.units import parse_size, size
 
 _UTILIZATION = "--gpu-memory-utilization"
@@ -50,25 +49,21 @@ class RunPlan(NamedTuple):
         for one in self.daemons:
             there = joinable(one)
             what = f"joins the one at {there}" if there else one.line
-            console.print(plain(f"{what}    # {size(one.budget)}: {one.why}"), soft_wrap=True)
+            say(f"{what}    # {size(one.budget)}: {one.why}")
         for path, text in self.files.items():
-            console.print(plain(f"# {path}"), style="dim", soft_wrap=True)
+            say(f"# {path}", "dim")
             typer.echo(text, nl=False)
         for stage in self.file.stages.values():
             of_file = f"    # {_about(stage)}" if self.file.path else ""
             folder = f"cd {shlex.quote(str(stage.directory))} && " if self.file.path else ""
-            console.print(plain(f"{folder}{_line(stage)}{of_file}"), soft_wrap=True)
+            set_ = [f"{name}={shlex.quote(value)}" for name, value in stage.environment.items()]
+            say(f"{folder}{' '.join([*set_, shlex.join(stage.command.words)])}{of_file}")
 
     def write(self) -> None:
         """Write the files. Raises: OSError."""
         for path, text in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-
-
-def _line(stage: StageSpec) -> str:
-    variables = [f"{name}={shlex.quote(value)}" for name, value in stage.environment.items()]
-    return " ".join([*variables, shlex.join(stage.command.words)])
 
 
 def _about(stage: StageSpec) -> str:
@@ -84,43 +79,56 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
     ConfigError."""
     gpus.check(devices_of(found), f"{found.path}: daemon.device" if found.path else "-d")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
-    host = on_host([table.device or budgets.devices()[0] for table in found.daemons])
-    if not omni and not host:
+    devices = [table.device for table in found.daemons]
+    if not omni and not on_host([one or budgets.devices()[0] for one in devices]):
         return _plain(found, folder, device_memory)
-    if not omni or on_host([table.device or "" for table in found.daemons]):
-        return _unplanned(found, omni, folder)
-    deployed = {
-        stage.name: _deployed(stage, found, folder / f"{stage.name}.yaml") for stage in omni
-    }
+    if not omni or on_host(devices):
+        return _unplanned(found, omni)
+    return _of_omni(found, omni, folder, device_memory)
+
+
+def _of_omni(
+    found: RunFile, omni: Sequence[StageSpec], folder: Path, device_memory: str | None
+) -> RunPlan:
+    """Servers of vLLM-Omni on GPUs: each gets an overlay. Raises: PlanError, with the sum."""
+    paths = {stage.name: folder / f"{stage.name}.yaml" for stage in omni}
+    deployed = {stage.name: _deployed(stage, found, paths[stage.name]) for stage in omni}
     check_names(found, deployed)
     plan = _together(found, deployed, device_memory)
-    _say_what_streams(plan)
+    texts = [report.overlay for report in plan.reports]
+    return _with_plan(found, plan, dict(zip(paths.values(), texts, strict=True)))
+
+
+def _with_plan(found: RunFile, plan: JointPlan, overlays: Mapping[Path, str]) -> RunPlan:
+    """The run by a plan. Says what streams, and why."""
+    for gpu in plan.gpus:
+        for line in without_graphs(gpu):
+            note(line)
+        for each in streaming(gpu):
+            errors.print(each, soft_wrap=True)
     daemons = _daemons(found, plan)
-    overlays = {
-        folder / f"{name}.yaml": report.overlay
-        for name, report in zip(deployed, plan.reports, strict=True)
-    }
-    return RunPlan(_with(found, daemons, folder, deployed), daemons, overlays)
+    return RunPlan(_with(found, daemons, overlays), daemons, overlays)
 
 
-def _unplanned(found: RunFile, omni: Sequence[StageSpec], folder: Path) -> RunPlan:
+def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
     """Servers of vLLM-Omni run as they are. Says so. Raises: PlanError if that cannot be."""
-    for stage in omni:
-        named = option(_seen_from_here(stage).words, DEPLOY_CONFIG) or ""
-        if stage.command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
+    seen = {stage.name: _seen_from_here(stage) for stage in omni}
+    for command in seen.values():
+        named = option(command.words, DEPLOY_CONFIG) or ""
+        if command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
             raise PlanError(
-                f"{shlex.join(stage.command.words[:2])}: cpu_offload settings are for stages on "
+                f"{shlex.join(command.words[:2])}: cpu_offload settings are for stages on "
                 "GPUs, and the daemon is on the host: leave them out, or name a GPU"
             )
-    read = {stage.name: _deploy_of(_seen_from_here(stage)) for stage in omni}
+    read = {name: _deploy_of(command) for name, command in seen.items()}
     if omni:
-        said = "swapd: vllm-omni runs with its own settings, since swapd plans it for GPUs only"
-        if not all(one and any(s.has_components for s in one.stages) for one in read.values()):
+        said = "vllm-omni runs with its own settings, since swapd plans it for GPUs only"
+        if not all(one and one.has_components for one in read.values()):
             said += ": have its --deploy-config name swapd's workers"
-        errors.print(said, soft_wrap=True)
+        note(said)
     check_names(found, read)
     daemons = [one for table in found.daemons for one in _usual(table, found)]
-    return RunPlan(_with(found, daemons, folder, ()), daemons)
+    return RunPlan(_with(found, daemons), daemons)
 
 
 def _plain(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
@@ -128,17 +136,16 @@ def _plain(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 
     Raises: PlanError, with the sum, if that does not do either.
     """
-    streaming, refused = None, None
+    refused = None
     try:
-        streaming = _as_stages(found, folder, device_memory)
+        if (streaming := _as_stages(found, folder, device_memory)) is not None:
+            return streaming
     except DoesNotFit as exc:
         refused = exc
     except (PlanError, ModuleNotFoundError):
         pass  # a model that nobody can count, or no PyYAML
-    if streaming is not None:
-        return streaming
     try:
-        return _unplanned(found, (), folder)
+        return _unplanned(found, ())
     except PlanError as exc:
         raise refused or exc from None
 
@@ -155,15 +162,13 @@ def _as_stages(found: RunFile, folder: Path, device_memory: str | None) -> RunPl
     if not any(gpu.streams for gpu in plan.gpus):
         return None
     check_names(found, {})
-    _say_what_streams(plan)
     stages = {**found.stages}
     for stage, file, changes in zip(servers_of_vllm, files, plan.changes, strict=True):
         (one,) = file.deploy.stages
         own = {"additional_config": one.additional, "max_num_batched_tokens": one.step_tokens}
         command = servers.as_planned(stage.command, {**own, **changes[one.id]})
         stages[stage.name] = stage._replace(command=command)
-    daemons = _daemons(found, plan)
-    return RunPlan(_with(found._replace(stages=stages), daemons, folder, ()), daemons)
+    return _with_plan(found._replace(stages=stages), plan, {})
 
 
 def _as_file(stage: StageSpec, found: RunFile, folder: Path) -> StageFile:
@@ -178,29 +183,20 @@ def _as_file(stage: StageSpec, found: RunFile, folder: Path) -> StageFile:
 
 
 def _rooms(stage: DeployStage, model: Path) -> list[str]:
-    """The memory beside its weights, if its KV cache has a size already."""
     if stage.kv_cache_bytes is None:
         return []
     needs = claims.needs_of(stage, None, sizes.config_of(model))
     return [f"{stage.name}={needs.workspace + stage.kv_cache_bytes}"]
 
 
-def _say_what_streams(plan: JointPlan) -> None:
-    for gpu in plan.gpus:
-        for line in without_graphs(gpu):
-            errors.print(plain(f"swapd: {line}"), soft_wrap=True)
-        for each in streaming(gpu):
-            errors.print(each, soft_wrap=True)
-
-
 def _with(
-    found: RunFile, daemons: Sequence[DaemonSpec], folder: Path, planned: Collection[str]
+    found: RunFile, daemons: Sequence[DaemonSpec], overlays: Collection[Path] = ()
 ) -> RunFile:
-    """With each command as it is started. `planned`: stages that get an overlay in `folder`."""
-    stages = {}
+    """With each command as it is started. `overlays`: the files of stages that get one."""
+    stages, paths = {}, {path.stem: path for path in overlays}
     for name, stage in found.stages.items():
-        if name in planned:
-            command = stage.command.with_option(DEPLOY_CONFIG, str(folder / f"{name}.yaml"))
+        if name in paths:
+            command = stage.command.with_option(DEPLOY_CONFIG, str(paths[name]))
             stages[name] = stage._replace(command=command)
             continue
         shown = {} if VISIBLE_VARIABLE in stage.environment else _shown(stage, found)
@@ -268,7 +264,7 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
         stage.command.offload,
     )
     for each in [*said, *changes]:
-        errors.print(plain(f"swapd: {each}"), soft_wrap=True)
+        note(each)
     path = file.path if own is None else overlay
     deployed = deploy.read(path, own, file.installed)
     servers.check_placed(file.path, deployed.stages, devices)
@@ -306,7 +302,6 @@ def _plan_options(found: RunFile, device_memory: str | None) -> PlanOptions:
 
 
 def _given_budgets(found: RunFile, deployed: Iterable[Deploy]) -> dict[int, int]:
-    """The budgets that tables have, by the GPU of a stage."""
     every = {gpu for one in deployed for stage in one.stages for gpu in stage.gpus}
     tables = {gpu: _table_of(found, gpu) for gpu in every}
     given = {gpu: table.budget for gpu, table in tables.items() if table}
@@ -321,7 +316,7 @@ def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> Plai
         raise PlanError(f"{stage.name}: say which model: its command has none after serve")
     try:
         if (said := option(words, _KV_CACHE)) is not None:
-            room = int(parse_size(said)) + workspace.USUAL_BYTES["ar"]
+            room = int(parse_size(said)) + kv.USUAL_BYTES["ar"]
         elif (said := option(words, _UTILIZATION)) is not None:
             room = round(float(said) * min(totals[gpu] for gpu in on))
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 import swapd_client
-from swapd.cli.common import OWN_LABEL, console, errors, say_error
+from swapd.cli.common import OWN_LABEL, console, note, say_error
 from swapd.log.reader import last_run, read
 from swapd.log.records import Record
 from swapd.run import ready
@@ -20,7 +20,6 @@ from swapd.run.output import Output
 from swapd.run.ready import ServerAddress
 from swapd.run.runner import Runner
 from swapd.shared import config
-from swapd.shared.text import plain
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 
@@ -49,16 +48,13 @@ def run_stages(
 def say_serving(daemons: Sequence[ServingDaemon]) -> None:
     """Say where each daemon serves, and settings of the run that a joined one does not take."""
     for one in daemons:
-        errors.print(plain(f"swapd: {one}, {size(one.wanted.budget)}"), soft_wrap=True)
+        note(f"{one}, {size(one.wanted.budget)}")
         if one.process is None and one.wanted.others:
             names = ", ".join(name for name, _ in one.wanted.others)
             of = f" of {one.wanted.file}" if one.wanted.file else ""
-            errors.print(
-                plain(
-                    f"swapd: it keeps its own settings: not {names}{of}; end it with `swapd stop "
-                    f"--endpoint {one.folder}` to have one with these"
-                ),
-                soft_wrap=True,
+            note(
+                f"it keeps its own settings: not {names}{of}; end it with `swapd stop --endpoint "
+                f"{one.folder}` to have one with these"
             )
 
 

@@ -102,7 +102,6 @@ class LogFormatter(logging.Formatter):
 
 
 def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` the signature for typer, from the settings in `Config`."""
     config = typer.Option(None, "--config", "-c", help="TOML file of settings")
     verbose = typer.Option(False, "--verbose", "-v", help="Say what happens on stderr")
     parameters = [_parameter("config", Path | None, config), _parameter("verbose", bool, verbose)]

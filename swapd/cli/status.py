@@ -2,19 +2,101 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL, TIMEOUT_S, Endpoint, Json, Timeout, ask, console, print_json
-from swapd.cli.families import Family, fold, single
+from swapd.cli.common import (
+    OWN_LABEL,
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    Timeout,
+    ask,
+    console,
+    facts,
+    print_json,
+)
 from swapd.cli.target import Device
-from swapd.shared.protocol import ComponentStatus, StatusReply
+from swapd.shared.protocol import ComponentStatus, StatusReply, part_name
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
+
+
+class Family(NamedTuple):
+    """A component, or the parts of a streamed one in the order of their registration."""
+
+    name: str
+    parts: tuple[ComponentStatus, ...]
+    streamed: bool
+
+    @property
+    def inside(self) -> list[ComponentStatus]:
+        return [c for c in self.parts if c.inside]
+
+    @property
+    def kept(self) -> list[ComponentStatus]:
+        """The parts that do not leave when they are released."""
+        return [c for c in self.parts if c.policy != "sequential"]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self.parts)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(who for c in self.parts for who in c.holders))
+
+    @property
+    def leases(self) -> int:
+        return sum(c.leases for c in self.parts)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since the last release of a part; None: never used."""
+        return min((c.idle_s for c in self.parts if c.idle_s is not None), default=None)
+
+    @property
+    def moves(self) -> str:
+        return f"{sum(c.loads for c in self.parts)}/{sum(c.evictions for c in self.parts)}"
+
+    @property
+    def amount(self) -> str:
+        """The size; of a streamed component, also that on the device."""
+        if not self.streamed:
+            return size(self.nbytes)
+        return f"{size(sum(c.nbytes for c in self.inside))} of {size(self.nbytes)}"
+
+    @property
+    def keeps(self) -> str:
+        nbytes = size(sum(c.nbytes for c in self.kept))
+        return f"{len(self.kept)} of {len(self.parts)} parts kept, {nbytes} of {size(self.nbytes)}"
+
+
+def single(c: ComponentStatus) -> Family:
+    return Family(c.name, (c,), streamed=False)
+
+
+def fold(components: Iterable[ComponentStatus]) -> Iterator[Family]:
+    """A row for each component, and one for each family in place of its first part."""
+    parts: dict[str, list[ComponentStatus]] = {}
+    rows: list[ComponentStatus | str] = []
+    for c in components:
+        if not (c.part_of and c.name.startswith(part_name(c.part_of, ""))):
+            rows.append(c)
+            continue
+        if c.part_of not in parts:
+            rows.append(c.part_of)
+        parts.setdefault(c.part_of, []).append(c)
+    for row in rows:
+        if isinstance(row, str):
+            yield Family(row, tuple(parts[row]), streamed=True)
+        else:
+            yield single(row)
+
 
 _BAR_CELLS = 24
 #: With fewer columns the table folds its cells, and leaves out its swap counts.
@@ -22,14 +104,18 @@ _WIDE = 100
 #: Columns at any width, and their widths at 80 columns.
 _COLUMNS = {"component": 16, "size": 9, "state": 9, "policy": 12, "leases": 18, "last use": 9}
 
-_STATE_STYLES = {
+#: Colours of states, in the order in which `swapd top` sorts by state.
+STATE_STYLES = {
     "leased": "bold green",
     "idle": "green",
     "resident": "green",
+    "lent": "bold green",
     "loading": "yellow",
+    "lending": "yellow",
     "stopping": "magenta",
     "revoking": "magenta",
     "writing back": "magenta",
+    "reclaiming": "magenta",
     "filling": "cyan",
     "absent": "dim",
 }
@@ -106,14 +192,18 @@ def _cells(row: Family) -> Iterator[str | Text]:
 def _state(row: Family) -> Text:
     if not row.streamed:
         state = row.parts[0].state
-        return Text(state, _STATE_STYLES.get(state, ""))
+        return Text(state, STATE_STYLES.get(state, ""))
     count = f"{len(row.parts)} parts" if len(row.parts) > 1 else "1 part"
     return Text(f"{count}, {len(row.inside)} in", "green" if row.inside else "dim")
 
 
+def in_group(policy: str, c: ComponentStatus) -> str:
+    return policy if c.group is None else f"{policy} in {plain(c.group)}"
+
+
 def _policy(c: ComponentStatus) -> Text:
     policy = "pinned" if c.pinned and c.policy == "permanent" else c.policy
-    words = [policy if c.group is None else f"{policy} in {plain(c.group)}"]
+    words = [in_group(policy, c)]
     if c.kind == "scratch":
         words.append("scratch")
     elif c.mutable:
@@ -136,25 +226,22 @@ def _private(reply: StatusReply) -> str:
 
 
 def _summary(reply: StatusReply) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    table.add_row("arena", _arena(reply))
+    rows: list[tuple[str, RenderableType]] = [("arena", _arena(reply))]
     if reply.device_bytes:
-        table.add_row("device", _device(reply))
-    table.add_row("host copies", f"{size(reply.host_copy_bytes)} of host memory{_private(reply)}")
-    table.add_row("sessions", _sessions(reply))
-    table.add_row(
-        "totals",
-        f"{_number(reply.loads, 'load')}, {_number(reply.evictions, 'eviction')}, "
-        f"{_number(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
-    )
-    table.add_row("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody")
+        rows.append(("device", _device(reply)))
+    rows += [
+        ("host copies", f"{size(reply.host_copy_bytes)} of host memory{_private(reply)}"),
+        ("sessions", _sessions(reply)),
+        (
+            "totals",
+            f"{_number(reply.loads, 'load')}, {_number(reply.evictions, 'eviction')}, "
+            f"{_number(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
+        ),
+        ("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody"),
+    ]
     if reply.starting:
-        table.add_row("starting", plain(_starting(reply.starting)))
-    for note in reply.notes:
-        table.add_row("note", Text(plain(note), "yellow"))
-    return table
+        rows.append(("starting", plain(_starting(reply.starting))))
+    return facts([*rows, *(("note", Text(plain(each), "yellow")) for each in reply.notes)])
 
 
 def _starting(labels: tuple[str, ...]) -> str:

@@ -3,10 +3,8 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated
 
 import msgspec
-import typer
 from rich.text import Text
 
 from swapd.cli.common import console, shown_json
@@ -25,9 +23,6 @@ _STAMP_CELLS = len(stamp(0.0))
 #: From so many on, consecutive uses without a copy become one line.
 _MANY = 3
 
-Name = Annotated[str, typer.Argument(help="The component, or one with parts")]
-All = Annotated[bool, typer.Option("--all", "-a", help="Each use, also those without a copy")]
-
 
 class StoryLine(msgspec.Struct):
     """One record of a component's log, as `--json` prints it, a line each."""
@@ -39,33 +34,29 @@ class StoryLine(msgspec.Struct):
 
 
 def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -> None:
-    """Print the records of a component, each under its cause."""
     chapters = history.of_component(lines, name)
     if not chapters:
         raise UnknownComponent(_unknown(name, lines))
-    said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})
     if json:
-        _print_json(chapters, said)
-        return
-    for text in _story(lines, name, chapters, said, everything=everything):
+        return _print_json(chapters, _said(lines, chapters))
+    for text in _story(lines, name, chapters, everything=everything):
         console.print(text, soft_wrap=True)
 
 
 def story(lines: Sequence[LogLine], name: str) -> list[Text]:
     """The same as lines; none if the log does not have the component."""
     chapters = history.of_component(lines, name)
-    said = _said(lines, {step.line.record.seq for chapter in chapters for step in chapter})
-    return list(_story(lines, name, chapters, said, everything=False)) if chapters else []
+    return list(_story(lines, name, chapters, everything=False)) if chapters else []
 
 
 def _story(
     lines: Sequence[LogLine],
     name: str,
     chapters: list[list[StoryStep]],
-    said: dict[int, Text],
     *,
     everything: bool,
 ) -> Iterator[Text]:
+    said = _said(lines, chapters)
     yield _head(name, history.belonging(lines, name), chapters)
     width = len(str(chapters[-1][-1].line.record.seq)) + 1
     for told in _chapters(chapters, fold=not everything):
@@ -86,8 +77,9 @@ def _unknown(name: str, lines: Sequence[LogLine]) -> str:
     return f"the swap log does not have {name!r}; {hint}"
 
 
-def _said(lines: Iterable[LogLine], wanted: set[int]) -> dict[int, Text]:
-    """The sentence of each wanted record, given the records before it."""
+def _said(lines: Iterable[LogLine], chapters: list[list[StoryStep]]) -> dict[int, Text]:
+    """The sentence of each record in the chapters, given the records before it."""
+    wanted = {step.line.record.seq for chapter in chapters for step in chapter}
     seen = Seen()
     said = {}
     for _, record in lines:

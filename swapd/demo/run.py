@@ -3,21 +3,25 @@
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from safetensors.torch import load
 
 import swapd_client
 from swapd import spawn
 from swapd.demo import stages, worker
-from swapd.demo.wire import unpack
 from swapd.shared.units import size
 
 #: 15 % more than the largest stage, and less than half of the three together.
 BUDGET_BYTES = 168 << 20
 SEED = 7
+
+T = TypeVar("T")
 
 
 class DemoError(Exception):
@@ -43,35 +47,34 @@ class Summary(msgspec.Struct, frozen=True):
 class StageProcess:
     """A worker process that runs one stage."""
 
-    def __init__(self, name: str, connection: Connection) -> None:
+    def __init__(self, name: str, pool: ProcessPoolExecutor) -> None:
         self.name = name
-        self._connection = connection
+        self._pool = pool
+        self.building = pool.submit(worker.build, name, SEED)
         self.waited_s = 0.0
-
-    def ask(self, command: worker.Run | worker.Join) -> bytes:
-        """Send a command; return the outputs, encoded. Raises: DemoError."""
-        self._connection.send_bytes(msgspec.msgpack.encode(command))
-        ran = self._answer()
-        assert isinstance(ran, worker.Ran)
-        self.waited_s += ran.waited_s
-        return ran.outputs
 
     def built(self) -> int:
         """Wait until the stage is built; return its weights' bytes. Raises: DemoError."""
-        built = self._answer()
-        assert isinstance(built, worker.Built)
-        return built.nbytes
+        return self._answer(self.building)
 
-    def _answer(self) -> worker.Built | worker.Ran:
+    def join(self, endpoint: str) -> None:
+        """Move the stage's weights into swapd. Raises: DemoError."""
+        self._answer(self._pool.submit(worker.join, endpoint))
+
+    def run(self, prompt: bytes, sound_seed: int, inputs: bytes) -> bytes:
+        """Run the stage; return its outputs, encoded. Raises: DemoError."""
+        asked = self._pool.submit(worker.run, prompt, sound_seed, inputs)
+        outputs, waited_s = self._answer(asked)
+        self.waited_s += waited_s
+        return outputs
+
+    def _answer(self, asked: Future[T]) -> T:
         try:
-            answer: worker.Built | worker.Ran | worker.Failed = worker.read_answer(
-                self._connection.recv_bytes()
-            )
-        except EOFError:
+            return asked.result()
+        except BrokenProcessPool:
             raise DemoError(f"{self.name}: its process ended") from None
-        if isinstance(answer, worker.Failed):
-            raise DemoError(f"{self.name}: {answer.why}")
-        return answer
+        except Exception as exc:
+            raise DemoError(f"{self.name}: {type(exc).__name__}: {exc}") from exc
 
 
 def run(
@@ -87,7 +90,7 @@ def run(
     Blocks for the whole run. Raises: DemoError, SpawnError.
     """
     budget = BUDGET_BYTES
-    with spawn.daemon(budget=budget) as daemon, _workers(str(daemon.folder)) as workers:
+    with spawn.daemon(budget=budget) as daemon, _workers() as workers:
         watch(daemon.folder)  # before the workers connect, which takes them a while
         say("Building thinker, talker and token2wav, each in its own process")
         sizes = {stage.name: stage.built() for stage in workers}
@@ -96,11 +99,11 @@ def run(
         baseline, baseline_s = _rounds(workers, prompt, rounds)
         say(f"Now on a device of {size(budget)}: two stages never fit together")
         for stage in workers:
-            stage.ask(worker.Join())
+            stage.join(str(daemon.folder))
         swapped, total_s = _rounds(workers, prompt, rounds)
         with swapd_client.connect(daemon.folder, label="demo") as client:
             status = client.status()
-        stages.write_wav(wav, unpack(swapped[-1])["waveform"])
+        stages.write_wav(wav, load(swapped[-1])["waveform"])
         return Summary(
             bit_identical=baseline == swapped,
             evictions=status.evictions,
@@ -123,30 +126,16 @@ def _rounds(workers: list[StageProcess], prompt: bytes, rounds: int) -> tuple[li
         asked = prompt + f" ({number})".encode() if number else prompt
         passed = b""
         for stage in workers:
-            passed = stage.ask(worker.Run(prompt=asked, sound_seed=number, inputs=passed))
+            passed = stage.run(asked, number, passed)
             outputs.append(passed)
     return outputs, time.perf_counter() - started
 
 
 @contextmanager
-def _workers(endpoint: str) -> Iterator[list[StageProcess]]:
+def _workers() -> Iterator[list[StageProcess]]:
     spawned = multiprocessing.get_context("spawn")
-    processes = []
-    connections = []
-    try:
-        for name in stages.STAGES:
-            ours, theirs = spawned.Pipe()
-            process = spawned.Process(target=worker.main, args=(theirs, name, SEED, endpoint))
-            process.start()
-            theirs.close()
-            processes.append(process)
-            connections.append(ours)
-        yield [StageProcess(n, c) for n, c in zip(stages.STAGES, connections, strict=True)]
-    finally:
-        for connection in connections:
-            connection.close()
-        for process in processes:
-            process.join(20)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    with ExitStack() as pools:
+        yield [
+            StageProcess(name, pools.enter_context(ProcessPoolExecutor(1, spawned)))
+            for name in stages.STAGES
+        ]

@@ -69,8 +69,6 @@ Tensors = dict[str, torch.Tensor]
 
 def build(stage: str, seed: int) -> torch.nn.Module:
     """Build one stage, in eval mode; equal (stage, seed) give bit-identical weights."""
-    if stage not in STAGES:
-        raise ValueError(f"unknown stage {stage!r}, expected one of {', '.join(STAGES)}")
     # Both are imported by now: a module that is first imported while default weights are
     # skipped may keep the stubs that skip them.
     architecture, config = ARCHITECTURES[stage](_transformers())
@@ -83,7 +81,6 @@ def build(stage: str, seed: int) -> torch.nn.Module:
 
 
 def parameter_bytes(module: torch.nn.Module) -> int:
-    """Count the bytes that the module's parameters take."""
     return sum(param.numel() * param.element_size() for param in module.parameters())
 
 
@@ -205,13 +202,12 @@ def make_voice(seed: int) -> Tensors:
     }
 
 
-def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor, rate: int = WAVE_RATE) -> None:
-    """Write mono samples in [-1, 1] as 16-bit PCM."""
+def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor) -> None:
     samples = (waveform.detach().reshape(-1).clamp(-1.0, 1.0) * 32767).round()
     with wave.open(os.fspath(path), "wb") as out:
         out.setnchannels(1)
         out.setsampwidth(2)
-        out.setframerate(rate)
+        out.setframerate(WAVE_RATE)
         # A wave file is little-endian on every machine.
         out.writeframes(samples.numpy().astype("<i2").tobytes())
 

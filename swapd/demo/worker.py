@@ -1,90 +1,46 @@
-"""One stage in its own process: build it, then run it, with or without swapd."""
+"""One stage in its own process: build it, then run it, with or without swapd.
+
+The process has one stage, so its state is the module's.
+"""
 
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import msgspec
 import torch
+from safetensors.torch import load, save
 
+import swapd_client
 from swapd.demo import stages
-from swapd.demo.wire import Tensors, pack, unpack
+
+_here: dict[str, Any] = {}
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
-    """Run the stage once. The thinker takes a prompt and a sound's seed, the rest `inputs`."""
-
-    prompt: bytes = b""
-    sound_seed: int = 0
-    inputs: bytes = b""
-
-
-class Join(msgspec.Struct, frozen=True, tag="join"):
-    """Move the weights into swapd; every run from now on holds a lease."""
-
-
-class Built(msgspec.Struct, frozen=True, tag="built"):
-    nbytes: int
-
-
-class Ran(msgspec.Struct, frozen=True, tag="ran"):
-    outputs: bytes
-    waited_s: float
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    why: str
-
-
-read_answer = msgspec.msgpack.Decoder(Built | Ran | Failed).decode
-_command = msgspec.msgpack.Decoder(Run | Join).decode
-
-
-def main(connection: Connection, stage: str, seed: int, endpoint: str) -> None:
-    """Serve commands until the other side hangs up. Runs in a spawned process."""
-    try:
-        _serve(connection, stage, seed, endpoint)
-    except EOFError:
-        return
-    except Exception as exc:  # noqa: BLE001 - the demo must get any error
-        connection.send_bytes(msgspec.msgpack.encode(Failed(f"{type(exc).__name__}: {exc}")))
-
-
-def _serve(connection: Connection, stage: str, seed: int, endpoint: str) -> None:
-    import swapd_client
-
+def build(stage: str, seed: int) -> int:
+    """Build the stage of this process; return its weights' bytes."""
     torch.set_num_threads(1)
-    module = stages.build(stage, seed)
-    _answer(connection, Built(stages.parameter_bytes(module)))
-    with swapd_client.connect(endpoint, label=stage) as client:
-        joined = False
-        while True:
-            command = _command(connection.recv_bytes())
-            if isinstance(command, Join):
-                client.register(stage, module)
-                joined = True
-                _answer(connection, Ran(b"", 0.0))
-            elif joined:
-                started = time.perf_counter()
-                with client.acquire(stage):
-                    waited_s = time.perf_counter() - started
-                    outputs = _run(stage, module, command)
-                _answer(connection, Ran(pack(outputs), waited_s))
-            else:
-                _answer(connection, Ran(pack(_run(stage, module, command)), 0.0))
+    _here.update(stage=stage, module=stages.build(stage, seed), client=None)
+    return stages.parameter_bytes(_here["module"])
 
 
-def _run(stage: str, module: torch.nn.Module, command: Run) -> Tensors:
-    if stage == "thinker":
-        sound = stages.generate_sound(1.0, command.sound_seed)
-        return stages.run_thinker(module, command.prompt, sound)
-    later: dict[str, Callable[[Any, Tensors], Tensors]] = {
-        "talker": stages.run_talker,
-        "token2wav": stages.run_token2wav,
-    }
-    return later[stage](module, unpack(command.inputs))
+def join(endpoint: str) -> None:
+    """Move the weights into swapd: every later run holds a lease."""
+    _here["client"] = swapd_client.connect(endpoint, label=_here["stage"])
+    _here["client"].register(_here["stage"], _here["module"])
 
 
-def _answer(connection: Connection, answer: msgspec.Struct) -> None:
-    connection.send_bytes(msgspec.msgpack.encode(answer))
+def run(prompt: bytes, sound_seed: int, inputs: bytes) -> tuple[bytes, float]:
+    """Run the stage once: the thinker on a prompt and a sound, the others on `inputs`.
+
+    Returns the outputs as safetensors, whose bytes are equal for bit-identical tensors; and the
+    seconds of waiting for the lease.
+    """
+    stage, client, started = _here["stage"], _here["client"], time.perf_counter()
+    lease: AbstractContextManager[object] = client.acquire(stage) if client else nullcontext()
+    with lease:
+        waited_s = time.perf_counter() - started if client else 0.0
+        if stage == "thinker":
+            sound = stages.generate_sound(1.0, sound_seed)
+            return save(stages.run_thinker(_here["module"], prompt, sound)), waited_s
+        later = stages.run_talker if stage == "talker" else stages.run_token2wav
+        return save(later(_here["module"], load(inputs))), waited_s

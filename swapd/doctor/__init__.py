@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swapd.device.host import available_bytes, cgroup_limit
 from swapd.doctor import daemon, gpu, host
-from swapd.doctor.check import Check
+from swapd.doctor.host import Check
 
 __all__ = ["Check", "examine"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from swapd import __version__
 from swapd.device import DeviceError
 from swapd.device.host import available_bytes
-from swapd.doctor.check import Check
+from swapd.doctor.host import Check
 from swapd.shared.protocol import StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import size

@@ -8,8 +8,7 @@ from typing import Any
 from swapd.device import DeviceError
 from swapd.device.context import checked, device_names, load, uuid_of
 from swapd.device.nvml import Nvml
-from swapd.doctor.check import Check
-from swapd.doctor.host import package
+from swapd.doctor.host import Check, package
 from swapd.shared.units import size
 
 #: The default chunk of `--device cuda:0`, and the daemon's other descriptors.

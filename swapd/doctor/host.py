@@ -20,11 +20,23 @@ from typing import Literal
 
 import msgspec
 
-from swapd.doctor.check import Check
 from swapd.shared import runtime_dir, vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding. `fail`: swapd does not run without it; `warn`: something is slower or off.
+
+    `advice` is the remedy, or empty if there is none.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
 
 #: It brought MADV_POPULATE_READ and _WRITE.
 KERNEL_NEEDED = (5, 14)
@@ -215,7 +227,6 @@ def _folder_makeable(name: str, path: Path) -> Check:
 
 
 def package(name: str, *, needed: bool = False, extra: str = "") -> Check:
-    """Whether a package is installed; it is not imported."""
     try:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:

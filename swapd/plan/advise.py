@@ -17,9 +17,45 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from swapd.plan import stall
+from swapd.core.victims import victims
 from swapd.shared.config import GPU_CHUNK
 from swapd.shared.units import size
+
+#: Requests that are skipped, until the start state no longer matters; and requests that count.
+_WARM_UP = 3
+_COUNTED = 12
+
+
+def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = None) -> int | None:
+    """Bytes of one request if whole components are loaded and the least recently used one leaves.
+
+    That is swapd without a plan. None if a component is larger than `room`. `copied`: the bytes of
+    loading each, if not its size.
+    """
+    if max(sizes) > room:
+        return None
+    there: dict[str, int] = {}
+    order = [(str(i), *both) for i, both in enumerate(zip(sizes, copied or sizes, strict=True))]
+    moved = 0
+    for request in range(_WARM_UP + _COUNTED):
+        for name, nbytes, load in order:
+            if name not in there:
+                short = nbytes - (room - sum(there.values()))
+                for victim in victims(short, list(there.items())) or ():
+                    del there[victim]
+                moved += load if request >= _WARM_UP else 0
+            there[name] = there.pop(name, nbytes)
+    return moved // _COUNTED
+
+
+def wait_s(transfer_s: float, share: float, compute_s: float) -> float:
+    """The wait of one pass for a streamed component, of which `share` is kept.
+
+    The copies overlap the computing of a pass, so only the rest of their time is a wait.
+    Neglects the first block, whose copy overlaps nothing.
+    """
+    return max(0.0, (1.0 - share) * transfer_s - compute_s)
+
 
 How = Literal["keep", "alternate", "stream"]
 _WAYS: tuple[How, ...] = ("keep", "alternate", "stream")
@@ -100,16 +136,11 @@ class Advice(msgspec.Struct, frozen=True):
     placements: tuple[Treatment, ...]
     #: The daemon's budget: all kept bytes, and the shared place of the others.
     budget_bytes: int
+    #: Of a request: its wait for copies, and the bytes of them.
+    request_s: float
+    moved_bytes: int
     #: Bytes that LRU alone would move in a request; None if a component is too large for that.
     lru_bytes: int | None = None
-
-    @property
-    def request_s(self) -> float:
-        return sum(p.request_s for p in self.placements)
-
-    @property
-    def moved_bytes(self) -> int:
-        return sum(p.moved_bytes for p in self.placements)
 
     def treated(self, how: How) -> list[Treatment]:
         return [p for p in self.placements if p.how == how]
@@ -133,7 +164,7 @@ def advise(
             if found is not None and (best is None or _rank(found) < _rank(best)):
                 best = found
         if best is not None:
-            by_lru = stall.lru_bytes([c.nbytes for c in components], memory.room)
+            by_lru = lru_bytes([c.nbytes for c in components], memory.room)
             return msgspec.structs.replace(best, lru_bytes=by_lru)
     raise DoesNotFit(_too_much(given, memory, chunk_bytes))
 
@@ -148,7 +179,6 @@ def grouped(c: ModelComponent, chunk_bytes: int = CHUNK_BYTES) -> ModelComponent
 
 
 def in_chunks(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Size of `nbytes` on a device, in whole chunks."""
     return -(-nbytes // chunk_bytes) * chunk_bytes
 
 
@@ -186,7 +216,9 @@ def _place(
         taken += n * in_chunks(c.block_bytes, chunk_bytes)
         shares[c.name] = min(c.rest_bytes + n * c.block_bytes, c.nbytes)
     placements = tuple(_placement(c, how, shares.get(c.name, 0), bytes_per_s) for c, how in treated)
-    return Advice(memory, bytes_per_s, placements, taken)
+    request_s = sum(p.request_s for p in placements)
+    moved = sum(p.moved_bytes for p in placements)
+    return Advice(memory, bytes_per_s, placements, taken, request_s, moved)
 
 
 def _staying(c: ModelComponent, how: How, chunk_bytes: int) -> int:
@@ -252,7 +284,7 @@ def _placement(c: ModelComponent, how: How, share: int, bytes_per_s: float) -> T
         request_s, moved = transfer_s, c.nbytes
     elif how == "stream":
         compute_s = c.compute_s or 0.0
-        step_s = stall.step_s(transfer_s, kept / c.nbytes, compute_s)
+        step_s = wait_s(transfer_s, kept / c.nbytes, compute_s)
         request_s = c.passes * step_s
         moved = c.passes * (c.nbytes - kept)
     return Treatment(

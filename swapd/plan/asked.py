@@ -113,14 +113,17 @@ def _of_stage(
     if named is None:
         return dict(given), []
     has = [part for part in named if _has(stage, part, found, model)]
-    absent = [part for part in named if part not in has]
+    return _less(stage, given, has), [part for part in named if part not in has]
+
+
+def _less(stage: DeployStage, given: Mapping[str, Any], has: Sequence[str]) -> dict[str, Any]:
+    """The settings of a stage which has these of the components that they name."""
+    rest = {k: v for k, v in given.items() if k != _COMPONENTS}
     if not has:
-        rest = {k: v for k, v in given.items() if k not in (_COMPONENTS, _STRATEGY)}
-        return {**rest, _ENABLED: False}, absent
+        return {**{k: v for k, v in rest.items() if k != _STRATEGY}, _ENABLED: False}
     own = [stage.name if part in names_of(stage) else part for part in has]
-    if own == [stage.name]:  # it takes turns with all that it has
-        return {k: v for k, v in given.items() if k != _COMPONENTS}, absent
-    return {**given, _COMPONENTS: own}, absent
+    # a stage alone takes turns with all that it has
+    return rest if own == [stage.name] else {**given, _COMPONENTS: own}
 
 
 def _has(stage: DeployStage, part: str, found: Deploy, model: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from swapd.plan import kv, workspace
+from swapd.plan import kv
 from swapd.plan.advise import CHUNK_BYTES, SLOTS, ModelComponent, PlanError, grouped, in_chunks
 from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.deploy import Deploy, DeployStage
@@ -20,6 +20,18 @@ from swapd_client.vllm.options import PART_CHUNKS, options_of
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
 #: The setting with which a pipeline loads and leaves as one.
 _WHOLE = "."
+
+
+class Known(NamedTuple):
+    """A deploy file, and what is known of its stages."""
+
+    deploy: Deploy
+    #: Stages, parts of them (`thinker.visual`), or the components of a diffusion stage.
+    components: Sequence[ModelComponent]
+    #: Given sizes of KV cache and workspace together, by stage, in bytes.
+    rooms: Mapping[str, int] = {}
+    #: The model's config.json.
+    config: Mapping[str, Any] | None = None
 
 
 class Needs(NamedTuple):
@@ -37,25 +49,17 @@ class Needs(NamedTuple):
 
 
 def of(
-    deploy: Deploy,
-    components: Sequence[ModelComponent],
-    rooms: Mapping[str, int],
-    totals: Mapping[int, int],
-    config: Mapping[str, Any] | None = None,
-    chunk: int = CHUNK_BYTES,
+    known: Known, totals: Mapping[int, int], chunk: int = CHUNK_BYTES
 ) -> tuple[dict[int, list[Demand]], list[str]]:
-    """The claims on each GPU, by its number, and notes about the assumptions.
-
-    `components` are stages, parts of them (`thinker.visual`), or the components of a diffusion
-    stage; `rooms` are given sizes of KV cache and workspace together, by stage; `config` is the
-    model's config.json; `chunk` is the daemons' chunk size. Raises: PlanError.
-    """
-    found = {c.name: c for c in components}
+    """The claims on each GPU, by its number, and notes about the assumptions. `chunk` is the
+    daemons' chunk size. Raises: PlanError."""
+    deploy, rooms = known.deploy, known.rooms
+    found = {c.name: c for c in known.components}
     sizes = {stage.name: _weights(stage, deploy, found) for stage in deploy.stages}
     notes: list[str] = []
     by_gpu: dict[int, list[Demand]] = {}
     for stage in deploy.stages:
-        needs = needs_of(stage, rooms.get(stage.name), config, chunk) if stage.ours else None
+        needs = needs_of(stage, rooms.get(stage.name), known.config, chunk) if stage.ours else None
         layers = needs.layers if needs else 0
         parts = _parts(stage, sizes[stage.name], found, notes, layers, chunk)
         for gpu in stage.gpus:
@@ -120,7 +124,7 @@ def _by_itself(
     if stage.name in rooms:
         return rooms[stage.name]
     if stage.kind == "diffusion" and parts:  # a utilisation does not limit it
-        return sum(p.nbytes for p in parts) + workspace.USUAL_BYTES["diffusion"]
+        return sum(p.nbytes for p in parts) + kv.USUAL_BYTES["diffusion"]
     if stage.utilization is None:
         raise PlanError(
             f"{deploy.path}: stage {stage.id} ({stage.name}) has neither swapd's worker nor a "
@@ -144,12 +148,12 @@ def needs_of(
     """
     if stage.kind != "ar":
         return _without_cache(stage, room)
-    own, layout = workspace.USUAL_BYTES["ar"], None
+    own, layout = kv.USUAL_BYTES["ar"], None
     try:
         if config:
             layout = kv.layout_of(config, stage.name)
-            steps = stage.step_tokens or workspace.STEP_TOKENS
-            own = workspace.of_decoder(config, stage.name, steps)
+            steps = stage.step_tokens or kv.STEP_TOKENS
+            own = kv.workspace_of(config, stage.name, steps)
     except kv.UncountedCache:
         if stage.kv_cache_bytes is None and room is None:
             raise
@@ -181,7 +185,7 @@ def _uncounted(stage: DeployStage, room: int | None, own: int, chunk: int) -> Ne
 
 
 def _without_cache(stage: DeployStage, room: int | None) -> Needs:
-    usual = workspace.USUAL_BYTES[stage.kind]
+    usual = kv.USUAL_BYTES[stage.kind]
     note = (
         f"{stage.name}: taken to need {usual >> 30} GiB of workspace; give --room {stage.name}=SIZE"
     )
@@ -190,7 +194,6 @@ def _without_cache(stage: DeployStage, room: int | None) -> Needs:
 
 
 def _most(stage: DeployStage, cache: kv.KvCache) -> int | None:
-    """The bytes that its requests can fill at once; None if that is unknown."""
     if stage.max_requests is None or stage.caches_prefixes:
         return None
     return kv.least_bytes(cache, stage.max_requests)
@@ -340,7 +343,6 @@ def _inner(
 
 
 def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> WeightGroup:
-    """A part that is needed as a whole."""
     return WeightGroup(name, nbytes, nbytes, stays, chunk=chunk)
 
 

@@ -1,4 +1,7 @@
-"""The memory that one process of a stage of vLLM-Omni demands of its GPU. Pure."""
+"""The memory that a process of a stage demands of its GPU, and what streaming costs it. Pure."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -102,7 +105,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chunk(self) -> int:
-        """The daemon's chunk size."""
         return self.parts[0].chunk if self.parts else CHUNK_BYTES
 
     def cache_bytes(self, most: int = 0) -> int:
@@ -138,11 +140,70 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return (sum(needs) if self.at_once else max(needs, default=0)) + cache
 
 
-class Term(msgspec.Struct, frozen=True):
-    """One term of the sum."""
+class GpuFacts(NamedTuple):
+    """A GPU, its memory in bytes, and what the user says of it: the memory for contexts and graphs,
+    and the daemon's budget."""
 
+    gpu: int
+    total: int
+    bytes_per_s: float
+    overhead: int | None = None
+    budget: int | None = None
+
+
+class Term(msgspec.Struct, frozen=True):
     nbytes: int
     what: str
 
     def __str__(self) -> str:
         return f"{size(self.nbytes)} {self.what}"
+
+
+What = Literal["fastest", "balanced", "least memory"]
+
+
+class StreamPoint(msgspec.Struct, frozen=True):
+    """A stage whose layers stream, with so many of them."""
+
+    name: str
+    what: What
+    layers: int
+    streamed: int
+    slots: int
+    #: Its weights that are in during a turn; those that stay then, without the window, as the
+    #: stage's setting `resident` takes them; and the bytes that each step copies.
+    turn_bytes: int
+    resident_bytes: int
+    step_bytes: int
+    #: An estimate: the time of these copies. A step that computes longer hides them.
+    step_s: float
+    #: The largest KV cache beside it, and its tokens, if known.
+    cache_bytes: int
+    cache_tokens: int
+
+
+def points(claim: Demand, room: int, bytes_per_s: float) -> Iterator[StreamPoint]:
+    """Of a stage that streams; `room`: the bytes of the arena for its turn."""
+    if (part := claim.streams) is None or not part.streamed:
+        return
+    least, layers = part.streamed, part.each
+    middle = (least + layers) // 2
+    found: dict[int, What] = {layers: "least memory", middle: "balanced", least: "fastest"}
+    for number, what in reversed(found.items()):
+        slots = part.slots if number == least else slots_of(number, layers, layers)
+        own = replace(part, streamed=number, slots=slots)
+        parts = tuple(own if p is part else p for p in claim.parts)
+        cache = claim.cache_bytes(room - replace(claim, parts=parts).turning(0))
+        yield StreamPoint(
+            name=claim.name,
+            what=what,
+            layers=layers,
+            streamed=number,
+            slots=slots,
+            turn_bytes=own.taken,
+            resident_bytes=part.nbytes - number * part.each_bytes,
+            step_bytes=number * part.each_bytes,
+            step_s=number * part.each_bytes / bytes_per_s,
+            cache_bytes=cache,
+            cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
+        )

@@ -85,7 +85,6 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the file names its component."""
         return bool(options_of(self.additional, "").component)
 
     @property
@@ -102,6 +101,11 @@ class Deploy(msgspec.Struct, frozen=True):
     #: The file's own keys, with its base file's full path; and its keys merged with the base's.
     own: dict[str, Any]
     whole: dict[str, Any]
+
+    @property
+    def has_components(self) -> bool:
+        """Whether a stage does."""
+        return any(stage.has_components for stage in self.stages)
 
 
 def read(
@@ -151,9 +155,6 @@ def _check_unique(path: Path, stages: Sequence[DeployStage]) -> None:
 
 def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(((of.get("platforms") or {}).get("cuda") or {}).get("stages") or ())
-
-
-# --- files and their bases -----------------------------------------------------------------
 
 
 def _loaded(path: Path) -> dict[str, Any]:
@@ -258,9 +259,6 @@ def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
 def _all_at_once(merged: Mapping[str, Any]) -> bool:
     said = (stage.get("async_chunk") is not False for stage in merged["stages"])
     return bool(merged.get("async_chunk", True)) and any(said)
-
-
-# --- one stage -----------------------------------------------------------------------------
 
 
 def _stage(

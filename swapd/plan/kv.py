@@ -1,4 +1,4 @@
-"""Computes the size of a stage's KV cache from its model's configuration. Pure: imports no library.
+"""Computes a stage's KV cache and workspace from its model's configuration. Pure, no library.
 
 A cache has blocks of some tokens. A block has the state of all layers of one process for these
 tokens. vLLM keeps one block for itself (its null block), and starts only if the others hold one
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from swapd.plan.advise import PlanError
+from swapd.plan.omni import Kind
 from swapd.shared.text import plain
 
 #: Tokens of a block by default, as in vLLM on GPUs.
@@ -93,8 +94,6 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of one process of a stage."""
-
     #: Tokens of the longest request.
     max_model_len: int
     #: Tokens of a block, and its bytes, with all layers.
@@ -310,3 +309,49 @@ def _stretch(decoder: Mapping[str, Any]) -> float:
         return 1.0
     factor = rope.get("factor")
     return float(factor) if isinstance(factor, int | float) and 1 < factor < _COUNT_MAX else 1.0
+
+
+_GIB = 1 << 30
+
+# --- workspace -----------------------------------------------------------------------------
+# vLLM measures a stage's working memory when the stage starts; before that it is unknown.
+# Activations grow with the tokens of a step; buffers, kernels and encoders do not.
+
+#: Estimates for an unknown model.
+USUAL_BYTES: dict[Kind, int] = {"ar": 2 * _GIB, "generation": 2 * _GIB, "diffusion": 4 * _GIB}
+#: The part that does not depend on a step's tokens: buffers, the sampler, kernels, encoders.
+_BASE_BYTES = 1 * _GIB
+#: Tokens of a step by default, as in vLLM-Omni.
+STEP_TOKENS = 32768
+_VALUE_BYTES = 2
+
+
+def workspace_of(config: Mapping[str, Any], stage: str, step_tokens: int) -> int:
+    """Bytes that steps of so many tokens (`max_num_batched_tokens`) need in one process.
+
+    `config` is the model's config.json. The sum has the values between two layers, and those of
+    the widest layer: queries, keys, values, the output of attention, and the MLP with all experts
+    of a token. Tensor parallelism does not divide it, as it does not divide the values between
+    layers. Raises: UncountedCache.
+    """
+    decoder = decoder_of(config, stage)
+    hidden = hidden_size(decoder, stage)
+    used = 2 * heads(decoder, stage) + 2 * kv_heads(decoder, stage)
+    values = 4 * hidden + used * head_size(decoder, stage) + _mlp(decoder, hidden)
+    return _BASE_BYTES + step_tokens * values * _VALUE_BYTES
+
+
+def _mlp(decoder: Mapping[str, Any], hidden: int) -> int:
+    """Numbers of a token in an MLP: gate, up, and their product. For each expert also its output,
+    in the place of gate and up.
+    """
+    experts, expert = (_said(decoder, k) for k in ("num_experts_per_tok", "moe_intermediate_size"))
+    if experts and expert:
+        shared = 3 * _said(decoder, "shared_expert_intermediate_size")
+        return experts * (max(2 * expert, hidden) + expert) + shared
+    return 3 * (_said(decoder, "intermediate_size") or 4 * hidden)
+
+
+def _said(decoder: Mapping[str, Any], key: str) -> int:
+    value = decoder.get(key)
+    return value if type(value) is int and 0 < value < 1 << 30 else 0

@@ -71,8 +71,6 @@ print(json.dumps({
 
 
 class VllmOmni:
-    """An installed vLLM-Omni."""
-
     def __init__(
         self, folder: Path, python: Sequence[str], how: str, models: Sequence[str]
     ) -> None:

@@ -4,23 +4,17 @@ from collections.abc import Iterator, Sequence
 
 from swapd.plan import kv
 from swapd.plan.advise import in_chunks
-from swapd.plan.demands import Demand, Term
+from swapd.plan.demands import Demand, GpuFacts, Term
 from swapd.shared.units import size
 
 
-def too_large(
-    gpu: int,
-    budget: int,
-    ours: Sequence[Demand],
-    total: int,
-    beside: Sequence[Term],
-    free: int,
-) -> str:
-    """The user's `budget` is larger than what is `free`."""
+def too_large(card: GpuFacts, ours: Sequence[Demand], beside: Sequence[Term], free: int) -> str:
+    """The user's budget is larger than what is `free`."""
     left = size(free) if free > 0 else "nothing"
     return (
-        f"GPU {gpu} cannot hold a budget of {size(budget)}: {size(total)}{_less(ours, beside)} "
-        f"leaves {left} for it. Say a budget of at most that, or none: then it is planned"
+        f"GPU {card.gpu} cannot hold a budget of {size(card.budget or 0)}: {size(card.total)}"
+        f"{_less(ours, beside)} leaves {left} for it. Say a budget of at most that, or none: then "
+        "it is planned"
     )
 
 
@@ -32,12 +26,7 @@ def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
 
 
 def too_much(
-    gpu: int,
-    claims: Sequence[Demand],
-    total: int,
-    beside: Sequence[Term],
-    free: int,
-    needed: int,
+    card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], free: int, needed: int
 ) -> str:
     """The demands need more than is `free` for an arena."""
     ours = [c for c in claims if c.ours]
@@ -49,8 +38,9 @@ def too_much(
     if largest.turning(caches[largest.name]):
         terms.append(f"{largest.name}, the largest that takes turns ({_turn_in_words(largest)})")
     return (
-        f"GPU {gpu} cannot hold these: {size(total)}{_less(ours, beside)} leaves {left} for "
-        f"weights and KV caches, and {' + '.join(terms)} = {size(needed)} must fit there at once. "
+        f"GPU {card.gpu} cannot hold these: {size(card.total)}{_less(ours, beside)} leaves {left} "
+        f"for weights and KV caches, and {' + '.join(terms)} = {size(needed)} must fit there at "
+        "once. "
         f"{_remedies(claims, largest, free - needed)}"
     )
 

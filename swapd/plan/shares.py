@@ -15,11 +15,10 @@ from math import floor
 import msgspec
 from msgspec.structs import replace
 
-from swapd.plan import kv, refusals, rounds
+from swapd.plan import kv, refusals
 from swapd.plan.advise import DoesNotFit
-from swapd.plan.arena import Arena, chunk_of
-from swapd.plan.demands import Demand, Term
-from swapd.plan.streams import StreamPoint, points
+from swapd.plan.arena import SharedArena, chunk_of, largest_of
+from swapd.plan.demands import Demand, GpuFacts, StreamPoint, Term, points
 from swapd.shared.units import size
 
 _GIB = 1 << 30
@@ -38,8 +37,6 @@ _STEPS = 1000
 
 
 class GpuShare(msgspec.Struct, frozen=True):
-    """The share of one process of a stage."""
-
     name: str
     stage_id: int
     ours: bool
@@ -69,8 +66,6 @@ class Larger(msgspec.Struct, frozen=True):
 
 
 class GpuPlan(msgspec.Struct, frozen=True):
-    """One GPU's memory, divided."""
-
     gpu: int
     total_bytes: int
     budget_bytes: int
@@ -133,48 +128,42 @@ def divide(
     `budget` is the arena's size where the user gives it. On a GPU without swapd the stages keep
     their settings. Layers of a stage that does not fit stream. Raises: DoesNotFit, with the sum.
     """
+    card = GpuFacts(gpu, total, bytes_per_s, overhead, budget)
     try:
-        return _divide(gpu, claims, total, bytes_per_s, overhead, budget)
+        return _divide(card, claims)
     except DoesNotFit as exc:
-        arena, _ = _arena(gpu, claims, total, overhead, budget)
+        arena, _ = _arena(card, claims)
         eager = [replace(c, eager=True, graphs=False) if arena.lacks(c) else c for c in claims]
         if eager == list(claims):
             raise
-        arena, _ = _arena(gpu, eager, total, overhead, budget)
+        arena, _ = _arena(card, eager)
         streaming = [c.streaming(arena.room_of(c)) if arena.lacks(c) else c for c in eager]
         try:
-            plan = _divide(gpu, streaming, total, bytes_per_s, overhead, budget)
+            plan = _divide(card, streaming)
         except DoesNotFit:
             raise exc from None
         return replace(plan, instead_of=str(exc))
 
 
-def _divide(
-    gpu: int,
-    claims: Sequence[Demand],
-    total: int,
-    bytes_per_s: float,
-    overhead: int | None,
-    budget: int | None,
-) -> GpuPlan:
-    arena, beside = _arena(gpu, claims, total, overhead, budget)
+def _divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
+    arena, beside = _arena(card, claims)
     needed = arena.needed(_least_caches(arena.ours))
     if arena.ours and arena.nbytes < needed:
-        raise DoesNotFit(refusals.too_much(gpu, claims, total, beside, arena.nbytes, needed))
-    return _plan(gpu, claims, total, bytes_per_s, beside, arena)
+        raise DoesNotFit(refusals.too_much(card, claims, beside, arena.nbytes, needed))
+    return _plan(card, claims, beside, arena)
 
 
-def _arena(
-    gpu: int, claims: Sequence[Demand], total: int, overhead: int | None, budget: int | None
-) -> tuple["Arena", list[Term]]:
+def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", list[Term]]:
     """The largest possible arena, and all memory beside it and the rooms."""
     ours = [c for c in claims if c.ours]
-    beside = _beside(claims, overhead)
-    free = _free(ours, total, beside)
-    if ours and budget is not None:
-        beside.append(_outside(gpu, ours, total, beside, budget))
-        free -= beside[-1].nbytes
-    return Arena(ours, free), beside
+    beside = _beside(claims, card.overhead)
+    free = _free(ours, card.total, beside)
+    if ours and card.budget is not None:
+        if (given := card.budget // chunk_of(ours) * chunk_of(ours)) > free:
+            raise DoesNotFit(refusals.too_large(card, ours, beside, free))
+        beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
+        free = given
+    return SharedArena(ours, free), beside
 
 
 def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
@@ -182,51 +171,35 @@ def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
     return free // chunk_of(ours) * chunk_of(ours)
 
 
-def _outside(
-    gpu: int, ours: Sequence[Demand], total: int, beside: Sequence[Term], budget: int
-) -> Term:
-    """The memory that a given budget leaves. Raises: DoesNotFit if it is too large."""
-    free = _free(ours, total, beside)
-    if (given := budget // chunk_of(ours) * chunk_of(ours)) > free:
-        raise DoesNotFit(refusals.too_large(gpu, budget, ours, total, beside, free))
-    return Term(free - given, f"outside of the budget of {size(budget)}")
-
-
 def _plan(
-    gpu: int,
-    claims: Sequence[Demand],
-    total: int,
-    bytes_per_s: float,
-    beside: Sequence[Term],
-    arena: Arena,
+    card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], arena: SharedArena
 ) -> GpuPlan:
-    ours, caches = arena.ours, _caches(arena)
+    ours, caches, rate = arena.ours, _caches(arena), card.bytes_per_s
     budget = max(0, min(arena.whole(caches), arena.nbytes))
     moved, moved_whole = arena.moved(caches)
     turning = {c.name: c.turning(caches[c.name]) for c in ours}
-    largest = max(ours, key=lambda c: turning[c.name], default=None)
+    largest = max(turning, key=lambda name: turning[name], default="")
     outside = sum(t.nbytes for t in beside) + sum(c.room for c in ours)
+    fits = arena.fits(caches)
     return GpuPlan(
-        gpu=gpu,
-        total_bytes=total,
+        gpu=card.gpu,
+        total_bytes=card.total,
         budget_bytes=budget,
-        shares=tuple(
-            _share(c, caches.get(c.name, 0), arena.fits(caches), bytes_per_s) for c in claims
-        ),
+        shares=tuple(_share(c, caches.get(c.name, 0), fits, rate) for c in claims),
         beside=tuple(beside),
         left_bytes=max(0, arena.nbytes - budget),  # 0 if stages without swapd exceed the GPU
         stays_bytes=outside + arena.stays,
-        largest=largest.name if largest else "",
-        turn_bytes=turning[largest.name] if largest else 0,
-        turn_cache_bytes=caches[largest.name] if largest else 0,
+        largest=largest,
+        turn_bytes=turning.get(largest, 0),
+        turn_cache_bytes=caches.get(largest, 0),
         moved_bytes=moved,
-        request_s=moved / bytes_per_s,
+        request_s=moved / rate,
         moved_whole_bytes=moved_whole,
-        whole_s=moved_whole / bytes_per_s,
-        larger=_larger(arena, caches, bytes_per_s),
+        whole_s=moved_whole / rate,
+        larger=_larger(arena, caches, rate),
         chunk_bytes=chunk_of(ours),
         by_block=_by_block(ours, budget),
-        streams=tuple(p for c in ours for p in points(c, arena.nbytes - arena.stays, bytes_per_s)),
+        streams=tuple(p for c in ours for p in points(c, arena.nbytes - arena.stays, rate)),
     )
 
 
@@ -258,7 +231,6 @@ def divide_all(
 
 
 def _with_least(claim: Demand, sizes: Mapping[str, set[int]]) -> Demand:
-    """With the least of the sizes of its KV cache."""
     if not claim.least_cache:
         return claim
     return replace(claim, least_cache=min(sizes[claim.name]), said=True)
@@ -291,7 +263,7 @@ def _least_caches(ours: Sequence[Demand]) -> dict[str, int]:
     return {c.name: c.cache_bytes() for c in ours}
 
 
-def _caches(arena: Arena) -> dict[str, int]:
+def _caches(arena: SharedArena) -> dict[str, int]:
     """The KV cache of each: its least, and more by its weights as far as that costs nothing."""
     caches = _least_caches(arena.ours)
     limit = arena.nbytes if arena.fits(caches) else TURNS_CACHE
@@ -302,7 +274,7 @@ def _caches(arena: Arena) -> dict[str, int]:
 
 
 def _grown(
-    arena: Arena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
+    arena: SharedArena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
 ) -> dict[str, int]:
     """`caches`, with those of `some` larger by their weights, at most `limit`, at no cost."""
     weights = [c.weights for c in some] or [1]
@@ -318,10 +290,10 @@ def _grown(
 
     # so many that the lightest of them alone could have all memory
     chunks = arena.nbytes // chunk_of(arena.ours) * -(-sum(weights) // min(weights))
-    return more(rounds.largest(chunks, costs_nothing))
+    return more(largest_of(chunks, costs_nothing))
 
 
-def _larger(arena: Arena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
+def _larger(arena: SharedArena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
     """The cost of KV caches as large as their turns have room for; None if it is no higher."""
     turns = {c.name: arena.nbytes - arena.stays - c.turning(0) for c in arena.ours}
     most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}

@@ -5,7 +5,6 @@ It reads no weights: the header of a safetensors file has the sizes of its tenso
 
 import logging
 import re
-import struct
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +15,12 @@ from typing import Any
 from swapd.plan import hub
 from swapd.plan.advise import ModelComponent, PlanError
 from swapd.shared import config
-from swapd.shared.documents import parsed_json, read_json, regular
+from swapd.shared.documents import read_json
 from swapd.shared.protocol import ComponentStatus, rest_of
 from swapd.shared.text import problem_with_text
 from swapd.shared.units import typed_size
+from swapd_client.errors import InvalidSource
+from swapd_client.weights.safetensors import open_all
 
 #: Names of the parts of a model that run as stages.
 STAGES = ("thinker", "talker", "code2wav", "token2wav")
@@ -37,8 +38,6 @@ TYPICAL_PASSES = {
     **dict.fromkeys(("thinker", "talker", "language_model"), 100),
 }
 
-_HEADER_MAX = 100 << 20
-_FILE_MAX = 1 << 62
 #: Most layers, experts and the like of a config: building a model with more would take hours.
 _COUNT_MAX = 10_000
 _COUNTS = re.compile("layer|block|depth|expert|stage")
@@ -71,9 +70,9 @@ def of_path(path: Path) -> list[ModelComponent]:
     if path.is_dir():
         return _of_folder(path)
     if path.name.endswith(_INDEX):
-        return _of_tensors(_of_index(path), _called(path.parent))
+        return _of_tensors(_stored(path), _called(path.parent))
     if path.suffix == ".safetensors":
-        return _of_tensors(_header(path), path.stem)
+        return _of_tensors(_stored(path), path.stem)
     if path.name == "model_index.json":
         return _of_pipeline(path.parent)
     if path.suffix == ".json":
@@ -102,7 +101,7 @@ def within(path: Path, names: Iterable[str]) -> list[ModelComponent]:
     wanted = list(names)
     if not wanted or path.suffix == ".json":
         return []
-    tensors = _tensors_in(path) if path.is_dir() else _header(path)
+    tensors = _tensors_in(path) if path.is_dir() else _stored(path)
     found = {n: [b for t, b in tensors.items() if t.startswith(f"{n}.")] for n in wanted}
     return [ModelComponent(name, sum(of)) for name, of in found.items() if sum(of)]
 
@@ -193,10 +192,10 @@ def _checkpoints_in(folder: Path) -> dict[str, dict[str, int]]:
     """
     indices = _by_stem(folder, _INDEX)
     if indices:
-        found = {stem: _of_index(paths[0]) for stem, paths in indices.items()}
+        found = {stem: _stored(paths[0]) for stem, paths in indices.items()}
     else:
         files = _by_stem(folder, ".safetensors")
-        found = {stem: _together(map(_header, paths)) for stem, paths in files.items()}
+        found = {stem: _together(map(_stored, paths)) for stem, paths in files.items()}
     merged = _together(found.values())
     if len(merged) == sum(map(len, found.values())):
         return {_called(folder): merged} if merged else {}
@@ -218,19 +217,6 @@ def _together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return {name: nbytes for part in parts for name, nbytes in part.items()}
 
 
-def _of_index(path: Path) -> dict[str, int]:
-    listed = _json(path).get("weight_map")
-    if not isinstance(listed, dict) or not listed:
-        raise NoSizes(f"{path} lists no tensors")
-    for file in listed.values():
-        _check_beside(path, file)
-    headers = {name: _header(path.parent / name) for name in sorted(set(listed.values()))}
-    try:
-        return {tensor: headers[file][tensor] for tensor, file in listed.items()}
-    except KeyError as exc:
-        raise NoSizes(f"{path} lists {exc}, which is not in its file") from exc
-
-
 def _check_beside(path: Path, name: object) -> None:
     plain_name = isinstance(name, str) and name.isprintable() and PurePath(name).name == name
     if not plain_name or name in ("", ".."):
@@ -244,25 +230,16 @@ def _called(folder: Path) -> str:
 # --- files -------------------------------------------------------------------------------
 
 
-def _header(path: Path) -> dict[str, int]:
+def _stored(path: Path) -> dict[str, int]:
+    """The bytes of each tensor of a file, or of the files of an index. Raises: NoSizes."""
     try:
-        with regular(path) as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _HEADER_MAX:
-                raise ValueError("its header is too long")
-            header = parsed_json(file.read(length))
-        header.pop("__metadata__", None)
-        return {name: _between(*e["data_offsets"]) for name, e in header.items()}
-    except OSError as exc:
-        raise NoSizes(f"{path}: {exc.strerror}") from exc
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as exc:
-        raise NoSizes(f"{path} is no safetensors file: {exc}") from exc
-
-
-def _between(start: object, stop: object) -> int:
-    if type(start) is int and type(stop) is int and 0 <= start <= stop < _FILE_MAX:
-        return stop - start
-    raise ValueError(f"a tensor of it is from {start!r} to {stop!r}")
+        with open_all(path) as tensors:
+            found = {name: tensor.nbytes for name, tensor in tensors.items()}
+    except InvalidSource as exc:
+        raise NoSizes(str(exc)) from exc
+    if not found:
+        raise NoSizes(f"{path} lists no tensors")
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

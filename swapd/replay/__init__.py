@@ -1,11 +1,11 @@
 """A recorded swap log, run again under other settings: in seconds, by the same core.
 
-`work.py` reads from a log who asked for what, and how long after what. `machine.py` is a device
-without bytes or a clock, around the real core. `again.py` runs the work on it. None of them does
-I/O; `swapd replay` prints the result.
+`work.py` reads from a log who asked for what, and how long after what. `again.py` runs that on a
+device without bytes or a clock, around the real core. Neither does I/O; `swapd replay` prints the
+result.
 """
 
 from swapd.replay.again import run_again
-from swapd.replay.work import RecordedWork, Tally, Totals, read_work
+from swapd.replay.work import RecordedWork, ReplayTally, read_work
 
-__all__ = ["RecordedWork", "Tally", "Totals", "read_work", "run_again"]
+__all__ = ["RecordedWork", "ReplayTally", "read_work", "run_again"]

@@ -37,7 +37,9 @@ _NEEDED = (
 KEPT_LEAST_S = 1e-3
 
 
-class Totals(msgspec.Struct, kw_only=True):
+class ReplayTally(msgspec.Struct):
+    """What came of it."""
+
     loads: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -46,16 +48,10 @@ class Totals(msgspec.Struct, kw_only=True):
     #: Acquires without an answer at the end.
     waiting: int = 0
     seconds: float = 0.0
-
-
-class Tally(Totals):
-    """What came of it."""
-
     #: Seconds from each acquire until its bytes were there; tries that were refused are none.
     waits: list[float] = []
 
     def note(self, said: AnyEvent | actions.AnyAction) -> None:
-        """Count what the core orders."""
         match said:
             case actions.CopyIn():
                 self.loads += 1
@@ -67,7 +63,7 @@ class Tally(Totals):
             case actions.Refuse():
                 self.refused += not said.tried
 
-    def end(self, waiting: int, seconds: float) -> "Tally":
+    def end(self, waiting: int, seconds: float) -> "ReplayTally":
         self.waiting, self.seconds = waiting, seconds
         return self
 
@@ -89,7 +85,7 @@ class RecordedWork(NamedTuple):
     start: Start
     steps: list[WorkStep]
     #: What happened.
-    happened: Tally
+    happened: ReplayTally
     #: Of copies to the device, while there were any; None if there were none.
     bytes_per_s: float | None
 
@@ -125,7 +121,6 @@ class CopiesUnderWay:
         return done
 
     def granted(self, key: Key, names: Iterable[str]) -> bool:
-        """Whether all of it is there."""
         if pending := set(names) & set(self._names.values()):
             self._pending[key] = pending
         return not pending
@@ -158,7 +153,7 @@ class WorkReader:
         self._needed: dict[int, int] = {}
         self._done: dict[int, list[int]] = {}
         self._copies = CopiesUnderWay()
-        self._outcome = Tally()
+        self._outcome = ReplayTally()
         self._moved = 0
         self._busy_s = 0.0
         self._busy_since: float | None = None

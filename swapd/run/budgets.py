@@ -1,6 +1,5 @@
 """Computes the budget of each device's daemon, where no option sets it."""
 
-import importlib
 from collections.abc import Sequence
 
 from swapd.device.host import available_bytes
@@ -89,13 +88,7 @@ def free_on(device: str) -> int:
     if device == "host":
         return available_bytes()
     try:
-        pynvml = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
+        with gpus.nvml() as nvml:
+            return int(nvml.nvmlDeviceGetMemoryInfo(gpus.nvml_handle(nvml, device)).free)
     except Exception as exc:  # the library is missing, or raised its own error
         raise PlanError(f"the free memory of {device} is unknown ({exc}): give --budget") from exc
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(gpus.nvml_handle(pynvml, device)).free)
-    except pynvml.NVMLError as exc:
-        raise PlanError(f"the free memory of {device} is unknown ({exc}): give --budget") from exc
-    finally:
-        pynvml.nvmlShutdown()

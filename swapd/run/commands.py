@@ -120,7 +120,6 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def without(words: Sequence[str], name: str) -> tuple[str, ...]:
-    """The words without an option and its value."""
     kept, skip = [], False
     for word in words:
         if skip:

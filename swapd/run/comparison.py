@@ -43,7 +43,6 @@ class Side(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> Round | None:
-        """The first round that failed."""
         return next((each for each in self.rounds if each.status), None)
 
     @property
@@ -52,8 +51,6 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The record of a comparison."""
-
     version: int
     command: tuple[str, ...]
     sides: tuple[Side, Side]
@@ -70,15 +67,6 @@ def decoded(data: bytes) -> Comparison:
     if found.version != VERSION:
         raise msgspec.ValidationError(f"it is of version {found.version}")
     return found
-
-
-class TableRow(NamedTuple):
-    """A line of the table, for people; `ratio` is empty if there is none."""
-
-    what: str
-    first: str
-    second: str
-    ratio: str
 
 
 class _Measure(NamedTuple):
@@ -114,14 +102,14 @@ ABOUT = (
 )
 
 
-def rows(found: Comparison) -> list[TableRow]:
-    """The table, in medians of the successful rounds."""
+def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+    """The table: what, both sides, their ratio; in medians of the successful rounds."""
     made = []
     for measure in _MEASURES:
         values = [_median(measure, side.good) for side in found.sides]
         if not (measure.optional and values == [None, None]):
             first, second = map(_shown, (measure, measure), found.sides, values)
-            made.append(TableRow(measure.what, first, second, _ratio(*values)))
+            made.append((measure.what, first, second, _ratio(*values)))
     return made
 
 

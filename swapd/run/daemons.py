@@ -44,7 +44,6 @@ class DaemonSpec(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The command that starts it."""
         return shlex.join(["swapd", *self.command[3:]])
 
     @property
@@ -60,7 +59,6 @@ class DaemonSpec(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Its runtime folder, if it is started."""
         return Path(self._named) if self._named else gpus.folder_of(self.device)
 
     @property

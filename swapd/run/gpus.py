@@ -4,9 +4,10 @@
 folder of a daemon has the number on the machine, by which a worker of vLLM finds it.
 """
 
+import importlib
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,11 @@ _PROC = Path("/proc")
 
 
 def number_of(device: str) -> int | None:
-    """The number of a GPU; None of another device."""
     found = _NUMBERED.fullmatch(device)
     return int(found[1] or 0) if found else None
 
 
 def numbers_of(devices: Sequence[str]) -> list[int]:
-    """The numbers of the GPUs among some devices."""
     return [number for one in devices if (number := number_of(one)) is not None]
 
 
@@ -133,6 +132,17 @@ def visible_as(devices: Sequence[str]) -> str:
     return ",".join(name_of(device, listed) for device in devices)
 
 
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """NVML while the block runs. Raises: ImportError, NVML's own errors."""
+    api = importlib.import_module("pynvml")
+    api.nvmlInit()
+    try:
+        yield api
+    finally:
+        api.nvmlShutdown()
+
+
 def nvml_handle(nvml: Any, device: str) -> Any:
     """NVML's handle of a GPU; NVML ignores CUDA_VISIBLE_DEVICES. Raises: NVML's own errors."""
     number = number_of(device) or 0
@@ -149,12 +159,6 @@ def nvml_handle(nvml: Any, device: str) -> Any:
 
 def _uuid(number: int) -> str:
     """Of the GPU with this number on the machine, by NVML; "" if that is not known."""
-    with suppress(Exception):  # not there, or its own error
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(number)))
-        finally:
-            pynvml.nvmlShutdown()
+    with suppress(Exception), nvml() as api:  # not there, or its own error
+        return str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(number)))
     return ""

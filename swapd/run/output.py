@@ -247,7 +247,6 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 def prefix(name: str, width: int, number: int, *, coloured: bool) -> bytes:
-    """The prefix for each line of the stage with this number."""
     text = f"{name:<{width}} | "
     colour = _COLOURS[number % len(_COLOURS)]
     return (f"\x1b[1;{colour}m{text}\x1b[0m" if coloured else text).encode()

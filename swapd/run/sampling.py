@@ -37,7 +37,6 @@ class Sampler:
         self._gpus = _Gpus(devices)
 
     def sample(self) -> None:
-        """Take a sample if it is due."""
         began = time.monotonic()
         if began < self.due:
             return
@@ -69,7 +68,6 @@ def sampled(sampler: Sampler) -> Iterator[None]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that it started, and their descendants."""
     children: dict[int, list[int]] = {}
     for folder in os.scandir(_PROC):
         if folder.name.isdecimal():

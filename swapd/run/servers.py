@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swapd.plan import asked, deploy, hub, omni, overlay
+from swapd.plan import asked, deploy, hub, omni, paste
 from swapd.plan.advise import PlanError
 from swapd.plan.omni import VllmOmni
 from swapd.run import gpus
@@ -153,8 +153,6 @@ def _number(words: Sequence[str], key: str, kind: type) -> Any | None:
 
 
 class DeployFile(NamedTuple):
-    """The deploy file of a vllm-omni command."""
-
     path: Path
     #: The vLLM-Omni that runs it; None if that is unknown, and not needed.
     installed: VllmOmni | None
@@ -211,7 +209,7 @@ def with_workers(
     for stage in found.stages:
         entry: dict[str, Any] = {"stage_id": stage.id}
         if not ours:
-            entry |= overlay.worker(stage.kind)
+            entry |= paste.worker(stage.kind)
             said += _move(entry, stage, usable)
         if stage.id in options:
             both = {**stage.additional.get(KEY, {}), **options[stage.id]}

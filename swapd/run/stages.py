@@ -28,8 +28,6 @@ class StartStage(NamedTuple):
 
 
 class SignalStage(NamedTuple):
-    """Send a signal to all processes of a stage."""
-
     name: str
     number: int
 

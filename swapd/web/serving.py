@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -23,13 +24,64 @@ from swapd.cli.common import encoded_json
 from swapd.cli.last_lines import LastLines, Spoken
 from swapd.cli.page import PageSettings
 from swapd.shared import fds
-from swapd.shared.protocol import StatusReply
-from swapd.shared.text import plain
+from swapd.shared.protocol import ComponentStatus, StatusReply
 from swapd.web import metrics
-from swapd.web.access import AccessRules, headers_for
-from swapd.web.http import Answer, HttpRequest, Server
-from swapd.web.past import Past
+from swapd.web.http import AccessRules, Answer, HttpRequest, Server, headers_for
 from swapd_client import Client, SwapdError, connect
+
+#: Seconds of the past that it keeps, and most marks of one component.
+PAST_S = 300.0
+MARKS_MAX = 600
+#: Most components, or families.
+ROWS_MAX = 500
+
+#: Codes of states: loading, held, leaving; those that are in and have none are `r`.
+_CODES = {"loading": "l", "lending": "l", "lent": "h", "leased": "h"}
+_CODES |= dict.fromkeys(("stopping", "revoking", "writing back", "reclaiming"), "v")
+
+#: Unix time, code (`o`: out), and the share that is on the device.
+Mark = tuple[float, str, float]
+
+
+class Past:
+    """The marks of one daemon's components, by name; the parts of a family have its name."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, deque[Mark]] = {}
+
+    def note(self, components: Iterable[ComponentStatus], now: float) -> None:
+        """Take a status. `now`: Unix time."""
+        rows: dict[str, list[ComponentStatus]] = {}
+        for c in components:
+            rows.setdefault(c.part_of or c.name, []).append(c)
+        for name in self._marks.keys() - rows.keys():
+            del self._marks[name]
+        for name, parts in rows.items():
+            if name in self._marks or len(self._marks) < ROWS_MAX:
+                marks = self._marks.setdefault(name, deque(maxlen=MARKS_MAX))
+                _add(marks, (round(now, 2), *_state(parts)), now)
+
+    def since(self, time: float) -> dict[str, list[Mark]]:
+        """The marks later than that."""
+        found = {name: [m for m in marks if m[0] > time] for name, marks in self._marks.items()}
+        return {name: marks for name, marks in found.items() if marks}
+
+
+def _add(marks: deque[Mark], mark: Mark, now: float) -> None:
+    """Add a mark that differs from the last one, and drop the old ones."""
+    if not marks or marks[-1][1:] != mark[1:]:
+        marks.append(mark)
+    while len(marks) > 1 and marks[1][0] < now - PAST_S:
+        marks.popleft()
+
+
+def _state(parts: list[ComponentStatus]) -> tuple[str, float]:
+    inside = [part for part in parts if part.inside]
+    codes = {_CODES.get(part.state, "r") for part in inside}
+    nbytes = sum(part.nbytes for part in parts)
+    share = sum(part.nbytes for part in inside) / nbytes if nbytes else float(bool(inside))
+    return next((code for code in "hlvr" if code in codes), "o"), round(share, 2)
+
 
 log = logging.getLogger("swapd.web")
 
@@ -100,7 +152,6 @@ class Watched:
         return None
 
     async def sample(self) -> None:
-        """Ask again and again."""
         while True:
             began = time.monotonic()
             try:
@@ -115,8 +166,6 @@ class Watched:
 
 
 class Site:
-    """The paths of the page."""
-
     def __init__(self, watched: Watched, access: AccessRules) -> None:
         self.page = files("swapd.web").joinpath("page.html").read_text("utf-8")
         self._watched = watched
@@ -134,7 +183,10 @@ class Site:
             return refusal
         if (path := self._paths.get(request.path)) is None:
             return Answer(404, b"nothing is here\n")
-        return await path(request)
+        try:
+            return await path(request)
+        except (SwapdError, TimeoutError) as exc:
+            return Answer(503, f"the daemon does not answer: {exc}\n".encode())
 
     async def _show(self, request: HttpRequest) -> Answer:
         return Answer(200, self.page.encode(), "text/html; charset=utf-8")
@@ -142,16 +194,12 @@ class Site:
     async def _healthz(self, request: HttpRequest) -> Answer:
         try:
             await self._watched.ask()
-        except (SwapdError, TimeoutError):
+        except (SwapdError, TimeoutError):  # it needs no token, so it says no more
             return Answer(503, b"the daemon does not answer\n")
         return Answer(200, b"ok\n")
 
     async def _status(self, request: HttpRequest) -> Answer:
-        try:
-            status = await self._watched.ask()
-        except (SwapdError, TimeoutError) as exc:
-            return Answer(503, f"the daemon does not answer: {exc}\n".encode())
-        return Answer(200, encoded_json(status), "application/json")
+        return Answer(200, encoded_json(await self._watched.ask()), "application/json")
 
     async def _records(self, request: HttpRequest) -> Answer:
         after, since = _number(request.query, "after"), _number(request.query, "since")
@@ -160,8 +208,8 @@ class Site:
                 "seq": seq,
                 "t": at,
                 "verb": said.verb,
-                "subject": plain(said.subject),
-                "detail": plain(" ".join(said.detail.split())),
+                "subject": said.subject,
+                "detail": " ".join(said.detail.split()),
                 "style": said.style,
             }
             for seq, at, said in self._watched.lines

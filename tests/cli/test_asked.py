@@ -32,15 +32,6 @@ stage_args:
       cpu_offload_components: ["visual", "audio_tower"]
       cpu_offload_strategy: "alternating"
 """
-ONE_STAGE_AND_A_COMMENT = """
-stage_args:
-  - stage_id: 0
-    engine_args:
-      model_arch: Qwen2_5OmniForConditionalGeneration
-      cpu_offload_enabled: true
-      cpu_offload_components: ["visual", "audio_tower"]  # Offload encoders
-      # language_model stays on GPU
-"""
 TWO_STAGES = """
 stage_args:
   - stage_id: 0
@@ -52,18 +43,6 @@ stage_args:
       model_stage: talker
       cpu_offload_enabled: true
       cpu_offload_components: ["visual"]
-"""
-TWO_STAGES_AND_COMMENTS = """
-stage_args:
-  - stage_id: 0
-    engine_args:
-      model_stage: thinker
-      cpu_offload_enabled: false  # Keep thinker on GPU
-  - stage_id: 1
-    engine_args:
-      model_stage: talker
-      cpu_offload_enabled: true
-      cpu_offload_components: ["visual"]  # Offload visual, keep language_model on GPU
 """
 THREE_STAGES = """
 stage_args:
@@ -175,9 +154,7 @@ def options_in(overlay: dict[str, Any], site: Path) -> list[dict[str, Any]]:
 
 FILES = [
     pytest.param(ONE_STAGE_WITH_ITS_ENCODERS, [ENCODERS | ALTERNATING, {}, {}], "", id="encoders"),
-    pytest.param(ONE_STAGE_AND_A_COMMENT, [ENCODERS, {}, {}], "", id="encoders, commented"),
     pytest.param(TWO_STAGES, [OFF, OFF, {}], NO_VISUAL, id="two stages"),
-    pytest.param(TWO_STAGES_AND_COMMENTS, [OFF, OFF, {}], NO_VISUAL, id="two, commented"),
     pytest.param(THREE_STAGES, [OFF, OFF, ON], NO_VISUAL, id="three stages"),
 ]
 

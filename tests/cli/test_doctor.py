@@ -22,11 +22,41 @@ from .test_status import _reply
 GIB = 1 << 30
 
 
-def test_an_old_kernel_or_another_system_fails() -> None:
-    assert doctor.kernel("Linux", "5.4.0-150-generic").status == "fail"
-    assert doctor.kernel("Linux", "5.14.0").status == "ok"
-    assert doctor.kernel("Linux", "6.1").status == "ok"
-    assert doctor.kernel("Darwin", "23.1").status == "fail"
+@pytest.mark.parametrize(
+    ("check", "status", "says"),
+    [
+        (doctor.kernel("Linux", "5.4.0-150-generic"), "fail", "use Linux 5.14 or later"),
+        (doctor.kernel("Linux", "5.14.0"), "ok", ""),
+        (doctor.kernel("Linux", "6.1"), "ok", ""),
+        (doctor.kernel("Darwin", "23.1"), "fail", "swapd needs Linux"),
+        (doctor.memory(20 * GIB, None), "ok", "20 GiB available, no cgroup limit"),
+        (doctor.memory(8 * GIB, 8 * GIB), "ok", "cgroup limit 8 GiB"),
+        (doctor.memory(GIB, None), "warn", "arena and host copies live there"),
+        (doctor.open_files(256), "warn", "ulimit -n"),
+        (doctor.open_files(65536), "ok", "up to 65536"),
+        (doctor.open_files(resource.RLIM_INFINITY), "ok", "no limit"),
+        (doctor.locked_memory(8 << 20), "ok", "up to 8 MiB"),
+        (doctor.locked_memory(resource.RLIM_INFINITY), "ok", "no limit"),
+        (doctor.huge_pages(Path("/nowhere")), "warn", "no /nowhere"),
+        (doctor.package("msgspec", needed=True), "ok", ""),
+        (doctor.package("swapd-is-not-so", extra="demo"), "warn", "pip install 'swapd[demo]'"),
+        (doctor.package("swapd-is-not-so", needed=True), "fail", "pip install swapd-is-not-so"),
+    ],
+)
+def test_a_check_says_what_it_found_and_what_to_do(check: Check, status: str, says: str) -> None:
+    assert check.status == status
+    assert says in f"{check.found} {check.advice}"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "status"),
+    [("[advise] never", "ok"), ("[always] never", "ok"), ("[never]", "warn"), ("[deny]", "warn")],
+)
+def test_huge_pages_say_what_to_set(chosen: str, status: str, tmp_path: Path) -> None:
+    (setting := tmp_path / "shmem_enabled").write_text(f"within_size {chosen} force\n")
+    check = doctor.huge_pages(setting)
+    assert check.status == status
+    assert (f"echo advise | sudo tee {setting}" in check.advice) == (status == "warn")
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
@@ -55,44 +85,6 @@ def test_what_is_tried_works_here_and_leaves_no_descriptor() -> None:
     assert {check.status for check in tried} == {"ok"}
     assert doctor.shelving().status in ("ok", "warn")
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("always within_size [advise] never deny force", "ok"),
-        ("[always] within_size advise never deny force", "ok"),
-        ("always within_size advise [never] deny force", "warn"),
-        ("always within_size advise never [deny] force", "warn"),
-    ],
-)
-def test_huge_pages_say_what_to_set(text: str, status: str, tmp_path: Path) -> None:
-    setting = tmp_path / "shmem_enabled"
-    setting.write_text(text + "\n")
-    check = doctor.huge_pages(setting)
-    assert check.status == status
-    assert (f"echo advise | sudo tee {setting}" in check.advice) == (status == "warn")
-
-
-def test_no_huge_pages_at_all(tmp_path: Path) -> None:
-    assert doctor.huge_pages(tmp_path / "none").status == "warn"
-
-
-def test_memory_counts_the_cgroup() -> None:
-    assert doctor.memory(20 * GIB, None) == Check(
-        "memory", "ok", "20 GiB available, no cgroup limit"
-    )
-    assert "cgroup limit 8 GiB" in doctor.memory(8 * GIB, 8 * GIB).found
-    assert doctor.memory(GIB, None).status == "warn"
-
-
-def test_limits() -> None:
-    assert doctor.open_files(256).status == "warn"
-    assert "ulimit -n" in doctor.open_files(256).advice
-    assert doctor.open_files(65536).status == "ok"
-    assert doctor.open_files(resource.RLIM_INFINITY).found == "no limit"
-    assert doctor.locked_memory(8 << 20).found.startswith("up to 8 MiB")
-    assert doctor.locked_memory(resource.RLIM_INFINITY).status == "ok"
 
 
 def test_a_runtime_folder_that_can_be_used(folder: Path) -> None:
@@ -140,54 +132,40 @@ def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Pat
     ]
 
 
-def warning(name: str, **changes: Any) -> Check:
-    """The warning of doctor about a daemon whose status has these `changes`."""
+PINNING = "1 GiB of 2 GiB of host copies are pinned; the rest is copied through a buffer"
+DEAF = (SessionStatus(3, "thinker", 0, 0, unread=True), SessionStatus(4, "talker", 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "found", "advice"),
+    [
+        ("daemon", {"version": "0.0.9"}, "swapd 0.0.9 serves host", f"this is swapd {__version__}"),
+        (
+            "daemon budget",
+            {"device": "cuda:0", "device_bytes": 80 * GIB, "device_free_bytes": 1},
+            "40 GiB; 1 B of cuda:0 are free",
+            "lower --budget",
+        ),
+        ("daemon budget", {"budget_bytes": 1 << 60, "host_copy_bytes": 0}, "", "lower --budget"),
+        ("daemon pinning", {"notes": (PINNING,)}, PINNING, "raise --pin-limit"),
+        ("daemon pinning", {"notes": (PINNING,)}, PINNING, "LimitMEMLOCK"),
+        ("swap log", {"swap_log": "/nowhere/log"}, "No such file or directory", "--swap-log"),
+        (
+            "sessions",
+            {"sessions": DEAF},
+            "thinker (session 3): does not read its messages",
+            "look at these processes",
+        ),
+    ],
+)
+def test_what_is_amiss_with_a_daemon_is_said_with_what_to_do(
+    name: str, changes: dict[str, Any], found: str, advice: str
+) -> None:
     status = _reply(**{"version": __version__, "swap_log": "/dev/null", **changes})
-    (found,) = (check for check in of_status(status) if check.name == name)
-    assert found.status == "warn"
-    assert found.advice
-    return found
-
-
-def test_another_version_than_the_daemon_s_is_said() -> None:
-    found = warning("daemon", version="0.0.9")
-    assert found.found.startswith("swapd 0.0.9 serves host")
-    assert f"this is swapd {__version__}" in found.advice
-
-
-def test_a_budget_that_leaves_no_room_is_said() -> None:
-    found = warning("daemon budget", device="cuda:0", device_bytes=80 * GIB, device_free_bytes=1)
-    assert found.found == "40 GiB; 1 B of cuda:0 are free"
-    found = warning("daemon budget", budget_bytes=1 << 60, host_copy_bytes=0)
-    assert "lower --budget" in found.advice
-
-
-def test_what_could_not_be_pinned_is_said_with_the_settings() -> None:
-    note = "1 GiB of 2 GiB of host copies are pinned; the rest is copied through a buffer"
-    found = warning("daemon pinning", notes=(note,))
-    assert found.found == note
-    assert "--pin-limit" in found.advice
-    assert "LimitMEMLOCK" in found.advice
-
-
-def test_a_log_that_is_not_written_is_said(tmp_path: Path) -> None:
-    found = warning("swap log", swap_log=str(tmp_path / "none" / "log"))
-    assert found.found.endswith("No such file or directory")
-    assert "--swap-log" in found.advice
-
-
-def test_a_session_that_does_not_read_is_named() -> None:
-    sessions = (SessionStatus(3, "thinker", 0, 0, unread=True), SessionStatus(4, "talker", 0, 0))
-    found = warning("sessions", sessions=sessions)
-    assert found.found == "thinker (session 3): does not read its messages"
-
-
-def test_packages() -> None:
-    assert doctor.package("msgspec", needed=True).status == "ok"
-    missing = doctor.package("swapd-is-not-called-this", extra="demo")
-    assert missing.status == "warn"
-    assert missing.advice == "pip install 'swapd[demo]'"
-    assert doctor.package("swapd-is-not-called-this", needed=True).status == "fail"
+    (check,) = (check for check in of_status(status) if check.name == name)
+    assert check.status == "warn"
+    assert found in check.found
+    assert advice in check.advice
 
 
 def test_the_command_as_json(folder: Path) -> None:

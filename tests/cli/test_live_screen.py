@@ -83,7 +83,7 @@ def test_a_name_is_shown_as_it_is_and_nothing_of_it_is_obeyed() -> None:
     )
     told = Snapshot(
         msgspec.structs.replace(view(w).status, components=components),
-        [Spoken(1, 0.0, Said("in", "a\x1b[2Jc", "", swap=True))],
+        [],
         0.0,
     )
     text = "\n".join(line.plain for line in screen.lines(told, Choice(), 80, 24, 0.0))

@@ -93,11 +93,6 @@ def test_a_log_in_another_schema_is_one_clear_line(folder: Path) -> None:
         assert done.stdout == ""
 
 
-def test_the_daemon_says_where_the_file_is(daemon: Running) -> None:
-    first = json_lines(swapd("log", "-e", daemon.folder).stdout)[0]
-    assert (first["type"], first["device"]) == ("start", "host")
-
-
 @contextmanager
 def _following(daemon: Running, *flags: str) -> Iterator["subprocess.Popen[str]"]:
     process = start("log", "-f", "-e", daemon.folder, *flags)
@@ -190,10 +185,6 @@ def test_a_daemon_without_named_folders_keeps_its_log_where_it_stays(
     assert ("the swap log is in" in err) is not writable
     assert f"--file {found}" in swapd("log", "-e", folder, status=1).stderr
     shutil.rmtree(run)
-
-
-def test_no_such_file(folder: Path) -> None:
-    assert "does not exist" in swapd("log", "--file", folder / "none", status=2).stderr
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(folder: Path) -> None:

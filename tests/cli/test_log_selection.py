@@ -128,11 +128,6 @@ def test_one_part_alone_is_told_as_ever(told: Told) -> None:
     assert told.folded() == ["in dit/0 8 MiB 10 ms 839 MB/s", "in dit/1 8 MiB 10 ms 839 MB/s"]
 
 
-def test_nothing_is_kept_back_at_the_end(told: Told) -> None:
-    told.one_pass()
-    assert len(told.folded()) == 1
-
-
 # --- selected ----------------------------------------------------------------------------
 
 

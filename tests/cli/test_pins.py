@@ -26,13 +26,6 @@ def test_what_is_pinned_stays_whatever_others_need(daemon: Running) -> None:
     assert loads(client, "talker") == 2
 
 
-def test_what_is_pinned_comes_in_when_there_is_room(daemon: Running) -> None:
-    client = daemon.client("worker", talker=6)
-    assert swapd("pin", "talker", "-e", daemon.folder).stdout.startswith("talker: 6 MiB stays")
-    with client.acquire("talker"):
-        assert loads(client, "talker") == 1
-
-
 def test_what_is_pinned_waits_for_room_without_end(daemon: Running) -> None:
     """A prefetch of a client is dropped after a while."""
     client = daemon.client("worker", talker=6)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swapd.cli.forecast import page
+from swapd.cli.components import forecast_page as page
 from swapd.shared.protocol import ForecastReply, InTheWay, Victim
 from tests import fakecuda
 from tests.plan.test_sizes import layers, save

@@ -284,7 +284,8 @@ def test_an_index_names_files_beside_it_only(tmp_path: Path, file: object) -> No
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "m.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"layers.0.weight": file}}))
-    assert "which is not a file beside it" in run(path, *CARD, fine=False)
+    said = run(path, *CARD, fine=False)
+    assert any(why in said for why in ("no file beside it", "no index of", "cannot be read"))
 
 
 @pytest.mark.parametrize("name", ["..", "../out", "/", "", "a\nb", "\x00"])
@@ -379,12 +380,3 @@ def test_an_odd_number_gives_a_plan_or_one_line(text: str) -> None:
     for option in ("--passes", "--blocks", "--compute"):
         run("a=1GiB", "--device-memory", "1GiB", "--bandwidth", "1GB/s", option, f"a={text}")
         run("a=1GiB", "--device-memory", "1GiB", "--bandwidth", "1GB/s", option, text)
-
-
-def test_all_of_it_in_a_process_of_its_own_is_one_line_and_status_1(
-    tmp_path: Path, fifo: Path
-) -> None:
-    """A new process, as for users: nothing here depends on how the tests call it."""
-    for words in (["--vllm", deploy_of(tmp_path, laughs("ha"))], ["--vllm", fifo], [fifo]):
-        said = swapd("plan", *words, "a=1GiB", *CARD, status=1).stderr
-        assert len(said.splitlines()) == 1

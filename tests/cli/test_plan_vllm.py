@@ -14,7 +14,6 @@ from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.plan import deploy
 from swapd.shared.units import seconds, size
 from tests.plan import omni
-from tests.plan.test_sizes import save
 
 from .conftest import MIB, swapd
 
@@ -78,18 +77,6 @@ def test_qwen3_omni_on_80_gib_has_caches_of_one_request_and_more_as_far_as_that_
         "thinker",
         shares["thinker"]["cache_bytes"],
     )
-
-
-def test_a_round_by_layers_moves_at_most_what_does_not_fit_twice(qwen3: Path, model: Path) -> None:
-    report = plan(qwen3, model, *CARD)
-    (gpu,) = report["gpus"]
-    needed = sum(s["weights_bytes"] + s["cache_bytes"] for s in gpu["shares"])
-    a_chunk_a_layer = 68 * 64 * MIB
-    assert gpu["moved_bytes"] <= 2 * (needed - gpu["budget_bytes"]) + a_chunk_a_layer
-    assert gpu["moved_bytes"] < gpu["moved_whole_bytes"] / 4
-    assert gpu["moved_whole_bytes"] == sum(s["weights_bytes"] for s in gpu["shares"])
-    assert gpu["request_s"] == pytest.approx(gpu["moved_bytes"] / 25e9)
-    assert gpu["whole_s"] == pytest.approx(gpu["moved_whole_bytes"] / 25e9)
 
 
 def test_chunks_are_counted_with_and_said_to_the_daemon(qwen3: Path, model: Path) -> None:
@@ -407,19 +394,6 @@ def test_of_a_single_stage_the_components_take_turns(tmp_path: Path) -> None:
     assert "the components of wan take turns: 21.3 GiB of weights" in shown
     assert "moves 19.9 GiB" in shown  # the VAE stays
     assert "it would take" not in shown
-
-
-def test_sizes_are_read_from_the_model(qwen3: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    sizes = {"thinker.visual.a": 3, "thinker.model.b": 5, "talker.c": 2, "code2wav.d": 1}
-    save(model / "model.safetensors", **{name: n * MIB for name, n in sizes.items()})
-    some = "{component: thinker, cpu_offload_enabled: true, cpu_offload_components: [visual]}"
-    qwen3.write_text(qwen3.read_text().replace("{component: thinker}", some))
-    report = plan(qwen3, model, *CARD)
-    (gpu,) = report["gpus"]
-    assert [s["weights_bytes"] // MIB for s in gpu["shares"]] == [8, 2, 1]
-    assert not any("visual" in note for note in report["notes"])
 
 
 def test_what_cannot_fit_is_refused_with_the_sum(qwen3: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from swapd.cli.ps import Listed, page
+from swapd.cli.daemons import Listed
+from swapd.cli.daemons import ps_page as page
 from swapd.cli.target import SeveralDaemons, only, where
 from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon, running

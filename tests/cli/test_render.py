@@ -17,7 +17,6 @@ from swapd.shared.protocol import (
     AcquireStart,
     AcquireWorkspace,
     AnyOrder,
-    Ranges,
     Register,
     Release,
     Scratch,
@@ -60,13 +59,6 @@ def _text(
     """The line without its time."""
     shown = line(_record(item, **where), seen, everything=everything)
     return None if shown is None else " ".join(shown.plain.split()[2:])
-
-
-def test_a_copy_is_one_line_with_duration_and_rate(seen: Seen) -> None:
-    order = _record(actions.CopyIn(2, "talker", 3, 20 * MIB, ((0, 10),)))
-    assert line(order, seen) is None
-    seen.note(order)
-    assert _text(events.CopiedIn(0.0, 3), seen, at=0.01) == "in talker 20 MiB 10 ms 2.1 GB/s"
 
 
 TALKER = "talker-worker (session 2)"
@@ -135,8 +127,7 @@ def test_a_record_has_its_line(
 
 
 GIB = 1 << 30
-#: Ranges of a scratch component: all of it, none, and a quarter.
-ALL, NONE, QUARTER = None, (), ((0, GIB // 2), (GIB, GIB // 2))
+QUARTER = ((0, GIB // 2), (GIB, GIB // 2))
 
 
 def _scratch(seen: Seen, kind: Scratch) -> Record:
@@ -155,49 +146,6 @@ def test_scratch_is_registered_with_what_becomes_of_it(seen: Seen, kind: Scratch
 def test_a_host_copy_that_takes_no_memory_says_so(seen: Seen) -> None:
     made = actions.MakeHostCopy(1, 3, "kv", 4 * GIB, True, empty=True)
     assert say(_record(made), seen).detail == "a host copy of 4 GiB, which takes no memory"
-
-
-@pytest.mark.parametrize(
-    ("only", "load", "came_in"),
-    [
-        (ALL, "4 GiB", "4 GiB 1 s 4.29 GB/s"),
-        (NONE, "4 GiB, zeroed", "4 GiB, zeroed 1 s"),
-        (
-            QUARTER,
-            "1 GiB of 4 GiB, the rest zeroed",
-            "1 GiB 1 s 1.07 GB/s of 4 GiB, the rest zeroed",
-        ),
-    ],
-    ids=["all", "none", "part"],
-)
-def test_a_load_shows_the_bytes_that_are_copied(
-    seen: Seen, only: Ranges | None, load: str, came_in: str
-) -> None:
-    order = _record(actions.CopyIn(3, "kv", 3, 4 * GIB, ((0, 10),), only=only))
-    assert " ".join(say(order, seen).detail.split()) == load
-    seen.note(order)
-    assert _text(events.CopiedIn(0.0, 3), seen, at=1.0) == f"in kv {came_in}"
-
-
-def test_a_save_shows_the_bytes_that_are_copied(seen: Seen) -> None:
-    order = _record(actions.CopyOut(3, "kv", 3, 4 * GIB, ((0, 10),), QUARTER))
-    words = " ".join(say(order, seen).detail.split())
-    assert words == "1 GiB of 4 GiB back to its host copy"
-    seen.note(order)
-    said = _text(events.CopiedOut(0.0, 3), seen, at=1.0)
-    assert said == "out kv 1 GiB 1 s 1.07 GB/s of 4 GiB written back"
-
-
-def test_an_eviction_that_drops_says_so(seen: Seen) -> None:
-    _scratch(seen, "dropped")
-    evict = actions.Evict("kv", 3, "room", (2, 5))
-    assert _text(evict, seen) == (
-        "evict kv 4 GiB dropped, to make room for talker, asked by talker-worker (session 2)"
-    )
-    _scratch(seen, "saved")
-    assert "dropped" not in str(_text(evict, seen))
-    seen.note(_record(events.SessionRequest(0.0, 1, Register(2, "kv", 4 * GIB))))
-    assert "dropped" not in str(_text(evict, seen))
 
 
 def test_a_release_says_what_is_used_of_scratch(seen: Seen) -> None:
@@ -301,12 +249,6 @@ def test_columns_line_up(seen: Seen) -> None:
     assert two is not None
     assert one.plain.index("talker") == two.plain.index("thinker")
     assert one.plain.index("MiB") == two.plain.index("MiB")
-
-
-def test_good_and_bad_have_colours(seen: Seen) -> None:
-    refused = line(_record(actions.Refuse(2, 5, "timeout", "x")), seen)
-    assert refused is not None
-    assert any(span.style == "red" for span in refused.spans)
 
 
 def test_what_workers_say_cannot_reach_the_terminal(seen: Seen) -> None:

@@ -142,13 +142,6 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         daemon.stop()
 
 
-@pytest.mark.parametrize(
-    ("words", "status"), [(["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], 137)]
-)
-def test_the_status_is_the_command_s(words: list[str], status: int) -> None:
-    swapd("run", "--budget", "8MiB", "--", *words, status=status)
-
-
 def test_a_signal_that_is_ignored_as_under_nohup_is_not_passed_on(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "swapd", "run", "--budget", "8MiB", "--"]
     command = [*run, "sh", "-c", "kill -HUP $PPID; exit 3"]
@@ -199,34 +192,6 @@ def test_settings_in_a_file_are_those_of_the_daemon_and_options_go_first(tmp_pat
         assert f"{path}: {said}" in swapd(*run, "--", "true", status=1).stderr
     path.unlink()
     assert f"{path}: No such file" in swapd(*run, "--", "true", status=1).stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        (["run", "--kept", "--", "true"], "--kept is now --config FILE"),
-        (
-            ["run", "--against", "chunk=4MiB", "--", "true"],
-            "--against is now --compare --set chunk=4MiB",
-        ),
-        (["runs"], "`swapd runs` is now `swapd run --list`"),
-        (["runs", "--forget", "m", "-n", "3"], "`swapd runs` is now `swapd run --list`"),
-    ],
-)
-def test_former_names_answer_with_the_new_ones(words: list[str], now: str) -> None:
-    assert now in swapd(*words, status=2).stderr
-
-
-def test_no_command_is_one_clear_line() -> None:
-    assert "give a command after --, or a file" in swapd("run", status=2).stderr
-
-
-def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
-    done = swapd("run", "-n", "--budget", "16MiB", "--", "touch", tmp_path / "ran")
-    first, second = done.stdout.splitlines()
-    assert first.startswith("swapd serve --device host --budget 16777216 --runtime-dir ")
-    assert second == f"touch {tmp_path / 'ran'}"
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture
@@ -341,3 +306,14 @@ def test_options_are_found_and_replaced_however_they_are_written() -> None:
     assert command_of(["vllm", "serve", "--model", "m"]).with_option("--a", "9").words == (
         *("vllm", "serve", "--a", "9", "--model", "m"),
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], 137)]
+)
+def test_the_status_is_the_command_s(words: list[str], status: int) -> None:
+    swapd("run", "--budget", "8MiB", "--", *words, status=status)
+
+
+def test_no_command_is_one_clear_line() -> None:
+    assert "give a command after --, or a file" in swapd("run", status=2).stderr

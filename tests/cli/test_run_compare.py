@@ -189,13 +189,6 @@ def test_a_server_that_does_not_end_is_killed_and_its_side_has_failed(folder: Pa
     assert not Path(f"/proc/{first}").exists()
 
 
-def test_a_server_can_be_ended_after_so_many_seconds(vllm: list[object]) -> None:
-    done = swapd("run", "--compare", "--for", "50ms", "--", *vllm)
-    found = cells(done.stdout)
-    assert "the load" not in found
-    assert len(found["until it was ready"]) == 3
-
-
 # --- refusals ----------------------------------------------------------------------------
 
 
@@ -292,3 +285,10 @@ def test_the_better_of_two_settings_is_that_with_the_shorter_load() -> None:
     assert better(Comparison(1, ("x",), (failed, quick))) is None
     bare = Side("without", None, (one(1.0, status=1),))
     assert better(Comparison(1, ("x",), (bare, quick))) == (quick, "fails without swapd")
+
+
+def test_a_server_can_be_ended_after_so_many_seconds(vllm: list[object]) -> None:
+    done = swapd("run", "--compare", "--for", "50ms", "--", *vllm)
+    found = cells(done.stdout)
+    assert "the load" not in found
+    assert len(found["until it was ready"]) == 3

@@ -65,14 +65,6 @@ def test_two_settings_of_its_daemon_are_compared_and_the_others_stay(both: Path)
     assert all("--patience 9" in line for line in serves)
 
 
-def test_a_side_of_stages_that_fails_is_said_and_its_status_is_the_run_s(tmp_path: Path) -> None:
-    fails = stage("fails", ["sh", "-c", 'test -n "$SWAPD_ENDPOINT" || exit 3'])
-    done = swapd("run", "--compare", "--rounds", "9", file(tmp_path, fails), status=3)
-    assert "without swapd: failed with status 3" in done.stderr
-    assert done.stderr.count("swapd: 2 of 2: with swapd") == 1, "no other round after that"
-    assert cells(done.stdout)["whole time"][0] == "failed"
-
-
 def test_a_signal_ends_the_stages_and_no_other_side_is_run(tmp_path: Path) -> None:
     waits = stage(
         "waits", ["sh", "-c", "trap 'exit 7' TERM; echo runs; while :; do sleep 0.1; done"]
@@ -117,8 +109,3 @@ def test_stages_that_cannot_be_compared_are_refused_before_anything_runs(
     done = swapd("run", *words, file(tmp_path, stages), status=1)
     assert said in done.stderr
     assert not (tmp_path / "swapd").exists()
-
-
-def test_rounds_are_of_a_comparison(both: Path) -> None:
-    said = swapd("run", "--rounds", "2", both, status=2).stderr
-    assert "--rounds, --until, --for and --ready are for --compare" in said

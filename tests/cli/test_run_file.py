@@ -305,14 +305,6 @@ def test_a_dry_run_of_a_file_starts_nothing(file: Callable[..., Path], tmp_path:
     assert not (tmp_path / "ran").exists()
 
 
-def test_each_gpu_has_its_daemon(tmp_path: Path) -> None:
-    tables = [f'[[daemon]]\ndevice = "cuda:{n}"\nbudget = "{n}GiB"\n' for n in (62, 63)]
-    (path := tmp_path / "run.toml").write_text("".join(tables) + stage("a", ["true"]))
-    first, second, _ = swapd("run", "-n", path).stdout.splitlines()
-    assert first.startswith(f"swapd serve --device cuda:62 --budget {62 << 30} --runtime-dir ")
-    assert second.startswith(f"swapd serve --device cuda:63 --budget {63 << 30} --runtime-dir ")
-
-
 def test_a_daemon_that_is_there_is_joined_with_its_own_settings_or_has_too_little(
     file: Callable[..., Path], home: Path
 ) -> None:
@@ -342,3 +334,11 @@ def test_a_bad_file_is_one_clear_line_and_nothing_is_started(
     said = swapd("run", path, "more", status=1).stderr
     assert "no word may follow a file of stages: more" in said
     assert not (tmp_path / "ran").exists()
+
+
+def test_each_gpu_has_its_daemon(tmp_path: Path) -> None:
+    tables = [f'[[daemon]]\ndevice = "cuda:{n}"\nbudget = "{n}GiB"\n' for n in (62, 63)]
+    (path := tmp_path / "run.toml").write_text("".join(tables) + stage("a", ["true"]))
+    first, second, _ = swapd("run", "-n", path).stdout.splitlines()
+    assert first.startswith(f"swapd serve --device cuda:62 --budget {62 << 30} --runtime-dir ")
+    assert second.startswith(f"swapd serve --device cuda:63 --budget {63 << 30} --runtime-dir ")

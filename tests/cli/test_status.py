@@ -6,10 +6,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
 from rich.console import Console
 
 from swapd.cli.status import page
 from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, StatusReply
+from tests.samples import bare
 
 from .conftest import Running, on_terminal, start, swapd
 
@@ -17,50 +20,21 @@ GIB = 1 << 30
 
 
 def _reply(**changes: Any) -> StatusReply:
-    fields: dict[str, Any] = {
-        "id": 1,
-        "version": "9.9",
-        "device": "host",
-        "runtime_dir": "/run/swapd/host",
-        "swap_log": "/run/swapd/host/swap-log.jsonl",
-        "isolation": "strict",
-        "uptime_s": 4000.0,
-        "chunk_bytes": 2 << 20,
-        "budget_bytes": 40 * GIB,
-        "used_bytes": 30 * GIB,
-        "peak_bytes": 39 * GIB,
-        "quarantined_bytes": 0,
-        "host_copy_bytes": 57 * GIB,
-        "waiting": 0,
-        "loads": 1,
-        "evictions": 2,
-        "hits": 3,
-        "bytes_in": 4 * GIB,
-        "bytes_out": 0,
-        "components": (),
-        "sessions": (),
-    }
-    return StatusReply(**{**fields, **changes})
+    usual = {"device": "host", "loads": 1, "evictions": 2, "hits": 3, "waiting": 0}
+    sizes = {"budget_bytes": 40 * GIB, "used_bytes": 30 * GIB, "peak_bytes": 39 * GIB}
+    moved = {"bytes_in": 4 * GIB, "bytes_out": 0, "quarantined_bytes": 0}
+    nothing: dict[str, Any] = {"components": (), "sessions": ()}
+    given = {**usual, **sizes, **moved, **nothing, **changes}
+    found: StatusReply = bare(StatusReply)
+    return msgspec.structs.replace(found, **given)
 
 
 def _component(name: str, **changes: Any) -> ComponentStatus:
-    fields: dict[str, Any] = {
-        "name": name,
-        "session": 1,
-        "nbytes": 20 * GIB,
-        "state": "idle",
-        "policy": "lru",
-        "group": None,
-        "mutable": False,
-        "leases": 0,
-        "holders": (),
-        "idle_s": None,
-        "loads": 0,
-        "evictions": 0,
-        "hits": 0,
-        "swap_in_s": None,
-    }
-    return ComponentStatus(**{**fields, **changes})
+    usual = {"state": "idle", "policy": "lru", "group": None, "mutable": False, "leases": 0}
+    unused = {"holders": (), "idle_s": None, "loads": 0, "evictions": 0, "swap_in_s": None}
+    given = {"name": name, "nbytes": 20 * GIB, **usual, **unused, **changes}
+    found: ComponentStatus = bare(ComponentStatus)
+    return msgspec.structs.replace(found, **given)
 
 
 def _shown(reply: StatusReply) -> str:
@@ -71,15 +45,6 @@ def _shown(reply: StatusReply) -> str:
 
 def _line(text: str, start: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(start))
-
-
-def test_a_leased_component_names_its_holders() -> None:
-    c = _component("dit", state="leased", leases=2, holders=("a (session 1)", "b (session 2)"))
-    line = _line(_shown(_reply(components=(c,))), "dit")
-    assert "20 GiB" in line
-    assert "leased" in line
-    assert "2: a (session 1), b (session 2)" in line
-    assert "in use" in line
 
 
 def _narrow(reply: StatusReply) -> str:
@@ -116,62 +81,43 @@ def test_eighty_columns_cut_no_name() -> None:
     assert name in shown.replace(" ", "").replace("\n", "")
 
 
-def test_last_use_swaps_hits_and_swap_in_time() -> None:
-    c = _component("vae", idle_s=3.1, loads=7, evictions=6, hits=41, swap_in_s=0.0142)
-    words = _line(_shown(_reply(components=(c,))), "vae").split()
-    assert words[-7:] == ["3.1", "s", "ago", "7/6", "41", "14.2", "ms"]
+OTHERS = (ProcessStatus(7, "python", 6 * GIB), ProcessStatus(8, "Xorg", 1 * GIB))
+SESSIONS = (SessionStatus(4, "vllm-0", 1, 2), SessionStatus(5, "swapd status", 0, 0))
+KV = _component("kv", policy="alternating", group="lm", mutable=True, kind="scratch")
 
 
-def test_a_component_nobody_used_yet_says_never() -> None:
-    assert "never" in _line(_shown(_reply(components=(_component("vae"),))), "vae")
+@pytest.mark.parametrize(
+    ("changes", "line", "says"),
+    [
+        ({}, "arena", "30 GiB of 40 GiB (75%), peak 39 GiB"),
+        ({"device_bytes": 80 * GIB, "device_free_bytes": GIB}, "device", "1 GiB free of 80 GiB"),
+        ({"device_bytes": 80 * GIB, "processes": OTHERS}, " ", "6 GiB: python (process 7)"),
+        ({"device_bytes": 80 * GIB, "processes": OTHERS}, " ", "1 GiB: Xorg (process 8)"),
+        ({"notes": ("NVML says nothing: not installed",)}, "note", "not installed"),
+        ({"quarantined_bytes": GIB}, "", "1 GiB quarantined"),
+        ({"private_bytes": GIB}, "host copies", "of host memory; 1 GiB more"),
+        ({}, "totals", "1 load, 2 evictions, 3 hits; 4 GiB in, 0 B out"),
+        (
+            {"waiting": 2, "sessions": SESSIONS},
+            "sessions",
+            "vllm-0 (session 4): 1 lease, 2 waiting",
+        ),
+        ({"waiting": 2}, "waiting", "2"),
+        ({"starting": ("a:7", "b:8", "c:9")}, "starting", "a:7; b:8, c:9 wait"),
+        ({"starting": ("a:7",)}, "starting", "a:7"),
+        ({"components": (KV,)}, "kv", "alternating in lm, scratch"),
+    ],
+)
+def test_a_line_says_what_there_is(changes: dict[str, Any], line: str, says: str) -> None:
+    shown = _shown(_reply(**changes))
+    assert any(each.startswith(line) and says in each for each in shown.splitlines()), shown
 
 
-def test_policy_group_and_mutability() -> None:
-    c = _component("lora", policy="alternating", group="lm", mutable=True)
-    assert "alternating in lm, mutable" in _shown(_reply(components=(c,)))
-
-
-def test_scratch_is_told_from_what_has_weights() -> None:
-    c = _component("kv", policy="alternating", group="lm", mutable=True, kind="scratch")
-    shown = _shown(_reply(components=(c,)))
-    assert "alternating in lm, scratch" in shown
-    assert "mutable" not in shown
-
-
-def test_it_says_who_else_has_the_device_s_memory() -> None:
-    others = (ProcessStatus(7, "python", 6 * GIB), ProcessStatus(8, "Xorg", 1 * GIB))
-    notes = ("NVML says nothing: not installed",)
-    shown = _shown(
-        _reply(device_bytes=80 * GIB, device_free_bytes=33 * GIB, processes=others, notes=notes)
-    )
-    assert "33 GiB free of 80 GiB" in shown
-    assert "6 GiB: python (process 7)" in shown
-    assert "1 GiB: Xorg (process 8)" in shown
-    assert "not installed" in _line(shown, "note")
-
-
-def test_the_arena_line_has_a_bar_and_numbers() -> None:
-    line = _line(_shown(_reply()), "arena")
-    assert line.count("█") == 3 * line.count("░")
-    assert "30 GiB of 40 GiB (75%), peak 39 GiB" in line
-    assert "quarantined" not in line
-
-
-def test_quarantined_memory_is_shown_when_there_is_any() -> None:
-    assert "1 GiB quarantined" in _shown(_reply(quarantined_bytes=GIB))
-
-
-def test_what_was_unregistered_and_is_still_held_is_shown_when_there_is_any() -> None:
-    assert "of host memory; 1 GiB more" in _shown(_reply(private_bytes=GIB))
-    assert "more" not in _shown(_reply())
-
-
-def test_totals_waiting_and_sessions() -> None:
-    sessions = (SessionStatus(4, "vllm-0", 1, 2), SessionStatus(5, "swapd status", 0, 0))
-    text = _shown(_reply(waiting=2, sessions=sessions))
-    assert "1 load, 2 evictions, 3 hits; 4 GiB in, 0 B out" in text
-    assert "vllm-0 (session 4): 1 lease, 2 waiting" in text
-    assert "swapd status" not in text
+def test_what_there_is_not_has_no_words() -> None:
+    shown = _shown(_reply(sessions=SESSIONS, components=(KV,)))
+    for word in ("quarantined", "more", "starting", "device", "mutable", "swapd status"):
+        assert word not in shown
+    assert _line(shown, "arena").count("█") == 3 * _line(shown, "arena").count("░")
 
 
 def test_what_workers_call_themselves_cannot_reach_the_terminal() -> None:
@@ -230,8 +176,7 @@ def test_no_daemon_is_one_clear_line(folder: Path) -> None:
     assert "swapd serve" in line
 
 
-def test_it_says_which_stage_starts_and_which_wait() -> None:
-    shown = _shown(_reply(starting=("thinker:7", "talker:8", "code2wav:9")))
-    assert "thinker:7; talker:8, code2wav:9 wait" in _line(shown, "starting")
-    assert "thinker:7" in _line(_shown(_reply(starting=("thinker:7",))), "starting")
-    assert "starting" not in _shown(_reply())
+def test_last_use_swaps_hits_and_swap_in_time() -> None:
+    c = _component("vae", idle_s=3.1, loads=7, evictions=6, hits=41, swap_in_s=0.0142)
+    words = _line(_shown(_reply(components=(c,))), "vae").split()
+    assert words[-7:] == ["3.1", "s", "ago", "7/6", "41", "14.2", "ms"]

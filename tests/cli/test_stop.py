@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from swapd.cli.stop import _open_sessions
+from swapd.cli.daemons import _open_sessions
 from swapd.shared.protocol import SessionStatus
 from swapd_client import DaemonGone
 

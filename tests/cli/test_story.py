@@ -87,8 +87,3 @@ def test_of_a_running_daemon(daemon: Running) -> None:
     assert "register vae 2 MiB, lru; by worker (session 1)" in (
         swapd("log", "vae", "-e", daemon.folder).stdout
     )
-
-
-def test_no_daemon_is_one_clear_line(folder: Path) -> None:
-    (line,) = swapd("log", "vae", "-e", folder, status=1).stderr.splitlines()
-    assert line.startswith("swapd: no swapd at")

@@ -5,7 +5,6 @@ import pytest
 from swapd.plan.advise import DoesNotFit
 from swapd.plan.chunks import CALLS_S, Cost, chosen
 from swapd.plan.demands import Demand, WeightGroup
-from swapd.plan.rounds import Turn, by_layer_bytes, kept_bytes
 from swapd.plan.shares import GpuPlan, divide
 from swapd.shared.config import GPU_CHUNK, LARGE_BUDGET, LARGE_CHUNK
 
@@ -95,10 +94,3 @@ def test_all_that_a_plan_counts_is_in_whole_chunks(chunk: int) -> None:
     in_whole = -(-(GIB + MIB) // chunk) * chunk
     rest = -(-100 * MIB // chunk) * chunk
     assert plan.turn_bytes == 40 * in_whole + rest, "each layer has chunks of its own"
-
-
-def test_what_is_kept_is_kept_in_whole_chunks() -> None:
-    turns = [Turn(8 * LARGE_CHUNK, 8 * LARGE_CHUNK, 0, 8, LARGE_CHUNK, LARGE_CHUNK)] * 2
-    room = 12 * LARGE_CHUNK
-    assert all(n % LARGE_CHUNK == 0 for n in kept_bytes(turns, room, LARGE_CHUNK))
-    assert by_layer_bytes(turns, room, LARGE_CHUNK) == 8 * LARGE_CHUNK

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swapd.plan import deploy, overlay
+from swapd.plan import deploy, paste
 from swapd.plan.deploy import BadDeploy, DeployStage
 from tests.plan import omni
 
@@ -88,7 +88,7 @@ def test_a_base_is_found_in_an_installed_vllm_omni(
 def test_the_overlay_that_is_printed_stands_by_itself(tmp_path: Path) -> None:
     write(tmp_path, BASE, "base.yaml")
     found = deploy.read(write(tmp_path, f"base_config: base.yaml\nstages: [{{stage_id: 1, worker_cls: {AR}}}]"))  # fmt: skip # noqa: E501
-    printed = overlay.overlay(found, {0: {"kv": 1}, 1: {"gpu_memory_utilization": 0.2}}, False)
+    printed = paste.overlay(found, {0: {"kv": 1}, 1: {"gpu_memory_utilization": 0.2}}, False)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     again = deploy.read(write(elsewhere, printed))
@@ -113,11 +113,11 @@ def test_what_is_printed_holds_wherever_it_was_said_before(tmp_path: Path) -> No
     above = write(tmp_path, "base_config: base.yaml")
     changes = {n: {"gpu_memory_utilization": 0.2} for n in (0, 1)}
     for path in (tmp_path / "base.yaml", above):
-        printed = overlay.overlay(deploy.read(path), changes, True)
+        printed = paste.overlay(deploy.read(path), changes, True)
         again = deploy.read(write(tmp_path, printed, "again.yaml"))
         assert [s.utilization for s in again.stages] == [0.2, 0.2]
         assert again.whole["stages"][0]["engine_args"]["seed"] == 1
-    only = overlay.overlay(deploy.read(above), {0: {"max_model_len": 8}}, True)
+    only = paste.overlay(deploy.read(above), {0: {"max_model_len": 8}}, True)
     assert "platforms" not in yaml.safe_load(only)
 
 
@@ -209,8 +209,3 @@ def test_two_stages_of_one_name_are_refused(tmp_path: Path) -> None:
     named = "{stage_id: %d, additional_config: {swapd: {component: talker}}}"
     text = f"stages: [{named % 0}, {named % 1}]"
     assert "several stages are called talker" in refused(tmp_path, text)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadDeploy, match=r"none\.yaml: No such file"):
-        deploy.read(tmp_path / "none.yaml")

@@ -9,7 +9,7 @@ import pytest
 
 from swapd.plan import kv
 from swapd.plan.kv import KvCache, KvLayout, UncountedCache
-from tests.plan.omni import QWEN2_5, QWEN3
+from tests.plan.omni import QWEN3
 
 GIB, KIB = 1 << 30, 1 << 10
 PLAIN: dict[str, Any] = {
@@ -34,22 +34,6 @@ def refused(**more: Any) -> str:
     with pytest.raises(UncountedCache) as caught:
         of(**more)
     return str(caught.value)
-
-
-def test_qwen3_omnis_caches_are_as_its_configuration_says() -> None:
-    thinker, talker = (kv.layout_of(QWEN3, stage) for stage in ("thinker", "talker"))
-    assert (thinker.longest, talker.longest) == (65536, 65536)
-    assert kv.token_bytes(cache(thinker)) == 96 * KIB
-    assert kv.token_bytes(cache(talker)) == 20 * KIB
-    assert kv.request_bytes(cache(thinker, tokens=65536)) == 6 * GIB
-    assert kv.request_bytes(cache(talker, tokens=65536)) == 1.25 * GIB
-
-
-def test_a_window_that_is_not_used_is_none() -> None:
-    thinker, talker = (kv.layout_of(QWEN2_5, stage) for stage in ("thinker", "talker"))
-    assert (thinker.windows, talker.windows) == (False, False)
-    assert kv.token_bytes(cache(thinker)) == 56 * KIB
-    assert kv.token_bytes(cache(talker)) == 48 * KIB
 
 
 def test_heads_are_divided_until_each_process_has_one() -> None:
@@ -89,11 +73,6 @@ def test_groups_of_layers_are_filled_up_as_vllm_does_it(
 ) -> None:
     kinds = ["full_attention"] * full + ["sliding_attention"] * sliding
     assert of(layer_types=kinds, num_hidden_layers=full + sliding).allocated == allocated
-
-
-def test_a_pattern_says_which_layers_have_a_window() -> None:
-    assert of(sliding_window=64, sliding_window_pattern=3).allocated == 6
-    assert of(sliding_window=64, sliding_window_pattern=4).allocated == 6
 
 
 @pytest.mark.parametrize(
@@ -153,3 +132,8 @@ def test_what_is_not_counted_is_refused_by_its_name(said: dict[str, Any], why: s
 def test_a_configuration_without_the_stage_is_refused_with_what_it_has() -> None:
     with pytest.raises(UncountedCache, match="no singer_config, and no layers of its own"):
         kv.layout_of(QWEN3, "singer")
+
+
+def test_a_pattern_says_which_layers_have_a_window() -> None:
+    assert of(sliding_window=64, sliding_window_pattern=3).allocated == 6
+    assert of(sliding_window=64, sliding_window_pattern=4).allocated == 6

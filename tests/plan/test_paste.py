@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from swapd.plan import deploy, paste
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, advise
 from swapd_client.offload.settings import from_yaml
@@ -89,13 +87,6 @@ def test_where_one_switch_is_too_few_the_file_says_so(tmp_path: Path) -> None:
     text = paste.stage_file(advice)
     assert "# a stage has one option" in text
     assert from_yaml(written(tmp_path, advice)).mode == "layerwise"
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(0, "0GiB"), (GIB, "1GiB"), (3 * GIB // 2, "1536MiB"), (7, "0MiB")]
-)
-def test_an_amount_is_never_more_than_it_is(nbytes: int, text: str) -> None:
-    assert paste.amount(nbytes) == text
 
 
 def test_what_alternates_leaves_at_once_where_something_else_stays_in_part() -> None:

@@ -2,12 +2,11 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swapd.plan.advise import CHUNK_BYTES, in_chunks
-from swapd.plan.rounds import Turn, by_layer_bytes, kept_bytes, whole_bytes
+from swapd.plan.arena import Turn, by_layer_bytes, kept_bytes, whole_bytes
 
 MIB = 1 << 20
 
@@ -22,10 +21,6 @@ def turn(layers: int, layer: int, rest: int = 0, cache: int = 0) -> Turn:
         layer_taken=in_chunks(layer),
         layer_bytes=layer,
     )
-
-
-def whole(chunks: int, cache: int = 0) -> Turn:
-    return Turn(chunks * CHUNK_BYTES, chunks * CHUNK_BYTES, cache * CHUNK_BYTES)
 
 
 turns = st.lists(
@@ -76,26 +71,3 @@ def test_no_other_choice_of_layers_keeps_more() -> None:
             if max(sizes) + sum(kept) * CHUNK_BYTES <= room * CHUNK_BYTES:
                 best = max(best, sum(kept))
         assert sum(kept_bytes(found, room * CHUNK_BYTES)) == best * CHUNK_BYTES
-
-
-def test_a_little_too_much_moves_a_little() -> None:
-    thinker, talker = turn(60, 64 * MIB), turn(8, 64 * MIB)
-    room = 62 * CHUNK_BYTES
-    assert whole_bytes([thinker, talker], room) == 68 * CHUNK_BYTES
-    assert by_layer_bytes([thinker, talker], room) == 12 * CHUNK_BYTES
-
-
-def test_a_cache_takes_room_and_moves_nothing() -> None:
-    thinker, talker = turn(60, 64 * MIB, cache=4), turn(8, 64 * MIB, cache=4)
-    # beside each turn, 6 chunks of the other stage's weights do not fit
-    assert by_layer_bytes([thinker, talker], 66 * CHUNK_BYTES) == (6 + 6) * CHUNK_BYTES
-
-
-@pytest.mark.parametrize("room", [5, 8])
-def test_what_has_no_layers_stays_or_leaves_as_a_whole(room: int) -> None:
-    found = [whole(5), whole(3)]
-    assert by_layer_bytes(found, room * CHUNK_BYTES) == (0 if room == 8 else 8 * CHUNK_BYTES)
-
-
-def test_nothing_moves_where_nobody_takes_turns() -> None:
-    assert by_layer_bytes([], 0) == whole_bytes([], 0) == 0

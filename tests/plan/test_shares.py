@@ -14,7 +14,6 @@ from swapd.plan.shares import (
     GpuPlan,
     divide,
     divide_all,
-    utilization,
 )
 
 GIB = 1 << 30
@@ -71,16 +70,6 @@ def refused(total: float, *claims: Demand) -> str:
     return str(caught.value)
 
 
-def test_the_arena_is_counted_once_and_each_stage_has_its_room_beside() -> None:
-    plan = divided(40, claim("a", 10), claim("b", 4))
-    # 3 contexts of 0.5 GiB, one of them the daemon's, and 2 GiB in reserve
-    assert sum(t.nbytes for t in plan.beside) == 3.5 * GIB
-    assert plan.budget_bytes == 14 * GIB
-    assert [s.room_bytes for s in plan.shares] == [4 * GIB, 4 * GIB]
-    assert plan.left_bytes == (40 - 3.5 - 14 - 8) * GIB
-    assert (plan.takes_turns, plan.moved_bytes) == ([], 0)
-
-
 def test_what_does_not_fit_together_takes_turns_in_what_the_rest_leaves() -> None:
     plan = divided(24, claim("a", 10), claim("b", 4))
     assert plan.budget_bytes == 12.5 * GIB
@@ -88,12 +77,6 @@ def test_what_does_not_fit_together_takes_turns_in_what_the_rest_leaves() -> Non
     assert plan.takes_turns == ["a", "b"]
     assert plan.moved_bytes == 14 * GIB
     assert plan.request_s == pytest.approx(14 * GIB / 25e9)
-
-
-def test_graphs_are_captured_beside_the_shares() -> None:
-    without = divided(40, claim("a", 10))
-    plan = divided(40, claim("a", 10, graphs=True))
-    assert without.left_bytes - plan.left_bytes == 2 * GIB
 
 
 def test_what_is_left_over_goes_to_the_kv_caches_by_weight() -> None:
@@ -115,27 +98,6 @@ def test_a_cache_takes_turns_and_gets_what_its_own_turn_leaves() -> None:
     assert plan.turn_cache_bytes == 3.5 * GIB
     assert plan.moved_bytes == 14 * GIB  # only weights, which leave as wholes with any cache
     assert plan.larger is None
-
-
-def test_stages_that_take_turns_have_the_caches_with_which_a_round_moves_least() -> None:
-    both = claim("a", layers("a", 40, 0.25), cache=1), claim("b", layers("b", 16, 0.25), cache=1)
-    plan = divided(25, *both)
-    assert plan.takes_turns == ["a", "b"]
-    assert [s.cache_bytes for s in plan.shares] == [GIB, GIB]
-    assert plan.moved_bytes == 3 * GIB
-    assert plan.larger is not None
-    assert plan.larger.caches == {"a": 3.5 * GIB, "b": TURNS_CACHE}
-    assert (
-        plan.larger.moved_bytes
-        == divided(
-            25,
-            *(
-                msgspec.structs.replace(c, least_cache=plan.larger.caches[c.name], said=True)
-                for c in both
-            ),
-        ).moved_bytes
-    )
-    assert plan.larger.moved_bytes > plan.moved_bytes
 
 
 def test_what_does_not_fit_by_caches_alone_copies_nothing() -> None:
@@ -177,18 +139,6 @@ def test_a_cache_grows_no_larger_than_its_requests_can_fill(total: float) -> Non
     assert a == min(3 * GIB, plan.budget_bytes - 10 * GIB)
     assert b == plan.budget_bytes - 4 * GIB - (0 if plan.takes_turns else 10 * GIB + a)
     assert plan.left_bytes < CHUNK_BYTES
-
-
-def test_a_cache_that_was_said_does_not_grow() -> None:
-    plan = divided(80, claim("a", 10, cache=1, said=True), claim("b", 4, cache=1))
-    assert plan.shares[0].cache_bytes == GIB
-
-
-def test_caches_do_not_grow_so_far_that_stages_must_take_turns() -> None:
-    plan = divided(30, claim("a", 10, cache=1), claim("b", 4, cache=1))
-    assert plan.takes_turns == []
-    left = 4.5 * GIB - sum(s.cache_bytes for s in plan.shares)
-    assert 0 <= left <= 2 * CHUNK_BYTES
 
 
 def test_of_a_stage_that_stays_the_cache_takes_turns() -> None:
@@ -235,19 +185,6 @@ def test_by_layers_no_more_moves_than_does_not_fit_twice() -> None:
     assert plan.request_s == pytest.approx(3 * GIB / 25e9)
 
 
-def test_each_layer_has_chunks_of_its_own() -> None:
-    odd = WeightGroup("a", 65 * 40 * MIB, 65 * 40 * MIB, layers=40, layer_bytes=65 * MIB)
-    assert odd.taken == odd.at_least == 128 * 40 * MIB
-
-
-def test_what_stays_is_beside_what_takes_turns() -> None:
-    stays = claim("a", part("a", 6, stays=True), part("a.visual", 1))
-    plan = divided(22, stays, claim("b", 4))
-    assert plan.budget_bytes == 10.5 * GIB
-    assert plan.takes_turns == ["a", "b"]
-    assert plan.moved_bytes == 5 * GIB  # the visual part and b; the rest of a stays
-
-
 def test_of_a_pipeline_the_largest_component_must_fit() -> None:
     pipeline = claim("dit", 20, 10, 1, kind="diffusion", at_once=False)
     assert divided(28, pipeline).budget_bytes == 21 * GIB
@@ -280,12 +217,6 @@ def test_a_gpu_without_swapd_has_no_arena() -> None:
 def test_of_a_gpu_without_swapd_nothing_is_refused() -> None:
     plan = divided(24, claim("asr", 3, room=22, ours=False))
     assert (plan.budget_bytes, plan.left_bytes) == (0, 0)
-
-
-def test_overhead_can_be_said() -> None:
-    plan = divided(20, claim("a", 10, graphs=True), overhead=1)
-    assert [str(t) for t in plan.beside] == ["1 GiB overhead"]
-    assert plan.left_bytes == 5 * GIB
 
 
 def test_what_cannot_fit_is_refused_with_the_sum_and_what_to_change() -> None:
@@ -323,12 +254,3 @@ def test_a_request_that_does_not_fit_is_refused_and_the_length_that_would_is_sai
     assert f"It takes max_model_len: {longest} or less for thinker" in said
     fits = claim("thinker", 10, cache=1.5, tokens=longest)
     assert divided(23, fits, claim("talker", 3, cache=1)).shares[0].cache_tokens == longest
-
-
-def test_where_the_rest_alone_is_too_much_nothing_is_left() -> None:
-    assert "leaves nothing for weights and KV caches" in refused(4, claim("a", 1))
-
-
-def test_a_utilization_is_never_more_than_the_room() -> None:
-    assert utilization(4 * GIB, 80 * GIB) == 0.05
-    assert utilization(GIB, 3 * GIB) == 0.333

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,11 +61,6 @@ def test_a_name_and_a_size_are_a_component() -> None:
         named("dit=forty")
     with pytest.raises(NoSizes, match="no bytes"):
         named("dit=0")
-
-
-def test_a_file_with_a_sign_in_its_name_is_a_file(tmp_path: Path) -> None:
-    path = save(tmp_path / "epoch=3.safetensors", w=8)
-    assert named(str(path)) is None
 
 
 # --- safetensors -------------------------------------------------------------------------
@@ -155,10 +149,10 @@ def test_a_pipeline_has_the_components_that_have_weights(tmp_path: Path) -> None
     ("name", "raw", "says"),
     [
         ("short.safetensors", b"abc", "no safetensors file"),
-        ("long.safetensors", struct.pack("<Q", 1 << 40), "its header is too long"),
+        ("long.safetensors", struct.pack("<Q", 1 << 40), "its header would end at"),
         ("odd.safetensors", struct.pack("<Q", 9) + b'{"a": []}', "no safetensors file"),
         ("list.safetensors", struct.pack("<Q", 2) + b"[]", "no safetensors file"),
-        ("x.safetensors.index.json", b"{}", "lists no tensors"),
+        ("x.safetensors.index.json", b'{"weight_map": {}}', "lists no tensors"),
         ("y.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}', "gone.safet"),
         ("config.json", b"{}", "names no architecture"),
         ("config.json", b"[]", "describes no model"),
@@ -221,16 +215,6 @@ def test_a_config_of_what_nobody_knows_is_refused(tmp_path: Path) -> None:
         of_path(path)
 
 
-def test_without_transformers_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG))
-    with pytest.raises(NoSizes, match="transformers is needed"):
-        of_path(path)
-
-
 # --- daemons -----------------------------------------------------------------------------
 
 
@@ -256,3 +240,8 @@ def test_what_a_daemon_has_is_planned_with_and_parts_are_blocks() -> None:
     dit = by_name["dit"]
     assert (dit.nbytes, dit.blocks, dit.block_bytes, dit.rest_bytes) == (43, 4, 10, 3)
     assert by_name["vae"].blocks == 0
+
+
+def test_a_file_with_a_sign_in_its_name_is_a_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "epoch=3.safetensors", w=8)
+    assert named(str(path)) is None

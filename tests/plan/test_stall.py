@@ -1,10 +1,9 @@
 """The closed forms against a step-by-step run: one copy engine, one that computes, two slots."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swapd.plan import stall
+from swapd.plan import advise as stall
 
 
 def simulated(
@@ -35,7 +34,7 @@ def test_streaming_waits_as_long_as_the_formula_says(
 ) -> None:
     blocks, copy_s = streamed * every, 1.0
     transfer_s, share = blocks * copy_s, 1 - 1 / every
-    expected = passes * stall.step_s(transfer_s, share, blocks * compute)
+    expected = passes * stall.wait_s(transfer_s, share, blocks * compute)
     waited = simulated(blocks, every, copy_s, compute, passes)
     # the very first copy hides behind no computing, and the computing after the last hides none
     assert abs(waited - expected) <= 2 * copy_s + every * compute
@@ -49,13 +48,3 @@ def test_lru_misses_all_of_a_cycle_that_does_not_fit(n: int, room: int) -> None:
 def test_lru_spares_what_need_not_go() -> None:
     assert stall.lru_bytes([60, 8, 2], 66) == 68  # the small component fits beside either
     assert stall.lru_bytes([3, 9], 8) is None
-
-
-def test_what_is_kept_need_not_be_copied() -> None:
-    assert stall.step_s(8.0, 1.0, 0.0) == 0.0
-    assert stall.step_s(8.0, 0.5, 1.0) == pytest.approx(3.0)
-
-
-def test_computing_hides_copies_up_to_its_own_length() -> None:
-    assert stall.step_s(8.0, 0.0, 8.0) == 0.0
-    assert stall.step_s(8.0, 0.0, 6.0) == pytest.approx(2.0)

@@ -170,14 +170,3 @@ def test_models_of_each_size_on_16_gib(tmp_path: Path, size: str, streamed: int)
     )
     assert sum(one.streamed for one in gpu.streams[:1]) == streamed
     assert ("resident" in settings[0]["additional_config"]["swapd"]) == bool(streamed)
-
-
-def test_a_stage_that_says_how_much_streams_is_planned_so(tmp_path: Path) -> None:
-    gpu, settings, _ = planned(
-        tmp_path, OLMO, "16GiB", stage(0, "olmo", max_num_seqs=16, swapd={"cpu_offload_gb": 8})
-    )
-    assert gpu.streams[0].streamed == 22
-    assert gpu.streams[0].resident_bytes < 5.7 * GIB
-    assert "resident" not in settings[0]["additional_config"]["swapd"]
-    assert settings[0]["enforce_eager"] is True
-    play(gpu)

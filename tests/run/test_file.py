@@ -80,11 +80,6 @@ def test_a_stage_has_its_own_variables_over_those_of_swapd_run(
     assert swapd("run", path).stdout == "a | fast 0 a\n"
 
 
-def test_a_file_needs_no_more_than_a_command(tmp_path: Path) -> None:
-    *_, shown = swapd("run", "-n", written(tmp_path, stage())).stdout.splitlines()
-    assert shown == f"cd {tmp_path} && true    # a"
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -52,24 +52,6 @@ def said(actions: list[Action]) -> str:
 # --- order of starts ---------------------------------------------------------------------
 
 
-def test_a_stage_starts_when_all_that_it_is_after_were_started() -> None:
-    made = stages(stage("c", after=("a", "b")), stage("a"), stage("b"))
-    assert made.begin() == [StartStage("a"), StartStage("b")]
-    assert made.started("a", 0.0) == []
-    assert made.started("b", 0.0) == [StartStage("c")]
-    assert made.is_up("a", 1.0) == []
-
-
-def test_one_that_has_to_register_is_waited_for_until_it_has() -> None:
-    made = stages(stage("a", ready="registered"), stage("b", after=("a",)))
-    made.begin()
-    assert made.awaited == []
-    assert made.started("a", 0.0) == []
-    assert made.awaited == ["a"]
-    assert made.is_up("a", 1.0) == [StartStage("b")]
-    assert made.awaited == []
-
-
 def test_one_that_ends_without_a_component_has_the_run_fail_if_another_waits_for_it() -> None:
     made = stages(stage("a", ready="registered"), stage("b", after=("a",)), stage("c"))
     made.begin()
@@ -166,31 +148,6 @@ def test_restart_says_which_ends_are_not_the_last(restart: str, status: int, aga
 # --- the end -----------------------------------------------------------------------------
 
 
-def test_the_run_goes_on_when_a_stage_ends_well_and_is_over_with_the_last() -> None:
-    made = running(stage("a"), stage("b"))
-    assert done(made.ended("a", 0, 1.0)) == []
-    assert not made.over
-    made.ended("b", 0, 1.0)
-    assert (made.over, made.status) == (True, 0)
-
-
-def test_the_first_that_fails_ends_the_others_and_its_status_is_the_run_s() -> None:
-    made = running(stage("a"), stage("b", restart="always"), stage("c", restart="always"))
-    made.ended("c", 1, 1.0)
-    actions = made.ended("a", 3, 1.5)
-    assert said(actions) == "a ended with status 3: the others are told to end"
-    assert done(actions) == [SignalStage("b", TERM)]
-    assert done(made.ended("b", 143, 2.0)) == []
-    assert (made.over, made.status) == (True, 3)
-
-
-def test_one_whose_end_is_that_of_the_run_ends_the_others_and_its_status_counts() -> None:
-    made = running(stage("servers", restart="always"), stage("a", ends_all=True))
-    assert done(made.ended("a", 0, 1.0)) == [SignalStage("servers", TERM)]
-    assert done(made.ended("servers", 143, 2.0)) == []
-    assert (made.over, made.status) == (True, 0)
-
-
 def test_a_failure_before_another_was_started_leaves_that_unstarted() -> None:
     made = stages(stage("a"), stage("b"))
     assert made.begin() == [StartStage("a"), StartStage("b")]
@@ -205,20 +162,6 @@ def test_a_signal_ends_all_and_nothing_starts_again() -> None:
     assert done(made.stop(2, 1.0)) == [SignalStage("a", 2)]
     assert done(made.ended("a", 130, 2.0)) == []
     assert (made.over, made.status) == (True, 130)
-
-
-def test_stages_that_end_well_when_told_leave_the_status_0() -> None:
-    made = running(stage("a"))
-    made.stop(TERM, 1.0)
-    made.ended("a", 0, 2.0)
-    assert (made.over, made.status) == (True, 0)
-
-
-def test_the_second_signal_kills() -> None:
-    made = running(stage("a"), stage("b"))
-    made.stop(TERM, 1.0)
-    made.ended("b", 0, 1.5)
-    assert done(made.stop(TERM, 2.0)) == [SignalStage("a", signal.SIGKILL)]
 
 
 def test_one_that_does_not_end_in_its_time_is_killed_and_that_is_said() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swapd.plan import deploy, overlay
+from swapd.plan import deploy, paste
 from swapd.plan import omni as asked
 from swapd_client.vllm.options import options_of
 from tests.plan import omni
@@ -37,7 +37,7 @@ def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict
     files = []
     for pipeline, name in OVERLAYS.items():
         found = deploy.read(ROOT / "deploy" / "vllm-omni" / name)
-        (folder / name).write_text(overlay.overlay(found, {}, found.async_chunk))
+        (folder / name).write_text(paste.overlay(found, {}, found.async_chunk))
         files.append((pipeline, str(folder / name)))
     base = yaml.safe_load((folder / "swapd_qwen2_5_omni.yaml").read_text())["base_config"]
     for number, mistake in enumerate(MISTAKES):

@@ -23,20 +23,19 @@ from swapd.cli.story import story
 from swapd.log.reader import last_run, read
 from swapd.log.records import OtherSchema
 from swapd.shared.text import plain, reason
-from swapd_client import Client
 from swapd_client.errors import SwapdError
 
 #: Seconds between two looks for a newer view.
 DRAW_S = 0.1
 #: Seconds after which it draws again without a change, as ages grow.
 _AGES_S = 1.0
+#: What the daemon is asked for, and what is so then.
+_DONE = {"pin": "is pinned: it stays", "unpin": "may be evicted", "evict": "leaves"}
 #: Most lines of a component's log: the last ones.
 _STORY_MAX = 1000
 
 
 class Live(Widget):
-    """All lines of the view."""
-
     DEFAULT_CSS = "Live { width: 100%; height: 1fr; }"
 
     def __init__(self, resized: Callable[[], None]) -> None:
@@ -80,9 +79,9 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "Quit"),
         Binding("s", "sort", "Sort"),
-        Binding("p", "pin", "Pin"),
-        Binding("u", "unpin", "Unpin"),
-        Binding("e", "evict", "Evict"),
+        Binding("p", "ask('pin')", "Pin"),
+        Binding("u", "ask('unpin')", "Unpin"),
+        Binding("e", "ask('evict')", "Evict"),
         Binding("l,enter", "story", "Story"),
         Binding("slash", "filter", "Filter"),
         Binding("escape", "unfilter", "Show all"),
@@ -123,7 +122,6 @@ class Top(App[None]):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the current state."""
         self._drawn_at = time.monotonic()
         width, height = self._live.size
         self._drawn = self.poller.view
@@ -171,35 +169,24 @@ class Top(App[None]):
 
     # --- asking the daemon ---------------------------------------------------------------
 
-    def action_pin(self) -> None:
-        def pin(client: Client, name: str) -> None:
-            client.pin(name, timeout=self._timeout)
-            client.prefetch(name, timeout=None)
-
-        self._ask("is pinned: it stays", pin)
-
-    def action_unpin(self) -> None:
-        self._ask("may be evicted", lambda client, name: client.unpin(name, timeout=self._timeout))
-
-    def action_evict(self) -> None:
-        self._ask("leaves", lambda client, name: client.evict(name, timeout=self._timeout))
-
-    def _ask(self, said: str, ask: Callable[[Client, str], None]) -> None:
+    def action_ask(self, what: str) -> None:
         if self.choice.selected:
-            self._ask_in_thread(self.choice.selected, said, ask)
+            self._ask_in_thread(self.choice.selected, what)
 
     @work(thread=True)
-    def _ask_in_thread(self, name: str, said: str, ask: Callable[[Client, str], None]) -> None:
+    def _ask_in_thread(self, name: str, what: str) -> None:
         client = self.poller.client
         if client is None:
             self._tell("no daemon is there to be asked", error=True)
             return
         try:
-            ask(client, name)
+            getattr(client, what)(name, timeout=self._timeout)
+            if what == "pin":
+                client.prefetch(name, timeout=None)
         except SwapdError as exc:
             self._tell(plain(str(exc)), error=True)
         else:
-            self._tell(f"{plain(name)} {said}")
+            self._tell(f"{plain(name)} {_DONE[what]}")
 
     def _tell(self, text: str, *, error: bool = False) -> None:
         severity = "error" if error else "information"

@@ -13,9 +13,9 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from swapd.cli.families import Family, fold
 from swapd.cli.last_lines import Spoken
-from swapd.shared.protocol import ComponentStatus, CopyStatus, StatusReply
+from swapd.cli.status import STATE_STYLES, Family, fold, in_group
+from swapd.shared.protocol import CopyStatus, StatusReply
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -36,20 +36,7 @@ until unpinned, "permanent" ones until unregistered."""
 SORTS = ("name", "size", "state", "last use")
 
 _COLOURS = ("green", "blue", "magenta", "cyan", "yellow", "red")
-_STATES = {
-    "leased": "bold green",
-    "idle": "green",
-    "lent": "bold green",
-    "loading": "yellow",
-    "lending": "yellow",
-    "stopping": "magenta",
-    "revoking": "magenta",
-    "writing back": "magenta",
-    "reclaiming": "magenta",
-    "filling": "cyan",
-    "absent": "dim",
-}
-_RANKS = {state: rank for rank, state in enumerate(_STATES)}
+_RANKS = {state: rank for rank, state in enumerate(STATE_STYLES)}
 #: Fewer lines show only the table, and still fewer no bar.
 _LOW, _FLAT = 14, 6
 _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
@@ -86,8 +73,6 @@ class Row(NamedTuple):
 
 @dataclass
 class Choice:
-    """The choices of the user."""
-
     sort: str = "name"
     only: str = ""
     selected: str = ""
@@ -98,7 +83,6 @@ class Choice:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
 
     def move(self, rows: list[Row], by: int) -> None:
-        """Select another row, `by` rows further down."""
         if rows:
             self.selected = rows[min(max(self._index(rows) + by, 0), len(rows) - 1)].name
 
@@ -120,7 +104,6 @@ class Choice:
 
 
 def listed(every: Iterable[Row], choice: Choice) -> list[Row]:
-    """The rows to show, in order."""
     found = [row for row in every if choice.only.lower() in row.name.lower()]
     return sorted(found, key=_ORDERS[choice.sort])
 
@@ -150,7 +133,7 @@ def _row(family: Family, since_s: float, chunk: int) -> Row:
         nbytes=family.nbytes,
         inside=sum(-(-part.nbytes // chunk) * chunk for part in family.inside),
         state=_state(family),
-        policy="pinned" if any(part.pinned for part in parts) else _policy(first),
+        policy="pinned" if any(part.pinned for part in parts) else in_group(first.policy, first),
         holders=holders,
         idle_s=0.0 if holders else idle_s,
         moves=family.moves,
@@ -162,10 +145,6 @@ def _state(family: Family) -> str:
         return f"{len(family.inside)} of {len(family.parts)} in"
     state = family.parts[0].state
     return "idle" if state == "resident" else state
-
-
-def _policy(c: ComponentStatus) -> str:
-    return c.policy if c.group is None else f"{c.policy} in {c.group}"
 
 
 class _Column(NamedTuple):
@@ -180,7 +159,7 @@ class _Column(NamedTuple):
 _COLUMNS = (
     _Column("size", 9, 30, True, lambda row: size(row.nbytes)),
     _Column("state", 12, 22, False, lambda row: row.state),
-    _Column("policy", 11, 66, False, lambda row: plain(row.policy)),
+    _Column("policy", 11, 66, False, lambda row: row.policy),
     _Column("holders", 18, 76, False, lambda row: plain(", ".join(row.holders))),
     _Column("last use", 8, 44, True, lambda row: _last_use(row)),
     _Column("in/out", 9, 100, True, lambda row: row.moves),
@@ -237,7 +216,7 @@ def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator
     yield Text(grid.line(name, headings), "bold")
     at = choice.settle(rows, height - 1)
     for i, row in enumerate(rows[choice.first : choice.first + height - 1], choice.first):
-        style = "reverse" if i == at else _STATES.get(row.state, "" if row.inside else "dim")
+        style = "reverse" if i == at else STATE_STYLES.get(row.state, "" if row.inside else "dim")
         texts = [column.text(row) for column in grid.columns]
         yield Text(grid.line(plain(row.name), texts), style)
 
@@ -350,7 +329,6 @@ def _foot(view: Snapshot, choice: Choice, width: int) -> list[Text]:
 
 
 def _below(view: Snapshot, now: float) -> list[Text]:
-    """Waits and copies."""
     moved = [_copy(each, now - view.at) for each in view.status.copies]
     waits = _block("waiting", _waits(view, now), view.status.waiting, _WAITS_MAX)
     return waits + _block("copies", moved, 0, _TRANSFERS_MAX)
@@ -358,9 +336,9 @@ def _below(view: Snapshot, now: float) -> list[Text]:
 
 def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:
     for _, time, said in spoken[-height:]:
-        subject, detail = plain(said.subject), " ".join(plain(said.detail).split())
+        detail = " ".join(said.detail.split())
         text = Text.assemble((clock(time), "dim"), "  ", (said.verb.ljust(10), said.style))
-        yield text.append(f" {subject}  {detail}".rstrip())
+        yield text.append(f" {said.subject}  {detail}".rstrip())
 
 
 def clock(time: float) -> str:

@@ -1,0 +1,196 @@
+"""`swapd pin`, `unpin`, `evict` and `resize`: change one component. `swapd forecast`."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, facts, print_json
+from swapd.cli.status import fold
+from swapd.cli.target import Device
+from swapd.shared.protocol import ComponentStatus, ForecastReply, StatusReply
+from swapd.shared.text import plain
+from swapd.shared.units import parse_size, rate, seconds, size
+from swapd_client import Client, ComponentInUse
+
+#: States without memory of the device.
+_OUT = ("absent", "filling")
+
+#: Seconds for which a client may keep an unused lease, and the pause between two attempts.
+_KEPT_S, _AGAIN_S = 0.5, 0.05
+
+Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
+
+
+def pin(
+    name: Name,
+    endpoint: Endpoint = None,
+    device: Device = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Keep a component on the device: load it when there is room, and do not evict it.
+
+    Lasts until `swapd unpin`, or until the component is unregistered. Of a component in parts,
+    only its resident parts stay.
+    """
+    with ask(endpoint, "pin", timeout, device) as client:
+        client.pin(name, timeout=timeout)
+        client.prefetch(name, timeout=None)
+        pinned = [c for c in _members(client.status(timeout=timeout), name) if c.pinned]
+    stays = [c for c in pinned if c.policy == "permanent"]
+    coming = [c for c in stays if c.state in _OUT]
+    said = f"{plain(name)}: {_amount(stays)} {'stays' if pinned else 'is not there any more'}"
+    if coming:
+        said += f"; {_amount(coming)} of it once there is room"
+    console.print(said, markup=False)
+
+
+def unpin(
+    name: Name,
+    endpoint: Endpoint = None,
+    device: Device = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Allow the eviction of a pinned component again."""
+    with ask(endpoint, "unpin", timeout, device) as client:
+        client.unpin(name, timeout=timeout)
+    console.print(f"{plain(name)}: may be evicted", markup=False)
+
+
+def evict(
+    name: Name,
+    endpoint: Endpoint = None,
+    device: Device = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Evict an idle component at once, and save changes to it."""
+    with ask(endpoint, "evict", timeout, device) as client:
+        _evict(client, name, timeout)
+        there = [c for c in _members(client.status(timeout=timeout), name) if c.state not in _OUT]
+    leaving = [c for c in there if c.state in ("revoking", "writing back")]
+    said = f"{plain(name)}: is out"
+    if leaving:
+        said = f"{plain(name)}: {_amount(leaving)} is leaving, and saved first"
+    elif there:
+        said = f"{plain(name)}: is out, but for {_amount(there)}"
+    console.print(said, markup=False)
+
+
+def _evict(client: Client, name: str, timeout: float) -> None:
+    """Evict it, in several attempts: a client keeps an unused lease for a moment."""
+    give_up = time.monotonic() + _KEPT_S
+    while True:
+        try:
+            return client.evict(name, timeout=timeout)
+        except ComponentInUse:
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _members(reply: StatusReply, name: str) -> list[ComponentStatus]:
+    return [c for c in reply.components if name in (c.name, c.part_of)]
+
+
+def _amount(components: list[ComponentStatus]) -> str:
+    return size(sum(c.nbytes for c in components))
+
+
+AUTO = "auto"
+
+
+def resize(
+    name: Annotated[str, typer.Argument(help="A component with parts")],
+    amount: Annotated[
+        str,
+        typer.Argument(metavar="SIZE", help=f"Size to keep, as in 5.6GiB; {AUTO}: all that fits"),
+    ],
+    endpoint: Endpoint = None,
+    device: Device = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Keep part of a component on the device, and stream the rest block by block."""
+    try:
+        nbytes = None if amount == AUTO else parse_size(amount)
+    except ValueError as exc:
+        raise typer.BadParameter(f"{exc}, or {AUTO}") from exc
+    with ask(endpoint, "resize", timeout, device) as client:
+        client.resize(name, nbytes, timeout=timeout)
+        reply = client.status(timeout=timeout)
+    for family in fold(reply.components):
+        if family.streamed and family.name == name:
+            console.print(f"{plain(name)}: {family.keeps}", markup=False)
+
+
+Names = Annotated[list[str], typer.Argument(help="Components, acquired together")]
+
+
+def forecast(
+    names: Names,
+    endpoint: Endpoint = None,
+    device: Device = None,
+    json: Json = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Predict the loads, evictions and wait of an acquire. Changes nothing."""
+    with ask(endpoint, "forecast", timeout, device) as client:
+        reply = client.forecast(*names, timeout=timeout)
+    if json:
+        print_json(reply)
+    else:
+        console.print(forecast_page(names, reply))
+
+
+def forecast_page(names: list[str], reply: ForecastReply) -> Table:
+    rows: list[tuple[str, RenderableType]] = [
+        ("acquire", Text(plain(" + ".join(names)))),
+        ("copies in", _copies(reply)),
+        ("evicts", _victims(reply)),
+        ("waits for", _waits(reply)),
+        ("takes", _takes(reply)),
+    ]
+    if reply.bytes_back:
+        rows.insert(3, ("writes back", size(reply.bytes_back)))
+    return facts(rows)
+
+
+def _copies(reply: ForecastReply) -> str:
+    parts = [size(reply.bytes_in)] if reply.bytes_in else []
+    parts += [f"{size(reply.bytes_coming)} on the way already"] if reply.bytes_coming else []
+    if reply.victims:
+        return ", ".join(parts) or "nothing: it comes in as zeros"
+    return ", ".join(parts) or "nothing: it is in, or comes in as zeros"
+
+
+def _victims(reply: ForecastReply) -> Text:
+    if not reply.victims:
+        return Text("nothing" if reply.at_once else "depends on who gives way")
+    families: dict[str, list[int]] = {}
+    for v in reply.victims:
+        families.setdefault(v.part_of or v.name, []).append(v.nbytes)
+    return Text(
+        plain(
+            ", ".join(
+                f"{name} ({size(sum(parts))}{f' in {len(parts)} parts' if len(parts) > 1 else ''})"
+                for name, parts in families.items()
+            )
+        )
+    )
+
+
+def _waits(reply: ForecastReply) -> Text:
+    if reply.at_once:
+        return Text("nobody", "green")
+    return Text("\n".join(plain(f"{way.name}: {way.why}") for way in reply.waits_for), "yellow")
+
+
+def _takes(reply: ForecastReply) -> str:
+    if reply.seconds is None:
+        return "not known: nothing was swapped in yet"
+    took = "0 s" if not reply.seconds else f"about {seconds(reply.seconds)}"
+    if reply.bytes_per_s and reply.seconds:
+        took += f", at the {rate(reply.bytes_per_s)} measured"
+    return took if reply.at_once else f"{took}, once these waits are over"
