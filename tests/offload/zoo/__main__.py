@@ -4,19 +4,14 @@ Exits with 1 if a class fails without a stated reason; these classes are printed
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from tests.guarantees.harness import Daemon
 from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
-from tests.offload.zoo.keeper import Keeper, Row
+from tests.offload.zoo.keeper import Keeper, Row, daemon
 from tests.offload.zoo.table import problems_of, table_of, write
 
 AT_A_TIME = 2
@@ -56,9 +51,10 @@ def run_all(entries: Sequence[Entry], *, verbose: bool = False) -> list[Row]:
     for one in entries:
         waiting.put(one)
     rows: dict[str, Row] = {}
+    families = dict.fromkeys(one.family for one in entries)
 
     def work() -> None:
-        with _daemon() as folder, Keeper(dict.fromkeys(one.family for one in entries)) as keeper:
+        with daemon(BUDGET) as folder, Keeper(families) as keeper:
             while True:
                 try:
                     one = waiting.get_nowait()
@@ -76,18 +72,6 @@ def run_all(entries: Sequence[Entry], *, verbose: bool = False) -> list[Row]:
     for thread in threads:
         thread.join()
     return [rows[one.name] for one in entries]
-
-
-@contextmanager
-def _daemon() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log", budget=BUDGET)
-    try:
-        yield daemon.folder
-        daemon.close()
-    finally:
-        daemon.discard()
-        shutil.rmtree(folder)
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tests.offload.zoo.entries import Subject, entry
-from tests.offload.zoo.inputs import GREEDY, SMALL, ids
+from tests.offload.zoo.inputs import GREEDY, SMALL, T5, ids
 
 LINEARS = ["q_proj", "v_proj"]
 
@@ -118,21 +118,6 @@ def vera() -> Subject:
     return _generates(_adapted(peft.VeraConfig(r=4, target_modules=LINEARS)))
 
 
-@entry("IA3", "vectors that scale")
-def ia3() -> Subject:
-    import peft
-
-    return _generates(
-        _adapted(
-            peft.IA3Config(
-                target_modules=["k_proj", "down_proj"],
-                feedforward_modules=["down_proj"],
-                init_ia3_weights=False,
-            )
-        )
-    )
-
-
 @entry("Prompt tuning", "an embedding around the model, read before it")
 def prompts() -> Subject:
     import peft
@@ -140,35 +125,6 @@ def prompts() -> Subject:
     return _generates(
         _adapted(peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
     )
-
-
-@entry("Prefix tuning", "keys and values that come from an embedding")
-def prefixes() -> Subject:
-    import peft
-
-    model = _adapted(
-        peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", prefix_projection=True)
-    )
-    return _generates(model)
-
-
-@entry("LoHa and OFT", "products and rotations of weights, in turn")
-def loha() -> Subject:
-    import peft
-
-    model = _adapted(peft.LoHaConfig(r=4, target_modules=LINEARS, init_weights=False))
-    rotated = _adapted(peft.OFTConfig(oft_block_size=4, target_modules=LINEARS, init_weights=False))
-
-    class Both(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.products, self.rotations = model, rotated
-
-        def forward(self, tokens: torch.Tensor) -> Any:
-            return self.products(tokens).logits, self.rotations(tokens).logits
-
-    both = Both()
-    return Subject(both, lambda: both(ids()))
 
 
 @entry("Trainable tokens", "a few rows of an embedding, put into a copy of it at each call")
@@ -186,29 +142,11 @@ def adalora() -> Subject:
     import peft
     from transformers import T5Config, T5ForConditionalGeneration
 
-    base = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=64,
-            d_model=32,
-            d_kv=8,
-            d_ff=48,
-            num_layers=2,
-            num_heads=4,
-            decoder_start_token_id=0,
-        )
-    )
+    base = T5ForConditionalGeneration(T5Config(**T5))
     config = peft.AdaLoraConfig(
         init_r=4, target_r=2, total_step=10, target_modules=["q", "v"], init_lora_weights=False
     )
     return _generates(_adapted(config, base))
-
-
-def _unet_pipeline() -> Any:
-    import diffusers
-
-    from tests.offload.zoo.diffusion import _sd
-
-    return _sd("StableDiffusionPipeline", scheduler=diffusers.DDIMScheduler())
 
 
 def _paints(pipeline: Any) -> Any:
@@ -222,27 +160,19 @@ def _paints(pipeline: Any) -> Any:
     ).images
 
 
-def _with_lora(pipeline: Any) -> None:
-    import peft
-
-    pipeline.unet.add_adapter(
-        peft.LoraConfig(r=2, target_modules=["to_q", "to_v", "conv1"], init_lora_weights=False)
-    )
-
-
-@entry("StableDiffusionPipeline with a LoRA", "adapters on convolutions; a scale for each call")
-def lora_pipeline() -> Subject:
-    pipeline = _unet_pipeline()
-    _with_lora(pipeline)
-    return Subject(pipeline, lambda: _paints(pipeline))
-
-
 @entry(
     "StableDiffusionPipeline, fused for a picture", "writes a LoRA into weights and out", often=True
 )
 def fused_pipeline() -> Subject:
-    pipeline = _unet_pipeline()
-    _with_lora(pipeline)
+    import diffusers
+    import peft
+
+    from tests.offload.zoo.diffusion import _sd
+
+    pipeline = _sd("StableDiffusionPipeline", scheduler=diffusers.DDIMScheduler())
+    pipeline.unet.add_adapter(
+        peft.LoraConfig(r=2, target_modules=["to_q", "to_v", "conv1"], init_lora_weights=False)
+    )
 
     def run() -> object:
         seen = [_paints(pipeline)]
