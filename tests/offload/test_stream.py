@@ -15,7 +15,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import BadRequest, Client, DaemonGone, TooLarge, WouldDeadlock
+from swapd_client import Client, DaemonGone, TooLarge, WouldDeadlock
 from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
@@ -74,7 +74,6 @@ def family(
     blocks: int,
     *,
     resident: int | str | None = 0,
-    slots: int = 2,
     rest: bool = True,
     name: str = "m",
     chunks: int = 1,
@@ -85,7 +84,7 @@ def family(
     parts |= {str(i): {"w": bytes([i + 1]) * chunks * BLOCK} for i in range(blocks)}
     registered = client.register_family(name, parts, resident=resident, mutable=mutable)
     made = [c.name for c in registered]
-    stream = Stream(client, name, made.pop(0) if rest else None, made, slots)
+    stream = Stream(client, name, made.pop(0) if rest else None, made)
     return Model(client, stream, blocks)
 
 
@@ -128,16 +127,15 @@ def swapd(chunks: int) -> Iterator[Client]:
 # --- a pass ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_no_more_than_its_slots_are_on_the_device_at_a_time(slots: int) -> None:
+def test_no_more_than_its_slots_are_on_the_device_at_a_time() -> None:
     # not strict: there a released block takes room until its worker has unmapped it
     with spawn.daemon(budget=12 * BLOCK) as daemon, swapd_client.connect(daemon.folder) as client:
-        model = family(client, 8, slots=slots)
+        model = family(client, 8)
         for _ in range(3):
             model.forward()
         status = client.status()
         assert model.held() == []
-        assert status.peak_bytes == (slots + 1) * BLOCK, "beside them, what is in no block"
+        assert status.peak_bytes == (2 + 1) * BLOCK, "beside them, what is in no block"
 
 
 @pytest.mark.parametrize(("resident", "kept"), [(0, ""), (2, "26"), (4, "1357"), (8, "01234567")])
@@ -342,11 +340,6 @@ def test_a_block_that_never_fits_is_refused_and_nothing_is_held() -> None:
             model.forward()
         assert model.held() == []
         assert client.status().waiting == 0
-
-
-def test_without_a_slot_nothing_can_be_streamed() -> None:
-    with swapd(2) as client, pytest.raises(BadRequest, match="slots=0"):
-        family(client, 1, slots=0)
 
 
 def test_reading_ahead_may_find_no_room() -> None:

@@ -11,7 +11,7 @@ no client. `Marker` marks these attributes.
 import copy
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -172,6 +172,52 @@ class Marker:
     def before(self, name: str) -> Any:
         """The module's own attribute of that name; None if it had none."""
         return None
+
+
+#: Runs a function with these arguments.
+Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class Method(Marker):
+    """In the place of one module's method: `run` calls it.
+
+    An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
+    method.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str, run: Run | None) -> None:
+        self._module = module
+        self._run = run
+        self.__name__ = name
+        #: The module's own attribute of that name, if it had one.
+        self._before = module.__dict__.get(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}
+
+    def __repr__(self) -> str:
+        return f"<{self.__wrapped__!r}, run by swapd>"
+
+    def before(self, name: str) -> Any:
+        return self._before
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The original method, which gives this one its signature."""
+        if self._before is not None:
+            method: Callable[..., Any] = self._before
+        else:
+            method = getattr(type(self._module), self.__name__).__get__(self._module)
+        return method
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__wrapped__.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._run is None:
+            return self.__wrapped__(*args, **kwargs)
+        return self._run(self.__wrapped__, args, kwargs)
 
 
 def without_markers(attributes: dict[str, Any]) -> dict[str, Any]:

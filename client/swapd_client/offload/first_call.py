@@ -20,9 +20,10 @@ from torch.utils import _python_dispatch as modes
 
 from swapd_client.errors import SwapdError, TooLarge, WouldDeadlock
 from swapd_client.offload import dynamo
+from swapd_client.offload.copies import Method
 from swapd_client.offload.dynamo import uncompiled, when_imported
 from swapd_client.offload.gate import LeaseGate
-from swapd_client.offload.hooks import Method, wrap
+from swapd_client.offload.hooks import wrap
 from swapd_client.offload.outputs import LATER, tensors_in
 from swapd_client.offload.scope import Entry, here, thread
 from swapd_client.offload.update_barrier import tell
@@ -58,12 +59,13 @@ class FirstCall(Method):
         """`gate`: of the module: a call that holds all of it is not watched. `parts`: what a call
         may read.
         """
-        super().__init__(module, name, gate)
+        super().__init__(module, name, None)
+        self._gate = gate
         self._parts = parts
         self._to_undo = to_undo
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": (), "_to_undo": None}
+        return {**super().__getstate__(), "_gate": None, "_parts": (), "_to_undo": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gate, parts = self._gate, self._parts

@@ -10,6 +10,7 @@ needs `attachment.edit(...)`.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from types import MethodType
 from typing import Any
@@ -19,7 +20,15 @@ from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.offload import state_dict
-from swapd_client.offload.copies import Copies, Marker, copied, private, stand_in, tensors_of
+from swapd_client.offload.copies import (
+    Copies,
+    Marker,
+    Method,
+    copied,
+    private,
+    stand_in,
+    tensors_of,
+)
 from swapd_client.offload.weights import (
     ComponentWeights,
     CopiesByOwner,
@@ -140,7 +149,7 @@ class Guard(Marker):
         for name, run in _WRITERS.items():
             # `getattr` on a stand-in would find those of its module
             if callable(getattr(type(module), name, None)):
-                attributes[name] = WriterMethod(self, name, run)
+                attributes[name] = Method(module, name, partial(run, self))
         #: Attributes that the module itself, and not its class, had under these names.
         self._own = {name: vars(module).get(name) for name in attributes}
         vars(module).update(attributes)
@@ -341,29 +350,6 @@ def _like(tensor: torch.Tensor) -> Any:
 
 # --- methods that write ------------------------------------------------------------------
 
-#: Runs a method of the guarded module.
-_Run = Callable[[Guard, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-
-
-class WriterMethod(Marker):
-    """A method of a module that writes to weights, or would replace them."""
-
-    def __init__(self, owner: Guard, name: str, run: _Run) -> None:
-        self._guard = owner
-        self._run = run
-        self.__name__ = name
-
-    def before(self, name: str) -> Any:
-        return self._guard.before(name)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The original method, which gives this one its signature."""
-        return self._guard.method(self.__name__)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._guard, self.__wrapped__, args, kwargs)
-
 
 def _write(owner: Guard, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """For methods that write to the weights of the module or its submodules."""
@@ -391,7 +377,7 @@ def _refuse_resize(owner: Guard, method: Callable[..., Any], args: Any, kwargs: 
     )
 
 
-_WRITERS: Mapping[str, _Run] = {
+_WRITERS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("fuse_lora", "unfuse_lora"), _write_layers),  # diffusers
     # it makes new private weights from the existing ones
     "fuse_qkv_projections": _write,  # diffusers

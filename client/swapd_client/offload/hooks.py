@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.offload import dynamo, find
-from swapd_client.offload.copies import Marker
+from swapd_client.offload.copies import Marker, Method
 from swapd_client.offload.gate import LeaseGate
 
 #: The attribute that holds a module's hook.
@@ -273,54 +274,12 @@ dynamo.when_imported(_hear_of_compilations)
 # --- methods -----------------------------------------------------------------------------
 
 
-class Method(Marker):
-    """A method of one module that holds its component while it runs.
-
-    An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
-    method, and holds nothing.
-    """
-
-    def __init__(self, module: Module, name: str, gate: LeaseGate | None) -> None:
-        self._module = module
-        self._gate = gate
-        self.__name__ = name
-        #: The module's own attribute of that name, if it had one.
-        self._before = module.__dict__.get(name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_gate": None}
-
-    def __repr__(self) -> str:
-        return f"<{self.__wrapped__!r}, under a lease>"
-
-    def before(self, name: str) -> Any:
-        return self._before
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The original method, which gives this one its signature."""
-        if self._before is not None:
-            method: Callable[..., Any] = self._before
-        else:
-            method = getattr(type(self._module), self.__name__).__get__(self._module)
-        return method
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]
-        return self.__wrapped__.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._gate is None:
-            return self.__wrapped__(*args, **kwargs)
-        return self._gate.run(self.__wrapped__, args, kwargs, is_forward=False)
-
-
 dynamo.when_imported(lambda: dynamo.skip(Method.__call__))
 
 
 def wrap(module: Module, name: str, gate: LeaseGate) -> Callable[[], None]:
     """Have a method hold `gate` while it runs; returns the undo."""
-    return put(module, Method(module, name, gate))
+    return put(module, Method(module, name, partial(gate.run, is_forward=False)))
 
 
 def put(module: Module, method: Method) -> Callable[[], None]:
@@ -329,8 +288,8 @@ def put(module: Module, method: Method) -> Callable[[], None]:
     setattr(module, name, method)
 
     def undo() -> None:
-        if method._before is not None:
-            setattr(module, name, method._before)
+        if (own := method.before(name)) is not None:
+            setattr(module, name, own)
         else:
             module.__dict__.pop(name, None)
 
