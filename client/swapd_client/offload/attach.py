@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -191,8 +191,8 @@ class _Attaching:
         """
         given = self._arguments
         sizes = {one.name: self._own_bytes(one) for one in self._found}
-        _refuse_unknown("kinds", given.kinds, sizes)
-        _refuse_unknown("stay", given.stay, sizes)
+        strategy.refuse_unknown("kinds", given.kinds, sizes)
+        strategy.refuse_unknown("stay", given.stay, sizes)
 
         def kind_of(name: str) -> Kind:
             return given.kinds.get(name) or strategy.kind_of(name)
@@ -324,14 +324,6 @@ def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]
     blocks = streamed[one.name].blocks if one.name in streamed else ()
     how = f", streamed in {len(blocks)} block{'s' * (len(blocks) > 1)}" if blocks else ""
     return f"{one.name} ({size(one.nbytes)}{how})"
-
-
-def _refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> None:
-    for name in names:
-        if name not in there:
-            raise InvalidSource(
-                f"{what}: no component is called {name!r}; there are: {', '.join(there)}"
-            )
 
 
 def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.memory.movable import leaves
 from swapd_client.offload import state_dict
 from swapd_client.offload.copies import (
     Copies,
@@ -35,7 +36,6 @@ from swapd_client.offload.weights import (
     Covered,
     edited,
     edits,
-    with_bytes,
 )
 
 #: The attribute that holds a module's guard.
@@ -93,8 +93,9 @@ def covered(*what: Module | torch.Tensor) -> list[Covered]:
     found: dict[int, Covered] = {}
     for name, tensor in _tensors_in(what):
         if (owner := owner_of(tensor)) is not None:
-            for one in with_bytes(tensor, name, owner):
-                found.setdefault(id(one[0]), one)
+            for inner_name, inner in leaves(name, tensor):
+                if owner.covers(inner):
+                    found.setdefault(id(inner), (inner, inner_name, owner))
     return list(found.values())
 
 

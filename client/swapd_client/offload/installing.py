@@ -21,6 +21,7 @@ from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans
 from swapd_client.offload.ownership import bytes_in
 from swapd_client.offload.scope import ComponentHold, Holdable
+from swapd_client.offload.strategy import refuse_unknown
 from swapd_client.offload.weights import ComponentWeights
 
 #: Callers outside of a component call its modules down to this depth.
@@ -37,10 +38,8 @@ def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, li
     """
     modules = {one.name: find.bare(one.module) for one in found}
     given = named if isinstance(named, Mapping) else _having(modules, named)
+    refuse_unknown("wrap_methods", given, modules)
     for name, wanted in given.items():
-        if name not in modules:
-            there = ", ".join(modules)
-            raise InvalidSource(f"wrap_methods: no component {name!r}; there are: {there}")
         for method in wanted:
             if not callable(getattr(modules[name], method, None)):
                 raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
@@ -285,9 +284,7 @@ def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
                 found[child] = False
             elif depth < DEPTH:
                 found[child] = listed and found.get(child, True)
-            waiting.append((child, DEPTH if listed else depth + _is_level(child)))
+            waiting.append(
+                (child, DEPTH if listed else depth + (not isinstance(child, Sequential)))
+            )
     return found
-
-
-def _is_level(module: Module) -> bool:
-    return not isinstance(module, Sequential)

@@ -9,7 +9,7 @@ from torch.nn import Module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory.movable import leaves
 from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
@@ -178,28 +178,19 @@ def _tensors(
         for own_name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            for name, tensor in _unwrapped(join(path, own_name), parameter):
+            for name, tensor in leaves(join(path, own_name), parameter):
                 yield _OwnedTensor(name, tensor, users, module, id(parameter) in trained)
     for path, given in extra.items():
         holder = _holder(path, owners.modules)
-        for name, tensor in _unwrapped(path, given):
+        for name, tensor in leaves(path, given):
             yield _OwnedTensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
-
-
-def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors with bytes of their own: for a wrapper, its inner tensors."""
-    if not is_wrapper(tensor):
-        yield name, tensor
-        return
-    for inner in inner_names(tensor):
-        yield from _unwrapped(f"{name}.{inner}", getattr(tensor, inner))
 
 
 def bytes_of(module: Module) -> Iterator[torch.Tensor]:
     """The tensors that hold the bytes of a module's own parameters."""
     for parameter in module._parameters.values():
         if parameter is not None:
-            yield from (tensor for _, tensor in _unwrapped("", parameter))
+            yield from (tensor for _, tensor in leaves("", parameter))
 
 
 def by_block(
@@ -270,7 +261,7 @@ def _called(holder: Module, owners: _Owners) -> Module:
 
 def bytes_in(tensor: torch.Tensor) -> list[Span]:
     """Where the bytes of a tensor are; for a wrapper, of its inner tensors."""
-    spans = [span_of(inner) for _, inner in _unwrapped("", tensor)]
+    spans = [span_of(inner) for _, inner in leaves("", tensor)]
     return [span for span in spans if span is not None]
 
 

@@ -148,13 +148,19 @@ def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
 
 def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], None]) -> None:
     """Read a tensor, cast it, and write it, in small steps."""
+    for items, read in _cast_items(wanted):
+        vm.write(target, place, items.data_ptr(), items.nbytes)
+        place += items.nbytes
+        add(read)
+
+
+def _cast_items(wanted: WantedTensor) -> Iterator[tuple[torch.Tensor, int]]:
+    """A tensor's items, some at a time, after the cast; and the bytes that were read for them."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):
-        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
-        vm.write(target, place, items.data_ptr(), items.nbytes)
-        place += items.nbytes
-        add(min(step, stored.nbytes - at))
+        read = min(step, stored.nbytes - at)
+        yield _read_items(stored, source, at, read).to(wanted.dtype), read
 
 
 @contextmanager
@@ -186,10 +192,7 @@ def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> b
 
 def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
     """Whether a tensor, after its cast, equals the host copy at this address."""
-    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
-    step = _CAST_ITEMS * source.itemsize
-    for at in range(0, stored.nbytes, step):
-        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
+    for items, _ in _cast_items(wanted):
         if vm.differ(master, items.data_ptr(), items.nbytes):
             return False
         master += items.nbytes
