@@ -12,7 +12,7 @@ from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.memory.movable import nbytes_of
-from swapd_client.offload import find, garbage, hooks, ownership, strategy, tools
+from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import no_calls
 from swapd_client.offload.attachment import (
@@ -20,6 +20,7 @@ from swapd_client.offload.attachment import (
     AttachedComponent,
     Attachment,
     StreamedComponent,
+    take_back_if_dropped,
 )
 from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.holdables import BlockHold, PassHold
@@ -66,7 +67,7 @@ def _attach(client: AttachClient, model: object, arguments: Arguments) -> Attach
                 attachment._take_back()
                 raise
         attachment._again = run
-    garbage.take_back_if_dropped(client, attachment)
+    take_back_if_dropped(client, attachment)
     return attachment
 
 

@@ -284,7 +284,6 @@ def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
                 found[child] = False
             elif depth < DEPTH:
                 found[child] = listed and found.get(child, True)
-            waiting.append(
-                (child, DEPTH if listed else depth + (not isinstance(child, Sequential)))
-            )
+            level = 0 if isinstance(child, Sequential) else 1
+            waiting.append((child, DEPTH if listed else depth + level))
     return found
