@@ -40,7 +40,11 @@ class Arguments:
 
 def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
     """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidSettings."""
-    settings, components = _chosen(given.settings, flags), given.components
+    settings, components = given.settings, given.components
+    if flags and settings is not None:
+        names = ", ".join(flags)
+        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
+    settings = from_keywords(**flags) if flags else settings
     if settings is not None and given.policy != "lru":
         raise InvalidSource(
             f"policy={given.policy!r} and settings both set how components share the device; give "
@@ -58,16 +62,6 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
         stay=_listed(given.stay),
         trainable=_listed(given.trainable),
     )
-
-
-def _chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
-    """The settings, from `settings=` or from keyword arguments. Raises: InvalidSettings."""
-    if not flags:
-        return given
-    if given is not None:
-        names = ", ".join(flags)
-        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
-    return from_keywords(**flags)
 
 
 def _listed(names: _Names) -> _Names:

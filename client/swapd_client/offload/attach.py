@@ -234,12 +234,14 @@ class _Attaching:
 
     def _register(self, hows: Mapping[str, Sharing]) -> None:
         given, attachment = self._arguments.blocks, self._attachment
-        registering = Registration(self._client, self._owned, hows, self._called)
         blocks: Mapping[str, Sequence[str]] = {}
         if given is not None:
             streamed = [name for name, how in hows.items() if how.streamed]
             blocks = given if isinstance(given, Mapping) else dict.fromkeys(streamed, given)
-        registering.run(self._found, blocks, self._starts, self._trained)
+        registering = Registration(
+            self._client, self._owned, hows, self._called, blocks, self._starts
+        )
+        registering.run(self._found, self._trained)
         attachment.registered += registering.names
         attachment.streamed |= registering.streamed
         self._names_of = registering.names_of

@@ -1,13 +1,13 @@
 """A model that is attached to swapd: its components, leases on them, and `detach`.
 
-`attaching.py` makes it; `hooks.py` runs around each call.
+`attach.py` makes it; `hooks.py` runs around each call.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 
@@ -43,26 +43,19 @@ ONE_AT_A_TIME = threading.Lock()
 _counting = threading.Lock()
 
 
+@dataclass(eq=False)
 class AttachedComponent:
     """One component of an attachment."""
 
-    def __init__(
-        self,
-        name: str,
-        module: torch.nn.Module,
-        held: ComponentHold | PassHold | None,
-        all_of_it: ComponentHold,
-        nbytes: int,
-    ) -> None:
-        self.name = name
-        self.module = module
-        #: Held by a call of the module. None if it has no parameters.
-        self.held = held
-        #: All of the component. The same as `held`, unless it is streamed.
-        self.all_of_it = all_of_it
-        self.nbytes = nbytes
-        #: The blocks of a streamed component, by module.
-        self.blocks: dict[torch.nn.Module, BlockHold] = {}
+    name: str
+    module: torch.nn.Module
+    #: Held by a call of the module. None if it has no parameters.
+    held: ComponentHold | PassHold | None
+    #: All of the component. The same as `held`, unless it is streamed.
+    all_of_it: ComponentHold
+    nbytes: int
+    #: The blocks of a streamed component, by module.
+    blocks: dict[torch.nn.Module, BlockHold] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Attached {self.name} {size(self.nbytes)}>"
@@ -130,7 +123,7 @@ class Use:
             scope.leave(entry)
 
 
-class Attachment:
+class Attachment(AbstractContextManager["Attachment"]):
     """The result of `Client.attach`. `detach`, or the end of a `with` block, undoes it."""
 
     def __init__(self, client: AttachClient, prefix: str) -> None:
@@ -159,9 +152,6 @@ class Attachment:
 
     def __str__(self) -> str:
         return self.summary
-
-    def __enter__(self) -> "Attachment":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None

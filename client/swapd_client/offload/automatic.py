@@ -70,7 +70,7 @@ def parts_of(root: Module) -> dict[str, Module]:
         if parts.share(found.values()) < enough:
             found |= parts.largest(root, "", {id(part) for part in found.values()})
         if has_usual(found):
-            enough = _MOST  # staying.py warns of the rest
+            enough = _MOST  # `private.py` warns of the rest
     return found if parts.share(found.values()) >= enough else {}
 
 

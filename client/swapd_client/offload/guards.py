@@ -136,7 +136,7 @@ class Guard(Marker):
         self.module = module
         self._handles = [
             module.register_state_dict_post_hook(_StateDictHook(self)),
-            module.register_load_state_dict_post_hook(_LoadHook()),
+            module.register_load_state_dict_post_hook(self._loaded),
         ]
         # before the existing hooks: they must see bytes that are readable
         module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
@@ -269,6 +269,10 @@ class Guard(Marker):
         )
         state_dict.of(missing_keys, module).run(load, module, prefix, staged, calls)
 
+    def _loaded(self, module: Module, incompatible: Any) -> None:
+        """Runs after a module and its submodules were loaded."""
+        state_dict.ended(incompatible.missing_keys, module)
+
 
 def _apply_to_rest(module: Any, fn: Callable[..., Any], but: set[str]) -> None:
     """`Module._apply` for the module's own tensors with other names."""
@@ -301,13 +305,6 @@ class _StateDictHook(Marker):
                 continue
             copies = copies or state_dict.copies_in(state, module, prefix)
             state[prefix + name] = copies[weights].of(tensor)
-
-
-class _LoadHook(Marker):
-    """Runs after a module and its submodules were loaded."""
-
-    def __call__(self, module: Module, incompatible: Any) -> None:
-        state_dict.ended(incompatible.missing_keys, module)
 
 
 # --- casts and moves ---------------------------------------------------------------------

@@ -77,6 +77,14 @@ class Hook(Marker):
     def share_compiled_code(self) -> None:
         self._runs = MethodType(_held_uncompiled, self._runs.__self__)
 
+    def refuse_script(self) -> Module:
+        """Called by `torch.jit.script`. Raises, with advice."""
+        name = "" if self.gate is None else self.gate.name
+        raise NotWhileAttached(
+            f"{name!r} is attached to swapd, and a scripted module would not load its weights: "
+            "call detach() on its attachment first"
+        )
+
     def put(self) -> None:
         self._attributes[_HOOK] = self
         self._attributes[self._slot] = self._runs
@@ -125,8 +133,8 @@ def install(
     `is_member`, it may share compiled code with others in its list, which is without the hook.
     """
     undistinguish = None if is_compiled or is_member else dynamo.distinguish(module)
-    vars(module)[_TO_SCRIPT] = _Unscriptable(module, gate.name)
     hook = hook_of(module) or Hook(module)
+    vars(module)[_TO_SCRIPT] = hook.refuse_script
     if is_member:
         hook.share_compiled_code()
     hook.gate = gate
@@ -161,25 +169,6 @@ def hook_original(compiled: Module, gate: LeaseGate) -> Callable[[], None]:
 
 #: `torch.jit.script` calls this first.
 _TO_SCRIPT = "__prepare_scriptable__"
-
-
-class _Unscriptable(Marker):
-    """Makes `torch.jit.script` raise with advice."""
-
-    def __init__(self, module: Module, name: str) -> None:
-        self._module = module
-        self._name = name
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_name": ""}
-
-    def __call__(self) -> Module:
-        if self._name:
-            raise NotWhileAttached(
-                f"{self._name!r} is attached to swapd, and a scripted module would not load its "
-                "weights: call detach() on its attachment first"
-            )
-        return self._module
 
 
 # --- hooks that are removed at times -----------------------------------------------------

@@ -2,7 +2,7 @@
 
 import inspect
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module, Sequential
@@ -91,7 +91,10 @@ class Installer:
         held = ComponentHold(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
         name, lent = "+".join(names), self._lent(names)
-        self._hook(module, LeaseGate(name, held, held, held, parameters, None, self._gone, lent))
+        self._hook(
+            module,
+            LeaseGate(name, held, held, held, parameters, None, self._gone, lent),
+        )
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
         """Hook one component that has something to hold."""
@@ -132,7 +135,15 @@ class Installer:
         def gate(held: Holdable, all_of_it: Holdable) -> LeaseGate:
             lent = self._lent(held.names) if isinstance(held, BlockHold) else all_lent
             return LeaseGate(
-                one.name, held, whole, all_of_it, parameters, grown, self._gone, lent, all_lent
+                one.name,
+                held,
+                whole,
+                all_of_it,
+                parameters,
+                grown,
+                self._gone,
+                lent,
+                all_lent,
             )
 
         return gate
@@ -151,7 +162,8 @@ class Installer:
             inside.update(dict.fromkeys(block.modules(), gate))
             parts.append(ReadPart(gate, its.names, set(block.modules())))
             self._hook(block, gate, held.hooks)
-        for module in parts_of_first(one):
+        # caches between steps (TeaCache) call these to decide whether to run any block
+        for module in next(iter(one.blocks)).children():
             self._hook(module, inside[module], held.hooks)
         beside = gates(BlockHold(held, None), held)
         for module, is_member in entrances(one.module, self._starts).items():
@@ -241,16 +253,6 @@ def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Ten
         )
 
     return known
-
-
-def parts_of_first(one: AttachedComponent) -> Iterator[Module]:
-    """The parts of a streamed component's first block.
-
-    Caches between steps (TeaCache) call them directly to decide whether to run any block.
-    """
-    for block in one.blocks:
-        return block.children()
-    return iter(())
 
 
 def is_layer(module: Module) -> bool:

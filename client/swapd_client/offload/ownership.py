@@ -90,12 +90,12 @@ def own(
     #: The prefix of each component's own tensors.
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
     for cluster in _clusters(_tensors(owners, extra, trained)):
-        if _is_private(cluster):
+        if not any(one.users for one in cluster):  # in no component
             result.left[cluster[0].path] = _nbytes(cluster)
             continue
         part: Part | None = _place(cluster, registered)
         if part is None:
-            if _is_trained(cluster):
+            if any(one.stays for one in cluster):
                 result.trained_bytes += _nbytes(cluster)
                 continue
             part = _piece(cluster, result, owners, inside)
@@ -104,14 +104,6 @@ def own(
         start = inside.get(piece.name, "")
         _check(piece.name, {f"{start}{path}": tensor for path, tensor in piece.tensors.items()})
     return result
-
-
-def _is_private(cluster: "Sequence[_OwnedTensor]") -> bool:
-    return not any(one.users for one in cluster)
-
-
-def _is_trained(cluster: "Sequence[_OwnedTensor]") -> bool:
-    return any(one.stays for one in cluster)
 
 
 def _piece(
@@ -186,11 +178,12 @@ def _tensors(
             yield _OwnedTensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
 
 
-def bytes_of(module: Module) -> Iterator[torch.Tensor]:
-    """The tensors that hold the bytes of a module's own parameters."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            yield from (tensor for _, tensor in leaves("", parameter))
+def bytes_of(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
+    """The tensors that hold the bytes of these modules' own parameters."""
+    for module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield from (tensor for _, tensor in leaves("", parameter))
 
 
 def by_block(
@@ -214,22 +207,17 @@ def _blocks_that_use(
     """The numbers of the blocks that use each tensor, by its id."""
     users: dict[int, set[int]] = {}
     within = {id(module) for modules in blocks for module in modules}
-    for tensor in _bytes_in_all(walk(component, within | stops)):
+    for tensor in bytes_of(walk(component, within | stops)):
         users[id(tensor)] = {_REST}
     for number, modules in enumerate(blocks):
         inside = {id(m): m for module in modules for m in walk(module, stops)}
-        for tensor in _bytes_in_all(inside.values()):
+        for tensor in bytes_of(inside.values()):
             users.setdefault(id(tensor), set()).add(number)
     return users
 
 
 #: In place of a block's number: outside the blocks.
 _REST = -1
-
-
-def _bytes_in_all(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
-    for module in modules:
-        yield from bytes_of(module)
 
 
 def _holder(name: str, modules: Mapping[str, Module]) -> Module:
@@ -325,7 +313,12 @@ def plain_tensors(
     Without parameters and buffers, and without other names of them.
     """
     owners = _Owners(roots, found)
-    known = {id(t) for m in owners.modules.values() for t in (*_own_tensors(m),)}
+    known = {
+        id(tensor)
+        for module in owners.modules.values()
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    }
     known.update(owners.paths)  # modules
     plain: dict[str, torch.Tensor] = {}
     for path, module in owners.modules.items():
@@ -335,12 +328,6 @@ def plain_tensors(
             if name not in _TORCHS_OWN:
                 _collect(join(path, name), value, known, plain)
     return plain
-
-
-def _own_tensors(module: Module) -> Iterator[torch.Tensor]:
-    for tensor in (*module._parameters.values(), *module._buffers.values()):
-        if tensor is not None:
-            yield tensor
 
 
 #: Attributes that every module has.

@@ -172,7 +172,7 @@ class PrivateBytes:
         ):
             nbytes = sum(counted.values())
             if nbytes > MAY_STAY * stays:  # else the other kind is the problem
-                where = _largest(counted)
+                where = _some([f"{path} ({size(n)})" for path, n in counted.most_common()])
                 yield f"{size(nbytes)} of {what} stay in private memory: {where}. {advice}"
 
 
@@ -211,10 +211,6 @@ def _place(path: str, found: Sequence[str]) -> str:
         if where in found or not any(other.startswith(f"{where}.") for other in found):
             return where
     return path
-
-
-def _largest(counted: Counter[str]) -> str:
-    return _some([f"{path} ({size(nbytes)})" for path, nbytes in counted.most_common()])
 
 
 def _some(names: Sequence[str]) -> str:

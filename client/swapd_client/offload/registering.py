@@ -36,29 +36,28 @@ class Registration:
         owned: Ownership,
         hows: Mapping[str, Sharing],
         called: Callable[[str], str],
+        blocks: Mapping[str, Sequence[str]],
+        stops: Iterable[int],
     ) -> None:
-        """`called(name)`: the name of a piece in the daemon."""
+        """`called(name)`: the name of a piece in the daemon. `blocks`: by component, the paths of
+        its blocks. `stops`: modules that begin another component.
+        """
         self._client = client
         self._owned = owned
         self._hows = hows
         self._called = called
+        self._blocks = blocks
+        self._stops = stops
         self._group = f"attach {client.session.welcome.session}.{next(_numbers)}"
         #: By piece: the names of its components.
         self.names_of: dict[TensorGroup, list[str]] = {}
         self.streamed: dict[str, StreamedComponent] = {}
 
-    def run(
-        self,
-        found: Sequence[ComponentModule],
-        blocks: Mapping[str, Sequence[str]],
-        stops: Iterable[int],
-        trained: private.Trained,
-    ) -> None:
+    def run(self, found: Sequence[ComponentModule], trained: private.Trained) -> None:
         """Register all pieces.
 
-        `blocks`: by component, the paths of its blocks. `stops`: modules that begin another
-        component. `trained`: parameters that stay private. Blocks for the copies. Raises as
-        `Client.register` and `register_family`.
+        `trained`: parameters that stay private. Blocks for the copies. Raises as `Client.register`
+        and `register_family`.
         """
         by_name = {one.name: one for one in found}
         gpu = self._client.session.processor.index
@@ -68,7 +67,7 @@ class Registration:
         buffers.copy()
         try:
             for piece in self._owned.pieces.values():
-                self._one(piece, by_name.get(piece.name), blocks.get(piece.name), stops)
+                self._one(piece, by_name.get(piece.name))
         except BaseException as exc:
             self.take_back()
             if isinstance(exc, DuplicateName):
@@ -94,31 +93,20 @@ class Registration:
 
     def _how(self, piece: TensorGroup) -> Sharing:
         parts = self._owned.made_of.get(piece.name)
-        if parts is None:
-            return self._shared(piece)
+        if parts is None:  # shared: sequential if all users are, and permanent if one is
+            users = [self._hows[n] for n, made in self._owned.made_of.items() if piece in made]
+            if all(how.policy == "sequential" for how in users):
+                return Sharing("sequential")
+            stays = any(how.policy == "permanent" for how in users)
+            return Sharing("permanent") if stays else Sharing()
         if any(isinstance(part, str) for part in parts):
             return Sharing()  # it joins components that may be in a group, or streamed
         return self._hows[piece.name]
 
-    def _shared(self, piece: TensorGroup) -> Sharing:
-        """A shared piece is sequential if all its users are, and permanent if one is."""
-        users = [self._hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
-        if all(how.policy == "sequential" for how in users):
-            return Sharing("sequential")
-        return (
-            Sharing("permanent") if any(how.policy == "permanent" for how in users) else Sharing()
-        )
-
-    def _one(
-        self,
-        piece: TensorGroup,
-        one: ComponentModule | None,
-        named: Sequence[str] | None,
-        stops: Iterable[int],
-    ) -> None:
+    def _one(self, piece: TensorGroup, one: ComponentModule | None) -> None:
         """Register a piece: in blocks if it is to be streamed, or does not fit whole."""
         how = self._how(piece)
-        if how.streamed and one is not None and self._in_blocks(piece, how, one, named, stops):
+        if how.streamed and one is not None and self._in_blocks(piece, how, one):
             return
         try:
             self._whole(piece, how)
@@ -127,7 +115,7 @@ class Registration:
             may = how is self._hows.get(piece.name) and how.policy != "permanent"
             if one is None or not may:
                 raise
-            if not self._in_blocks(piece, how, one, named, stops):
+            if not self._in_blocks(piece, how, one):
                 raise TooLarge(
                     f"{exc}. No list of blocks holds most of it, so it cannot be streamed: "
                     f"{finer([find.bare(one.module)], self._room(piece.tensors))}"
@@ -158,17 +146,10 @@ class Registration:
         sizes = (sum(nbytes_of(tensor) for tensor in part.values()) for part in parts)
         return sum(-(-nbytes // chunk) * chunk for nbytes in sizes)
 
-    def _in_blocks(
-        self,
-        piece: TensorGroup,
-        how: Sharing,
-        one: ComponentModule,
-        named: Sequence[str] | None,
-        stops: Iterable[int],
-    ) -> bool:
+    def _in_blocks(self, piece: TensorGroup, how: Sharing, one: ComponentModule) -> bool:
         """Register a piece block by block; False if it has no blocks."""
         least = self._client.session.welcome.chunk_bytes
-        blocks = blocks_of(find.bare(one.module), named, least)
+        blocks = blocks_of(find.bare(one.module), self._blocks.get(piece.name), least)
         modules = [module for block in blocks for module in block.modules]
         if (outer := find.compiled_around(one.module, modules)) is not None:
             raise InvalidSource(
@@ -177,7 +158,7 @@ class Registration:
                 "blocks instead"
             )
         rest, parts = ownership.by_block(
-            piece, one.module, [block.modules for block in blocks], stops
+            piece, one.module, [block.modules for block in blocks], self._stops
         )
         full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
         if not full:
@@ -257,7 +238,7 @@ def _modules_of_parts(
 
 def _parts_in(client: AttachClient, modules: Iterable[Module], parts: Sequence[str]) -> set[str]:
     """Those of `parts` that have tensors of these modules."""
-    tensors = (tensor for module in modules for tensor in ownership.bytes_of(module))
+    tensors = ownership.bytes_of(modules)
     return {_part_of(client, tensor, parts) for tensor in tensors} - {""}
 
 
@@ -283,7 +264,8 @@ def refuse_what_never_fits(
         if len(needed) > 1 and (refused := _refused(client, needed)) is not None:
             raise TooLarge(f"{refused}. {_advice(one, needed)}") from refused
         _warn_of_permanent(client, one, needed, staying)
-        for inner in _inside(one, components.values()):
+        modules = set(one.module.modules()) - {one.module}
+        for inner in [other for other in components.values() if other.module in modules]:
             both = dict.fromkeys([*needed, *_needed(client, inner)])
             if (refused := _refused(client, list(both))) is not None:
                 log.warning(
@@ -326,11 +308,6 @@ def _refused(client: AttachClient, names: Sequence[str]) -> TooLarge | None:
     except SwapdError:  # the acquire will raise it
         pass
     return None
-
-
-def _inside(one: AttachedComponent, others: Iterable[AttachedComponent]) -> list[AttachedComponent]:
-    modules = set(one.module.modules()) - {one.module}
-    return [other for other in others if other.module in modules]
 
 
 def _advice(one: AttachedComponent, needed: Sequence[str]) -> str:

@@ -229,17 +229,13 @@ def is_copied(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and not is_lazy(tensor) and not tensor.is_meta
 
 
-class _ThreadLoads(threading.local):
-    def __init__(self) -> None:
-        self.loads: list[_StateDictLoad] = []
-
-
-_thread = _ThreadLoads()
+_thread = threading.local()
 
 
 def _loads() -> list[_StateDictLoad]:
     """The loads under way in this thread; more than one if a module's loading loads another."""
-    return _thread.loads
+    loads: list[_StateDictLoad] = vars(_thread).setdefault("loads", [])
+    return loads
 
 
 def of(missing_keys: list[str], module: torch.nn.Module) -> _StateDictLoad:

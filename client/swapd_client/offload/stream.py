@@ -306,9 +306,6 @@ class _Pass:
         for part in wanted:
             if part not in self._ahead:
                 self._ahead[part] = self._client.leasing.ask(self._stream.parts[part])
-        self._hint_once()
-
-    def _hint_once(self) -> None:
         if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())

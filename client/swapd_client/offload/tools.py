@@ -4,8 +4,7 @@ While a model is attached, swapd replaces each of `TOOLS` by a function that run
 its arguments: the attached tensors among them, and those of the modules among them. Code that
 imported a function by its name before calls the original.
 
-Lives here: their names, and how to run each. May not live here: how weights become writable
-(`editing.py`); methods that models of many classes have (`writers.py`).
+Methods that models of many classes have are in `guards.py`.
 """
 
 import functools
