@@ -91,13 +91,6 @@ def test_what_is_tied_is_tied_in_it_too(client: Client) -> None:
     assert len(saved(state)) < len(saved(lent.twin.state_dict())) + 512
 
 
-def test_a_submodule_s_works_as_well(client: Client) -> None:
-    lent = Lent(client, lambda: nn.Sequential(Block(), nn.Sequential(Block())))
-    for name in ("0", "1", "1.0", "1.0.last"):
-        mine, its = lent.module.get_submodule(name), lent.twin.get_submodule(name)
-        assert same(mine.state_dict(), its.state_dict())
-
-
 def test_a_destination_a_prefix_and_keep_vars_mean_what_they_do(client: Client) -> None:
     lent = Lent(client, Tied)
     into: dict[str, Any] = {}

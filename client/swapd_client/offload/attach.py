@@ -97,12 +97,11 @@ class _Attaching:
         self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
         self._trained = self._trained_now()
         self._left_over = self._hooks_left_over()
-        components = client.session.components
         self._owned = ownership.own(
             self._roots,
             self._found,
             extra=extra,
-            registered={n: (c.address, c.address + c.nbytes) for n, c in components.items()},
+            client=client,
             trained=self._trained,
         )
         self._taken = self._names_taken()
@@ -191,7 +190,8 @@ class _Attaching:
 
         """
         given = self._arguments
-        sizes = {one.name: self._own_bytes(one) for one in self._found}
+        sizes = dict.fromkeys((one.name for one in self._found), 0)
+        sizes |= {n: own.nbytes for n, own in self._owned.pieces.items() if n in sizes}
         strategy.refuse_unknown("kinds", given.kinds, sizes)
         strategy.refuse_unknown("stay", given.stay, sizes)
 
@@ -218,10 +218,6 @@ class _Attaching:
         if not hows:
             return {}
         return strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
-
-    def _own_bytes(self, one: ComponentModule) -> int:
-        piece = self._owned.pieces.get(one.name)
-        return 0 if piece is None else piece.nbytes
 
     def _is_nested(self, name: str) -> bool:
         by_name = {one.name: one.module for one in self._found}
@@ -320,7 +316,11 @@ class _Attaching:
         for said in stays.warnings(lent, named=self._arguments.components is not None):
             log.warning("%s", said)
         if self._plain:
-            log.warning("%s", _said_of(self._plain))
+            log.warning(
+                "tensors that are neither parameters nor buffers stay in private memory: %s. Name "
+                "those that never change in extra_tensors=",
+                ", ".join(f"{name} ({size(nbytes_of(t))})" for name, t in self._plain.items()),
+            )
 
 
 def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]) -> str:
@@ -338,11 +338,3 @@ def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str
             raise InvalidSource(f"extra_tensors: nothing is called {name!r}; there are: {there}")
         extra.update(matches)
     return extra
-
-
-def _said_of(plain: Mapping[str, torch.Tensor]) -> str:
-    said = ", ".join(f"{name} ({size(nbytes_of(tensor))})" for name, tensor in plain.items())
-    return (
-        f"tensors that are neither parameters nor buffers stay in private memory: {said}. "
-        "Name those that never change in extra_tensors="
-    )

@@ -121,7 +121,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Load a part for each tensor whose bytes are in parts, and in none that is held."""
         for tensor in tensors_in(values):
             having = [part for part in self._parts if part.gate.lent.has(tensor)]
-            if having and not any(map(_is_held, having)):
+            if having and not any(part.gate.is_held_by(thread.scope) for part in having):
                 self._load(having[0], frame)
 
     def _load(self, part: ReadPart, frame: FrameType) -> None:
@@ -188,11 +188,6 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 type(self._call._module).__name__,
                 ", ".join(f"{reader} ({read})" for reader, read in self._found),
             )
-
-
-def _is_held(part: ReadPart) -> bool:
-    """Whether the thread holds a part."""
-    return part.gate.is_held_by(thread.scope)
 
 
 def _is_running(call: FrameType) -> bool:

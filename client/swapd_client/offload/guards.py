@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.movable import leaves
@@ -265,7 +266,7 @@ class Guard(Marker):
             (name, tensor, weights)
             for name, tensor in own_tensors(module)
             if (weights := self.owner(tensor)) is not None
-            or (calls and state_dict.is_copied(tensor))
+            or (calls and not is_lazy(tensor) and not tensor.is_meta)
         )
         state_dict.of(missing_keys, module).run(load, module, prefix, staged, calls)
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.errors import InvalidSource
+from swapd_client.memory.movable import leaves
 from swapd_client.offload import find, growth, guards, hooks
 from swapd_client.offload.attachment import AttachedComponent, Attachment
 from swapd_client.offload.automatic import CONTAINERS
@@ -19,7 +20,7 @@ from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans
-from swapd_client.offload.ownership import bytes_in
+from swapd_client.offload.ownership import part_at, span_of
 from swapd_client.offload.scope import ComponentHold, Holdable
 from swapd_client.offload.strategy import refuse_unknown
 from swapd_client.offload.weights import ComponentWeights
@@ -244,13 +245,8 @@ def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Ten
     """Returns a function: whether a tensor is in components of a client, or is `trained`."""
 
     def known(tensor: torch.Tensor) -> bool:
-        if id(tensor) in trained:
-            return True
-        parts = list(client.session.components.values())
-        return all(
-            any(0 <= start - part.address < part.nbytes for part in parts)
-            for start, _ in bytes_in(tensor)
-        )
+        inner = [one for _, one in leaves("", tensor) if span_of(one) is not None]
+        return id(tensor) in trained or all(part_at(client, one) is not None for one in inner)
 
     return known
 

@@ -9,8 +9,11 @@ from torch.nn import Module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
+from swapd_client.memory import ranges
 from swapd_client.memory.movable import leaves
+from swapd_client.memory.part import Part as RegisteredPart
 from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
+from swapd_client.offload.lender import AttachClient
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
@@ -75,15 +78,15 @@ def own(
     found: Sequence[ComponentModule],
     *,
     extra: Mapping[str, torch.Tensor],
-    registered: Mapping[str, Span],
+    client: AttachClient,
     trained: Collection[int] = (),
 ) -> Ownership:
     """Find the owners of each tensor: an inner component comes before an outer one.
 
     Tensors whose bytes overlap stay together. If several components use them, or a module in no
     component does, they become a piece of their own. `extra`: tensors that are no parameters, by
-    path. `registered`: the addresses of components there are. `trained`: parameters, by id, that
-    stay private together with all tensors that share their bytes. Raises: InvalidSource.
+    path. `client`: what is in its components already stays there. `trained`: parameters, by id,
+    that stay private together with all tensors that share their bytes. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
     result = Ownership(made_of={one.name: [] for one in found})
@@ -93,7 +96,8 @@ def own(
         if not any(one.users for one in cluster):  # in no component
             result.left[cluster[0].path] = _nbytes(cluster)
             continue
-        part: Part | None = _place(cluster, registered)
+        there = part_at(client, cluster[0].tensor)
+        part: Part | None = None if there is None else there.name
         if part is None:
             if any(one.stays for one in cluster):
                 result.trained_bytes += _nbytes(cluster)
@@ -247,10 +251,14 @@ def _called(holder: Module, owners: _Owners) -> Module:
     return owners.modules.get(path, holder)
 
 
-def bytes_in(tensor: torch.Tensor) -> list[Span]:
-    """Where the bytes of a tensor are; for a wrapper, of its inner tensors."""
-    spans = [span_of(inner) for _, inner in leaves("", tensor)]
-    return [span for span in spans if span is not None]
+def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None:
+    """The component of a client that has a tensor's bytes."""
+    if (span := span_of(tensor)) is None:
+        return None
+    found = ranges.find(span[0], span[1] - span[0])
+    part = None if found is None else found.part
+    known = part is not None and client.session.components.get(part.name) is part
+    return part if known else None
 
 
 def span_of(tensor: torch.Tensor) -> Span | None:
@@ -289,17 +297,6 @@ def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:
 def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:
     spans = [span for one in cluster if (span := span_of(one.tensor))]
     return max(s[1] for s in spans) - min(s[0] for s in spans) if spans else 0
-
-
-def _place(cluster: Sequence[_OwnedTensor], registered: Mapping[str, Span]) -> str | None:
-    """The registered component that has these bytes."""
-    span = span_of(cluster[0].tensor)
-    if span is None:
-        return None
-    for name, (start, end) in registered.items():
-        if start <= span[0] < end:
-            return name
-    return None
 
 
 # --- tensors that are no parameters ------------------------------------------------------

@@ -50,8 +50,12 @@ def trained_of(
             id(p): p for module in component for p in module._parameters.values() if _has_bytes(p)
         }
         mine = {key: p for key, p in parameters.items() if p.requires_grad}
-        others = {key: p for key, p in parameters.items() if _could_require(p)}
-        if trainable or 2 * _nbytes(mine) < _nbytes(mine | others):
+        could = {
+            key: p
+            for key, p in parameters.items()
+            if (p.is_floating_point() or p.is_complex()) and not is_wrapper(p)
+        }
+        if trainable or 2 * _nbytes(mine) < _nbytes(mine | could):
             trained |= mine
     return trained
 
@@ -81,10 +85,6 @@ def _has_bytes(parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         or parameter.is_meta
         or isinstance(parameter, torch.nn.parameter.UninitializedParameter)
     )
-
-
-def _could_require(parameter: torch.Tensor) -> bool:
-    return (parameter.is_floating_point() or parameter.is_complex()) and not is_wrapper(parameter)
 
 
 def _nbytes(parameters: Trained) -> int:

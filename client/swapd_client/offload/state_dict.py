@@ -14,7 +14,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.movable import inner_names, is_wrapper
@@ -222,11 +221,6 @@ def _traces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     # a write to a wrapper counts for the wrapper, but not always for its inner tensors
     own = (0 if inner else start_of(tensor), tensor._version)
     return [own, *(trace for name in inner for trace in _traces(getattr(tensor, name)))]
-
-
-def is_copied(tensor: torch.Tensor | None) -> bool:
-    """Whether a private tensor can be staged: it has bytes."""
-    return tensor is not None and not is_lazy(tensor) and not tensor.is_meta
 
 
 _thread = threading.local()

@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
+from tests.offload.nursery import strict_daemon
 from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
-from tests.offload.zoo.keeper import Keeper, Row, daemon
+from tests.offload.zoo.keeper import Keeper, Row
 from tests.offload.zoo.table import problems_of, table_of, write
 
 AT_A_TIME = 2
@@ -54,14 +55,14 @@ def run_all(entries: Sequence[Entry], *, verbose: bool = False) -> list[Row]:
     families = dict.fromkeys(one.family for one in entries)
 
     def work() -> None:
-        with daemon(BUDGET) as folder, Keeper(families) as keeper:
+        with strict_daemon(BUDGET) as daemon, Keeper(families) as keeper:
             while True:
                 try:
                     one = waiting.get_nowait()
                 except Empty:
                     return
                 began = time.monotonic()
-                row = rows[one.name] = keeper.run(one, folder)
+                row = rows[one.name] = keeper.run(one, daemon.folder)
                 said = row.printed if verbose else ""
                 bad = "".join(f"\n    {problem}" for problem in row.problems())
                 _say(f"{time.monotonic() - began:5.1f} s  {one.family:10}  {one.name}{bad}{said}")

@@ -1,5 +1,6 @@
 """Adapters: of peft on transformers, of diffusers' own methods, and a training step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,31 +53,51 @@ def lora() -> Subject:
     return Subject(model, run)
 
 
-@entry("DoRA", "norms of the base's weight, which each call reads")
-def dora() -> Subject:
-    import peft
+def _adds(name: str, oddity: str, config: Callable[[Any], Any]) -> None:
+    """Adds a Llama with an adapter: `config(peft)`."""
 
-    return _generates(
-        _adapted(
-            peft.LoraConfig(r=4, target_modules=LINEARS, init_lora_weights=False, use_dora=True)
-        )
-    )
+    def build() -> Subject:
+        import peft
+
+        return _generates(_adapted(config(peft)))
+
+    entry(name, oddity)(build)
 
 
-@entry("LoRA on embeddings, with modules that are saved", "copies of whole modules; tied heads")
-def lora_saved() -> Subject:
-    import peft
-
-    return _generates(
-        _adapted(
-            peft.LoraConfig(
-                r=4,
-                target_modules=["embed_tokens", "q_proj"],
-                modules_to_save=["lm_head"],
-                init_lora_weights=False,
-            )
-        )
-    )
+_adds(
+    "DoRA",
+    "norms of the base's weight, which each call reads",
+    lambda peft: peft.LoraConfig(
+        r=4, target_modules=LINEARS, init_lora_weights=False, use_dora=True
+    ),
+)
+_adds(
+    "LoRA on embeddings, with modules that are saved",
+    "copies of whole modules; tied heads",
+    lambda peft: peft.LoraConfig(
+        r=4,
+        target_modules=["embed_tokens", "q_proj"],
+        modules_to_save=["lm_head"],
+        init_lora_weights=False,
+    ),
+)
+_adds(
+    "VeRA",
+    "projections that all layers share, in a dict of buffers",
+    lambda peft: peft.VeraConfig(r=4, target_modules=LINEARS),
+)
+_adds(
+    "Prompt tuning",
+    "an embedding around the model, read before it",
+    lambda peft: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+)
+_adds(
+    "Trainable tokens",
+    "a few rows of an embedding, put into a copy of it at each call",
+    lambda peft: peft.TrainableTokensConfig(
+        token_indices=[9, 10], target_modules=["embed_tokens"], init_weights=False
+    ),
+)
 
 
 @entry("LoRA on parameters of experts", "parametrizations that are there during a call", often=True)
@@ -109,32 +130,6 @@ def lora_merged() -> Subject:
         return merged, model(ids()).logits
 
     return Subject(model, run)
-
-
-@entry("VeRA", "projections that all layers share, in a dict of buffers")
-def vera() -> Subject:
-    import peft
-
-    return _generates(_adapted(peft.VeraConfig(r=4, target_modules=LINEARS)))
-
-
-@entry("Prompt tuning", "an embedding around the model, read before it")
-def prompts() -> Subject:
-    import peft
-
-    return _generates(
-        _adapted(peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
-    )
-
-
-@entry("Trainable tokens", "a few rows of an embedding, put into a copy of it at each call")
-def tokens() -> Subject:
-    import peft
-
-    config = peft.TrainableTokensConfig(
-        token_indices=[9, 10], target_modules=["embed_tokens"], init_weights=False
-    )
-    return _generates(_adapted(config))
 
 
 @entry("AdaLoRA on T5", "singular values in a ParameterDict; tied embeddings below")

@@ -2,16 +2,12 @@
 
 import json
 import re
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tests.guarantees.harness import Daemon
 from tests.offload.nursery import Nursery
 from tests.offload.zoo.entries import FAMILIES, Entry
 
@@ -67,19 +63,6 @@ class Row:
         if stage in self.entry.said:
             return self.entry.said[stage] in outcome
         return outcome in ("same", "frozen", "no blocks", "no parts")
-
-
-@contextmanager
-def daemon(budget: str) -> Iterator[Path]:
-    """The folder of a strict daemon, for one class after the other."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    running = Daemon(folder / "d", folder / "log", budget=budget)
-    try:
-        yield running.folder
-        running.close()
-    finally:
-        running.discard()
-        shutil.rmtree(folder)
 
 
 class Keeper:

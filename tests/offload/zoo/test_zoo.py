@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.offload.nursery import strict_daemon
 from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
-from tests.offload.zoo.keeper import Keeper, daemon
+from tests.offload.zoo.keeper import Keeper
 from tests.offload.zoo.table import written
 
 OFTEN = [one for one in all_entries() if one.often]
@@ -23,8 +24,8 @@ def keeper() -> Iterator[Keeper]:
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """Of a daemon that holds the largest of them."""
-    with daemon("8MiB") as folder:
-        yield folder
+    with strict_daemon("8MiB") as daemon:
+        yield daemon.folder
 
 
 @pytest.mark.parametrize("entry", OFTEN, ids=lambda one: one.name.replace(" ", "_"))
