@@ -11,13 +11,12 @@ import msgspec
 import torch
 
 from benchmarks.offload import ours, rivals
-from benchmarks.offload.counts import Counts
 from benchmarks.offload.model import build, modules, nbytes, paint
 from benchmarks.offload.stand_in import StandIn
 from swapd.shared.units import size
 
 #: Offloads until the block ends; yields the counts.
-Side: TypeAlias = Callable[[Any], AbstractContextManager[Callable[[], Counts]]]
+Side: TypeAlias = Callable[[Any], AbstractContextManager[Callable[[], ours.Counts]]]
 
 #: Chunk of the host device: components take multiples of it.
 CHUNK = 2 << 20
@@ -94,10 +93,10 @@ def _budget(sizes: dict[str, int]) -> int:
 def _sides(plan: Plan, budget: int) -> dict[str, Side]:
     def rival(installed: rivals.Installed) -> Side:
         @contextmanager
-        def side(pipeline: Any) -> Iterator[Callable[[], Counts]]:
+        def side(pipeline: Any) -> Iterator[Callable[[], ours.Counts]]:
             device = StandIn(plan.bandwidth)
             with installed(pipeline, device):
-                yield lambda: Counts(
+                yield lambda: ours.Counts(
                     device.bytes_in, device.bytes_back, device.peak_bytes, device.waited_s
                 )
 
@@ -125,7 +124,7 @@ def _sides(plan: Plan, budget: int) -> dict[str, Side]:
 
 
 def _measure(
-    name: str, pipeline: Any, count: Callable[[], Counts], expected: torch.Tensor, plan: Plan
+    name: str, pipeline: Any, count: Callable[[], ours.Counts], expected: torch.Tensor, plan: Plan
 ) -> Row:
     painted = [paint(pipeline, plan.steps)]
     before = count()

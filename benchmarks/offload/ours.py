@@ -8,11 +8,24 @@ from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 import swapd_client
-from benchmarks.offload.counts import Counts
 from swapd import spawn
 from swapd_client.client import Client
 from swapd_client.offload.stream import Stream
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Bytes since the start: into the device, back to the host, most on the device at once.
+
+    `waited_s`: seconds without computing, because weights were being copied.
+    """
+
+    bytes_in: int
+    bytes_back: int
+    peak_bytes: int
+    waited_s: float
 
 
 @contextmanager

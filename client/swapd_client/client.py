@@ -101,7 +101,7 @@ class Client:
         self.dropped = close_when_collected(
             self, session, self.leasing.in_use, partial(_close, self.leasing, keep=True)
         )
-        #: The attached models keep them alive: see `offload/garbage.py`.
+        #: The attached models keep them alive: see `take_back_if_dropped`.
         self.attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -530,11 +530,11 @@ class Client:
         which names the weights that cannot be attached, InvalidSettings, and as `register`.
         """
         with needed("attach"):
-            from swapd_client.offload.arguments import arguments_of
+            from swapd_client.offload.arguments import Arguments, checked
             from swapd_client.offload.attach import attach
 
-        arguments = arguments_of(
-            components,
+        given = Arguments(
+            components=components,
             settings=settings,
             prefix=prefix,
             policy=policy,
@@ -545,9 +545,8 @@ class Client:
             kinds=kinds,
             stay=stay,
             trainable=trainable,
-            flags=flags,
         )
-        attachment = attach(self, model, arguments)
+        attachment = attach(self, model, checked(given, flags))
         self.attachments.add(attachment)
         return attachment
 

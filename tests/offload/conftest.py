@@ -1,15 +1,13 @@
 """A strict daemon for the tests of a file, and a client that must hold nothing at the end."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from swapd_client import Client, connect
 from tests.guarantees.harness import Daemon
+from tests.offload.nursery import strict_daemon
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,14 +18,8 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     """16 MiB, strict: an access without a lease is a fault."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log")
-    try:
+    with strict_daemon() as daemon:
         yield daemon
-        daemon.close()
-    finally:
-        daemon.discard()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

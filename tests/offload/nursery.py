@@ -9,14 +9,32 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
 from tests import forked
-from tests.guarantees.harness import environment
+from tests.guarantees.harness import Daemon, environment
+
+
+@contextmanager
+def strict_daemon(budget: str = "16MiB") -> Iterator[Daemon]:
+    """A daemon for which an access without a lease is a fault; checked at the end."""
+    # a short path, since it contains sockets
+    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
+    daemon = Daemon(folder / "d", folder / "log", budget=budget)
+    try:
+        yield daemon
+        daemon.close()
+    finally:
+        daemon.discard()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Nursery:

@@ -63,21 +63,6 @@ def test_one_that_never_fits_is_saved_loaded_and_copied_all_the_same(client: Cli
     assert torch.equal(model(X), twin(X))
 
 
-def test_a_component_is_given_its_new_weights_once_for_each_load(client: Client) -> None:
-    model = seeded(Model)
-    given = []
-    with client.attach(model):
-        update = client._update_together
-
-        def recorded(values: Any) -> None:
-            given.append({name: len(named) for name, named in values.items()})
-            update(values)
-
-        client._update_together = recorded  # type: ignore[method-assign]
-        model.load_state_dict(others(model))
-    assert given == [{"text_encoder": 7, "transformer": 6, "vae": 4}], "all in one step"
-
-
 @pytest.mark.parametrize("way", ["deepcopy", "torch.save"])
 def test_a_copy_of_a_model_needs_no_client(client: Client, way: str) -> None:
     model, twin = seeded(Model), seeded(Model)

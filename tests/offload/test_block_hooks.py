@@ -1,13 +1,16 @@
 """Hooks of blocks are removed during passes that hold all of it, and present in all others."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
+import torch
 
 from swapd_client import Client
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.hooks import BlockHooks, _compile_begins, _compile_ends, hook_of
-from tests.offload.modules import Encoder, seeded
+from tests.offload.modules import TOKENS, Encoder, seeded
 
 MODEL = seeded(Encoder)
 
@@ -64,3 +67,40 @@ def test_hooks_are_there_during_compilations_which_begin_within_others(hooks: Bl
         _compile_ends()
     assert not are_there()
     hooks.end(whole=True)
+
+
+# --- the number of functions -------------------------------------------------------------
+
+
+def functions(call: Callable[[], object]) -> list[str]:
+    """The functions called around a module's forward, in order; without those for compiled code."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        where = frame.f_code.co_filename
+        if event == "call" and "swapd_client/offload" in where and "dynamo" not in where:
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_a_call_that_finds_all_of_it_there_calls_few_functions(client: Client) -> None:
+    """On a machine under any load: each function is slow with cold caches."""
+
+    def call() -> None:
+        MODEL(TOKENS)
+
+    with torch.inference_mode():
+        with client.attach({"whole": MODEL}):
+            call()
+            assert functions(call).count("LeaseGate.run") == len(MODEL.layers) + 3
+            assert len(functions(call)) < 30
+        with client.attach({"streamed": MODEL}, blocks=["layers.0", "layers.1"]):
+            client.acquire("streamed").release()
+            call()
+            assert functions(call).count("LeaseGate.run") == 1

@@ -189,7 +189,7 @@ def test_a_method_that_is_named_holds_the_component_too(client: Client) -> None:
         model._decode(X)
     with pytest.raises(ValueError, match=r"'vae' .*'missing'"):
         client.attach({"vae": model}, wrap_methods={"vae": ["missing"]})
-    with pytest.raises(ValueError, match="no component 'dit'"):
+    with pytest.raises(ValueError, match="no component is called 'dit'"):
         client.attach({"vae": model}, wrap_methods={"dit": ["decode"]})
 
 

@@ -65,20 +65,6 @@ def test_a_compiled_model_is_hooked_outside_and_compiled_once(client: Client) ->
     assert backend.compilations == 1
 
 
-def test_compiled_blocks_stay_compiled_as_they_were(client: Client) -> None:
-    backend = Counting()
-    model = seeded(Encoder)
-    expected = model(TOKENS)
-    for i, layer in enumerate(model.layers):
-        model.layers[i] = torch.compile(layer, backend=backend, fullgraph=True)
-    model(TOKENS)
-    before = backend.compilations
-    with client.attach({"text": model}):
-        for output in swaps(client, model, TOKENS):
-            assert torch.equal(output, expected)
-        assert backend.compilations == before
-
-
 def test_what_is_compiled_in_place_before_is_compiled_again_once_for_the_hooks(
     client: Client,
 ) -> None:

@@ -68,25 +68,6 @@ def test_a_copy_is_a_plain_module_that_computes_the_same(
 
 
 @every_way
-def test_a_copy_computes_with_its_own_weights(client: Client, way: Any) -> None:
-    lent = Lent(client, lambda: nn.Linear(4, 4))
-    made = way(lent.module)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.zero_()
-    x = torch.randn(2, 4)
-    assert not made(x).any()
-    assert torch.equal(lent.run(x), lent.twin(x))
-
-
-@every_way
-def test_a_clean_module_is_copied_without_a_lease(client: Client, way: Any) -> None:
-    lent = Lent(client, Block)
-    way(lent.module)
-    assert lent.is_out()
-
-
-@every_way
 def test_what_is_tied_is_tied_in_the_copy(client: Client, way: Any) -> None:
     lent = Lent(client, Tied)
     made, expected = way(lent.module), way(lent.twin)
@@ -101,13 +82,6 @@ def test_what_is_tied_is_tied_in_the_copy(client: Client, way: Any) -> None:
 
 
 @every_way
-def test_a_submodule_is_copied_alone(client: Client, way: Any) -> None:
-    lent = Lent(client, lambda: nn.Sequential(Block(), Block()))
-    made = way(lent.module.get_submodule("1.last"))
-    assert same(made.state_dict(), lent.twin.get_submodule("1.last").state_dict())
-
-
-@every_way
 def test_a_copy_of_what_holds_it(client: Client, way: Any) -> None:
     """Through modules that were never registered, or through a list."""
     lent = Lent(client, Block)
@@ -117,14 +91,6 @@ def test_a_copy_of_what_holds_it(client: Client, way: Any) -> None:
     assert same(made["mine"].state_dict(), lent.twin.state_dict())
     (in_a_list,) = way([lent.module])
     assert same(in_a_list.state_dict(), lent.twin.state_dict())
-
-
-@every_way
-def test_in_a_lease_it_is_the_same(client: Client, way: Any) -> None:
-    lent = Lent(client, Block)
-    with client.acquire("m"):
-        made = way(lent.module)
-    assert same(made.state_dict(), lent.twin.state_dict())
 
 
 def note(module: Any, *_: Any) -> None:
@@ -285,12 +251,3 @@ def test_it_can_be_given_to_a_process_that_is_spawned(client: Client) -> None:
     process.join()
     assert found == lent.twin(x).tolist()
     assert torch.equal(lent.run(x), lent.twin(x))
-
-
-def test_the_original_is_as_it_was(client: Client) -> None:
-    lent = Lent(client, lambda: Block().eval())
-    x = torch.randn(2, 16)
-    for way in WAYS:
-        way(lent.module)
-        assert not is_plain(lent.module)
-        assert torch.equal(lent.run(x), lent.twin(x))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _python_dispatch
 
 from swapd_client import Client, TooLarge
-from swapd_client.offload.hooks import Method
+from swapd_client.offload.copies import Method
 from swapd_client.offload.scope import here
 from tests.offload.modules import evict, leases, seeded
 

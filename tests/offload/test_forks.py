@@ -4,7 +4,7 @@ A child has other memory at addresses that it did not inherit, and other files a
 descriptors that it closed. It must not send on its parent's connections.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,40 +22,22 @@ def nursery() -> Iterator[Nursery]:
     nursery.close()
 
 
-Run = Callable[[str], None]
+#: A descriptor: a process that becomes a service closes all of them, and then reuses their numbers.
+#: A board: the end of a process does not wait for threads that write to it.
+DROPPED = [
+    "a_client_dropped",
+    "a_board_at_exit",
+    "copies_of_weights",
+    "a_descriptor_dropped",
+    "a_lease_and_a_generator_dropped",
+]
+#: What a thread holds when another thread forks.
+HELD = ["whole", "streamed_all_in", "streamed", "in_use"]
 
 
-@pytest.fixture
-def run(nursery: Nursery, daemon: Daemon) -> Run:
-    def run(case: str) -> None:
-        status, said = nursery.run(PROGRAM, case, daemon.folder)
-        assert status == 0, said
-
-    return run
-
-
-def test_a_client_dropped_in_a_child_unmaps_nothing_there(run: Run) -> None:
-    run("a_client_dropped")
-
-
-def test_a_board_stays_mapped_until_the_process_is_over(run: Run) -> None:
-    """The end of a process does not wait for threads that write to it."""
-    run("a_board_at_exit")
-
-
-def test_copies_of_weights_are_a_childs_own(run: Run) -> None:
-    run("copies_of_weights")
-
-
-def test_a_descriptor_dropped_in_a_child_closes_none_of_the_childs(run: Run) -> None:
-    """A process that becomes a service closes all descriptors, and then reuses their numbers."""
-    run("a_descriptor_dropped")
-
-
-@pytest.mark.parametrize("how", ["whole", "streamed_all_in", "streamed", "in_use"])
-def test_what_a_thread_holds_when_another_forks_stays_its_own(run: Run, how: str) -> None:
-    run(how)
-
-
-def test_a_lease_and_a_generator_dropped_in_a_child_say_nothing_there(run: Run) -> None:
-    run("a_lease_and_a_generator_dropped")
+@pytest.mark.parametrize("case", [*DROPPED, *HELD])
+def test_a_child_frees_its_own_and_nothing_of_its_parents(
+    nursery: Nursery, daemon: Daemon, case: str
+) -> None:
+    status, said = nursery.run(PROGRAM, case, daemon.folder)
+    assert status == 0, said

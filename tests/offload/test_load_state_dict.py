@@ -121,12 +121,6 @@ def test_another_type_is_cast(client: Client) -> None:
         assert torch.equal(lent.module.state_dict()["first.weight"], new["first.weight"].float())
 
 
-def test_its_own_state_dict_changes_nothing(client: Client) -> None:
-    lent = Lent(client, Block)
-    lent.module.load_state_dict(lent.module.state_dict())
-    assert same(lent.module.state_dict(), lent.twin.state_dict())
-
-
 @kinds
 def test_what_is_tied_is_loaded_as_one(client: Client, mutable: bool) -> None:
     lent = Lent(client, Tied, mutable=mutable)
@@ -242,18 +236,6 @@ def test_an_exception_elsewhere_leaves_the_next_load_alone(client: Client) -> No
     lent.module.load_state_dict(new)
     assert same(dict(lent.module.state_dict()), new)
     assert not state_dict._loads()
-
-
-def test_two_components_of_one_model_are_each_given_theirs_once(client: Client) -> None:
-    lents = [Lent(client, Block, name) for name in ("a", "b")]
-    whole = nn.Sequential(*(lent.module for lent in lents))
-    for lent in lents:
-        guard(whole, lent.weights)
-    given = [record_updates(lent) for lent in lents]
-    new = others(nn.Sequential(*(lent.twin for lent in lents)))
-    whole.load_state_dict(new)
-    assert [len(g) for g in given] == [1, 1]
-    assert same(dict(whole.state_dict()), new)
 
 
 def test_a_component_in_blocks_is_given_its_values_by_one_update(client: Client) -> None:

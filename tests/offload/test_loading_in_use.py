@@ -1,9 +1,10 @@
 """New weights for a model that other threads call meanwhile: each call has the old or the new."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,69 +115,55 @@ def attached(client: Client, kind: str) -> Iterator[tuple[Loading, Any]]:
 KINDS = ["whole", "buffers", "mutable", "components", "streamed"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_call_has_the_old_weights_or_the_new_ones(client: Client, kind: str) -> None:
-    with attached(client, kind) as (loading, held), ThreadPoolExecutor(2) as pool:
-        ends = threading.Event()
+def seen_during(
+    outputs: Callable[[], Iterator[torch.Tensor]], changes: Iterable[Callable[[], object]]
+) -> set[tuple[float, ...]]:
+    """The outputs that two threads see while the changes are made, one after the other."""
+    ends = threading.Event()
 
-        def call() -> set[tuple[float, ...]]:
-            seen = set()
-            with torch.inference_mode():
-                while not ends.is_set():
-                    with held():
-                        seen.add(tuple(loading.model().tolist()))
-            return seen
+    def run() -> set[tuple[float, ...]]:
+        seen = set()
+        with torch.inference_mode():
+            for output in outputs():
+                seen.add(tuple(output.tolist()))
+                if ends.is_set():
+                    break
+        return seen
 
-        calls = [pool.submit(call) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(run) for _ in range(2)]
         try:
-            for n in range(1, 13 if kind == "streamed" else 41):
-                loading.model.load_state_dict(loading.states[n % 2])
+            for change in changes:
+                change()
         finally:
             ends.set()
-        seen = set().union(*(one.result() for one in calls))
+        return set().union(*(one.result() for one in calls))
+
+
+def again_and_again(model: Any, held: Any = nullcontext) -> Iterator[torch.Tensor]:
+    while True:
+        with held():
+            output = model()
+        yield output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_has_the_old_weights_or_the_new_ones(client: Client, kind: str) -> None:
+    with attached(client, kind) as (loading, held):
+        rounds = range(1, 13 if kind == "streamed" else 41)
+        loads = (partial(loading.model.load_state_dict, loading.states[n % 2]) for n in rounds)
+        seen = seen_during(lambda: again_and_again(loading.model, held), loads)
         assert seen <= set(loading.expected), "some had a part of each"
 
 
-def test_so_does_update_of_what_is_streamed(client: Client) -> None:
-    with attached(client, "streamed") as (loading, _), ThreadPoolExecutor(1) as pool:
-        ends = threading.Event()
-
-        def call() -> set[tuple[float, ...]]:
-            seen = set()
-            with torch.inference_mode():
-                while not ends.is_set():
-                    seen.add(tuple(loading.model().tolist()))
-            return seen
-
-        calls = pool.submit(call)
-        try:
-            for n in range(1, 11):
-                client.update("dit", loading.states[n % 2])
-        finally:
-            ends.set()
-        assert calls.result() <= set(loading.expected)
-
-
-def test_so_does_each_step_of_a_generator_that_is_streamed(client: Client) -> None:
-    with attached(client, "streamed") as (loading, _), ThreadPoolExecutor(1) as pool:
-        ends = threading.Event()
-
-        def call() -> set[tuple[float, ...]]:
-            seen = set()
-            with torch.inference_mode():
-                for output in loading.model.steps():
-                    seen.add(tuple(output.tolist()))
-                    if ends.is_set():
-                        break
-            return seen
-
-        calls = pool.submit(call)
-        try:
-            for n in range(1, 11):
-                loading.model.load_state_dict(loading.states[n % 2])
-        finally:
-            ends.set()
-        assert calls.result() <= set(loading.expected)
+def test_so_does_update_of_what_is_streamed_and_each_step_of_a_generator(client: Client) -> None:
+    with attached(client, "streamed") as (loading, _):
+        states = [loading.states[n % 2] for n in range(1, 11)]
+        updates = (partial(client.update, "dit", state) for state in states)
+        seen = seen_during(lambda: again_and_again(loading.model), updates)
+        loads = (partial(loading.model.load_state_dict, state) for state in states)
+        seen |= seen_during(loading.model.steps, loads)
+        assert seen <= set(loading.expected)
 
 
 def called_elsewhere(model: nn.Module) -> tuple[float, ...]:

@@ -21,29 +21,6 @@ from swapd_client.offload.settings import (
     from_yaml,
 )
 
-RFC_SINGLE_STAGE = """
-stage_args:
-  - stage_id: 0
-    engine_args:
-      model_arch: Qwen2_5OmniForConditionalGeneration
-      cpu_offload_enabled: true
-      cpu_offload_components: ["visual", "audio_tower"]
-      cpu_offload_strategy: "alternating"
-"""
-
-RFC_MULTI_STAGE = """
-stage_args:
-  - stage_id: 0
-    engine_args:
-      model_stage: thinker
-      cpu_offload_enabled: false  # Keep thinker on GPU
-  - stage_id: 1
-    engine_args:
-      model_stage: talker
-      cpu_offload_enabled: true
-      cpu_offload_components: ["visual"]
-"""
-
 PAGE_SELECTIVE = """
 stage_args:
   - stage_id: 0
@@ -126,15 +103,12 @@ def test_the_defaults_are_those_documented() -> None:
         "cpu_offload_gb": 0.0,
     }
     assert from_keywords() == parse() == OffloadSettings()
-
-
-def test_nothing_is_offloaded_without_a_switch() -> None:
-    assert from_keywords().mode == "off"
-    assert from_keywords(cpu_offload_components=["visual"]).mode == "off"
-    assert from_keywords(cpu_offload_strategy="sequential").mode == "off"
+    assert from_keywords(cpu_offload_components=None, cpu_offload_enabled=None) == OffloadSettings()
 
 
 def test_each_switch_is_a_mode_of_its_own() -> None:
+    others = from_keywords(cpu_offload_components=["visual"], cpu_offload_strategy="sequential")
+    assert others.mode == "off"
     assert from_keywords(cpu_offload_enabled=True).mode == "alternating"
     sequential = from_keywords(cpu_offload_enabled=True, cpu_offload_strategy="sequential")
     assert sequential.mode == "sequential"
@@ -160,10 +134,6 @@ def test_components_may_be_a_list_or_one_string_with_commas() -> None:
     )
 
 
-def test_none_stands_for_the_default() -> None:
-    assert from_keywords(cpu_offload_components=None, cpu_offload_enabled=None) == OffloadSettings()
-
-
 # --- contradictions -----------------------------------------------------------------------
 
 
@@ -179,11 +149,6 @@ def test_two_kinds_of_switches_are_refused_by_name(other: str) -> None:
         from_keywords(cpu_offload_enabled=True, **{other: True})
     with pytest.raises(InvalidSettings, match=f"cpu_offload_strategy.*{other} has its own"):
         from_keywords(cpu_offload_strategy="sequential", **{other: True})
-
-
-def test_components_narrow_any_switch() -> None:
-    narrowed = from_keywords(enable_layerwise_offload=True, cpu_offload_components=["transformer"])
-    assert narrowed.cpu_offload_components == ("transformer",)
 
 
 def test_masters_are_pinned_by_the_daemon_whatever_is_asked_and_that_is_said() -> None:
@@ -236,25 +201,11 @@ def test_of_a_choice_all_are_named() -> None:
 # --- stage files --------------------------------------------------------------------------
 
 
-def test_a_file_of_one_stage_needs_no_choice(tmp_path: Path) -> None:
-    single = from_yaml(write(tmp_path, RFC_SINGLE_STAGE))
-    assert single == OffloadSettings(
-        cpu_offload_enabled=True, cpu_offload_components=("visual", "audio_tower")
-    )
-
-
 def test_a_stage_is_chosen_by_its_id_or_by_its_model_stage(tmp_path: Path) -> None:
-    path = write(tmp_path, RFC_MULTI_STAGE)
+    path = write(tmp_path, PAGE_SELECTIVE)
     talker = OffloadSettings(cpu_offload_enabled=True, cpu_offload_components=("visual",))
     assert from_yaml(path, 0) == from_yaml(path, "thinker") == OffloadSettings()
     assert from_yaml(path, 1) == from_yaml(path, "1") == from_yaml(path, "talker") == talker
-
-
-def test_each_stage_has_its_own_settings(tmp_path: Path) -> None:
-    path = write(tmp_path, PAGE_SELECTIVE)
-    assert [from_yaml(path, i).mode for i in range(3)] == ["off", "alternating", "alternating"]
-    assert from_yaml(path, "talker").cpu_offload_components == ("visual",)
-    assert from_yaml(path, "code2wav").cpu_offload_components is None
 
 
 def test_other_keys_are_left_alone(tmp_path: Path) -> None:
@@ -268,7 +219,7 @@ def test_settings_may_stand_in_the_stage_itself(tmp_path: Path) -> None:
 
 
 def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:
-    path = write(tmp_path, RFC_MULTI_STAGE)
+    path = write(tmp_path, PAGE_SELECTIVE)
     with pytest.raises(InvalidSettings, match=r"'vocoder'.* 0 .thinker., 1 .tal"):
         from_yaml(path, "vocoder")
     with pytest.raises(InvalidSettings, match="several stages; say which"):
@@ -276,7 +227,7 @@ def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:
 
 
 def test_two_stages_of_one_name_are_no_choice(tmp_path: Path) -> None:
-    path = write(tmp_path, RFC_MULTI_STAGE.replace("talker", "thinker"))
+    path = write(tmp_path, PAGE_SELECTIVE.replace("talker", "thinker"))
     with pytest.raises(InvalidSettings, match="several stages 'thinker'"):
         from_yaml(path, "thinker")
     assert from_yaml(path, 1).cpu_offload_enabled
@@ -294,13 +245,13 @@ def test_two_stages_of_one_name_are_no_choice(tmp_path: Path) -> None:
 def test_a_misspelt_key_is_refused_in_whichever_stage_it_is(
     tmp_path: Path, wrong: str, right: str
 ) -> None:
-    text = RFC_MULTI_STAGE.replace("model_stage: talker", f"model_stage: talker\n      {wrong}: x")
+    text = PAGE_SELECTIVE.replace("model_stage: talker", f"model_stage: talker\n      {wrong}: x")
     with pytest.raises(InvalidSettings, match=rf"1 \(talker\): {wrong} is not.*mean {right}\?"):
         from_yaml(write(tmp_path, text), "thinker")
 
 
 def test_a_wrong_value_names_file_stage_and_key(tmp_path: Path) -> None:
-    path = write(tmp_path, RFC_MULTI_STAGE.replace("enabled: true", "enabled: maybe"))
+    path = write(tmp_path, PAGE_SELECTIVE.replace("enabled: true", "enabled: maybe"))
     with pytest.raises(InvalidSettings) as caught:
         from_yaml(path, 1)
     for part in (str(path), "stage 1", "talker", "cpu_offload_enabled", "maybe"):

@@ -324,22 +324,3 @@ def test_plain_tensors_are_named_with_their_bytes_and_can_be_taken_in(
             assert (model.dit.statistics + 1).tolist() == [1] * 4
     with pytest.raises(InvalidSource, match=r"'dit.missing'.* dit.tabl"):
         client.attach(model, extra_tensors=["dit.missing"])
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
-@pytest.mark.parametrize(
-    "norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm], ids=["old", "new"]
-)
-def test_weights_that_a_forward_recomputes_are_recomputed_under_the_lease(
-    client: Client, norm: Any
-) -> None:
-    torch.manual_seed(0)
-    conv = norm(nn.Conv1d(8, 8, 3)).requires_grad_(False)
-    x = torch.randn(1, 8, 5)
-    with torch.no_grad():
-        expected = conv(x)
-        with client.attach({"vae": conv}):
-            for _ in range(2):
-                evict(client, "vae")
-                assert torch.equal(conv(x), expected)
-        assert torch.equal(conv(x), expected)

@@ -23,7 +23,6 @@ PROGRAM = Path(__file__).parent / "programs" / "stale_graphs.py"
 
 CASES = [
     "another_one_was_compiled_before",
-    "another_one_is_compiled_in_between",
     "it_was_compiled_itself_before",
     "a_function_that_calls_it_was_compiled_before",
     "both_are_attached",

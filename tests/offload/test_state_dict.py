@@ -80,25 +80,6 @@ def test_mutable_weights_are_those_of_the_last_lease(client: Client) -> None:
     assert inside["last.weight"].eq(3).all()
 
 
-def test_its_tensors_may_be_written_to_and_change_nothing(client: Client) -> None:
-    lent = Lent(client, Block)
-    before = lent.module.state_dict()
-    after = lent.module.state_dict()
-    for name, _ in lent.module.named_parameters():
-        after[name].fill_(7)
-    assert same(lent.module.state_dict(), before)
-    x = torch.randn(2, 16)
-    lent.module.eval()
-    lent.twin.eval()
-    assert torch.equal(lent.run(x), lent.twin(x))
-
-
-def test_each_has_a_storage_of_just_its_own_bytes(client: Client) -> None:
-    state = Lent(client, Block).module.state_dict()
-    assert all(v.untyped_storage().nbytes() == v.nbytes for v in state.values())
-    assert len({v.untyped_storage().data_ptr() for v in state.values()}) == len(state)
-
-
 def test_what_is_tied_is_tied_in_it_too(client: Client) -> None:
     lent = Lent(client, Tied)
     state = lent.module.state_dict()
@@ -108,20 +89,6 @@ def test_what_is_tied_is_tied_in_it_too(client: Client) -> None:
     assert fused[0].nbytes() == 6 * 4 * 4
     assert same(dict(state), dict(lent.twin.state_dict()))
     assert len(saved(state)) < len(saved(lent.twin.state_dict())) + 512
-
-
-def test_two_of_them_are_not_tied_to_each_other(client: Client) -> None:
-    lent = Lent(client, Tied)
-    one, other = lent.module.state_dict(), lent.module.state_dict()
-    one["q"].zero_()
-    assert same(dict(other), dict(lent.twin.state_dict()))
-
-
-def test_a_submodule_s_works_as_well(client: Client) -> None:
-    lent = Lent(client, lambda: nn.Sequential(Block(), nn.Sequential(Block())))
-    for name in ("0", "1", "1.0", "1.0.last"):
-        mine, its = lent.module.get_submodule(name), lent.twin.get_submodule(name)
-        assert same(mine.state_dict(), its.state_dict())
 
 
 def test_a_destination_a_prefix_and_keep_vars_mean_what_they_do(client: Client) -> None:

@@ -6,15 +6,8 @@ import torch
 from swapd_client import Client, InvalidSource
 from swapd_client.errors import InvalidSettings
 from swapd_client.offload.settings import OffloadSettings
-from swapd_client.offload.strategy import Kind, Sharing, kind_of, of_arguments, of_settings
+from swapd_client.offload.strategy import Kind, Sharing, kind_of, of_settings
 from tests.offload.modules import TOKENS, Encoder, Model, seeded
-
-GIB = 1 << 30
-SIZES = {"transformer": 6 * GIB, "text_encoder": 2 * GIB, "text_encoder_2": GIB, "vae": GIB}
-
-
-def hows(**settings: object) -> dict[str, Sharing]:
-    return of_settings(SIZES, OffloadSettings(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -35,51 +28,11 @@ def test_a_component_is_what_its_name_says(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
-def test_what_each_switch_makes_of_a_pipeline() -> None:
-    assert hows() == {}
-    assert set(hows(cpu_offload_enabled=True).values()) == {Sharing("alternating", exclusive=True)}
-    sequential = hows(cpu_offload_enabled=True, cpu_offload_strategy="sequential")
-    assert set(sequential.values()) == {Sharing("sequential")}
-    encoder = Sharing("alternating", exclusive=True, part_of="encoders")
-    assert hows(enable_cpu_offload=True) == {
-        "transformer": Sharing("alternating", exclusive=True),
-        "text_encoder": encoder,
-        "text_encoder_2": encoder,
-        "vae": Sharing("permanent"),
-    }
-    assert hows(enable_layerwise_offload=True) == {
-        "transformer": Sharing(streamed=True),
-        "text_encoder": Sharing(),
-        "text_encoder_2": Sharing(),
-        "vae": Sharing("permanent"),
-    }
-
-
-def test_cpu_offload_gb_leaves_so_much_on_the_host_and_streams_it() -> None:
-    assert hows(cpu_offload_gb=2)["transformer"] == Sharing(streamed=True, resident=4 * GIB)
-    assert hows(cpu_offload_gb=2)["vae"] == Sharing()
-    assert hows(cpu_offload_gb=8)["transformer"].resident == 0
-    both = hows(cpu_offload_gb=2, cpu_offload_enabled=True)["transformer"]
-    assert both == Sharing("alternating", exclusive=True, streamed=True, resident=4 * GIB)
-
-
 def test_what_is_worth_streaming_is_the_dit_or_the_decoder_or_all() -> None:
     streamed = OffloadSettings(enable_layerwise_offload=True)
     of_omni = of_settings({"thinker": 4, "vae": 1}, streamed)
     assert of_omni == {"thinker": Sharing(streamed=True), "vae": Sharing("permanent")}
     assert of_settings({"vae": 1}, streamed) == {"vae": Sharing(streamed=True)}
-
-
-def test_resident_and_blocks_stream_what_they_name() -> None:
-    plain = dict.fromkeys(SIZES, Sharing())
-    named = of_arguments(SIZES, plain, {"text_encoder": "1GiB"}, None)
-    assert named["text_encoder"] == Sharing(streamed=True, resident=1 << 30)
-    assert named["transformer"] == Sharing()
-    assert of_arguments(SIZES, plain, 5, ["blocks"])["transformer"] == Sharing(
-        "lru", False, "", True, 5
-    )
-    with pytest.raises(InvalidSource, match=r"resident: .*'dit'"):
-        of_arguments(SIZES, plain, {"dit": 1}, None)
 
 
 # --- on the device -----------------------------------------------------------------------

@@ -3,7 +3,6 @@
 Isolation is strict: an access to a block without a lease ends the test.
 """
 
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +14,11 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import BadRequest, Client, DaemonGone, TooLarge, WouldDeadlock
+from swapd_client import Client, DaemonGone, TooLarge, WouldDeadlock
 from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
-from tests.processes import run_python, start_python
+from tests.processes import start_python
 
 #: A chunk of the host device: the size of a block.
 BLOCK = 2 << 20
@@ -74,7 +73,6 @@ def family(
     blocks: int,
     *,
     resident: int | str | None = 0,
-    slots: int = 2,
     rest: bool = True,
     name: str = "m",
     chunks: int = 1,
@@ -85,7 +83,7 @@ def family(
     parts |= {str(i): {"w": bytes([i + 1]) * chunks * BLOCK} for i in range(blocks)}
     registered = client.register_family(name, parts, resident=resident, mutable=mutable)
     made = [c.name for c in registered]
-    stream = Stream(client, name, made.pop(0) if rest else None, made, slots)
+    stream = Stream(client, name, made.pop(0) if rest else None, made)
     return Model(client, stream, blocks)
 
 
@@ -128,18 +126,6 @@ def swapd(chunks: int) -> Iterator[Client]:
 # --- a pass ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_no_more_than_its_slots_are_on_the_device_at_a_time(slots: int) -> None:
-    # not strict: there a released block takes room until its worker has unmapped it
-    with spawn.daemon(budget=12 * BLOCK) as daemon, swapd_client.connect(daemon.folder) as client:
-        model = family(client, 8, slots=slots)
-        for _ in range(3):
-            model.forward()
-        status = client.status()
-        assert model.held() == []
-        assert status.peak_bytes == (slots + 1) * BLOCK, "beside them, what is in no block"
-
-
 @pytest.mark.parametrize(("resident", "kept"), [(0, ""), (2, "26"), (4, "1357"), (8, "01234567")])
 def test_what_is_kept_is_spread_and_is_not_copied_again(resident: int, kept: str) -> None:
     with swapd(12) as client:
@@ -150,32 +136,6 @@ def test_what_is_kept_is_spread_and_is_not_copied_again(resident: int, kept: str
         assert {i for i in "01234567" if loads[f"m/{i}"] == 1} == set(kept)
         assert loads["m/rest"] == 1
         assert all(n >= 5 for n in loads.values() if n != 1), "the others at each pass"
-
-
-def test_a_pass_over_what_is_all_in_is_one_lease() -> None:
-    with swapd(12) as client:
-        model = family(client, 8, resident="1GiB")
-        model.forward()
-        stream = model.stream
-        before = client.status().hits
-        lease = stream.whole()
-        assert lease is not None
-        with lease:
-            assert sorted(model.held()) == sorted(stream.everything)
-        assert client.status().hits == before + len(stream.everything)
-        assert model.held() == []
-
-
-def test_how_much_is_kept_changes_while_it_runs() -> None:
-    with swapd(12) as client:
-        model = family(client, 8, resident=None)
-        for size in (0, None, 4 * BLOCK + 1, None):
-            client.resize("m", size)
-            for _ in range(3):
-                model.forward()
-            assert len(model.resident()) == {0: 3, None: 9, 4 * BLOCK + 1: 7}[size]
-            client.resize("m", 0)
-            assert len(model.resident() - {"m/rest"}) <= 2, "two of them may be on their way"
 
 
 # --- any order ---------------------------------------------------------------------------
@@ -189,16 +149,6 @@ PASSES = {
     "one again and again": [0, 3, 1, 3, 2, 3],
     "none": [],
 }
-
-
-@pytest.mark.parametrize("order", PASSES.values(), ids=PASSES)
-def test_every_block_is_there_when_it_runs(order: Sequence[int]) -> None:
-    with swapd(12) as client:
-        model = family(client, 6)
-        for _ in range(3):
-            model.forward(order)
-            assert model.held() == []
-        assert client.status().waiting == 0
 
 
 def test_passes_may_differ() -> None:
@@ -269,15 +219,6 @@ def test_blocks_within_each_other_that_never_fit_together_are_refused() -> None:
             assert model.held() == []
 
 
-def test_a_block_may_be_called_alone() -> None:
-    with swapd(12) as client:
-        model = family(client, 4)
-        for part in (2, 0, 2):
-            model.run(part)
-            assert model.held() == []
-        model.forward()
-
-
 # --- errors ------------------------------------------------------------------------------
 
 
@@ -322,41 +263,6 @@ def test_a_thread_that_ends_in_the_middle_leaves_nothing() -> None:
         model.forward()
 
 
-def test_what_was_not_needed_is_not_done() -> None:
-    with swapd(12) as client:
-        model = family(client, 6)
-        model.stream.done(0)
-        model.stream.leave()
-        model.stream.enter()
-        model.stream.done(0)
-        model.stream.leave()
-        assert model.held() == []
-
-
-def test_a_block_that_never_fits_is_refused_and_nothing_is_held() -> None:
-    with swapd(5) as client:
-        client.register("stays", {"x": bytes(2 * BLOCK)}, policy="permanent")
-        client.acquire("stays").release()
-        model = family(client, 1, chunks=3)
-        with pytest.raises(TooLarge):
-            model.forward()
-        assert model.held() == []
-        assert client.status().waiting == 0
-
-
-def test_without_a_slot_nothing_can_be_streamed() -> None:
-    with swapd(2) as client, pytest.raises(BadRequest, match="slots=0"):
-        family(client, 1, slots=0)
-
-
-def test_reading_ahead_may_find_no_room() -> None:
-    with swapd(2) as client:  # the tensors outside the blocks, and one block
-        model = family(client, 6)
-        for _ in range(2):
-            model.forward()
-        assert model.held() == []
-
-
 def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
     with (
         spawn.daemon(budget=12 * BLOCK, isolation="strict") as daemon,
@@ -388,12 +294,6 @@ def test_blocks_that_are_written_keep_what_was_written() -> None:
                 model.stream.done(part)
             model.stream.leave()
         assert client.status().bytes_out >= 2 * 4 * BLOCK
-
-
-def test_a_block_that_is_touched_when_it_is_not_its_turn_is_a_fault() -> None:
-    with spawn.daemon(budget=12 * BLOCK, isolation="strict") as daemon:
-        done = run_python(PROGRAMS / "out_of_turn.py", daemon.folder)
-        assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "so far\n"), done.stderr
 
 
 # --- several at once ---------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import importlib
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -98,50 +97,6 @@ def test_adapters_are_trained_as_the_twin_s_with_everything_evicted_in_between(
     assert same(dict(model.state_dict()), dict(twin.state_dict()))
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_a_model_of_peft_is_trained_as_the_twin_s(client: Client) -> None:
-    peft: Any = importlib.import_module("peft")
-    transformers: Any = importlib.import_module("transformers")
-
-    def made() -> Any:
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            vocab_size=128,
-        )
-        lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-        return peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
-
-    model, twin = made(), made()
-    with client.attach(model, ".") as attachment:
-        (whole,) = attachment.components
-        mine, its = optimizer_of(model), optimizer_of(twin)
-        for _ in range(3):
-            evict(client, *(c.name for c in client.status().components))
-            with attachment.use(whole):
-                loss, gradients = peft_step(model, mine)
-            expected, wanted = peft_step(twin, its)
-            assert torch.equal(loss, expected)
-            assert len(gradients) == 8
-            assert all(map(torch.equal, gradients, wanted))
-        evict(client, *(c.name for c in client.status().components))
-        saved = peft.get_peft_model_state_dict(model)
-        assert same(dict(saved), dict(peft.get_peft_model_state_dict(twin)))
-    assert same(dict(model.state_dict()), dict(twin.state_dict()))
-
-
-def peft_step(model: Any, optimizer: Any) -> tuple[torch.Tensor, list[Any]]:
-    optimizer.zero_grad()
-    loss = model(input_ids=TOKENS, labels=TOKENS).loss
-    loss.backward()
-    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    optimizer.step()
-    return loss.detach(), gradients
-
-
 def test_what_stays_private_is_what_requires_gradients_and_is_said(client: Client) -> None:
     model = adapted()
     with client.attach({"text": model}) as attachment:
@@ -164,12 +119,6 @@ def test_they_are_saved_loaded_and_copied_with_the_rest(client: Client) -> None:
         assert torch.equal(model(TOKENS), twin(TOKENS))
         trained = {id(p) for p in model.parameters() if p.requires_grad}
         assert set(attachment.trained) == trained, "the objects they were"
-
-
-def test_a_call_in_grad_mode_is_refused_without_use_also_with_adapters(client: Client) -> None:
-    model = adapted()
-    with client.attach({"text": model}), pytest.raises(NotWhileAttached, match="require grad"):
-        model(TOKENS)
 
 
 def everything(model: nn.Module) -> set[str]:

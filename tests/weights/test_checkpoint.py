@@ -1,6 +1,5 @@
 """A checkpoint as transformers writes it: several files, an index, a tie; into a bare module."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,6 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 
-import swapd_client
-from swapd import spawn
 from swapd_client import Client
 
 IDS = torch.tensor([[1, 2, 3]])
@@ -31,16 +28,6 @@ def llama() -> Any:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    torch.set_num_threads(1)
-    with (
-        spawn.daemon(budget="64MiB", isolation="strict") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
 def expected(tmp_path: Path) -> torch.Tensor:
     """The output of the model saved in `tmp_path`."""
     torch.manual_seed(0)
@@ -59,33 +46,18 @@ def bare() -> Any:
     return model
 
 
-def test_a_folder_becomes_a_component(
+def test_a_folder_becomes_a_component_or_a_family_and_is_attached_as_it_is(
     client: Client, tmp_path: Path, expected: torch.Tensor
 ) -> None:
-    model = bare()
-    part = client.load("llm", tmp_path, model)
-    with client.acquire("llm"), torch.inference_mode():
-        assert torch.equal(model(IDS).logits, expected)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert client.status().host_copy_bytes == part.nbytes
-
-
-def test_a_folder_becomes_a_family_of_blocks(
-    client: Client, tmp_path: Path, expected: torch.Tensor
-) -> None:
-    model = bare()
     blocks = {f"model.layers.{i}": [f"model.layers.{i}"] for i in range(4)}
-    client.load_family("llm", tmp_path, {"rest": [], **blocks}, model)
-    with client.acquire("llm"), torch.inference_mode():
-        assert torch.equal(model(IDS).logits, expected)
-
-
-def test_a_loaded_module_is_attached_as_it_is(
-    client: Client, tmp_path: Path, expected: torch.Tensor
-) -> None:
-    model = bare()
-    part = client.load("llm", tmp_path, model)
-    client.attach(model)
+    part, family = bare(), bare()
+    nbytes = client.load("llm", tmp_path, part).nbytes
+    assert client.status().host_copy_bytes == nbytes
+    client.load_family("parts", tmp_path, {"rest": [], **blocks}, family)
+    for name, model in (("llm", part), ("parts", family)):
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        with client.acquire(name), torch.inference_mode():
+            assert torch.equal(model(IDS).logits, expected)
+    client.attach(part)
     with torch.inference_mode():
-        assert torch.equal(model(IDS).logits, expected)
-    assert client.status().host_copy_bytes == part.nbytes
+        assert torch.equal(part(IDS).logits, expected)

@@ -17,6 +17,7 @@ from swapd_client import Client
 from swapd_client.memory.layout import Layout
 from swapd_client.weights import load
 from swapd_client.weights.safetensors import File
+from tests.weights.test_update import same
 
 N = 100_000
 
@@ -49,9 +50,8 @@ def lie(
     at: int,
     parts: Mapping[str, list[str]] | None = None,
     dtype: torch.dtype | None = None,
-) -> list[str]:
+) -> None:
     """Register the components of a load of `file`, with one wrong byte in each part."""
-    names = []
     with load.planned(
         file,
         None,
@@ -74,20 +74,12 @@ def lie(
                 os.pwrite(fd, bytes([os.pread(fd, 1, place)[0] ^ 1]), place)
 
             layout.fill_file = fill_file  # type: ignore[method-assign]
-            names.append(f"lie {part}")
-            client.register(names[-1], layout)
-    return names
+            client.register(f"lie {part}", layout)
 
 
 def bits(client: Client, name: str, part: swapd_client.Component) -> dict[str, torch.Tensor]:
     with client.acquire(name):
         return {n: t.clone() for n, t in part.tensors.items()}
-
-
-def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[n], expected[n]) for n in expected
-    )
 
 
 @pytest.mark.parametrize("at", [0, N + 1, -1], ids=["first byte", "middle", "last byte"])

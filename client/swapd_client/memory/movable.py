@@ -52,6 +52,15 @@ def inner_names(tensor: torch.Tensor) -> list[str]:
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
 
+def leaves(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that have the bytes, by name: the tensor, or a wrapper's inner tensors."""
+    if not is_wrapper(tensor):
+        yield name, tensor
+        return
+    for inner in inner_names(tensor):
+        yield from leaves(f"{name}.{inner}", getattr(tensor, inner))
+
+
 def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidSource(f"{name!r} is a {type(tensor).__name__}, not a tensor")

@@ -1,7 +1,7 @@
 """The arguments of `Client.attach`, checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from swapd.shared.protocol import Policy
@@ -21,8 +21,7 @@ class Arguments:
     components: Sequence[str] | None
     settings: OffloadSettings | None
     prefix: str
-    #: For all components, if there are no settings.
-    how: Sharing
+    policy: Policy
     resident: int | str | Mapping[str, int | str] | None
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
     wrap_methods: Methods
@@ -33,54 +32,36 @@ class Arguments:
     stay: Sequence[str]
     trainable: Trainable
 
+    @property
+    def how(self) -> Sharing:
+        """For all components, if there are no settings."""
+        return Sharing(self.policy, exclusive=self.policy == "alternating")
 
-def arguments_of(
-    components: str | Sequence[str] | None,
-    *,
-    settings: OffloadSettings | None,
-    prefix: str,
-    policy: Policy,
-    resident: int | str | Mapping[str, int | str] | None,
-    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
-    wrap_methods: Methods,
-    extra_tensors: Sequence[str],
-    kinds: Mapping[str, Kind],
-    stay: Sequence[str],
-    trainable: Trainable | str,
-    flags: Mapping[str, Any],
-) -> Arguments:
-    """The arguments of `Client.attach`, checked. Raises: InvalidSource, InvalidSettings."""
-    settings = _chosen(settings, flags)
-    if settings is not None and policy != "lru":
+
+def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
+    """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidSettings."""
+    settings, components = given.settings, given.components
+    if flags and settings is not None:
+        names = ", ".join(flags)
+        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
+    settings = from_keywords(**flags) if flags else settings
+    if settings is not None and given.policy != "lru":
         raise InvalidSource(
-            f"policy={policy!r} and settings both set how components share the device; give "
+            f"policy={given.policy!r} and settings both set how components share the device; give "
             "one of them"
         )
     if components is None and settings is not None:
         components = settings.cpu_offload_components
-    return Arguments(
+    return replace(
+        given,
         components=_listed(components),
         settings=settings,
-        prefix=prefix,
-        how=Sharing(policy, exclusive=policy == "alternating"),
-        resident=resident,
-        blocks=_listed(blocks),
-        wrap_methods=_listed(wrap_methods),
-        extra_tensors=_listed(extra_tensors),
-        kinds=kinds,
-        stay=_listed(stay),
-        trainable=trainable if isinstance(trainable, bool) else _listed(trainable),
+        blocks=_listed(given.blocks),
+        wrap_methods=_listed(given.wrap_methods),
+        extra_tensors=_listed(given.extra_tensors),
+        stay=_listed(given.stay),
+        trainable=_listed(given.trainable),
     )
-
-
-def _chosen(given: OffloadSettings | None, flags: Mapping[str, Any]) -> OffloadSettings | None:
-    """The settings, from `settings=` or from keyword arguments. Raises: InvalidSettings."""
-    if not flags:
-        return given
-    if given is not None:
-        names = ", ".join(flags)
-        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
-    return from_keywords(**flags)
 
 
 def _listed(names: _Names) -> _Names:

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
 from swapd_client.memory.movable import nbytes_of
-from swapd_client.offload import find, garbage, hooks, ownership, strategy, tools
+from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import no_calls
 from swapd_client.offload.attachment import (
@@ -20,6 +20,7 @@ from swapd_client.offload.attachment import (
     AttachedComponent,
     Attachment,
     StreamedComponent,
+    take_back_if_dropped,
 )
 from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.holdables import BlockHold, PassHold
@@ -66,7 +67,7 @@ def _attach(client: AttachClient, model: object, arguments: Arguments) -> Attach
                 attachment._take_back()
                 raise
         attachment._again = run
-    garbage.take_back_if_dropped(client, attachment)
+    take_back_if_dropped(client, attachment)
     return attachment
 
 
@@ -96,12 +97,11 @@ class _Attaching:
         self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
         self._trained = self._trained_now()
         self._left_over = self._hooks_left_over()
-        components = client.session.components
         self._owned = ownership.own(
             self._roots,
             self._found,
             extra=extra,
-            registered={n: (c.address, c.address + c.nbytes) for n, c in components.items()},
+            client=client,
             trained=self._trained,
         )
         self._taken = self._names_taken()
@@ -190,9 +190,10 @@ class _Attaching:
 
         """
         given = self._arguments
-        sizes = {one.name: self._own_bytes(one) for one in self._found}
-        _refuse_unknown("kinds", given.kinds, sizes)
-        _refuse_unknown("stay", given.stay, sizes)
+        sizes = dict.fromkeys((one.name for one in self._found), 0)
+        sizes |= {n: own.nbytes for n, own in self._owned.pieces.items() if n in sizes}
+        strategy.refuse_unknown("kinds", given.kinds, sizes)
+        strategy.refuse_unknown("stay", given.stay, sizes)
 
         def kind_of(name: str) -> Kind:
             return given.kinds.get(name) or strategy.kind_of(name)
@@ -218,10 +219,6 @@ class _Attaching:
             return {}
         return strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
 
-    def _own_bytes(self, one: ComponentModule) -> int:
-        piece = self._owned.pieces.get(one.name)
-        return 0 if piece is None else piece.nbytes
-
     def _is_nested(self, name: str) -> bool:
         by_name = {one.name: one.module for one in self._found}
         mine = set(by_name[name].modules())
@@ -233,12 +230,14 @@ class _Attaching:
 
     def _register(self, hows: Mapping[str, Sharing]) -> None:
         given, attachment = self._arguments.blocks, self._attachment
-        registering = Registration(self._client, self._owned, hows, self._called)
         blocks: Mapping[str, Sequence[str]] = {}
         if given is not None:
             streamed = [name for name, how in hows.items() if how.streamed]
             blocks = given if isinstance(given, Mapping) else dict.fromkeys(streamed, given)
-        registering.run(self._found, blocks, self._starts, self._trained)
+        registering = Registration(
+            self._client, self._owned, hows, self._called, blocks, self._starts
+        )
+        registering.run(self._found, self._trained)
         attachment.registered += registering.names
         attachment.streamed |= registering.streamed
         self._names_of = registering.names_of
@@ -317,21 +316,17 @@ class _Attaching:
         for said in stays.warnings(lent, named=self._arguments.components is not None):
             log.warning("%s", said)
         if self._plain:
-            log.warning("%s", _said_of(self._plain))
+            log.warning(
+                "tensors that are neither parameters nor buffers stay in private memory: %s. Name "
+                "those that never change in extra_tensors=",
+                ", ".join(f"{name} ({size(nbytes_of(t))})" for name, t in self._plain.items()),
+            )
 
 
 def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]) -> str:
     blocks = streamed[one.name].blocks if one.name in streamed else ()
     how = f", streamed in {len(blocks)} block{'s' * (len(blocks) > 1)}" if blocks else ""
     return f"{one.name} ({size(one.nbytes)}{how})"
-
-
-def _refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> None:
-    for name in names:
-        if name not in there:
-            raise InvalidSource(
-                f"{what}: no component is called {name!r}; there are: {', '.join(there)}"
-            )
 
 
 def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -343,11 +338,3 @@ def _extra(plain: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str
             raise InvalidSource(f"extra_tensors: nothing is called {name!r}; there are: {there}")
         extra.update(matches)
     return extra
-
-
-def _said_of(plain: Mapping[str, torch.Tensor]) -> str:
-    said = ", ".join(f"{name} ({size(nbytes_of(tensor))})" for name, tensor in plain.items())
-    return (
-        f"tensors that are neither parameters nor buffers stay in private memory: {said}. "
-        "Name those that never change in extra_tensors="
-    )

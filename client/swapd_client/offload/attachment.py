@@ -1,20 +1,29 @@
 """A model that is attached to swapd: its components, leases on them, and `detach`.
 
-`attaching.py` makes it; `hooks.py` runs around each call.
+`attach.py` makes it; `hooks.py` runs around each call.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 
 import torch
 
 from swapd.shared.units import size
-from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, SwapdError
+from swapd_client.dropped import when_collected
+from swapd_client.errors import (
+    ClientClosed,
+    InvalidSource,
+    SessionEnded,
+    SwapdError,
+    UnknownComponent,
+)
 from swapd_client.leases.collected import await_given_back
+from swapd_client.offload import growth, tools
 from swapd_client.offload.guards import writable
 from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.lender import AttachClient
@@ -34,26 +43,19 @@ ONE_AT_A_TIME = threading.Lock()
 _counting = threading.Lock()
 
 
+@dataclass(eq=False)
 class AttachedComponent:
     """One component of an attachment."""
 
-    def __init__(
-        self,
-        name: str,
-        module: torch.nn.Module,
-        held: ComponentHold | PassHold | None,
-        all_of_it: ComponentHold,
-        nbytes: int,
-    ) -> None:
-        self.name = name
-        self.module = module
-        #: Held by a call of the module. None if it has no parameters.
-        self.held = held
-        #: All of the component. The same as `held`, unless it is streamed.
-        self.all_of_it = all_of_it
-        self.nbytes = nbytes
-        #: The blocks of a streamed component, by module.
-        self.blocks: dict[torch.nn.Module, BlockHold] = {}
+    name: str
+    module: torch.nn.Module
+    #: Held by a call of the module. None if it has no parameters.
+    held: ComponentHold | PassHold | None
+    #: All of the component. The same as `held`, unless it is streamed.
+    all_of_it: ComponentHold
+    nbytes: int
+    #: The blocks of a streamed component, by module.
+    blocks: dict[torch.nn.Module, BlockHold] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Attached {self.name} {size(self.nbytes)}>"
@@ -121,7 +123,7 @@ class Use:
             scope.leave(entry)
 
 
-class Attachment:
+class Attachment(AbstractContextManager["Attachment"]):
     """The result of `Client.attach`. `detach`, or the end of a `with` block, undoes it."""
 
     def __init__(self, client: AttachClient, prefix: str) -> None:
@@ -150,9 +152,6 @@ class Attachment:
 
     def __str__(self) -> str:
         return self.summary
-
-    def __enter__(self) -> "Attachment":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
@@ -338,3 +337,48 @@ class Attachment:
 
 def _nothing() -> None:
     pass
+
+
+def take_back_if_dropped(client: AttachClient, attachment: Attachment) -> None:
+    """Unregister an attachment's components when it is collected without `detach`.
+
+    Not on a GPU: private memory there stays for the life of the process, since work queued on a
+    stream may still read it. A component that stays registered costs less, because the daemon can
+    evict it. So it stays, and the log says so. Only the hooks on its model keep an attachment
+    alive, nothing of the client's does. So it is collected with the model.
+    """
+    work = partial(_take_back_all, client, attachment.registered)
+    when_collected(attachment, client.session, work)
+
+
+def _take_back_all(client: AttachClient, names: list[str]) -> None:
+    if names:  # else it was detached
+        while names:
+            _take_back(client, names.pop())
+        growth.rest()
+        tools.rest()
+
+
+def _take_back(client: AttachClient, name: str) -> None:
+    if client.session.processor.memory_is_scarce and client.session.error is None:
+        log.warning(
+            "%r stays registered, though its model is no more: swapd evicts it when others need "
+            "the memory, and frees the host copy when the client closes. detach() a model before "
+            "you drop it",
+            name,
+        )
+        return
+    try:
+        with quiet({client: [name]}):  # other models may share weights with it
+            client.unregister(name)
+    except UnknownComponent:  # already unregistered
+        pass
+    except SwapdError as exc:
+        if client.session.error is None:  # else no component is registered any more
+            log.warning(
+                "%r stays registered, though its model is no more: %s. client.unregister(%r) "
+                "makes it private",
+                name,
+                exc,
+                name,
+            )

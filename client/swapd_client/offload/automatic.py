@@ -70,7 +70,7 @@ def parts_of(root: Module) -> dict[str, Module]:
         if parts.share(found.values()) < enough:
             found |= parts.largest(root, "", {id(part) for part in found.values()})
         if has_usual(found):
-            enough = _MOST  # staying.py warns of the rest
+            enough = _MOST  # `private.py` warns of the rest
     return found if parts.share(found.values()) >= enough else {}
 
 
@@ -86,34 +86,23 @@ def children_of(module: Module, path: str) -> Iterator[tuple[str, Module]]:
             yield (f"{path}.{name}" if path else name), child
 
 
-class Sizes:
-    """Bytes of the parameters in each module of a model; a tied one counts at its first place."""
-
-    def __init__(self, root: Module) -> None:
-        self._of: dict[int, int] = {}
-        self._seen: set[int] = set()
-        self._measure(root)
-
-    def of(self, module: Module) -> int:
-        return self._of[id(module)]
-
-    def _measure(self, module: Module) -> int:
-        if id(module) in self._of:
-            return 0
-        self._of[id(module)] = 0  # until it is known: a module may contain itself
-        own = [p for p in module._parameters.values() if p is not None]
-        nbytes = sum(_nbytes(parameter, self._seen) for parameter in own)
-        nbytes += sum(self._measure(child) for _, child in children_of(module, ""))
-        self._of[id(module)] = nbytes
-        return nbytes
+def _sizes(module: Module, sizes: dict[int, int], seen: set[int]) -> int:
+    """Bytes of the parameters in each module, by its id; a tied one counts at its first place."""
+    if id(module) in sizes:
+        return 0
+    sizes[id(module)] = 0  # until it is known: a module may contain itself
+    nbytes = sum(_nbytes(p, seen) for p in module._parameters.values() if p is not None)
+    nbytes += sum(_sizes(child, sizes, seen) for _, child in children_of(module, ""))
+    sizes[id(module)] = nbytes
+    return nbytes
 
 
 class _Parts:
     """Looks for the parts of one model."""
 
     def __init__(self, root: Module) -> None:
-        self._sizes = Sizes(root)
-        self._total = self._sizes.of(root)
+        self._sizes: dict[int, int] = {}
+        self._total = _sizes(root, self._sizes, set())
         self._least = min(_LEAST * self._total, _LEAST_BYTES)
 
     def share(self, parts: Iterable[Module]) -> float:
@@ -135,14 +124,14 @@ class _Parts:
             elif name in USUAL:
                 yield where, child
             elif name in LESSER or _model_type(child) not in ("", around):
-                if self._sizes.of(child) >= self._least:
+                if self._sizes[id(child)] >= self._least:
                     yield where, child
             else:
                 yield from self.named(child, where, around)
 
     def _may_be_one(self, module: Module, name: str) -> bool:
         """False if the rest is nearly nothing: then it is a wrapper around the model."""
-        return name in USUAL or self._total - self._sizes.of(module) >= _LEAST * self._total
+        return name in USUAL or self._total - self._sizes[id(module)] >= _LEAST * self._total
 
     def largest(self, module: Module, path: str, inside: set[int]) -> dict[str, Module]:
         """The largest modules of more than one layer, besides `inside`."""
@@ -152,7 +141,7 @@ class _Parts:
                 continue
             if isinstance(child, CONTAINERS) or any(id(m) in inside for m in child.modules()):
                 found |= self.largest(child, where, inside)
-            elif child._modules and self._sizes.of(child) >= _LARGE * self._total:
+            elif child._modules and self._sizes[id(child)] >= _LARGE * self._total:
                 found[where] = child
         return found
 

@@ -11,8 +11,9 @@ no client. `Marker` marks these attributes.
 import copy
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,22 +36,20 @@ def start_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+@dataclass(eq=False)
 class Copies:
     """Copies that belong together: tensors on one storage get copies on one storage.
 
     Each copy has a storage on the CPU with its own bytes only, used by no other tensor.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        find: Callable[[int], Part | None],
-        hold: Callable[[], AbstractContextManager[object]],
-    ) -> None:
-        """`find(address)`: the component there. `hold()`: a lease on all that `find` returns."""
-        self._session = session
-        self._find = find
-        self._hold = hold
+    session: Session
+    #: The component at an address.
+    find: Callable[[int], Part | None]
+    #: A lease on all that `find` returns.
+    hold: Callable[[], AbstractContextManager[object]]
+
+    def __post_init__(self) -> None:
         #: The mapped host copies, by component; None if the component has been unregistered.
         self._masters: dict[str, _Memory | None] = {}
         #: By the address of the original storage.
@@ -65,7 +64,7 @@ class Copies:
         with torch.inference_mode(False), torch.no_grad():
             if is_wrapper(tensor):
                 return self._of_wrapper(tensor)
-            part = self._find(start_of(tensor))
+            part = self.find(start_of(tensor))
             if part is None:
                 return tensor.detach()
             storage = self._storage(part, tensor.untyped_storage())
@@ -85,7 +84,7 @@ class Copies:
         key = storage.data_ptr()
         if key not in self._storages:
             if part.mutable:
-                with self._hold():
+                with self.hold():
                     copied = _copied(storage)
             elif (master := self._master(part)) is not None:
                 copied = torch.frombuffer(
@@ -102,7 +101,7 @@ class Copies:
         return self._masters[part.name]
 
     def _mapped(self, part: Part) -> _Memory | None:
-        address = self._session.registry.map_master(part)
+        address = self.session.registry.map_master(part)
         if address is None:
             return None
         memory = (ctypes.c_ubyte * part.span).from_address(address)
@@ -172,6 +171,52 @@ class Marker:
     def before(self, name: str) -> Any:
         """The module's own attribute of that name; None if it had none."""
         return None
+
+
+#: Runs a function with these arguments.
+Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class Method(Marker):
+    """In the place of one module's method: `run` calls it.
+
+    An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
+    method.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str, run: Run | None) -> None:
+        self._module = module
+        self._run = run
+        self.__name__ = name
+        #: The module's own attribute of that name, if it had one.
+        self._before = module.__dict__.get(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}
+
+    def __repr__(self) -> str:
+        return f"<{self.__wrapped__!r}, run by swapd>"
+
+    def before(self, name: str) -> Any:
+        return self._before
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The original method, which gives this one its signature."""
+        if self._before is not None:
+            method: Callable[..., Any] = self._before
+        else:
+            method = getattr(type(self._module), self.__name__).__get__(self._module)
+        return method
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.__wrapped__.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._run is None:
+            return self.__wrapped__(*args, **kwargs)
+        return self._run(self.__wrapped__, args, kwargs)
 
 
 def without_markers(attributes: dict[str, Any]) -> dict[str, Any]:

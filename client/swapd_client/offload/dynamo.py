@@ -140,8 +140,8 @@ def distinguish(module: torch.nn.Module) -> Callable[[], None]:
         with _lock:
             if _to_distinguish is not None:
                 _to_distinguish.discard(module)
-            made = vars(module).get("forward")
-            if getattr(made, "__func__", None) in _made:  # else other code replaced it
+            function = getattr(vars(module).get("forward"), "__func__", None)
+            if hasattr(function, "marker"):  # else other code replaced it
                 del vars(module)["forward"]
 
     return undo
@@ -171,8 +171,6 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 #: torch counts recompilations by code object, so each class has its own.
 _by_class: "WeakKeyDictionary[type, FunctionType]" = WeakKeyDictionary()
-#: All functions in `_by_class`.
-_made: WeakSet[FunctionType] = WeakSet()
 
 
 def _of_class(kind: type[torch.nn.Module]) -> FunctionType:
@@ -182,7 +180,6 @@ def _of_class(kind: type[torch.nn.Module]) -> FunctionType:
         made = FunctionType(_forward.__code__.replace(co_name=name), globals(), "forward")
         made.marker = Marker()  # type: ignore[attr-defined]
         _by_class[kind] = made
-        _made.add(made)
     made.__wrapped__ = _static(kind)  # type: ignore[attr-defined] # gives it the signature
     made.__doc__ = made.__wrapped__.__doc__  # type: ignore[attr-defined]
     return made

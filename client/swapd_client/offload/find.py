@@ -43,7 +43,10 @@ def roots_of(model: object) -> dict[str, Module]:
         return {"": model}
     named: object = getattr(model, "components", None)
     if isinstance(model, Mapping):
-        named = _all_modules(model)
+        for name, module in model.items():
+            if not isinstance(module, Module):
+                raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
+        named = model
     elif not isinstance(named, Mapping):
         named = _around_a_model(model)
     if not isinstance(named, Mapping):
@@ -55,13 +58,6 @@ def roots_of(model: object) -> dict[str, Module]:
     if not roots:
         raise InvalidSource(f"there is no module in this {type(model).__name__}")
     return roots
-
-
-def _all_modules(model: Mapping[str, object]) -> Mapping[str, object]:
-    for name, module in model.items():
-        if not isinstance(module, Module):
-            raise InvalidSource(f"{name!r} is a {type(module).__name__}, not a module")
-    return model
 
 
 def _around_a_model(model: object) -> Mapping[str, Module] | None:

@@ -20,9 +20,10 @@ from torch.utils import _python_dispatch as modes
 
 from swapd_client.errors import SwapdError, TooLarge, WouldDeadlock
 from swapd_client.offload import dynamo
+from swapd_client.offload.copies import Method
 from swapd_client.offload.dynamo import uncompiled, when_imported
 from swapd_client.offload.gate import LeaseGate
-from swapd_client.offload.hooks import Method, wrap
+from swapd_client.offload.hooks import wrap
 from swapd_client.offload.outputs import LATER, tensors_in
 from swapd_client.offload.scope import Entry, here, thread
 from swapd_client.offload.update_barrier import tell
@@ -58,12 +59,13 @@ class FirstCall(Method):
         """`gate`: of the module: a call that holds all of it is not watched. `parts`: what a call
         may read.
         """
-        super().__init__(module, name, gate)
+        super().__init__(module, name, None)
+        self._gate = gate
         self._parts = parts
         self._to_undo = to_undo
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": (), "_to_undo": None}
+        return {**super().__getstate__(), "_gate": None, "_parts": (), "_to_undo": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gate, parts = self._gate, self._parts
@@ -119,7 +121,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Load a part for each tensor whose bytes are in parts, and in none that is held."""
         for tensor in tensors_in(values):
             having = [part for part in self._parts if part.gate.lent.has(tensor)]
-            if having and not any(map(_is_held, having)):
+            if having and not any(part.gate.is_held_by(thread.scope) for part in having):
                 self._load(having[0], frame)
 
     def _load(self, part: ReadPart, frame: FrameType) -> None:
@@ -186,11 +188,6 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 type(self._call._module).__name__,
                 ", ".join(f"{reader} ({read})" for reader, read in self._found),
             )
-
-
-def _is_held(part: ReadPart) -> bool:
-    """Whether the thread holds a part."""
-    return part.gate.is_held_by(thread.scope)
 
 
 def _is_running(call: FrameType) -> bool:

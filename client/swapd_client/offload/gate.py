@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,36 +18,25 @@ from swapd_client.offload.update_barrier import await_changes, tell
 _NOTHING = ComponentSpans()
 
 
+@dataclass(eq=False)
 class LeaseGate:
     """Runs calls of a component, or of a block of it, under its lease."""
 
-    def __init__(
-        self,
-        name: str,
-        held: Holdable,
-        whole: Holdable,
-        all_of_it: Holdable,
-        parameters: tuple[torch.Tensor, ...] = (),
-        grown: Growth | None = None,
-        gone: Callable[[SessionEnded], None] | None = None,
-        lent: ComponentSpans = _NOTHING,
-        all_lent: ComponentSpans | None = None,
-    ) -> None:
-        """`held`: acquired by a call: the component, or a block of it. `whole`: held whenever any
-        part is. With `all_of_it` held, there is nothing left to acquire. `parameters`: those that
-        backward would read. `gone(error)` is called when the daemon is gone: it raises, or makes
-        the weights private. `lent`: the addresses under `held`; `all_lent`: under `whole`, if
-        larger.
-        """
-        self.name = name
-        self.held = held
-        self.whole = whole
-        self.all_of_it = all_of_it
-        self.lent = lent
-        self._all_lent = lent if all_lent is None else all_lent
-        self._grown = grown
-        self._parameters = parameters
-        self._gone = gone
+    name: str
+    #: Acquired by a call: the component, or a block of it.
+    held: Holdable
+    #: Held whenever any part is.
+    whole: Holdable
+    #: With this held, there is nothing left to acquire.
+    all_of_it: Holdable
+    #: Those that backward would read.
+    parameters: tuple[torch.Tensor, ...] = ()
+    grown: Growth | None = None
+    #: Called when the daemon is gone: it raises, or makes the weights private.
+    gone: Callable[[SessionEnded], None] | None = None
+    #: The addresses under `held`; and under `whole`, if larger.
+    lent: ComponentSpans = _NOTHING
+    all_lent: ComponentSpans | None = None
 
     def run(
         self, call: Callable[..., Any], args: Any, kwargs: Any, *, is_forward: bool = True
@@ -86,8 +76,8 @@ class LeaseGate:
         """A call begins in a thread that does not hold the component. Raises as `run`."""
         scope = thread.scope
         if self.whole not in scope.counts:
-            if self._grown is not None and self._grown.changed:
-                self._grown.tell()
+            if self.grown is not None and self.grown.changed:
+                self.grown.tell()
             if torch._C._get_tracing_state() or torch.compiler.is_exporting():
                 raise NotWhileAttached(
                     f"{self.name!r} is attached to swapd, and an exported or traced module would "
@@ -104,8 +94,8 @@ class LeaseGate:
 
     def _refused(self, error: SwapdError) -> None:
         """The acquire failed. Raises `error`, or returns if the call needs no lease any more."""
-        if isinstance(error, SessionEnded) and self._gone is not None:
-            self._gone(error)
+        if isinstance(error, SessionEnded) and self.gone is not None:
+            self.gone(error)
         elif isinstance(error, WouldDeadlock):
             raise WouldDeadlock(
                 f"{error}. If {self.name!r} was called from another component's call, both must "
@@ -125,21 +115,17 @@ class LeaseGate:
         if count is None or count.n > 1:
             return output
         ends = self.held is self.whole or counts[self.whole].n == 1
-        output = (self._all_lent if ends else self.lent).copied(output, self.name)
-        may_follow = ends and self._backward_may_follow()
+        lent = self.all_lent if ends and self.all_lent is not None else self.lent
+        output = lent.copied(output, self.name)
+        may_follow = ends and self.backward_may_follow()
         if may_follow and any(tensor.requires_grad for tensor in tensors_in(output)):
-            raise self._grad("its output requires grad")
+            raise self.refused_grad("its output requires grad")
         return output
 
-    def check_grad(self) -> None:
-        """Raise NotWhileAttached if backward would read weights after the lease has ended."""
-        if self._backward_may_follow() and any(p.requires_grad for p in self._parameters):
-            raise self._grad("its parameters require grad")
-
-    def _backward_may_follow(self) -> bool:
+    def backward_may_follow(self) -> bool:
         return torch.is_grad_enabled() and not self.whole.uses
 
-    def _grad(self, why: str) -> NotWhileAttached:
+    def refused_grad(self, why: str) -> NotWhileAttached:
         return NotWhileAttached(
             f"{self.name!r} was called in grad mode, and {why}: backward would read its weights "
             "after their lease. Call it under torch.inference_mode() or torch.no_grad(), or hold "
@@ -154,7 +140,8 @@ class LeaseGate:
 def _check_grad(gate: LeaseGate, scope: Scope) -> None:
     if gate.whole in scope.counts and scope.entries and scope.entries[-1].is_checked:
         return  # by the forward around this one; or `use` holds it, perhaps over backward
-    gate.check_grad()
+    if gate.backward_may_follow() and any(p.requires_grad for p in gate.parameters):
+        raise gate.refused_grad("its parameters require grad")
 
 
 @uncompiled

@@ -7,7 +7,7 @@ step, they never hold it.
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from swapd_client.errors import SwapdError
@@ -129,8 +129,8 @@ class _Steps:
     def send(self, value: Any) -> Any:
         return self._span.step(self._inner.send, value)
 
-    def throw(self, kind: Any, value: object = None, traceback: TracebackType | None = None) -> Any:
-        return self._span.step(self._inner.throw, _exception(kind, value, traceback))
+    def throw(self, *exception: Any) -> Any:
+        return self._span.step(self._inner.throw, *exception)
 
     def close(self) -> None:
         try:
@@ -162,11 +162,8 @@ class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
     async def asend(self, value: Any) -> Any:
         return await _Awaited(self._span, self._inner.asend(value))
 
-    async def athrow(
-        self, kind: Any, value: object = None, traceback: TracebackType | None = None
-    ) -> Any:
-        error = _exception(kind, value, traceback)
-        return await _Awaited(self._span, self._inner.athrow(error))
+    async def athrow(self, *exception: Any) -> Any:
+        return await _Awaited(self._span, self._inner.athrow(*exception))
 
     async def aclose(self) -> None:
         try:
@@ -184,13 +181,3 @@ class _Awaited:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._span.drive(self._steps.__await__())
-
-
-def _exception(kind: Any, value: object, traceback: TracebackType | None) -> BaseException:
-    if isinstance(kind, BaseException):
-        error = kind
-    elif isinstance(value, BaseException):
-        error = value
-    else:
-        error = kind() if value is None else kind(value)
-    return error if traceback is None else error.with_traceback(traceback)

@@ -11,6 +11,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
 from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,40 +23,38 @@ from torch.nn.modules import module as torchs
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory import ranges
+from swapd_client.memory.movable import leaves
 from swapd_client.offload import tools
 from swapd_client.offload.dynamo import uncompiled
-from swapd_client.offload.ownership import bytes_in
+from swapd_client.offload.ownership import span_of
 
 log = logging.getLogger("swapd_client")
 
 
+@dataclass(eq=False)
 class Growth:
     """The parameters that a component gained since it was attached."""
 
-    def __init__(
-        self, name: str, modules: Callable[[], Iterable[Module]], is_known: Callable[[Any], bool]
-    ) -> None:
-        """`modules()`: the modules of the component now. `is_known(tensor)`: it is in swapd, or
-        stays private.
-        """
-        self.changed = False
-        self._name = name
-        self._modules = modules
-        self._is_known = is_known
+    name: str
+    #: The modules of the component now.
+    modules: Callable[[], Iterable[Module]]
+    #: Whether a tensor is in swapd, or stays private.
+    is_known: Callable[[Any], bool]
+    changed: bool = False
 
     def tell(self) -> None:
         """Log the parameters that stay private, and watch the new modules."""
         self.changed = False
         private = []
-        for module in self._modules():
+        for module in self.modules():
             _watched.setdefault(module, self)
             named = module._parameters.items()
-            private += [n for n, p in named if p is not None and not self._is_known(p)]
+            private += [n for n, p in named if p is not None and not self.is_known(p)]
         if private:
             log.warning(
                 "%r has parameters that stay in private memory, since they were added after "
                 "attach: %s. refresh() of its attachment registers them",
-                self._name,
+                self.name,
                 ", ".join(private),
             )
 
@@ -153,8 +153,8 @@ def _owner(new: object) -> str | None:
     tensors = [new] if isinstance(new, torch.Tensor) else []
     if isinstance(new, Module):
         tensors += new.parameters()
-    for tensor in tensors:
-        for start, end in bytes_in(tensor):
-            if (found := ranges.find(start, end - start)) is not None:
-                return found.name
+    for _, one in chain.from_iterable(leaves("", tensor) for tensor in tensors):
+        span = span_of(one)
+        if span is not None and (found := ranges.find(span[0], span[1] - span[0])) is not None:
+            return found.name
     return None

@@ -10,23 +10,33 @@ needs `attachment.edit(...)`.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.memory.movable import leaves
 from swapd_client.offload import state_dict
-from swapd_client.offload.copies import Copies, Marker, copied, private, stand_in, tensors_of
+from swapd_client.offload.copies import (
+    Copies,
+    Marker,
+    Method,
+    copied,
+    private,
+    stand_in,
+    tensors_of,
+)
 from swapd_client.offload.weights import (
     ComponentWeights,
     CopiesByOwner,
     Covered,
     edited,
     edits,
-    with_bytes,
 )
 
 #: The attribute that holds a module's guard.
@@ -84,8 +94,9 @@ def covered(*what: Module | torch.Tensor) -> list[Covered]:
     found: dict[int, Covered] = {}
     for name, tensor in _tensors_in(what):
         if (owner := owner_of(tensor)) is not None:
-            for one in with_bytes(tensor, name, owner):
-                found.setdefault(id(one[0]), one)
+            for inner_name, inner in leaves(name, tensor):
+                if owner.covers(inner):
+                    found.setdefault(id(inner), (inner, inner_name, owner))
     return list(found.values())
 
 
@@ -126,7 +137,7 @@ class Guard(Marker):
         self.module = module
         self._handles = [
             module.register_state_dict_post_hook(_StateDictHook(self)),
-            module.register_load_state_dict_post_hook(_LoadHook()),
+            module.register_load_state_dict_post_hook(self._loaded),
         ]
         # before the existing hooks: they must see bytes that are readable
         module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
@@ -140,7 +151,7 @@ class Guard(Marker):
         for name, run in _WRITERS.items():
             # `getattr` on a stand-in would find those of its module
             if callable(getattr(type(module), name, None)):
-                attributes[name] = WriterMethod(self, name, run)
+                attributes[name] = Method(module, name, partial(run, self))
         #: Attributes that the module itself, and not its class, had under these names.
         self._own = {name: vars(module).get(name) for name in attributes}
         vars(module).update(attributes)
@@ -255,9 +266,13 @@ class Guard(Marker):
             (name, tensor, weights)
             for name, tensor in own_tensors(module)
             if (weights := self.owner(tensor)) is not None
-            or (calls and state_dict.is_copied(tensor))
+            or (calls and not is_lazy(tensor) and not tensor.is_meta)
         )
         state_dict.of(missing_keys, module).run(load, module, prefix, staged, calls)
+
+    def _loaded(self, module: Module, incompatible: Any) -> None:
+        """Runs after a module and its submodules were loaded."""
+        state_dict.ended(incompatible.missing_keys, module)
 
 
 def _apply_to_rest(module: Any, fn: Callable[..., Any], but: set[str]) -> None:
@@ -291,13 +306,6 @@ class _StateDictHook(Marker):
                 continue
             copies = copies or state_dict.copies_in(state, module, prefix)
             state[prefix + name] = copies[weights].of(tensor)
-
-
-class _LoadHook(Marker):
-    """Runs after a module and its submodules were loaded."""
-
-    def __call__(self, module: Module, incompatible: Any) -> None:
-        state_dict.ended(incompatible.missing_keys, module)
 
 
 # --- casts and moves ---------------------------------------------------------------------
@@ -341,29 +349,6 @@ def _like(tensor: torch.Tensor) -> Any:
 
 # --- methods that write ------------------------------------------------------------------
 
-#: Runs a method of the guarded module.
-_Run = Callable[[Guard, Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-
-
-class WriterMethod(Marker):
-    """A method of a module that writes to weights, or would replace them."""
-
-    def __init__(self, owner: Guard, name: str, run: _Run) -> None:
-        self._guard = owner
-        self._run = run
-        self.__name__ = name
-
-    def before(self, name: str) -> Any:
-        return self._guard.before(name)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The original method, which gives this one its signature."""
-        return self._guard.method(self.__name__)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._guard, self.__wrapped__, args, kwargs)
-
 
 def _write(owner: Guard, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """For methods that write to the weights of the module or its submodules."""
@@ -391,7 +376,7 @@ def _refuse_resize(owner: Guard, method: Callable[..., Any], args: Any, kwargs: 
     )
 
 
-_WRITERS: Mapping[str, _Run] = {
+_WRITERS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("fuse_lora", "unfuse_lora"), _write_layers),  # diffusers
     # it makes new private weights from the existing ones
     "fuse_qkv_projections": _write,  # diffusers

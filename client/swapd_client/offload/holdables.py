@@ -1,6 +1,7 @@
 """What a thread can hold of a streamed component: a pass through it, or one block of it."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,31 +16,25 @@ if TYPE_CHECKING:
     from swapd_client.offload.hooks import BlockHooks
 
 
+@dataclass(eq=False)
 class PassHold:
     """A streamed component: the tensors outside its blocks, for one pass through the blocks."""
 
     is_lease = False
-
-    def __init__(
-        self,
-        stream: Stream,
-        beside: ComponentHold | None,
-        everything: ComponentHold,
-        hooks: "BlockHooks",
-    ) -> None:
-        """`beside`: its components outside the stream. `everything`: all of it."""
-        self.uses = 0
-        self.stream = stream
-        self.everything = everything
-        #: The hooks of its blocks.
-        self.hooks = hooks
-        self._beside = beside
+    stream: Stream
+    #: Its components outside the stream.
+    beside: ComponentHold | None
+    #: All of it.
+    everything: ComponentHold
+    #: The hooks of its blocks.
+    hooks: "BlockHooks"
+    uses: int = 0
 
     def __repr__(self) -> str:
         return f"<PassHold {self.stream.family}>"
 
     def take(self, scope: Scope) -> Callable[[], None]:
-        beside = _nothing if self._beside is None else self._beside.take(scope)
+        beside = _nothing if self.beside is None else self.beside.take(scope)
         try:
             lease = self.stream.whole()
             by_block = lease is None and not self.stream.is_private

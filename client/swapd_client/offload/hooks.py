@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.offload import dynamo, find
-from swapd_client.offload.copies import Marker
+from swapd_client.offload.copies import Marker, Method
 from swapd_client.offload.gate import LeaseGate
 
 #: The attribute that holds a module's hook.
@@ -76,6 +77,14 @@ class Hook(Marker):
     def share_compiled_code(self) -> None:
         self._runs = MethodType(_held_uncompiled, self._runs.__self__)
 
+    def refuse_script(self) -> Module:
+        """Called by `torch.jit.script`. Raises, with advice."""
+        name = "" if self.gate is None else self.gate.name
+        raise NotWhileAttached(
+            f"{name!r} is attached to swapd, and a scripted module would not load its weights: "
+            "call detach() on its attachment first"
+        )
+
     def put(self) -> None:
         self._attributes[_HOOK] = self
         self._attributes[self._slot] = self._runs
@@ -124,8 +133,8 @@ def install(
     `is_member`, it may share compiled code with others in its list, which is without the hook.
     """
     undistinguish = None if is_compiled or is_member else dynamo.distinguish(module)
-    vars(module)[_TO_SCRIPT] = _Unscriptable(module, gate.name)
     hook = hook_of(module) or Hook(module)
+    vars(module)[_TO_SCRIPT] = hook.refuse_script
     if is_member:
         hook.share_compiled_code()
     hook.gate = gate
@@ -160,25 +169,6 @@ def hook_original(compiled: Module, gate: LeaseGate) -> Callable[[], None]:
 
 #: `torch.jit.script` calls this first.
 _TO_SCRIPT = "__prepare_scriptable__"
-
-
-class _Unscriptable(Marker):
-    """Makes `torch.jit.script` raise with advice."""
-
-    def __init__(self, module: Module, name: str) -> None:
-        self._module = module
-        self._name = name
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_name": ""}
-
-    def __call__(self) -> Module:
-        if self._name:
-            raise NotWhileAttached(
-                f"{self._name!r} is attached to swapd, and a scripted module would not load its "
-                "weights: call detach() on its attachment first"
-            )
-        return self._module
 
 
 # --- hooks that are removed at times -----------------------------------------------------
@@ -273,54 +263,12 @@ dynamo.when_imported(_hear_of_compilations)
 # --- methods -----------------------------------------------------------------------------
 
 
-class Method(Marker):
-    """A method of one module that holds its component while it runs.
-
-    An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
-    method, and holds nothing.
-    """
-
-    def __init__(self, module: Module, name: str, gate: LeaseGate | None) -> None:
-        self._module = module
-        self._gate = gate
-        self.__name__ = name
-        #: The module's own attribute of that name, if it had one.
-        self._before = module.__dict__.get(name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_gate": None}
-
-    def __repr__(self) -> str:
-        return f"<{self.__wrapped__!r}, under a lease>"
-
-    def before(self, name: str) -> Any:
-        return self._before
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The original method, which gives this one its signature."""
-        if self._before is not None:
-            method: Callable[..., Any] = self._before
-        else:
-            method = getattr(type(self._module), self.__name__).__get__(self._module)
-        return method
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]
-        return self.__wrapped__.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._gate is None:
-            return self.__wrapped__(*args, **kwargs)
-        return self._gate.run(self.__wrapped__, args, kwargs, is_forward=False)
-
-
 dynamo.when_imported(lambda: dynamo.skip(Method.__call__))
 
 
 def wrap(module: Module, name: str, gate: LeaseGate) -> Callable[[], None]:
     """Have a method hold `gate` while it runs; returns the undo."""
-    return put(module, Method(module, name, gate))
+    return put(module, Method(module, name, partial(gate.run, is_forward=False)))
 
 
 def put(module: Module, method: Method) -> Callable[[], None]:
@@ -329,8 +277,8 @@ def put(module: Module, method: Method) -> Callable[[], None]:
     setattr(module, name, method)
 
     def undo() -> None:
-        if method._before is not None:
-            setattr(module, name, method._before)
+        if (own := method.before(name)) is not None:
+            setattr(module, name, own)
         else:
             module.__dict__.pop(name, None)
 

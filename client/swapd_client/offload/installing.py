@@ -2,12 +2,13 @@
 
 import inspect
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.errors import InvalidSource
+from swapd_client.memory.movable import leaves
 from swapd_client.offload import find, growth, guards, hooks
 from swapd_client.offload.attachment import AttachedComponent, Attachment
 from swapd_client.offload.automatic import CONTAINERS
@@ -19,8 +20,9 @@ from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans
-from swapd_client.offload.ownership import bytes_in
+from swapd_client.offload.ownership import part_at, span_of
 from swapd_client.offload.scope import ComponentHold, Holdable
+from swapd_client.offload.strategy import refuse_unknown
 from swapd_client.offload.weights import ComponentWeights
 
 #: Callers outside of a component call its modules down to this depth.
@@ -37,10 +39,8 @@ def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, li
     """
     modules = {one.name: find.bare(one.module) for one in found}
     given = named if isinstance(named, Mapping) else _having(modules, named)
+    refuse_unknown("wrap_methods", given, modules)
     for name, wanted in given.items():
-        if name not in modules:
-            there = ", ".join(modules)
-            raise InvalidSource(f"wrap_methods: no component {name!r}; there are: {there}")
         for method in wanted:
             if not callable(getattr(modules[name], method, None)):
                 raise InvalidSource(f"wrap_methods: {name!r} has no method {method!r}")
@@ -92,7 +92,10 @@ class Installer:
         held = ComponentHold(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
         name, lent = "+".join(names), self._lent(names)
-        self._hook(module, LeaseGate(name, held, held, held, parameters, None, self._gone, lent))
+        self._hook(
+            module,
+            LeaseGate(name, held, held, held, parameters, None, self._gone, lent),
+        )
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
         """Hook one component that has something to hold."""
@@ -133,7 +136,15 @@ class Installer:
         def gate(held: Holdable, all_of_it: Holdable) -> LeaseGate:
             lent = self._lent(held.names) if isinstance(held, BlockHold) else all_lent
             return LeaseGate(
-                one.name, held, whole, all_of_it, parameters, grown, self._gone, lent, all_lent
+                one.name,
+                held,
+                whole,
+                all_of_it,
+                parameters,
+                grown,
+                self._gone,
+                lent,
+                all_lent,
             )
 
         return gate
@@ -152,7 +163,8 @@ class Installer:
             inside.update(dict.fromkeys(block.modules(), gate))
             parts.append(ReadPart(gate, its.names, set(block.modules())))
             self._hook(block, gate, held.hooks)
-        for module in parts_of_first(one):
+        # caches between steps (TeaCache) call these to decide whether to run any block
+        for module in next(iter(one.blocks)).children():
             self._hook(module, inside[module], held.hooks)
         beside = gates(BlockHold(held, None), held)
         for module, is_member in entrances(one.module, self._starts).items():
@@ -233,25 +245,10 @@ def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Ten
     """Returns a function: whether a tensor is in components of a client, or is `trained`."""
 
     def known(tensor: torch.Tensor) -> bool:
-        if id(tensor) in trained:
-            return True
-        parts = list(client.session.components.values())
-        return all(
-            any(0 <= start - part.address < part.nbytes for part in parts)
-            for start, _ in bytes_in(tensor)
-        )
+        inner = [one for _, one in leaves("", tensor) if span_of(one) is not None]
+        return id(tensor) in trained or all(part_at(client, one) is not None for one in inner)
 
     return known
-
-
-def parts_of_first(one: AttachedComponent) -> Iterator[Module]:
-    """The parts of a streamed component's first block.
-
-    Caches between steps (TeaCache) call them directly to decide whether to run any block.
-    """
-    for block in one.blocks:
-        return block.children()
-    return iter(())
 
 
 def is_layer(module: Module) -> bool:
@@ -285,9 +282,6 @@ def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
                 found[child] = False
             elif depth < DEPTH:
                 found[child] = listed and found.get(child, True)
-            waiting.append((child, DEPTH if listed else depth + _is_level(child)))
+            level = 0 if isinstance(child, Sequential) else 1
+            waiting.append((child, DEPTH if listed else depth + level))
     return found
-
-
-def _is_level(module: Module) -> bool:
-    return not isinstance(module, Sequential)

@@ -112,7 +112,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
-    """The tensors in an output, where `Lent.copied` looks for them."""
+    """The tensors in an output, where `ComponentSpans.copied` looks for them."""
     if isinstance(output, torch.Tensor):
         yield output
     elif depth and type(output) not in _PLAIN:

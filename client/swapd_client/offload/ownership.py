@@ -9,8 +9,11 @@ from torch.nn import Module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory import ranges
+from swapd_client.memory.movable import leaves
+from swapd_client.memory.part import Part as RegisteredPart
 from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
+from swapd_client.offload.lender import AttachClient
 
 _UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
@@ -75,27 +78,28 @@ def own(
     found: Sequence[ComponentModule],
     *,
     extra: Mapping[str, torch.Tensor],
-    registered: Mapping[str, Span],
+    client: AttachClient,
     trained: Collection[int] = (),
 ) -> Ownership:
     """Find the owners of each tensor: an inner component comes before an outer one.
 
     Tensors whose bytes overlap stay together. If several components use them, or a module in no
     component does, they become a piece of their own. `extra`: tensors that are no parameters, by
-    path. `registered`: the addresses of components there are. `trained`: parameters, by id, that
-    stay private together with all tensors that share their bytes. Raises: InvalidSource.
+    path. `client`: what is in its components already stays there. `trained`: parameters, by id,
+    that stay private together with all tensors that share their bytes. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
     result = Ownership(made_of={one.name: [] for one in found})
     #: The prefix of each component's own tensors.
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
     for cluster in _clusters(_tensors(owners, extra, trained)):
-        if _is_private(cluster):
+        if not any(one.users for one in cluster):  # in no component
             result.left[cluster[0].path] = _nbytes(cluster)
             continue
-        part: Part | None = _place(cluster, registered)
+        there = part_at(client, cluster[0].tensor)
+        part: Part | None = None if there is None else there.name
         if part is None:
-            if _is_trained(cluster):
+            if any(one.stays for one in cluster):
                 result.trained_bytes += _nbytes(cluster)
                 continue
             part = _piece(cluster, result, owners, inside)
@@ -104,14 +108,6 @@ def own(
         start = inside.get(piece.name, "")
         _check(piece.name, {f"{start}{path}": tensor for path, tensor in piece.tensors.items()})
     return result
-
-
-def _is_private(cluster: "Sequence[_OwnedTensor]") -> bool:
-    return not any(one.users for one in cluster)
-
-
-def _is_trained(cluster: "Sequence[_OwnedTensor]") -> bool:
-    return any(one.stays for one in cluster)
 
 
 def _piece(
@@ -178,28 +174,20 @@ def _tensors(
         for own_name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            for name, tensor in _unwrapped(join(path, own_name), parameter):
+            for name, tensor in leaves(join(path, own_name), parameter):
                 yield _OwnedTensor(name, tensor, users, module, id(parameter) in trained)
     for path, given in extra.items():
         holder = _holder(path, owners.modules)
-        for name, tensor in _unwrapped(path, given):
+        for name, tensor in leaves(path, given):
             yield _OwnedTensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
 
 
-def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors with bytes of their own: for a wrapper, its inner tensors."""
-    if not is_wrapper(tensor):
-        yield name, tensor
-        return
-    for inner in inner_names(tensor):
-        yield from _unwrapped(f"{name}.{inner}", getattr(tensor, inner))
-
-
-def bytes_of(module: Module) -> Iterator[torch.Tensor]:
-    """The tensors that hold the bytes of a module's own parameters."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            yield from (tensor for _, tensor in _unwrapped("", parameter))
+def bytes_of(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
+    """The tensors that hold the bytes of these modules' own parameters."""
+    for module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield from (tensor for _, tensor in leaves("", parameter))
 
 
 def by_block(
@@ -223,22 +211,17 @@ def _blocks_that_use(
     """The numbers of the blocks that use each tensor, by its id."""
     users: dict[int, set[int]] = {}
     within = {id(module) for modules in blocks for module in modules}
-    for tensor in _bytes_in_all(walk(component, within | stops)):
+    for tensor in bytes_of(walk(component, within | stops)):
         users[id(tensor)] = {_REST}
     for number, modules in enumerate(blocks):
         inside = {id(m): m for module in modules for m in walk(module, stops)}
-        for tensor in _bytes_in_all(inside.values()):
+        for tensor in bytes_of(inside.values()):
             users.setdefault(id(tensor), set()).add(number)
     return users
 
 
 #: In place of a block's number: outside the blocks.
 _REST = -1
-
-
-def _bytes_in_all(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
-    for module in modules:
-        yield from bytes_of(module)
 
 
 def _holder(name: str, modules: Mapping[str, Module]) -> Module:
@@ -268,10 +251,14 @@ def _called(holder: Module, owners: _Owners) -> Module:
     return owners.modules.get(path, holder)
 
 
-def bytes_in(tensor: torch.Tensor) -> list[Span]:
-    """Where the bytes of a tensor are; for a wrapper, of its inner tensors."""
-    spans = [span_of(inner) for _, inner in _unwrapped("", tensor)]
-    return [span for span in spans if span is not None]
+def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None:
+    """The component of a client that has a tensor's bytes."""
+    if (span := span_of(tensor)) is None:
+        return None
+    found = ranges.find(span[0], span[1] - span[0])
+    part = None if found is None else found.part
+    known = part is not None and client.session.components.get(part.name) is part
+    return part if known else None
 
 
 def span_of(tensor: torch.Tensor) -> Span | None:
@@ -312,17 +299,6 @@ def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:
     return max(s[1] for s in spans) - min(s[0] for s in spans) if spans else 0
 
 
-def _place(cluster: Sequence[_OwnedTensor], registered: Mapping[str, Span]) -> str | None:
-    """The registered component that has these bytes."""
-    span = span_of(cluster[0].tensor)
-    if span is None:
-        return None
-    for name, (start, end) in registered.items():
-        if start <= span[0] < end:
-            return name
-    return None
-
-
 # --- tensors that are no parameters ------------------------------------------------------
 
 
@@ -334,7 +310,12 @@ def plain_tensors(
     Without parameters and buffers, and without other names of them.
     """
     owners = _Owners(roots, found)
-    known = {id(t) for m in owners.modules.values() for t in (*_own_tensors(m),)}
+    known = {
+        id(tensor)
+        for module in owners.modules.values()
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    }
     known.update(owners.paths)  # modules
     plain: dict[str, torch.Tensor] = {}
     for path, module in owners.modules.items():
@@ -344,12 +325,6 @@ def plain_tensors(
             if name not in _TORCHS_OWN:
                 _collect(join(path, name), value, known, plain)
     return plain
-
-
-def _own_tensors(module: Module) -> Iterator[torch.Tensor]:
-    for tensor in (*module._parameters.values(), *module._buffers.values()):
-        if tensor is not None:
-            yield tensor
 
 
 #: Attributes that every module has.

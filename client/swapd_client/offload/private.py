@@ -7,7 +7,6 @@ refused. The report names the bytes that stay.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
 
 import torch
@@ -18,8 +17,9 @@ from torch.optim import Optimizer
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource, NotWhileAttached
 from swapd_client.memory import ranges
-from swapd_client.memory.movable import extent, inner_names, is_wrapper, nbytes_of
+from swapd_client.memory.movable import extent, is_wrapper, leaves, nbytes_of
 from swapd_client.offload.automatic import MAY_STAY
+from swapd_client.offload.find import matching
 
 #: An argument of `attach`: all that require gradients, none, or those of these names; None: see
 #: `trained_of`.
@@ -46,24 +46,18 @@ def trained_of(
         return _named(modules, trainable)
     trained: Trained = {}
     for component in components:
-        parameters = _parameters(component)
-        mine = _requiring_grad(parameters)
-        if trainable or 2 * _nbytes(mine) < _nbytes(_trainable(parameters)):
+        parameters = {
+            id(p): p for module in component for p in module._parameters.values() if _has_bytes(p)
+        }
+        mine = {key: p for key, p in parameters.items() if p.requires_grad}
+        could = {
+            key: p
+            for key, p in parameters.items()
+            if (p.is_floating_point() or p.is_complex()) and not is_wrapper(p)
+        }
+        if trainable or 2 * _nbytes(mine) < _nbytes(mine | could):
             trained |= mine
     return trained
-
-
-def _requiring_grad(parameters: Trained) -> Trained:
-    return {key: p for key, p in parameters.items() if p.requires_grad}
-
-
-def _parameters(modules: Iterable[Module]) -> Trained:
-    return {id(p): p for module in modules for p in module._parameters.values() if _has_bytes(p)}
-
-
-def _trainable(parameters: Trained) -> Trained:
-    """Those that require gradients, or could."""
-    return {key: p for key, p in parameters.items() if p.requires_grad or _could_require(p)}
 
 
 def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
@@ -75,7 +69,7 @@ def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
     }
     trained: Trained = {}
     for name in names:
-        found = {id(p): p for path, p in there.items() if path == name or fnmatchcase(path, name)}
+        found = {id(p): p for p in matching(name, there).values()}
         if not found:
             raise InvalidSource(
                 f"trainable: no parameter is called, or matches, {name!r}; they are called like "
@@ -91,10 +85,6 @@ def _has_bytes(parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         or parameter.is_meta
         or isinstance(parameter, torch.nn.parameter.UninitializedParameter)
     )
-
-
-def _could_require(parameter: torch.Tensor) -> bool:
-    return (parameter.is_floating_point() or parameter.is_complex()) and not is_wrapper(parameter)
 
 
 def _nbytes(parameters: Trained) -> int:
@@ -126,13 +116,11 @@ def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _owner(parameter: Parameter) -> str | None:
     """The component that owns a parameter as read-only."""
-    if is_wrapper(parameter):
-        owners = (_owner(getattr(parameter, name)) for name in inner_names(parameter))
-        return next((owner for owner in owners if owner is not None), None)
-    found = ranges.find(*extent(parameter))
-    if found is None or found.part is None or found.part.mutable:
-        return None
-    return found.name
+    for _, tensor in leaves("", parameter):
+        found = ranges.find(*extent(tensor))
+        if found is not None and found.part is not None and not found.part.mutable:
+            return found.name
+    return None
 
 
 #: A warning needs at least this much, however small the model.
@@ -184,7 +172,7 @@ class PrivateBytes:
         ):
             nbytes = sum(counted.values())
             if nbytes > MAY_STAY * stays:  # else the other kind is the problem
-                where = _largest(counted)
+                where = _some([f"{path} ({size(n)})" for path, n in counted.most_common()])
                 yield f"{size(nbytes)} of {what} stay in private memory: {where}. {advice}"
 
 
@@ -210,13 +198,9 @@ def staying(
             if buffer is None or id(buffer) in seen:
                 continue
             seen.add(id(buffer))
-            if nbytes := _nbytes_of_buffer(buffer):
+            if not isinstance(buffer, UninitializedBuffer) and (nbytes := nbytes_of(buffer)):
                 result.buffers[_place(f"{path}.{name}".lstrip("."), found)] += nbytes
     return result
-
-
-def _nbytes_of_buffer(buffer: torch.Tensor) -> int:
-    return 0 if isinstance(buffer, UninitializedBuffer) else nbytes_of(buffer)
 
 
 def _place(path: str, found: Sequence[str]) -> str:
@@ -227,10 +211,6 @@ def _place(path: str, found: Sequence[str]) -> str:
         if where in found or not any(other.startswith(f"{where}.") for other in found):
             return where
     return path
-
-
-def _largest(counted: Counter[str]) -> str:
-    return _some([f"{path} ({size(nbytes)})" for path, nbytes in counted.most_common()])
 
 
 def _some(names: Sequence[str]) -> str:

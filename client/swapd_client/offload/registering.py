@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import Module, ModuleList
@@ -27,48 +28,41 @@ log = logging.getLogger("swapd_client")
 _numbers = itertools.count(1)
 
 
+@dataclass(eq=False)
 class Registration:
     """Registers the new pieces of a model; all of them, or none."""
 
-    def __init__(
-        self,
-        client: AttachClient,
-        owned: Ownership,
-        hows: Mapping[str, Sharing],
-        called: Callable[[str], str],
-    ) -> None:
-        """`called(name)`: the name of a piece in the daemon."""
-        self._client = client
-        self._owned = owned
-        self._hows = hows
-        self._called = called
-        self._group = f"attach {client.session.welcome.session}.{next(_numbers)}"
+    client: AttachClient
+    owned: Ownership
+    hows: Mapping[str, Sharing]
+    #: The name of a piece in the daemon.
+    called: Callable[[str], str]
+    #: By component, the paths of its blocks.
+    blocks: Mapping[str, Sequence[str]]
+    #: Modules that begin another component.
+    stops: Iterable[int]
+
+    def __post_init__(self) -> None:
+        self._group = f"attach {self.client.session.welcome.session}.{next(_numbers)}"
         #: By piece: the names of its components.
         self.names_of: dict[TensorGroup, list[str]] = {}
         self.streamed: dict[str, StreamedComponent] = {}
 
-    def run(
-        self,
-        found: Sequence[ComponentModule],
-        blocks: Mapping[str, Sequence[str]],
-        stops: Iterable[int],
-        trained: private.Trained,
-    ) -> None:
+    def run(self, found: Sequence[ComponentModule], trained: private.Trained) -> None:
         """Register all pieces.
 
-        `blocks`: by component, the paths of its blocks. `stops`: modules that begin another
-        component. `trained`: parameters that stay private. Blocks for the copies. Raises as
-        `Client.register` and `register_family`.
+        `trained`: parameters that stay private. Blocks for the copies. Raises as `Client.register`
+        and `register_family`.
         """
         by_name = {one.name: one for one in found}
-        gpu = self._client.session.processor.index
+        gpu = self.client.session.processor.index
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         # as with module.to(): they stay private, on the device that computes with the weights
         buffers = Buffers(ModuleList(one.module for one in found), target)
         buffers.copy()
         try:
-            for piece in self._owned.pieces.values():
-                self._one(piece, by_name.get(piece.name), blocks.get(piece.name), stops)
+            for piece in self.owned.pieces.values():
+                self._one(piece, by_name.get(piece.name))
         except BaseException as exc:
             self.take_back()
             if isinstance(exc, DuplicateName):
@@ -85,7 +79,7 @@ class Registration:
         while self.names_of:
             _, names = self.names_of.popitem()
             for name in reversed(names):
-                self._client.unregister(name)
+                self.client.unregister(name)
 
     @property
     def names(self) -> list[str]:
@@ -93,41 +87,30 @@ class Registration:
         return [name for names in self.names_of.values() for name in names]
 
     def _how(self, piece: TensorGroup) -> Sharing:
-        parts = self._owned.made_of.get(piece.name)
-        if parts is None:
-            return self._shared(piece)
+        parts = self.owned.made_of.get(piece.name)
+        if parts is None:  # shared: sequential if all users are, and permanent if one is
+            users = [self.hows[n] for n, made in self.owned.made_of.items() if piece in made]
+            if all(how.policy == "sequential" for how in users):
+                return Sharing("sequential")
+            stays = any(how.policy == "permanent" for how in users)
+            return Sharing("permanent") if stays else Sharing()
         if any(isinstance(part, str) for part in parts):
             return Sharing()  # it joins components that may be in a group, or streamed
-        return self._hows[piece.name]
+        return self.hows[piece.name]
 
-    def _shared(self, piece: TensorGroup) -> Sharing:
-        """A shared piece is sequential if all its users are, and permanent if one is."""
-        users = [self._hows[one] for one, parts in self._owned.made_of.items() if piece in parts]
-        if all(how.policy == "sequential" for how in users):
-            return Sharing("sequential")
-        return (
-            Sharing("permanent") if any(how.policy == "permanent" for how in users) else Sharing()
-        )
-
-    def _one(
-        self,
-        piece: TensorGroup,
-        one: ComponentModule | None,
-        named: Sequence[str] | None,
-        stops: Iterable[int],
-    ) -> None:
+    def _one(self, piece: TensorGroup, one: ComponentModule | None) -> None:
         """Register a piece: in blocks if it is to be streamed, or does not fit whole."""
         how = self._how(piece)
-        if how.streamed and one is not None and self._in_blocks(piece, how, one, named, stops):
+        if how.streamed and one is not None and self._in_blocks(piece, how, one):
             return
         try:
             self._whole(piece, how)
         except TooLarge as exc:
             # not if parts of the component are registered already, nor if it never leaves
-            may = how is self._hows.get(piece.name) and how.policy != "permanent"
+            may = how is self.hows.get(piece.name) and how.policy != "permanent"
             if one is None or not may:
                 raise
-            if not self._in_blocks(piece, how, one, named, stops):
+            if not self._in_blocks(piece, how, one):
                 raise TooLarge(
                     f"{exc}. No list of blocks holds most of it, so it cannot be streamed: "
                     f"{finer([find.bare(one.module)], self._room(piece.tensors))}"
@@ -142,33 +125,26 @@ class Registration:
                 )
 
     def _whole(self, piece: TensorGroup, how: Sharing) -> None:
-        called = self._called(piece.name)
-        self._client.register(
+        called = self.called(piece.name)
+        self.client.register(
             called,
             piece.tensors,
             policy=how.policy,
             group=self._group if how.exclusive else None,
-            part_of=self._called(how.part_of) if how.part_of else "",
+            part_of=self.called(how.part_of) if how.part_of else "",
         )
         self.names_of[piece] = [called]
 
     def _room(self, *parts: Mapping[str, torch.Tensor]) -> int:
         """The bytes of the device that these take, each by itself."""
-        chunk = self._client.session.welcome.chunk_bytes
+        chunk = self.client.session.welcome.chunk_bytes
         sizes = (sum(nbytes_of(tensor) for tensor in part.values()) for part in parts)
         return sum(-(-nbytes // chunk) * chunk for nbytes in sizes)
 
-    def _in_blocks(
-        self,
-        piece: TensorGroup,
-        how: Sharing,
-        one: ComponentModule,
-        named: Sequence[str] | None,
-        stops: Iterable[int],
-    ) -> bool:
+    def _in_blocks(self, piece: TensorGroup, how: Sharing, one: ComponentModule) -> bool:
         """Register a piece block by block; False if it has no blocks."""
-        least = self._client.session.welcome.chunk_bytes
-        blocks = blocks_of(find.bare(one.module), named, least)
+        least = self.client.session.welcome.chunk_bytes
+        blocks = blocks_of(find.bare(one.module), self.blocks.get(piece.name), least)
         modules = [module for block in blocks for module in block.modules]
         if (outer := find.compiled_around(one.module, modules)) is not None:
             raise InvalidSource(
@@ -177,14 +153,14 @@ class Registration:
                 "blocks instead"
             )
         rest, parts = ownership.by_block(
-            piece, one.module, [block.modules for block in blocks], stops
+            piece, one.module, [block.modules for block in blocks], self.stops
         )
         full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
         if not full:
             return False
         names = self.names_of[piece] = self._family(piece, how, rest, full)
         kept, names = (names[0], names[1:]) if rest else (None, names)
-        stream = Stream(self._client, self._called(piece.name), kept, names)
+        stream = Stream(self.client, self.called(piece.name), kept, names)
         self.streamed[one.name] = StreamedComponent(stream, tuple(b.modules for b, _ in full))
         return True
 
@@ -198,8 +174,8 @@ class Registration:
         """Register a family; return the names of its components."""
         parts = {protocol.REST: rest} if rest else {}
         try:
-            made = self._client.register_family(
-                self._called(piece.name),
+            made = self.client.register_family(
+                self.called(piece.name),
                 parts | {block.name: part for block, part in full},
                 policy=how.policy,
                 group=self._group if how.exclusive else None,
@@ -257,17 +233,8 @@ def _modules_of_parts(
 
 def _parts_in(client: AttachClient, modules: Iterable[Module], parts: Sequence[str]) -> set[str]:
     """Those of `parts` that have tensors of these modules."""
-    tensors = (tensor for module in modules for tensor in ownership.bytes_of(module))
-    return {_part_of(client, tensor, parts) for tensor in tensors} - {""}
-
-
-def _part_of(client: AttachClient, tensor: torch.Tensor, parts: Sequence[str]) -> str:
-    """The one of `parts` that has a tensor's bytes, or ""."""
-    span = ownership.span_of(tensor)
-    for part in map(client.session.own, parts):
-        if span is not None and 0 <= span[0] - part.address < part.nbytes:
-            return part.name
-    return ""
+    found = (ownership.part_at(client, tensor) for tensor in ownership.bytes_of(modules))
+    return {part.name for part in found if part is not None and part.name in parts}
 
 
 def refuse_what_never_fits(
@@ -283,7 +250,8 @@ def refuse_what_never_fits(
         if len(needed) > 1 and (refused := _refused(client, needed)) is not None:
             raise TooLarge(f"{refused}. {_advice(one, needed)}") from refused
         _warn_of_permanent(client, one, needed, staying)
-        for inner in _inside(one, components.values()):
+        modules = set(one.module.modules()) - {one.module}
+        for inner in [other for other in components.values() if other.module in modules]:
             both = dict.fromkeys([*needed, *_needed(client, inner)])
             if (refused := _refused(client, list(both))) is not None:
                 log.warning(
@@ -326,11 +294,6 @@ def _refused(client: AttachClient, names: Sequence[str]) -> TooLarge | None:
     except SwapdError:  # the acquire will raise it
         pass
     return None
-
-
-def _inside(one: AttachedComponent, others: Iterable[AttachedComponent]) -> list[AttachedComponent]:
-    modules = set(one.module.modules()) - {one.module}
-    return [other for other in others if other.module in modules]
 
 
 def _advice(one: AttachedComponent, needed: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -65,17 +66,16 @@ class Holdable(Protocol):
         """Whether it holds any of these components of a client."""
 
 
+@dataclass(eq=False)
 class ComponentHold:
     """Components under one lease."""
 
     is_lease = True
-
-    def __init__(self, client: AttachClient, names: list[str]) -> None:
-        self.uses = 0
-        self.client = client
-        #: Components, by their names in the daemon. One that is private memory by now is dropped by
-        #: the next `take`.
-        self.names = names
+    client: AttachClient
+    #: Components, by their names in the daemon. One that is private memory by now is dropped by the
+    #: next `take`.
+    names: list[str]
+    uses: int = 0
 
     def __repr__(self) -> str:
         return f"<ComponentHold {' + '.join(self.names)}>"

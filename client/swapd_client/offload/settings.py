@@ -90,9 +90,6 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSettings(
                 f"cpu_offload_strategy goes with cpu_offload_enabled; {other} has its own"
             )
-        self._warn()
-
-    def _warn(self) -> None:
         if self.enable_cpu_offload and self.enable_layerwise_offload:
             _warn("enable_layerwise_offload is set too, so enable_cpu_offload is ignored")
         if not self.cpu_offload_pin_memory:
@@ -329,4 +326,4 @@ def _described(kind: Any) -> str:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, SettingsWarning, stacklevel=4)
+    warnings.warn(text, SettingsWarning, stacklevel=3)

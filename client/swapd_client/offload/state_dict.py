@@ -14,7 +14,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.movable import inner_names, is_wrapper
@@ -224,22 +223,13 @@ def _traces(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [own, *(trace for name in inner for trace in _traces(getattr(tensor, name)))]
 
 
-def is_copied(tensor: torch.Tensor | None) -> bool:
-    """Whether a private tensor can be staged: it has bytes."""
-    return tensor is not None and not is_lazy(tensor) and not tensor.is_meta
-
-
-class _ThreadLoads(threading.local):
-    def __init__(self) -> None:
-        self.loads: list[_StateDictLoad] = []
-
-
-_thread = _ThreadLoads()
+_thread = threading.local()
 
 
 def _loads() -> list[_StateDictLoad]:
     """The loads under way in this thread; more than one if a module's loading loads another."""
-    return _thread.loads
+    loads: list[_StateDictLoad] = vars(_thread).setdefault("loads", [])
+    return loads
 
 
 def of(missing_keys: list[str], module: torch.nn.Module) -> _StateDictLoad:

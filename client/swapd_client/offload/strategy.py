@@ -1,6 +1,6 @@
 """Translates the settings into a policy for each component of a model. Pure."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,6 +37,15 @@ def kind_of(name: str) -> Kind:
     bare = last.rstrip("0123456789").rstrip("_")
     kinds: dict[Kind, tuple[str, ...]] = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
     return next((kind for kind, names in kinds.items() if last in names or bare in names), "")
+
+
+def refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> None:
+    """Raise InvalidSource for a name that no component has."""
+    for name in names:
+        if name not in there:
+            raise InvalidSource(
+                f"{what}: no component is called {name!r}; there are: {', '.join(there)}"
+            )
 
 
 def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of) -> list[str]:
@@ -108,11 +117,8 @@ def of_arguments(
         if given is None:
             continue
         names = list(given) if isinstance(given, Mapping) else _worth_streaming(sizes, kind_of)
+        refuse_unknown(what, names, changed)
         for name in names:
-            if name not in changed:
-                raise InvalidSource(
-                    f"{what}: no component is called {name!r}; there are: {', '.join(changed)}"
-                )
             how = changed[name]
             amount = how.resident
             if what == "resident":

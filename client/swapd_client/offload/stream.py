@@ -1,6 +1,6 @@
 """Streams one component block by block: while one computes, the next are copied.
 
-A part that is not kept leaves the device at its release, so at most `slots` of them are there at a
+A part that is not kept leaves the device at its release, so at most `SLOTS` of them are there at a
 time: the one in use, and those in transfer. Reading ahead takes no thread: when one part is needed,
 the stream requests the next ones.
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from swapd.shared.protocol import Placement
 from swapd_client.errors import (
     AcquireTimeout,
-    BadRequest,
     SwapdError,
     TooLarge,
     UnknownComponent,
@@ -32,6 +31,9 @@ from swapd_client.offload.order import Expected, Order
 #: How long to wait for the grant of a request ahead before the ordinary request replaces it: longer
 #: than an answer takes; short, because deadlock detection does not see this wait.
 GRANT_S = 0.01
+#: For each thread, so many parts that are not kept may be on the device: the running block, and the
+#: next one.
+SLOTS = 2
 
 
 class Stream:
@@ -47,24 +49,14 @@ class Stream:
         family: str,
         rest: str | None,
         parts: Sequence[str],
-        slots: int = 2,
     ) -> None:
         """`rest` and `parts` are names of components: the tensors outside the blocks, held for a
         whole pass; and the blocks, in their expected order of use.
-
-        `slots`: for one thread, how many parts that are not kept may be on the device at a time.
-        Raises: BadRequest if less than 1.
         """
-        if slots < 1:
-            raise BadRequest(
-                f"slots={slots}: a running block of {family!r} needs one slot, and the next block "
-                "a second; give 1 or more"
-            )
         self.client = client
         self.family = family
         self.rest = rest
         self.parts = tuple(parts)
-        self.slots = slots
         self.order = Order(len(self.parts))
         self.everything = (*([rest] if rest else []), *self.parts)
         #: Whether a part leaves the device when it is released, as of the last grant.
@@ -314,9 +306,6 @@ class _Pass:
         for part in wanted:
             if part not in self._ahead:
                 self._ahead[part] = self._client.leasing.ask(self._stream.parts[part])
-        self._hint_once()
-
-    def _hint_once(self) -> None:
         if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())
@@ -346,7 +335,7 @@ class _Pass:
         session = self._client.session
         self._ending = [lease for lease in self._ending if session.leases.is_ending(lease)]
         used = any(map(self._stream.passes, self._used))  # those that outer calls hold take none
-        return self._stream.slots - used - len(self._ending)
+        return SLOTS - used - len(self._ending)
 
     def _hint(self, most: int) -> None:
         """Have the next pass's first blocks loaded if memory is free and no acquire is waiting."""

@@ -4,8 +4,7 @@ While a model is attached, swapd replaces each of `TOOLS` by a function that run
 its arguments: the attached tensors among them, and those of the modules among them. Code that
 imported a function by its name before calls the original.
 
-Lives here: their names, and how to run each. May not live here: how weights become writable
-(`editing.py`); methods that models of many classes have (`writers.py`).
+Methods that models of many classes have are in `guards.py`.
 """
 
 import functools
@@ -23,9 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from swapd_client.offload import copies, guards, private, weights
-
-#: Runs a function with these arguments.
-Runs = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+from swapd_client.offload.copies import Run
 
 
 def _among(args: object, kwargs: object, kind: type) -> list[Any]:
@@ -69,7 +66,7 @@ def _copy(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 #: By module, and by class (with its subclasses) or "": patterns of names.
-TOOLS: Mapping[tuple[str, str], Mapping[str, Runs]] = {
+TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
     ("torch._tensor", "Tensor"): {"__deepcopy__": _copy},
     ("torch.nn.init", ""): {"*_": _write},
     ("torch.nn.utils.fusion", ""): {"fuse_*_weights": _write},
@@ -158,7 +155,7 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
-def _replace_one(place: Any, name: str, runs: Runs) -> None:
+def _replace_one(place: Any, name: str, runs: Run) -> None:
     given = vars(place)[name]
     function = given.__func__ if isinstance(given, (classmethod, staticmethod)) else given
     if not callable(function):

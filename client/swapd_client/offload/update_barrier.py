@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.scope import Holdable, Scope, here, is_of, scopes
+from swapd_client.offload.scope import Scope, here, is_of, scopes
 
 log = logging.getLogger("swapd_client")
 
@@ -29,20 +29,16 @@ class _Change:
     """A change of these components' weights, under way."""
 
     def __init__(self, components: Components) -> None:
-        self._components = components
+        self.components = components
 
     def is_called_by(self, scope: Scope) -> bool:
         """Whether a thread is in a call of any of them, or begins one."""
         # in this order: a call that begins becomes an entry
         begins = scope.begins
         entries = list(scope.entries)
-        if begins is not None and is_of(begins, self._components):
+        if begins is not None and is_of(begins, self.components):
             return True
-        return any(entry.is_call and is_of(entry.held, self._components) for entry in entries)
-
-    def is_for(self, scope: Scope, held: Holdable) -> bool:
-        """Whether a thread's new call waits for the change: not if the change waits for it."""
-        return is_of(held, self._components) and not self.is_called_by(scope)
+        return any(entry.is_call and is_of(entry.held, self.components) for entry in entries)
 
 
 class _Changing:
@@ -73,8 +69,8 @@ def await_changes(scope: Scope) -> None:
     assert held is not None
     while (change := _changing.now) is not None:
         scope.begins = None
-        if not change.is_for(scope, held):
-            break
+        if not is_of(held, change.components) or change.is_called_by(scope):
+            break  # else the change would wait for the call, and the call for the change
         with _changing.told:
             _changing.told.notify_all()
             while _changing.now is change:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory.movable import leaves
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors
 from swapd_client.offload.copies import Copies, start_of
@@ -100,9 +100,7 @@ class ComponentWeights:
         return f"<ComponentWeights {self.name}>"
 
     def covers(self, tensor: torch.Tensor) -> bool:
-        if is_wrapper(tensor):
-            return any(self.covers(getattr(tensor, name)) for name in inner_names(tensor))
-        return self._owner(start_of(tensor)) is not None
+        return any(self._owner(start_of(one)) is not None for _, one in leaves("", tensor))
 
     def copies(self) -> Copies:
         return Copies(self._client.session, self._owner, self._hold)
@@ -151,16 +149,11 @@ def _updated_as(part: Part, name: str) -> tuple[str, str]:
     return part.part_of, f"{part.name.removeprefix(family)}.{name}"
 
 
-def _unwrapped(values: Values) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _unwrapped(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The same values for the tensors inside wrappers."""
-    flat = []
     for tensor, value in values:
-        if is_wrapper(tensor):
-            inner = [(getattr(tensor, n), getattr(value, n)) for n in inner_names(tensor)]
-            flat += _unwrapped(inner)
-        else:
-            flat.append((tensor, value))
-    return flat
+        for (_, mine), (_, its) in zip(leaves("", tensor), leaves("", value), strict=True):
+            yield mine, its
 
 
 def _name_in(part: Part, tensor: torch.Tensor) -> str:
@@ -181,8 +174,6 @@ def _name_in(part: Part, tensor: torch.Tensor) -> str:
         "their old bytes. Do this in `with attachment.edit(...)`"
     )
 
-
-Module = torch.nn.Module
 
 #: A tensor, its name, and its owner.
 Covered = tuple[torch.Tensor, str, ComponentWeights]
@@ -298,12 +289,3 @@ def edited(covered: Iterable[Covered], weights: Sequence[ComponentWeights]) -> I
                     values.setdefault(each.weights, {})[id(each.tensor)] = each.tensor, value
             if problems:
                 raise problems[0]
-
-
-def with_bytes(tensor: torch.Tensor, name: str, weights: ComponentWeights) -> Iterator[Covered]:
-    """A tensor with bytes of its own; for a wrapper, its inner tensors."""
-    if is_wrapper(tensor):
-        for inner in inner_names(tensor):
-            yield from with_bytes(getattr(tensor, inner), f"{name}.{inner}", weights)
-    elif weights.covers(tensor):
-        yield tensor, name, weights

@@ -7,15 +7,15 @@ the file and no page faults. Cast tensors pass through a small buffer instead.
 import ctypes
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from swapd.shared import vm
 from swapd_client.errors import InvalidSource
-from swapd_client.weights.progress import Progress
 from swapd_client.weights.safetensors import File, Stored
 
 DTYPES = {
@@ -46,6 +46,57 @@ _STEP_BYTES = 64 << 20
 _COMPARE_BYTES = 256 << 10
 #: Items cast at a time.
 _CAST_ITEMS = 1 << 20
+
+
+#: `told(done, total)`, bytes.
+Told = Callable[[int, int], None]
+
+
+class Progress:
+    """Adds up the bytes of all layouts being filled, and reports them. Use it in a `with` block.
+
+    `wanted`: a callable; True, for a bar; None, for a bar if tqdm is installed and stderr is a
+    terminal.
+    """
+
+    def __init__(self, wanted: bool | Told | None) -> None:
+        self._told = wanted if callable(wanted) else None
+        self._wants_bar = wanted is True or (wanted is None and sys.stderr.isatty())
+        self._bar: Any = None
+        self._done = self._total = 0
+
+    def begin(self, nbytes: int) -> None:
+        """Announce `nbytes` more bytes."""
+        self._total += nbytes
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._told is not None:
+            self._told(self._done, self._total)
+        if self._bar is not None:
+            self._bar.update(nbytes)
+
+    def __enter__(self) -> "Progress":
+        if self._wants_bar and self._told is None:
+            try:
+                from tqdm import tqdm
+            except ModuleNotFoundError:
+                self._wants_bar = False
+            else:
+                self._bar = tqdm(
+                    initial=self._done,
+                    total=self._total,
+                    unit="B",
+                    unit_scale=True,
+                    desc="loading",
+                    leave=False,
+                )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 class WantedTensor(NamedTuple):
@@ -148,13 +199,19 @@ def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
 
 def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], None]) -> None:
     """Read a tensor, cast it, and write it, in small steps."""
+    for items, read in _cast_items(wanted):
+        vm.write(target, place, items.data_ptr(), items.nbytes)
+        place += items.nbytes
+        add(read)
+
+
+def _cast_items(wanted: WantedTensor) -> Iterator[tuple[torch.Tensor, int]]:
+    """A tensor's items, some at a time, after the cast; and the bytes that were read for them."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):
-        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
-        vm.write(target, place, items.data_ptr(), items.nbytes)
-        place += items.nbytes
-        add(min(step, stored.nbytes - at))
+        read = min(step, stored.nbytes - at)
+        yield _read_items(stored, source, at, read).to(wanted.dtype), read
 
 
 @contextmanager
@@ -186,10 +243,7 @@ def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> b
 
 def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
     """Whether a tensor, after its cast, equals the host copy at this address."""
-    stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
-    step = _CAST_ITEMS * source.itemsize
-    for at in range(0, stored.nbytes, step):
-        items = _read_items(stored, source, at, min(step, stored.nbytes - at)).to(wanted.dtype)
+    for items, _ in _cast_items(wanted):
         if vm.differ(master, items.data_ptr(), items.nbytes):
             return False
         master += items.nbytes

@@ -1,6 +1,6 @@
 """Components straight from safetensors files: read into the host copy, without a second copy.
 
-Lives here: which tensors go where. `contents.py` moves the bytes.
+This says which tensors go where; `contents.py` moves the bytes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,9 +16,8 @@ from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segmen
 from swapd_client.memory.movable import extent
 from swapd_client.memory.tensors import Placed, PlacedTensors
 from swapd_client.weights import contents
-from swapd_client.weights.contents import CAST, DTYPES, WantedTensor
+from swapd_client.weights.contents import CAST, DTYPES, Progress, WantedTensor
 from swapd_client.weights.into import Into, Slots
-from swapd_client.weights.progress import Progress
 from swapd_client.weights.safetensors import Files, Stored, open_all
 
 #: The new name of a tensor in a file; None leaves the tensor out.

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni and Qwen3-Omni-MoE, whole: text, sound and a picture in, text and sound out."""
+"""Qwen2.5-Omni, whole: text, sound and a picture in, text and sound out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,8 @@ Outputs = dict[str, torch.Tensor]
 AUDIO, IMAGE, VIDEO = 256, 257, 258
 AUDIO_START, AUDIO_END, VISION_START, VISION_END = 259, 260, 261, 262
 SPEECH_START, SPEECH_END, SPEECH_PAD = 263, 264, 265
-TURN_START, TURN_END, USER, ASSISTANT, SYSTEM = 266, 267, 268, 269, 270
+USER = 268
 VOCABULARY = 288
-
-# The codes of Qwen3-Omni's talker, and special ones after them.
-CODES = 1024
-CODEC_VOCABULARY = CODES + 1024
 
 WIDTH = 256
 MEL_BINS = 32
@@ -52,7 +48,7 @@ def qwen2_5() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
         "cond": torch.randn(1, 16, generator=generator),
         "ref_mel": torch.randn(1, 20, 16, generator=generator),
     }
-    asked = _prompt(audio_tokens=10, frames=40, image_tokens=4, pixels=3 * 2 * 14 * 14)
+    asked = _prompt()
 
     @torch.no_grad()
     def run() -> Outputs:
@@ -75,20 +71,17 @@ def qwen2_5() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
     return model, run
 
 
-def _prompt(
-    audio_tokens: int, frames: int, image_tokens: int, pixels: int
-) -> dict[str, torch.Tensor]:
+def _prompt() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
-    tokens = [AUDIO_START, *[AUDIO] * audio_tokens, AUDIO_END]
-    tokens += [VISION_START, *[IMAGE] * image_tokens, VISION_END, *b"What is it?"]
-    patches = 4 * image_tokens
+    tokens = [AUDIO_START, *[AUDIO] * 10, AUDIO_END]
+    tokens += [VISION_START, *[IMAGE] * 4, VISION_END, *b"What is it?"]
     return {
         "input_ids": torch.tensor([tokens]),
         "attention_mask": torch.ones(1, len(tokens), dtype=torch.long),
-        "input_features": torch.randn(1, MEL_BINS, frames, generator=generator),
-        "feature_attention_mask": torch.ones(1, frames, dtype=torch.long),
-        "thinker_pixel_values": torch.randn(patches, pixels, generator=generator),
-        "image_grid_thw": torch.tensor([[1, 4, patches // 4]]),
+        "input_features": torch.randn(1, MEL_BINS, 40, generator=generator),
+        "feature_attention_mask": torch.ones(1, 40, dtype=torch.long),
+        "thinker_pixel_values": torch.randn(16, 3 * 2 * 14 * 14, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
     }
 
 
@@ -177,158 +170,3 @@ def _token2wav_2_5(transformers: Any) -> Any:
         },
         bigvgan_config={"mel_dim": 16, "upsample_initial_channel": 128},
     )
-
-
-def qwen3() -> tuple[torch.nn.Module, Callable[[], Outputs]]:
-    """A reduced Qwen3-Omni-MoE with random weights, and a function that runs all of it once."""
-    import transformers
-
-    config = transformers.Qwen3OmniMoeConfig(
-        thinker_config=_thinker_3(),
-        talker_config=_talker_3(),
-        code2wav_config=_code2wav_3(),
-        enable_audio_output=True,
-        im_start_token_id=TURN_START,
-        im_end_token_id=TURN_END,
-        tts_pad_token_id=SPEECH_PAD,
-        tts_bos_token_id=SPEECH_START,
-        tts_eos_token_id=SPEECH_END,
-        system_token_id=SYSTEM,
-        user_token_id=USER,
-        assistant_token_id=ASSISTANT,
-    )
-    # the talker reads it, though its configuration does not declare it
-    config.talker_config.audio_config = config.thinker_config.audio_config
-    model: Any = transformers.Qwen3OmniMoeForConditionalGeneration._from_config(
-        config, attn_implementation="eager"
-    ).eval()
-    draw(model.thinker, 1)
-    draw(model.talker, 2)
-    draw(model.code2wav, 3, gain=0.7)
-    asked = _prompt(audio_tokens=13, frames=100, image_tokens=4, pixels=3 * 2 * 16 * 16)
-    turn = [TURN_START, USER, *asked["input_ids"][0].tolist(), TURN_END, TURN_START, ASSISTANT]
-    asked["input_ids"] = torch.tensor([turn])
-    asked["attention_mask"] = torch.ones(1, len(turn), dtype=torch.long)
-
-    @torch.no_grad()
-    def run() -> Outputs:
-        torch.manual_seed(6)
-        text, sound = model.generate(
-            **asked,
-            speaker="nobody",
-            thinker_max_new_tokens=4,
-            thinker_do_sample=False,
-            thinker_suppress_tokens=list(range(256, VOCABULARY)),
-            thinker_pad_token_id=0,
-            thinker_eos_token_id=TURN_END,
-            talker_max_new_tokens=5,
-            talker_do_sample=False,
-            talker_suppress_tokens=list(range(CODES, CODEC_VOCABULARY)),
-        )
-        return {"text": text, "sound": sound}
-
-    return model, run
-
-
-def _thinker_3() -> dict[str, Any]:
-    return {
-        "audio_config": {
-            "num_mel_bins": MEL_BINS,
-            "d_model": 128,
-            "encoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "encoder_ffn_dim": 512,
-            "output_dim": WIDTH,
-            "downsample_hidden_size": 32,
-        },
-        "vision_config": {
-            "depth": 3,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_heads": 4,
-            "out_hidden_size": WIDTH,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-        },
-        "text_config": {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "moe_intermediate_size": 192,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {**ROPE, "mrope_interleaved": True},
-            "pad_token_id": 0,
-        },
-        "audio_token_id": AUDIO,
-        "image_token_id": IMAGE,
-        "video_token_id": VIDEO,
-        "audio_start_token_id": AUDIO_START,
-        "vision_start_token_id": VISION_START,
-        "user_token_id": USER,
-    }
-
-
-def _talker_3() -> dict[str, Any]:
-    return {
-        "text_config": {
-            "vocab_size": CODEC_VOCABULARY,
-            "hidden_size": WIDTH,
-            "intermediate_size": 384,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "moe_intermediate_size": 192,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "shared_expert_intermediate_size": 192,
-            "rope_parameters": {**ROPE, "mrope_interleaved": True},
-        },
-        "code_predictor_config": {
-            "vocab_size": CODES,
-            "hidden_size": WIDTH,
-            "intermediate_size": 512,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "num_code_groups": 4,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-        "num_code_groups": 4,
-        "spatial_merge_size": 2,  # not declared by its class, but the model reads it
-        "thinker_hidden_size": WIDTH,
-        "accept_hidden_layer": 2,
-        "codec_eos_token_id": CODES,
-        "codec_nothink_id": CODES + 1,
-        "codec_think_bos_id": CODES + 2,
-        "codec_think_eos_id": CODES + 3,
-        "codec_pad_id": CODES + 4,
-        "codec_bos_id": CODES + 5,
-        "audio_token_id": AUDIO,
-        "image_token_id": IMAGE,
-        "video_token_id": VIDEO,
-        "vision_start_token_id": VISION_START,
-        "audio_start_token_id": AUDIO_START,
-        "speaker_id": {"nobody": CODES + 6},
-    }
-
-
-def _code2wav_3() -> dict[str, Any]:
-    return {
-        "codebook_size": CODES,
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "intermediate_size": 512,
-        "num_hidden_layers": 3,
-        "num_quantizers": 4,
-        "upsample_rates": [4, 3],
-        "upsampling_ratios": [2],
-        "decoder_dim": 192,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    }

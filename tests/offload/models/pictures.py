@@ -1,4 +1,4 @@
-"""Pipelines of diffusers, reduced: Flux and Stable Diffusion 3 make a picture, Wan a video.
+"""Pipelines of diffusers, reduced: Flux makes a picture, Wan a video.
 
 Encoders, DiTs, VAE and scheduler are the real classes, and `__call__` is the pipeline's own.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.offload.model import build, paint
 from benchmarks.offload.tokens import VOCABULARY, letters
 from tests.offload.models.weights import draw
 
@@ -16,63 +17,14 @@ Outputs = dict[str, torch.Tensor]
 PROMPT = "a fox"
 
 
-def flux(seed: int = 21) -> tuple[Any, Callable[[], Outputs]]:
+def flux() -> tuple[Any, Callable[[], Outputs]]:
     """Flux: a CLIP and a T5 encoder, one DiT, and a function that makes one picture."""
-    import diffusers
-
-    pipeline = diffusers.FluxPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        text_encoder=_clip(projection=None),
-        tokenizer=letters(32),
-        text_encoder_2=_t5(),
-        tokenizer_2=letters(32),
-        transformer=diffusers.FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=16,
-            num_layers=2,
-            num_single_layers=3,
-            attention_head_dim=32,
-            num_attention_heads=6,
-            joint_attention_dim=256,
-            pooled_projection_dim=192,
-            axes_dims_rope=(8, 12, 12),
-        ),
-        vae=_vae(latents=4),
-    )
-    return _seeded(pipeline, seed), lambda: _picture(pipeline)
+    pipeline = build(width=128)
+    _seeded(pipeline, 21)
+    return pipeline, lambda: {"picture": paint(pipeline, 3)}
 
 
-def stable_diffusion_3(seed: int = 22) -> tuple[Any, Callable[[], Outputs]]:
-    """Stable Diffusion 3: three encoders, one DiT, guidance; a function makes one picture."""
-    import diffusers
-
-    pipeline = diffusers.StableDiffusion3Pipeline(
-        transformer=diffusers.SD3Transformer2DModel(
-            sample_size=16,
-            patch_size=2,
-            in_channels=4,
-            num_layers=4,
-            attention_head_dim=32,
-            num_attention_heads=6,
-            joint_attention_dim=384,
-            caption_projection_dim=192,
-            pooled_projection_dim=384,
-            out_channels=4,
-            pos_embed_max_size=16,
-        ),
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=_vae(latents=4),
-        text_encoder=_clip(projection=192),
-        tokenizer=letters(32),
-        text_encoder_2=_clip(projection=192),
-        tokenizer_2=letters(32),
-        text_encoder_3=_t5(width=384),
-        tokenizer_3=letters(32),
-    )
-    return _seeded(pipeline, seed), lambda: _picture(pipeline)
-
-
-def wan(seed: int = 23) -> tuple[Any, Callable[[], Outputs]]:
+def wan() -> tuple[Any, Callable[[], Outputs]]:
     """Wan 2.2: one encoder, two DiTs in sequence, and a function that makes one video."""
     import diffusers
     import transformers
@@ -94,7 +46,7 @@ def wan(seed: int = 23) -> tuple[Any, Callable[[], Outputs]]:
         transformer_2=_wan_dit(),
         boundary_ratio=0.875,
     )
-    _seeded(pipeline, seed)
+    _seeded(pipeline, 23)
 
     def run() -> Outputs:
         video = pipeline(
@@ -113,72 +65,11 @@ def wan(seed: int = 23) -> tuple[Any, Callable[[], Outputs]]:
     return pipeline, run
 
 
-def _picture(pipeline: Any) -> Outputs:
-    picture = pipeline(
-        PROMPT,
-        height=32,
-        width=32,
-        num_inference_steps=3,
-        max_sequence_length=16,
-        generator=torch.Generator().manual_seed(24),
-        output_type="pt",
-    ).images
-    return {"picture": picture}
-
-
-def _seeded(pipeline: Any, seed: int) -> Any:
+def _seeded(pipeline: Any, seed: int) -> None:
     for offset, (name, part) in enumerate(sorted(pipeline.components.items())):
         if isinstance(part, torch.nn.Module):
             draw(part.eval(), seed * 100 + offset, gain=0.5 if name == "vae" else 1.0)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def _clip(projection: int | None) -> Any:
-    import transformers
-
-    config = transformers.CLIPTextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=768,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-        projection_dim=projection or 192,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    if projection is None:
-        return transformers.CLIPTextModel(config)
-    return transformers.CLIPTextModelWithProjection(config)
-
-
-def _t5(width: int = 256) -> Any:
-    import transformers
-
-    return transformers.T5EncoderModel(
-        transformers.T5Config(
-            vocab_size=VOCABULARY, d_model=width, d_kv=32, d_ff=768, num_layers=4, num_heads=8
-        )
-    )
-
-
-def _vae(latents: int) -> Any:
-    import diffusers
-
-    return diffusers.AutoencoderKL(
-        block_out_channels=(32, 64),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=latents,
-        norm_num_groups=8,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        shift_factor=0.06,
-        scaling_factor=1.5,
-    )
 
 
 def _wan_dit() -> Any:

@@ -18,7 +18,7 @@ IMPORTED = (
 
 
 def test_two_pipelines_share_one_device(device: Callable[[int], Daemon]) -> None:
-    daemon = device(26)
+    daemon = device(30)
     program = PROGRAM.format(ROUNDS)
     with (
         start_python(program, "flux", daemon.folder, imported=IMPORTED) as flux,

@@ -58,16 +58,6 @@ def another_one_was_compiled_before(client: Client, attach: Attach) -> None:
         swaps(client, compiled(second), expected)
 
 
-def another_one_is_compiled_in_between(client: Client, attach: Attach) -> None:
-    first, second = seeded(Encoder), seeded(Encoder)
-    expected = second(TOKENS)
-    with attach(second):
-        assert torch.equal(compiled(first)(TOKENS), expected)
-        swaps(client, compiled(second), expected)
-        assert torch.equal(compiled(first)(TOKENS), expected)
-        swaps(client, compiled(second), expected)
-
-
 def it_was_compiled_itself_before(client: Client, attach: Attach) -> None:
     model = seeded(Encoder)
     expected = model(TOKENS)

@@ -4,17 +4,13 @@ Exits with 1 if a class fails without a stated reason; these classes are printed
 """
 
 import argparse
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from tests.guarantees.harness import Daemon
+from tests.offload.nursery import strict_daemon
 from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
 from tests.offload.zoo.keeper import Keeper, Row
 from tests.offload.zoo.table import problems_of, table_of, write
@@ -56,16 +52,17 @@ def run_all(entries: Sequence[Entry], *, verbose: bool = False) -> list[Row]:
     for one in entries:
         waiting.put(one)
     rows: dict[str, Row] = {}
+    families = dict.fromkeys(one.family for one in entries)
 
     def work() -> None:
-        with _daemon() as folder, Keeper(dict.fromkeys(one.family for one in entries)) as keeper:
+        with strict_daemon(BUDGET) as daemon, Keeper(families) as keeper:
             while True:
                 try:
                     one = waiting.get_nowait()
                 except Empty:
                     return
                 began = time.monotonic()
-                row = rows[one.name] = keeper.run(one, folder)
+                row = rows[one.name] = keeper.run(one, daemon.folder)
                 said = row.printed if verbose else ""
                 bad = "".join(f"\n    {problem}" for problem in row.problems())
                 _say(f"{time.monotonic() - began:5.1f} s  {one.family:10}  {one.name}{bad}{said}")
@@ -76,18 +73,6 @@ def run_all(entries: Sequence[Entry], *, verbose: bool = False) -> list[Row]:
     for thread in threads:
         thread.join()
     return [rows[one.name] for one in entries]
-
-
-@contextmanager
-def _daemon() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log", budget=BUDGET)
-    try:
-        yield daemon.folder
-        daemon.close()
-    finally:
-        daemon.discard()
-        shutil.rmtree(folder)
 
 
 def _say(text: str) -> None:

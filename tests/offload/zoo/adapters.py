@@ -1,11 +1,12 @@
 """Adapters: of peft on transformers, of diffusers' own methods, and a training step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.offload.zoo.entries import Subject, entry
-from tests.offload.zoo.inputs import GREEDY, SMALL, ids
+from tests.offload.zoo.inputs import GREEDY, SMALL, T5, ids
 
 LINEARS = ["q_proj", "v_proj"]
 
@@ -52,31 +53,51 @@ def lora() -> Subject:
     return Subject(model, run)
 
 
-@entry("DoRA", "norms of the base's weight, which each call reads")
-def dora() -> Subject:
-    import peft
+def _adds(name: str, oddity: str, config: Callable[[Any], Any]) -> None:
+    """Adds a Llama with an adapter: `config(peft)`."""
 
-    return _generates(
-        _adapted(
-            peft.LoraConfig(r=4, target_modules=LINEARS, init_lora_weights=False, use_dora=True)
-        )
-    )
+    def build() -> Subject:
+        import peft
+
+        return _generates(_adapted(config(peft)))
+
+    entry(name, oddity)(build)
 
 
-@entry("LoRA on embeddings, with modules that are saved", "copies of whole modules; tied heads")
-def lora_saved() -> Subject:
-    import peft
-
-    return _generates(
-        _adapted(
-            peft.LoraConfig(
-                r=4,
-                target_modules=["embed_tokens", "q_proj"],
-                modules_to_save=["lm_head"],
-                init_lora_weights=False,
-            )
-        )
-    )
+_adds(
+    "DoRA",
+    "norms of the base's weight, which each call reads",
+    lambda peft: peft.LoraConfig(
+        r=4, target_modules=LINEARS, init_lora_weights=False, use_dora=True
+    ),
+)
+_adds(
+    "LoRA on embeddings, with modules that are saved",
+    "copies of whole modules; tied heads",
+    lambda peft: peft.LoraConfig(
+        r=4,
+        target_modules=["embed_tokens", "q_proj"],
+        modules_to_save=["lm_head"],
+        init_lora_weights=False,
+    ),
+)
+_adds(
+    "VeRA",
+    "projections that all layers share, in a dict of buffers",
+    lambda peft: peft.VeraConfig(r=4, target_modules=LINEARS),
+)
+_adds(
+    "Prompt tuning",
+    "an embedding around the model, read before it",
+    lambda peft: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+)
+_adds(
+    "Trainable tokens",
+    "a few rows of an embedding, put into a copy of it at each call",
+    lambda peft: peft.TrainableTokensConfig(
+        token_indices=[9, 10], target_modules=["embed_tokens"], init_weights=False
+    ),
+)
 
 
 @entry("LoRA on parameters of experts", "parametrizations that are there during a call", often=True)
@@ -111,104 +132,16 @@ def lora_merged() -> Subject:
     return Subject(model, run)
 
 
-@entry("VeRA", "projections that all layers share, in a dict of buffers")
-def vera() -> Subject:
-    import peft
-
-    return _generates(_adapted(peft.VeraConfig(r=4, target_modules=LINEARS)))
-
-
-@entry("IA3", "vectors that scale")
-def ia3() -> Subject:
-    import peft
-
-    return _generates(
-        _adapted(
-            peft.IA3Config(
-                target_modules=["k_proj", "down_proj"],
-                feedforward_modules=["down_proj"],
-                init_ia3_weights=False,
-            )
-        )
-    )
-
-
-@entry("Prompt tuning", "an embedding around the model, read before it")
-def prompts() -> Subject:
-    import peft
-
-    return _generates(
-        _adapted(peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
-    )
-
-
-@entry("Prefix tuning", "keys and values that come from an embedding")
-def prefixes() -> Subject:
-    import peft
-
-    model = _adapted(
-        peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM", prefix_projection=True)
-    )
-    return _generates(model)
-
-
-@entry("LoHa and OFT", "products and rotations of weights, in turn")
-def loha() -> Subject:
-    import peft
-
-    model = _adapted(peft.LoHaConfig(r=4, target_modules=LINEARS, init_weights=False))
-    rotated = _adapted(peft.OFTConfig(oft_block_size=4, target_modules=LINEARS, init_weights=False))
-
-    class Both(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.products, self.rotations = model, rotated
-
-        def forward(self, tokens: torch.Tensor) -> Any:
-            return self.products(tokens).logits, self.rotations(tokens).logits
-
-    both = Both()
-    return Subject(both, lambda: both(ids()))
-
-
-@entry("Trainable tokens", "a few rows of an embedding, put into a copy of it at each call")
-def tokens() -> Subject:
-    import peft
-
-    config = peft.TrainableTokensConfig(
-        token_indices=[9, 10], target_modules=["embed_tokens"], init_weights=False
-    )
-    return _generates(_adapted(config))
-
-
 @entry("AdaLoRA on T5", "singular values in a ParameterDict; tied embeddings below")
 def adalora() -> Subject:
     import peft
     from transformers import T5Config, T5ForConditionalGeneration
 
-    base = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=64,
-            d_model=32,
-            d_kv=8,
-            d_ff=48,
-            num_layers=2,
-            num_heads=4,
-            decoder_start_token_id=0,
-        )
-    )
+    base = T5ForConditionalGeneration(T5Config(**T5))
     config = peft.AdaLoraConfig(
         init_r=4, target_r=2, total_step=10, target_modules=["q", "v"], init_lora_weights=False
     )
     return _generates(_adapted(config, base))
-
-
-def _unet_pipeline() -> Any:
-    import diffusers
-
-    from tests.offload.zoo.diffusion import _sd
-
-    return _sd("StableDiffusionPipeline", scheduler=diffusers.DDIMScheduler())
 
 
 def _paints(pipeline: Any) -> Any:
@@ -222,27 +155,19 @@ def _paints(pipeline: Any) -> Any:
     ).images
 
 
-def _with_lora(pipeline: Any) -> None:
-    import peft
-
-    pipeline.unet.add_adapter(
-        peft.LoraConfig(r=2, target_modules=["to_q", "to_v", "conv1"], init_lora_weights=False)
-    )
-
-
-@entry("StableDiffusionPipeline with a LoRA", "adapters on convolutions; a scale for each call")
-def lora_pipeline() -> Subject:
-    pipeline = _unet_pipeline()
-    _with_lora(pipeline)
-    return Subject(pipeline, lambda: _paints(pipeline))
-
-
 @entry(
     "StableDiffusionPipeline, fused for a picture", "writes a LoRA into weights and out", often=True
 )
 def fused_pipeline() -> Subject:
-    pipeline = _unet_pipeline()
-    _with_lora(pipeline)
+    import diffusers
+    import peft
+
+    from tests.offload.zoo.diffusion import _sd
+
+    pipeline = _sd("StableDiffusionPipeline", scheduler=diffusers.DDIMScheduler())
+    pipeline.unet.add_adapter(
+        peft.LoraConfig(r=2, target_modules=["to_q", "to_v", "conv1"], init_lora_weights=False)
+    )
 
     def run() -> object:
         seen = [_paints(pipeline)]

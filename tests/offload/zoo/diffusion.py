@@ -27,9 +27,9 @@ def _made(name: str, **config: Any) -> Any:
     return getattr(diffusers, name)(**config)
 
 
-def _vae(name: str = "AutoencoderKL", **config: Any) -> Any:
+def _vae() -> Any:
     return _made(
-        name,
+        "AutoencoderKL",
         block_out_channels=(8, 16),
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
@@ -37,7 +37,6 @@ def _vae(name: str = "AutoencoderKL", **config: Any) -> Any:
         latent_channels=4,
         norm_num_groups=4,
         sample_size=16,
-        **config,
     )
 
 
@@ -54,34 +53,6 @@ def autoencoder_kl() -> Subject:
         model.disable_tiling()
         model.disable_slicing()
         return latents, whole, tiled
-
-    return Subject(model, run)
-
-
-@entry("VQModel", "a codebook that decode() looks up")
-def vq_model() -> Subject:
-    model = _vae("VQModel", num_vq_embeddings=16, vq_embed_dim=4)
-
-    def run() -> object:
-        latents = model.encode(torch.randn(1, 3, 16, 16)).latents
-        return latents, model.decode(latents).sample
-
-    return Subject(model, run)
-
-
-@entry("AutoencoderTiny", "Sequentials alone; quarters of it by methods")
-def autoencoder_tiny() -> Subject:
-    model = _made(
-        "AutoencoderTiny",
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        num_encoder_blocks=(1, 1),
-        num_decoder_blocks=(1, 1),
-    )
-
-    def run() -> object:
-        latents = model.encode(torch.randn(1, 3, 16, 16)).latents
-        return model.scale_latents(latents), model.decode(latents).sample
 
     return Subject(model, run)
 
@@ -123,35 +94,6 @@ def autoencoder_wan() -> Subject:
     return Subject(model, run)
 
 
-@entry("AutoencoderKLHunyuanVideo", "causal convolutions in three dimensions; tiles in time")
-def autoencoder_hunyuan() -> Subject:
-    model = _made(
-        "AutoencoderKLHunyuanVideo",
-        latent_channels=4,
-        block_out_channels=(8, 8, 8, 8),
-        layers_per_block=1,
-        norm_num_groups=4,
-    )
-
-    def run() -> object:
-        latents = model.encode(torch.randn(1, 3, 5, 16, 16)).latent_dist.mean
-        return latents, model.decode(latents).sample
-
-    return Subject(model, run)
-
-
-@entry("AutoencoderKLTemporalDecoder", "a decoder that mixes space and time by a parameter")
-def autoencoder_temporal() -> Subject:
-    model = _made(
-        "AutoencoderKLTemporalDecoder",
-        block_out_channels=(32, 32),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=4,
-    )
-    return Subject(model, lambda: model.decode(torch.randn(2, 4, 8, 8), num_frames=2).sample)
-
-
 @entry("UNet2DConditionModel", "the way up reads states of the way down")
 def unet() -> Subject:
     model = _made("UNet2DConditionModel", **UNET, up_block_types=UP)
@@ -170,38 +112,6 @@ def unet_xs() -> Subject:
         return model(
             torch.randn(LATENTS), STEP, torch.randn(1, 5, 16), torch.randn(1, 3, 64, 64)
         ).sample
-
-    return Subject(model, run)
-
-
-@entry("UVit2DModel", "convolutions around a transformer; embeddings of tokens")
-def uvit() -> Subject:
-    model = _made(
-        "UVit2DModel",
-        hidden_size=32,
-        cond_embed_dim=16,
-        micro_cond_encode_dim=8,
-        micro_cond_embed_dim=40,
-        encoder_hidden_size=32,
-        vocab_size=18,
-        codebook_size=16,
-        in_channels=32,
-        block_out_channels=32,
-        num_res_blocks=1,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        block_num_heads=4,
-        sample_size=8,
-    )
-
-    def run() -> object:
-        return model(
-            torch.randint(0, 16, (1, 8, 8)),
-            torch.randn(1, 5, 32),
-            torch.randn(1, 16),
-            torch.randn(1, 5),
-        )
 
     return Subject(model, run)
 
@@ -320,59 +230,6 @@ def flux_control() -> Subject:
     return Subject(model, model)
 
 
-@entry("WanTransformer3DModel", "a scale for each block in a parameter of its own")
-def wan_dit() -> Subject:
-    model = _made(
-        "WanTransformer3DModel",
-        num_attention_heads=4,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=16,
-        freq_dim=16,
-        ffn_dim=48,
-        num_layers=2,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=16,
-    )
-    return Subject(
-        model, lambda: model(torch.randn(1, 4, 2, 8, 8), STEP, torch.randn(1, 5, 16)).sample
-    )
-
-
-@entry("HunyuanVideoTransformer3DModel", "a refiner of tokens before two kinds of blocks")
-def hunyuan_video() -> Subject:
-    model = _made(
-        "HunyuanVideoTransformer3DModel",
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_layers=2,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        patch_size=2,
-        patch_size_t=1,
-        guidance_embeds=True,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 2, 4),
-    )
-
-    def run() -> object:
-        return model(
-            torch.randn(1, 4, 2, 8, 8),
-            STEP,
-            torch.randn(1, 5, 16),
-            torch.ones(1, 5),
-            torch.randn(1, 8),
-            guidance=torch.tensor([6.0]),
-        ).sample
-
-    return Subject(model, run)
-
-
 @entry(
     "DiTTransformer2DModel", "calls a part of the first block after all blocks have run", often=True
 )
@@ -414,38 +271,6 @@ def pixart() -> Subject:
     return Subject(model, run)
 
 
-@entry("HiDreamImageTransformer2DModel", "experts, and a list of projections of every layer's text")
-def hidream() -> Subject:
-    model = _made(
-        "HiDreamImageTransformer2DModel",
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        caption_channels=[16, 24],
-        text_emb_dim=16,
-        num_routed_experts=4,
-        num_activated_experts=2,
-        axes_dims_rope=(4, 6, 6),
-        max_resolution=(16, 16),
-        llama_layers=[0, 0],
-    )
-
-    def run() -> object:
-        return model(
-            torch.randn(1, 4, 16, 16),
-            timesteps=STEP,
-            encoder_hidden_states_t5=torch.randn(1, 4, 16),
-            encoder_hidden_states_llama3=torch.randn(1, 1, 4, 24),
-            pooled_embeds=torch.randn(1, 16),
-        ).sample
-
-    return Subject(model, run)
-
-
 @entry("PriorTransformer", "statistics of embeddings in parameters that methods read", often=True)
 def prior() -> Subject:
     model = _made(
@@ -468,47 +293,6 @@ def prior() -> Subject:
         return model.post_process_latents(seen)
 
     return Subject(model, run)
-
-
-@entry("StableAudioDiTModel", "Fourier features with a weight that is no Linear's")
-def stable_audio() -> Subject:
-    model = _made(
-        "StableAudioDiTModel",
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        num_key_value_attention_heads=2,
-        cross_attention_dim=16,
-        cross_attention_input_dim=16,
-        time_proj_dim=8,
-        global_states_input_dim=8,
-    )
-
-    def run() -> object:
-        return model(
-            torch.randn(1, 4, 8),
-            STEP,
-            torch.randn(1, 5, 16),
-            torch.randn(1, 1, 8),
-            rotary_embedding=None,
-        ).sample
-
-    return Subject(model, run)
-
-
-@entry("T2IAdapter", "a list of features comes out")
-def t2i_adapter() -> Subject:
-    model = _made(
-        "T2IAdapter",
-        channels=[8, 16],
-        num_res_blocks=1,
-        downscale_factor=4,
-        adapter_type="full_adapter",
-    )
-    return Subject(model, lambda: model(torch.randn(1, 3, 16, 16)))
 
 
 # --- pipelines ---------------------------------------------------------------------------
@@ -576,52 +360,6 @@ def controlnet_pipeline() -> Subject:
             num_inference_steps=2,
             generator=torch.Generator().manual_seed(3),
             output_type="pt",
-        ).images
-
-    return Subject(pipeline, run)
-
-
-@entry("StableDiffusionImg2ImgPipeline", "encodes and decodes by one VAE; UniPC")
-def img2img_pipeline() -> Subject:
-    import diffusers
-
-    pipeline = _sd("StableDiffusionImg2ImgPipeline", scheduler=diffusers.UniPCMultistepScheduler())
-
-    def run() -> object:
-        return pipeline(
-            "a fox",
-            image=torch.rand(1, 3, 16, 16),
-            num_inference_steps=4,
-            strength=0.6,
-            generator=torch.Generator().manual_seed(3),
-            output_type="pt",
-        ).images
-
-    return Subject(pipeline, run)
-
-
-@entry("DDPMPipeline", "a U-Net alone")
-def ddpm_pipeline() -> Subject:
-    import diffusers
-
-    unet = _made(
-        "UNet2DModel",
-        sample_size=8,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=4,
-    )
-    pipeline = diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler())
-    pipeline.set_progress_bar_config(disable=True)
-
-    def run() -> object:
-        return pipeline(
-            num_inference_steps=2,
-            generator=torch.Generator().manual_seed(3),
-            output_type="np",
         ).images
 
     return Subject(pipeline, run)

@@ -72,6 +72,30 @@ def entry(
     return enter
 
 
+def of_transformers(
+    family: str,
+    name: str,
+    oddity: str,
+    run: Callable[[Any], Any],
+    sizes: Mapping[str, Any],
+    **told: Any,
+) -> None:
+    """Adds a class of transformers, built from its configuration alone, to the zoo.
+
+    `run(model)`: one run. `sizes`: of the configuration. `told`: as for `entry`.
+    """
+
+    def build() -> Subject:
+        import transformers
+
+        kind = getattr(transformers, name)
+        model = kind(kind.config_class(**sizes))
+        return Subject(model, lambda: run(model))
+
+    build.__module__ = f"{__package__}.{family}"
+    entry(name, oddity, **told)(build)
+
+
 def all_entries() -> list[Entry]:
     """By family, each in the order of its file. Imports none of the libraries."""
     for family in FAMILIES:

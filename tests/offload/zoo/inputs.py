@@ -25,6 +25,25 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     **SPECIAL,
 }
+#: Of T5 and its kin.
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+#: A vision tower: 16 patches.
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 def ids(length: int = 7, batch: int = 1) -> torch.Tensor:

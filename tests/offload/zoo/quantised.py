@@ -29,13 +29,6 @@ def int8_weights() -> Subject:
     return _torchao(Int8WeightOnlyConfig(), _llama())
 
 
-@entry("Llama of int8 weights and activations (torchao)", "scales that are made at each call")
-def int8_dynamic() -> Subject:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
-
-    return _torchao(Int8DynamicActivationInt8WeightConfig(), _llama())
-
-
 @entry("Llama of float8 weights (torchao)", "weights of a type of 8 bits, wrapped")
 def float8_weights() -> Subject:
     from torchao.quantization import Float8WeightOnlyConfig
@@ -71,13 +64,6 @@ def packed_bert() -> Subject:
     model = BertModel(BertConfig(**SMALL, max_position_embeddings=32)).eval()
     packed = _packed(model, nn.Linear)
     return Subject(packed, lambda: packed(ids()))
-
-
-@entry("LSTM of dynamic int8 (torch.ao)", "nothing but packed weights", told="packed")
-def packed_lstm() -> Subject:
-    model = nn.Sequential(nn.LSTM(16, 16, num_layers=2)).eval()
-    packed = _packed(model, nn.LSTM)
-    return Subject(packed, lambda: packed(torch.randn(3, 1, 16)))
 
 
 @entry("SD3Transformer2DModel of int8 weights (torchao)", "some Linears wrapped, others not")

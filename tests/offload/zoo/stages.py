@@ -71,8 +71,7 @@ class _Trial:
         return {name: module.state_dict() for name, module in self._roots().items()}
 
     def weights(self) -> Iterator[torch.Tensor]:
-        for module in find.modules_of(self._roots()).values():
-            yield from ownership.bytes_of(module)
+        yield from ownership.bytes_of(find.modules_of(self._roots()).values())
 
     def places(self) -> dict[ownership.Span, int]:
         """The addresses of its parameters, and their bytes: tied ones share an address."""

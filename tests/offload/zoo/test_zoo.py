@@ -1,14 +1,12 @@
 """The part of the zoo that `make test` runs: the oddest classes. `make zoo` runs all."""
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.guarantees.harness import Daemon
+from tests.offload.nursery import strict_daemon
 from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
 from tests.offload.zoo.keeper import Keeper
 from tests.offload.zoo.table import written
@@ -24,21 +22,15 @@ def keeper() -> Iterator[Keeper]:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    """A strict daemon that holds the largest of them, for one class after the other."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log", budget="8MiB")
-    try:
-        yield daemon
-        daemon.close()
-    finally:
-        daemon.discard()
-        shutil.rmtree(folder)
+def folder() -> Iterator[Path]:
+    """Of a daemon that holds the largest of them."""
+    with strict_daemon("8MiB") as daemon:
+        yield daemon.folder
 
 
 @pytest.mark.parametrize("entry", OFTEN, ids=lambda one: one.name.replace(" ", "_"))
-def test_it_holds_or_says_why_it_does_not(keeper: Keeper, daemon: Daemon, entry: Entry) -> None:
-    row = keeper.run(entry, daemon.folder)
+def test_it_holds_or_says_why_it_does_not(keeper: Keeper, folder: Path, entry: Entry) -> None:
+    row = keeper.run(entry, folder)
     assert row.problems() == [], row.printed
 
 
