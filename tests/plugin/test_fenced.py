@@ -121,13 +121,3 @@ def test_what_was_computed_so_in_any_other_call_is_not_returned(
         compute()
     with stage.using():
         assert torch.equal(model(X), right)
-
-
-def test_a_daemon_that_dies_leaves_a_step_what_it_has(scene: Scene, daemon: Daemon) -> None:
-    stage, model = scene.stage("thinker")
-    stage.begin()
-    right = model(X)
-    daemon.kill()
-    assert stage.fence()() is None
-    assert torch.equal(model(X), right)
-    stage.end()
