@@ -163,14 +163,6 @@ def test_what_was_unregistered_or_closed_may_be_registered_under_any_name(
         assert torch.equal(weight_of(module), weight)
 
 
-def test_what_could_not_be_registered_may_be_registered_again(client: Client) -> None:
-    module = model()
-    client.register("a", {"x": b"1"})
-    with pytest.raises(swapd_client.DuplicateName):
-        client.register("a", module)
-    client.register("b", module)
-
-
 def test_two_threads_that_register_one_module_do_not_both_move_it(client: Client) -> None:
     module = model()
     weight = weight_of(module).detach().clone()

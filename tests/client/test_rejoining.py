@@ -147,17 +147,6 @@ def test_addresses_and_bytes_are_the_same_and_it_is_swapped_again(life: Life) ->
     assert addresses(tensors) == before
 
 
-def test_what_was_written_in_between_is_what_is_registered(life: Life) -> None:
-    tensors = values()
-    life.client.register("a", tensors)
-    client = life.again()
-    tensors["b"].mul_(2)
-    client.register("a", tensors)
-    swap_out(client, "a")
-    with client.acquire("a"):
-        assert same(tensors, {**values(), "b": values()["b"] * 2})
-
-
 def test_other_chunks_under_another_name_in_another_order(life: Life) -> None:
     tensors = values()
     life.client.register("a", tensors, segments=[["a"], ["b"]])

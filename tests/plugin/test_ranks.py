@@ -1,6 +1,6 @@
 """The order in which the ranks of a stage take their leases, and errors of one that all see.
 
-The ranks are threads here; `test_two_stages.py` has real processes and daemons.
+The ranks are threads here; `test_stages_with_ranks.py` has real daemons.
 """
 
 import os
