@@ -25,8 +25,8 @@ from swapd_client.memory.part import Claim, Part
 from swapd_client.memory.place import Place
 from swapd_client.memory.sources import layout_of
 from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.files import Masters
 from swapd_client.session.life import Life
-from swapd_client.session.masters import Masters
 from swapd_client.session.processor import Processor
 from swapd_client.session.told import Told
 

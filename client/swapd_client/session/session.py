@@ -14,11 +14,9 @@ from pathlib import Path
 from swapd.shared import protocol
 from swapd.shared.board import Board
 from swapd.shared.fds import OwnedFd
-from swapd.shared.runtime_dir import Folder
 from swapd_client.errors import (
     ClientClosed,
     DaemonGone,
-    NotAnswering,
     SessionEnded,
     SessionFenced,
     SwapdError,
@@ -29,12 +27,10 @@ from swapd_client.leases.leases import Leases
 from swapd_client.memory.part import Part
 from swapd_client.session import ending
 from swapd_client.session.endpoint import need_descriptors, need_threads
-from swapd_client.session.files import Files
+from swapd_client.session.files import Files, Masters
 from swapd_client.session.gpu import Gpu
-from swapd_client.session.host import Host
 from swapd_client.session.life import Life
 from swapd_client.session.lifeline import ANSWER_S, Lifeline
-from swapd_client.session.masters import Masters
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
 from swapd_client.session.told import Told
@@ -70,7 +66,12 @@ class Session:
         self.told = Told()
         self._files = Files(self.welcome.chunks_per_file)
         self._masters = Masters(self.life)
-        self.processor: Processor = self._make_processor()
+        on_gpu = self.welcome.device.startswith("cuda")
+        self.processor: Processor = (
+            Gpu(self.welcome, self._files, self._board)
+            if on_gpu
+            else Processor(self.welcome, self._files, self.life.lock)
+        )
         self.registry = Registry(
             self.life,
             self.processor,
@@ -79,25 +80,21 @@ class Session:
             self.told,
             self.welcome.chunk_bytes,
         )
-        parts = self.registry.parts
+        #: The components registered by this process, by name.
+        self.components = parts = self.registry.parts
         self.arrivals = Arrivals(self.life, self.processor, self._board, parts)
         self.leases = Leases(
             self.life, self.processor, parts, self.arrivals, strict=self.welcome.strict
         )
+        #: What its parts do for both clients: each hit calls `check`.
+        self.check, self.own = self.life.check, self.registry.own
+        self.forget_master = self._masters.forget
+        self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
+        self.not_answering = self._lifeline.not_answering
         self._ids = 0
         self._closed = False
         self._lifeline.listen(self._on_message, self._on_end)
         _alive.add(self)
-
-    def _make_processor(self) -> Processor:
-        if self.welcome.device.startswith("cuda"):
-            return Gpu(self.welcome, self._files, self._board)
-        return Host(self.welcome, self._files, self.life.lock)
-
-    @property
-    def folder(self) -> Folder:
-        """The daemon's runtime folder, open until `close`."""
-        return self._lifeline.folder
 
     def __repr__(self) -> str:
         return f"<Session {self.welcome.session} at {self.endpoint}>"
@@ -109,10 +106,6 @@ class Session:
             self._ids += 1
             return self._ids
 
-    def check(self) -> None:
-        """Raise the reason if requests are not possible any more."""
-        self.life.check()
-
     @property
     def forked(self) -> bool:
         """Whether this is another process than the one that connected."""
@@ -122,19 +115,6 @@ class Session:
     def error(self) -> SwapdError | None:
         """The reason for the session's end, or None."""
         return self.life.error
-
-    @property
-    def components(self) -> dict[str, Part]:
-        """The components registered by this process, by name."""
-        return self.registry.parts
-
-    def own(self, name: str) -> Part:
-        """One of them. Raises: UnknownComponent."""
-        return self.registry.own(name)
-
-    def not_answering(self, timeout_s: float) -> NotAnswering:
-        """The error if the daemon did not answer within that."""
-        return self._lifeline.not_answering(timeout_s)
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the error of a refusal."""
@@ -158,18 +138,10 @@ class Session:
         """The host copy made for a request, which the caller then owns. Raises: SessionEnded."""
         return self._masters.take(request)[1]
 
-    def forget_master(self, request: int) -> None:
-        """Close a requested host copy that is not needed, now or when it comes."""
-        self._masters.forget(request)
-
     def sweeps(self, sweep: Callable[[], float]) -> None:
         """The lifeline's thread calls `sweep` after each message, and within the seconds that it
         returned; or when `ring` is called."""
         self._lifeline.sweep = sweep
-
-    def ring(self) -> None:
-        """Have the lifeline's thread sweep now. May be called anywhere."""
-        self._lifeline.ring()
 
     def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
         """Send releases of leases that nobody uses; return False if that would block.

@@ -20,11 +20,11 @@ from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.mapping import GpuRange
 from swapd_client.session.gpu.releases import GpuWork, Releases
 from swapd_client.session.gpu.streams import Doorbell, current_stream
-from swapd_client.session.processor import Arrival, Work
+from swapd_client.session.processor import Arrival, Processor, Work
 
 
-class Gpu:
-    """See `processor.Processor`."""
+class Gpu(Processor):
+    """One GPU. Its methods do what those of `Processor` say."""
 
     works_late = True
     memory_is_scarce = True
