@@ -5,13 +5,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from swapd_client.vllm.loss_counts import LossCounts
+from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import (
     Fate,
     InUse,
     KvTerms,
     Layer,
-    LossReporting,
     StageCache,
     ranges_of,
 )
@@ -68,20 +67,11 @@ def test_terms_say_what_becomes_of_it() -> None:
         assert str(terms) == "and all blocks are saved"
 
 
-def cache_of(
-    fate: Fate,
-    *,
-    prefixes: bool = False,
-    unreported: str = "",
-    reporting: LossReporting = LossReporting.BY_NUMBER,
-    counts: LossCounts | None = None,
-) -> StageCache:
+def cache_of(fate: Fate) -> StageCache:
     """A cache in which a request has the first block."""
     component: Any = Mock(nbytes=100, lost=False)
     component.name = "thinker.kv"
-    made = StageCache(
-        component, KvTerms(fate, prefixes, [Layer(0, 10)], unreported, reporting=reporting), counts
-    )
+    made = StageCache(component, KvTerms(fate, False, [Layer(0, 10)]), LossCounts())
     made.in_use.has("a", ([1],))
     return made
 

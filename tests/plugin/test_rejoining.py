@@ -266,7 +266,7 @@ def test_closing_ends_it_and_leaves_private_memory(
     daemon = lives.restart()
     assert held.reached.wait(PATIENCE_S)
     closed = lives.meanwhile(stage.close)
-    stage._closed.wait(PATIENCE_S)
+    stage.connection.closed.wait(PATIENCE_S)
     held.let_go.set()
     assert closed.wait(PATIENCE_S)
     assert addresses(model) == before
@@ -293,7 +293,7 @@ def test_closing_a_stage_that_is_just_refused_waits_for_that(
     lives.restart(budget="4MiB")
     assert first.wait(PATIENCE_S)
     closed = lives.meanwhile(stage.close)
-    assert stage._closed.wait(PATIENCE_S)
+    assert stage.connection.closed.wait(PATIENCE_S)
     assert not second.wait(0.05)
     let_go.set()
     assert closed.wait(PATIENCE_S)

@@ -53,7 +53,8 @@ def test_layers_that_are_used_in_their_own_forward_may_come_later() -> None:
 
 def test_layers_that_read_others_weights_or_do_not_run_may_not_come_later() -> None:
     model = Model()
-    first, second = model.layers[0], model.layers[1]
+    first: Any = model.layers[0]
+    second: Any = model.layers[1]
     layers = layers_of(model)
     assert found_in(layers, lambda: model(X + second.weight.sum())) == {}
     assert list(found_in(layers, lambda: second(first(X)))) == [PARTS[0]]

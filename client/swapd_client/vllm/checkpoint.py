@@ -23,20 +23,15 @@ _CAST = ("F16", "BF16", "F32", "F64")
 BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
 
-def nbytes_of(model: str, stage: str) -> int | None:
-    """The bytes of a stage's tensors in its files; None if unknown. See `tensors_of`."""
-    tensors = tensors_of(model, stage)
-    return None if tensors is None else sum(one.nbytes for one in tensors)
+def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
+    """The bytes of a stage's tensors in its files; None if unknown. See `tensors_of`.
 
-
-def loaded_bytes(model: str, stage: str, item_bytes: int) -> int | None:
-    """As `nbytes_of`, with numbers of 16 bits and more cast to the model's, of `item_bytes`."""
-    tensors = tensors_of(model, stage)
-    if tensors is None:
+    With `item_bytes`, numbers of 16 bits and more are cast to the model's type of that size.
+    """
+    if (tensors := tensors_of(model, stage)) is None:
         return None
-    return sum(
-        prod(one.shape) * item_bytes if one.dtype in _CAST else one.nbytes for one in tensors
-    )
+    cast = _CAST if item_bytes else ()
+    return sum(prod(one.shape) * item_bytes if one.dtype in cast else one.nbytes for one in tensors)
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:

@@ -21,7 +21,6 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
-from swapd_client.vllm.in_context import during
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.own_flags import take_over
 from swapd_client.vllm.pipeline import Components, Whole, as_whole
@@ -29,7 +28,7 @@ from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.start_turn import StartTurn
 from swapd_client.vllm.weight_move import WeightMove
-from swapd_client.vllm.worker_start import gather, number_of
+from swapd_client.vllm.worker_start import during, gather, number_of
 
 if TYPE_CHECKING:
 

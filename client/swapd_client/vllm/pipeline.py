@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -108,9 +108,31 @@ class Components:
         self._attachment.detach()
 
     def _attach(self, client: Client) -> Attachment:
-        attachment = _attach(
-            client, self._stage.name, self._options, self._pipeline, self._found, self._stay
-        )
+        names = list(self._found) or [WHOLE]
+        all_stay = self._stay == names
+        offload = self._options.offload
+        try:
+            attachment = client.attach(
+                self._pipeline,
+                names,
+                settings=None if offload.mode == "off" else offload,
+                prefix=self._stage.name,
+                policy="permanent" if all_stay else "lru",
+                wrap_methods=_methods(self._found),
+                kinds={name: one.kind for name, one in self._found.items()},
+                stay=[] if all_stay else self._stay,
+                trainable=False,
+            )
+        except DuplicateName as exc:
+            raise DuplicateName(
+                f"{exc.__cause__ or exc}. Give this stage a name of its own: additional_config: "
+                "{swapd: {component: ...}}"
+            ) from exc
+        except TooLarge as exc:
+            raise TooLarge(
+                f"{exc.__cause__ or exc}. A component that does not fit is streamed if a list of "
+                "blocks has most of its weights, and each block fits"
+            ) from exc
         attachment.when_gone = partial(self._gone, attachment)
         return attachment
 
@@ -176,8 +198,7 @@ def as_whole(options: Options, name: str, ranks: int) -> Options | None:
     return msgspec.structs.replace(options, offload=whole)
 
 
-@dataclass(frozen=True)
-class _Component:
+class _Component(NamedTuple):
     module: Module
     kind: Kind
 
@@ -230,40 +251,6 @@ def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
                 f"{', '.join(names)}, and '{WHOLE}' is the whole pipeline"
             )
     return [name for name in names if not any(fnmatchcase(name, one) for one in named)]
-
-
-def _attach(
-    client: Client,
-    stage: str,
-    options: Options,
-    pipeline: Module,
-    found: Mapping[str, _Component],
-    stay: Sequence[str],
-) -> Attachment:
-    names = list(found) or [WHOLE]
-    all_stay = list(stay) == names
-    try:
-        return client.attach(
-            pipeline,
-            names,
-            settings=None if options.offload.mode == "off" else options.offload,
-            prefix=stage,
-            policy="permanent" if all_stay else "lru",
-            wrap_methods=_methods(found),
-            kinds={name: one.kind for name, one in found.items()},
-            stay=[] if all_stay else stay,
-            trainable=False,
-        )
-    except DuplicateName as exc:
-        raise DuplicateName(
-            f"{exc.__cause__ or exc}. Give this stage a name of its own: additional_config: "
-            "{swapd: {component: ...}}"
-        ) from exc
-    except TooLarge as exc:
-        raise TooLarge(
-            f"{exc.__cause__ or exc}. A component that does not fit is streamed if a list of "
-            "blocks has most of its weights, and each block fits"
-        ) from exc
 
 
 def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:

@@ -35,7 +35,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput
 from swapd_client.tracing import are_provided
 from swapd_client.vllm.kv import note, steps_of
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.kv_cache import LossReporting, StageCache
+from swapd_client.vllm.stage.kv_cache import StageCache
 from swapd_client.vllm.stage.streaming import ChunkStreaming
 
 if TYPE_CHECKING:
@@ -156,17 +156,15 @@ def _looked(get: Callable[..., Any], streaming: ChunkStreaming) -> Callable[...,
     return look
 
 
-def reporting_of(
-    config: Any, cache: "KVCacheConfig", *, second_runner: bool
-) -> tuple[LossReporting, str]:
-    """How the scheduler of this configuration learns of a loss; and if it does not, the remedy.
+def reporting_of(config: Any, cache: "KVCacheConfig", *, second_runner: bool) -> tuple[bool, str]:
+    """Whether a scheduler learns of a loss by its number; and if it does not at all, the remedy.
 
     The second is "" if it does. `second_runner`: the worker has Model Runner V2.
     """
     if problem := _problem_with_numbers(config, second_runner=second_runner):
         unreported = second_runner or _problem_with_blocks(config, cache)
-        return LossReporting.BY_BLOCKS, problem if unreported else ""
-    return LossReporting.BY_NUMBER, ""
+        return False, problem if unreported else ""
+    return True, ""
 
 
 def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
@@ -300,22 +298,23 @@ def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:
     if cache.counts_alone and getattr(scheduler_output, _KNOWN_LOSS, 0) >= cache.losses:
         return all_counts
     cache.publish_losses()
-    if cache.has_others and not cache.unreported:
-        return partial(_verdict_of_ranks, cache, scheduler_output) if cache.reports else all_counts
+    if cache.counts.ranks > 1 and not cache.terms.unreported:
+        reports = cache.counts.reports
+        return partial(_verdict_of_ranks, cache, scheduler_output) if reports else all_counts
     said = _verdict_of(cache, scheduler_output)
     return lambda: said
 
 
 def _verdict_of(cache: StageCache, scheduler_output: Any) -> KVConnectorOutput | None:
-    if cache.reports_number:
-        heard, losses = getattr(scheduler_output, _KNOWN_LOSS, 0), cache.all_losses
+    if cache.terms.by_number:
+        heard, losses = getattr(scheduler_output, _KNOWN_LOSS, 0), cache.counts.total
         return LossOutput(loss=losses) if heard < losses else None
     gone = cache.read(steps_of(cache, scheduler_output))
     return KVConnectorOutput(invalid_block_ids=gone) if gone else None
 
 
 def _verdict_of_ranks(cache: StageCache, scheduler_output: Any) -> KVConnectorOutput | None:
-    if not cache.reports_number:
+    if not cache.terms.by_number:
         cache.take_in_losses()
     return _verdict_of(cache, scheduler_output)
 
@@ -329,7 +328,7 @@ def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
 
     It is so for a rank that vLLM does not ask: the output of that step may be out already.
     """
-    heard = cache.reports_number and cache.reports
+    heard = cache.terms.by_number and cache.counts.reports
     return LossOutput(loss=cache.count_doubtful()) if heard else None
 
 

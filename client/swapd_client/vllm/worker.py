@@ -18,10 +18,9 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import refusals, scheduler
-from swapd_client.vllm.in_context import during
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage.kv_cache import CacheLost
-from swapd_client.vllm.worker_start import WorkerStart
+from swapd_client.vllm.worker_start import WorkerStart, during
 
 log = logging.getLogger("swapd_client")
 

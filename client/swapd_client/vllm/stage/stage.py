@@ -30,12 +30,7 @@ from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import segments
 from swapd_client.vllm.stage.components import StageComponents, sizes_of
-from swapd_client.vllm.stage.connection import (
-    Connection,
-    close,
-    connect_to_start,
-)
-from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.connection import Connection, close, connect_to_start
 from swapd_client.vllm.stage.memory import StageMemory
 from swapd_client.vllm.stage.rejoining import Rejoining
 from swapd_client.vllm.stage.turns import Turns
@@ -64,28 +59,14 @@ class Stage:
     ) -> None:
         self.name = name
         self.options = options
-        self._ranks = ranks
-        #: Wakes the stage's own thread.
-        self._wake = threading.Event()
-        self._closed = threading.Event()
         #: The registered components.
         self.components = StageComponents()
-        self._gate = CallGate()
-        self.connection = Connection(name, client, self._wake, ranks)
-        self.turns = Turns(
-            self.connection, self.components, self._gate, options, neighbours, ranks, self._wake
-        )
-        self.memory = StageMemory(
-            options, self.connection, self.components, self._gate, self.turns, ranks, self._closed
-        )
-        self._rejoining = Rejoining(
-            self.connection,
-            self.components,
-            self._gate,
-            self.turns,
-            options.finish_within_s if options.slice_s is None else options.slice_s,
-            self._closed,
-        )
+        self.connection = Connection(name, client, ranks)
+        self.turns = Turns(self.connection, self.components, options, neighbours)
+        self.memory = StageMemory(options, self.turns)
+        within_s = options.finish_within_s if options.slice_s is None else options.slice_s
+        self._rejoining = Rejoining(self.turns, within_s)
+        self._gate = self.turns.gate
         #: `Segments.arrive` and `Turns.fence`, for a step. Every step calls them, and a call that
         #: only passes on costs 2 us.
         self.arrive = self.turns.segments.arrive
@@ -96,10 +77,6 @@ class Stage:
         self._asleep: set[str] = set()
         self._thread = threading.Thread(target=self._attend, name="swapd-stage", daemon=True)
         self._thread.start()
-
-    def __repr__(self) -> str:
-        state = "alone" if self.alone else "held" if self.turns.held else "not held"
-        return f"<Stage {self.name} {state}, {len(self.turns.keeping.in_flight)} requests>"
 
     @property
     def client(self) -> Client:
@@ -147,17 +124,18 @@ class Stage:
 
         Not on a GPU, which may have no room for them: do not use the weights afterwards there.
         """
-        if self._closed.is_set():
+        connection = self.connection
+        if connection.closed.is_set():
             return
-        self._closed.set()
-        self._wake.set()
+        connection.closed.set()
+        connection.wake.set()
         self._rejoining.give_up()
         self._thread.join()
         self.turns.end()
         self.turns.window.close()
-        if self._ranks is not None:
-            self._ranks.close()
-        close(self.client)
+        if connection.ranks is not None:
+            connection.ranks.close()
+        close(connection.client)
 
     # --- sleep -----------------------------------------------------------------------------
 
@@ -292,7 +270,7 @@ class Stage:
 
         `forward()` computes with all of them, so that this can check it. Raises as `forward`.
         """
-        if self._ranks is not None or not (layers := self.components.layers(models)):
+        if self.connection.ranks is not None or not (layers := self.components.layers(models)):
             return
         with self.using(), eager(models.values()):
             found = segments.found_in(layers, forward)
@@ -317,13 +295,14 @@ class Stage:
 
         While the daemon is gone there is no lease: then look for the next one.
         """
-        while not self._closed.is_set():
+        wake, closed = self.connection.wake, self.connection.closed
+        while not closed.is_set():
             every_s = self._rejoining.looks_every_s()
-            self._wake.wait(every_s)
-            self._wake.clear()
+            wake.wait(every_s)
+            wake.clear()
             if every_s is not None:
                 self._rejoining.look()
-            while self.turns.is_wanted() and not self._closed.is_set():
+            while self.turns.is_wanted() and not closed.is_set():
                 with self._gate.lock:
                     again_s = self.turns.end_if_idle()
-                self._closed.wait(again_s)
+                closed.wait(again_s)
