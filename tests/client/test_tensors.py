@@ -462,20 +462,14 @@ def test_tensors_may_lie_over_bytes_that_are_not_there() -> None:
     vm.revoke(address, 1 << 20)
 
 
-def test_a_tensor_on_another_gpu_is_refused_by_name() -> None:
+def test_what_is_on_another_device_is_refused_by_name() -> None:
     with pytest.raises(InvalidSource, match=r"'weight' is on cuda:1.*is cuda:0.*\.to\('cuda:0'\)"):
         TensorLayout({"weight": on_gpu("cuda:1")}, gpu=0)
-
-
-def test_a_buffer_on_another_gpu_is_refused_by_name() -> None:
     module = nn.Module()
     module.inner = nn.BatchNorm1d(4)
     module.inner.running_mean = on_gpu("cuda:1")
     with pytest.raises(InvalidSource, match=r"'inner\.running_mean' is on cuda:1"):
         TensorLayout(module, gpu=0)
-
-
-def test_on_the_host_a_gpu_s_tensor_is_refused() -> None:
     with pytest.raises(InvalidSource, match=r"'weight' is on cuda:1.* CPU"):
         TensorLayout({"weight": on_gpu("cuda:1")})
 

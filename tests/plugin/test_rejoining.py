@@ -363,21 +363,6 @@ def _on_a_gpu(welcome: Any) -> Any:
     return msgspec.structs.replace(welcome, device="cuda:0")
 
 
-def test_what_was_never_registered_looks_for_no_daemon(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = lives.connect("thinker")
-    ended = gone(stage)
-    monkeypatch.setattr(Rejoining, "look", _fail)
-    lives.restart()
-    assert ended.wait(PATIENCE_S)
-    stage.close()
-
-
-def _fail(_: Rejoining) -> None:
-    raise AssertionError
-
-
 def test_a_stage_that_asks_while_the_daemon_stops_comes_back_to_the_next(lives: Lives) -> None:
     """The daemon still waits for another process's lease, so this session has not ended."""
     stage, model = lives.stage("thinker")

@@ -175,19 +175,6 @@ def test_a_lease_is_kept_from_step_to_step_without_a_message(
     assert leases(scene.daemon) == {"thinker": 1}
 
 
-def test_an_engine_that_is_not_stepped_any_more_gives_way(scene: Scene) -> None:
-    first, _ = scene.stage("thinker")
-    second, model = scene.stage("talker", 1)
-    first.note(["a"], ())
-    first.begin()
-    first.end()
-    second.begin()
-    with torch.inference_mode():
-        assert torch.equal(model(X), Model(1)(X))
-    second.end()
-    assert scene.daemon.status().bytes_out == 0
-
-
 def test_one_that_computes_does_not_though_it_takes_long(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,18 +407,6 @@ def test_weights_change_when_no_other_stage_starts(scene: Scene) -> None:
         assert other.status().starting == ()
     with stage.using():
         assert torch.equal(model(X), expected)
-
-
-def test_tied_weights_are_still_tied(scene: Scene) -> None:
-    stage, model = scene.connect("thinker"), nn.Module()
-    model.embed = nn.Embedding(4, 2)
-    model.head = nn.Linear(2, 4, bias=False)
-    model.head.weight = model.embed.weight
-    stage.memory.take({"": model})
-    with stage.memory.changing():
-        double(model)
-    with stage.using():
-        assert torch.equal(model.head.weight, model.embed.weight)
 
 
 def test_a_change_that_fails_changes_nothing(scene: Scene) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import NotRunning
 from swapd_client.vllm.start_turn import StartTurn
 from tests.plugin.gather import Gather
 
@@ -86,8 +85,3 @@ def test_ranks_that_share_a_daemon_are_left_to_be_refused(daemons: list[spawn.Sp
         rank.result(PATIENCE_S)
     assert starting(daemons[0]) == []
     stage.end()
-
-
-def test_a_stage_without_a_daemon_is_told_the_command_to_run(tmp_path: Path) -> None:
-    with pytest.raises(NotRunning, match=r"'thinker' .*swapd serve"):
-        StartTurn("thinker", tmp_path).begin()

@@ -392,44 +392,37 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("ours", "theirs", "said"),
     [
-        ({"cpu_offload_enable": True}, "did you mean cpu_offload_enabled"),
+        ({"cpu_offload_enable": True}, {}, "did you mean cpu_offload_enabled"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["transformer"]},
+            {},
             "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is the whole",
         ),
-        ({"cpu_offload_components": ["."]}, "does nothing without cpu_offload_enabled: true"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_at_start(
-    stages: Scene, tmp_path: Path, settings: dict[str, object], said: str
-) -> None:
-    daemon = stages.daemon()
-    stage = begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy", **settings))
-    assert said in refused(stage)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "said"),
-    [
+        ({"cpu_offload_components": ["."]}, {}, "does nothing without cpu_offload_enabled: true"),
         (
+            {},
             {"enable_distributed_layerwise_offload": True},
             "set enable_layerwise_offload instead of enable_distributed_layerwise_offload",
         ),
         (
+            {},
             {"diffusion_offload_config": {"mode": "layer", "components": ["text_encoder"]}},
             "set enable_layerwise_offload or enable_cpu_offload instead of it",
         ),
-        ({"parallel_config": {"use_hsdp": True, "hsdp_shard_size": 1}}, "set use_hsdp: false"),
-        ({"enable_sleep_mode": True}, "sleep and wake_up work without it"),
+        (
+            {},
+            {"parallel_config": {"use_hsdp": True, "hsdp_shard_size": 1}},
+            "set use_hsdp: false",
+        ),
+        ({}, {"enable_sleep_mode": True}, "sleep and wake_up work without it"),
     ],
 )
-def test_what_else_moves_weights_is_refused_at_start(
-    stages: Scene, tmp_path: Path, theirs: dict[str, Any], said: str
+def test_settings_that_make_no_sense_and_what_else_moves_weights_are_refused_at_start(
+    stages: Scene, tmp_path: Path, ours: dict[str, object], theirs: dict[str, Any], said: str
 ) -> None:
-    daemon = stages.daemon()
-    stage = begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy"), **theirs)
+    stage = begin(stages, "toy", tmp_path, **on_swapd(stages.daemon(), "toy", **ours), **theirs)
     assert said in refused(stage)
 
 
@@ -512,15 +505,6 @@ def test_a_stage_that_ends_leaves_nothing(stages: Scene, toy: Toy) -> None:
     stage.draw(1)
     stage.shut_down()
     await_components(daemon)
-
-
-def test_another_pipeline_may_take_its_place(stages: Scene, toy: Toy, expected: Expected) -> None:
-    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
-    stage = toy(daemon)
-    assert stage.draw_many(SEEDS) == expected[1]
-    stage.build_again()
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == all_of("lru")
 
 
 @pytest.mark.parametrize("more", [{"compile": "regional"}, {"compile": "full"}, {"cache": True}])

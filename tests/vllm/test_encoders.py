@@ -62,7 +62,7 @@ def test_it_takes_turns_with_another_stage(
     components: list[str] | None,
 ) -> None:
     """With room for the other and the language model, but not for the encoder as well."""
-    daemon = scene.daemon(budget="56MiB")
+    daemon = scene.daemon(budget="54MiB")
     settings = {"cpu_offload_enabled": True, "cpu_offload_components": components}
     engine = started(scene, on_swapd(zoo / SEER, daemon.folder, settings, **WITH_TOKENIZER))
     (talker,) = scene.on_swapd(daemon, "talker")

@@ -18,7 +18,7 @@ THEIRS = {
     "vllm.v1.worker.cpu_worker:CPUWorker": WORKER,
 }
 #: Classes of swapd, each with those of vLLM that it is put before.
-WHOLE = [
+WHOLE: list[tuple[str, ...]] = [
     ("swapd_client.vllm.worker:Worker",),
     ("swapd_client.vllm.cpu:CPUWorker",),
     ("swapd_client.vllm.scheduler:Scheduler",),

@@ -32,10 +32,7 @@ class Arrival(Protocol):
         """Whether all of it has arrived."""
 
     def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
-        """Block until the first `chunks` have arrived, or all of it.
-
-        Raises if it never will, or takes too long.
-        """
+        """Block until the first `chunks` are there, or all. Raises if they never will be."""
 
 
 class Processor:
@@ -60,10 +57,7 @@ class Processor:
         return None
 
     def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
-        """Reserve a range of `nbytes`; `before`: a private range to take over.
-
-        Raises: DeviceUnavailable, DeviceFailed.
-        """
+        """A range; `before`: a private one to use. Raises: DeviceUnavailable, DeviceFailed."""
         assert before is None or isinstance(before, Range)
         return Range(nbytes, self._chunk_bytes, self._files, writable=writable, before=before)
 
@@ -82,10 +76,7 @@ class Processor:
         return ()
 
     def mark(self, streams: Iterable[int], before: Work | None) -> Work | None:
-        """Work queued on `streams` until now, and the rest of `before`, which becomes invalid.
-
-        None if all of it is done. Does not block. Streams may be destroyed afterwards.
-        """
+        """Work on `streams` now, and the rest of `before`, used up; None if done. Never blocks."""
         return None
 
     def everything(self) -> Work | None:
@@ -107,17 +98,12 @@ class Processor:
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map these into their ranges, each once all of its bytes are there. Blocks.
-
-        Raises: DeviceFailed, SessionEnded, and errors of `arrival`.
-        """
+        """Map these, each once its bytes are there. Raises: DeviceFailed, and as `arrival`."""
         for part, place in placed:  # the daemon grants them only when they have arrived
             part.where.show(place.generation, place.runs)
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Make a call that only a GPU's driver can refuse; return whether it succeeded. Logs
-        errors.
-        """
+        """Make a driver's call that may be refused; return whether it succeeded. Logs errors."""
         call(*arguments)
         return True
 
@@ -129,10 +115,7 @@ class Processor:
         return True  # files of the host's memory are lent as holes in them, not as a whole
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """Unmap all chunks of these clean parts, because others are about to use them.
-
-        `end()` ends the session, and all its waits.
-        """
+        """Unmap clean parts that others are about to use. `end()` ends the session, all waits."""
         for part in parts:  # running computations find the same bytes in the host copy
             with self._lock:
                 if part.where.shown:

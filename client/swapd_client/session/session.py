@@ -46,10 +46,7 @@ class Session:
     """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
-        """Connect and shake hands, each within `answer_s`.
-
-        Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone, LimitReached.
-        """
+        """Connect in `answer_s`. Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone."""
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
@@ -139,15 +136,11 @@ class Session:
         return self._masters.take(request)[1]
 
     def sweeps(self, sweep: Callable[[], float]) -> None:
-        """The lifeline's thread calls `sweep` after each message, and within the seconds that it
-        returned; or when `ring` is called."""
+        """The lifeline calls `sweep` after messages, `ring`, and the seconds that it returned."""
         self._lifeline.sweep = sweep
 
     def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
-        """Send releases of leases that nobody uses; return False if that would block.
-
-        Requests on other channels may overtake them.
-        """
+        """Send releases; False if that would block. Other channels' requests may overtake them."""
         return self._lifeline.try_send(protocol.GivenBack(releases))
 
     # --- the lifeline --------------------------------------------------------------------
@@ -192,8 +185,7 @@ class Session:
         return self.processor.attempt(part.where.revoke, generation)
 
     def _drop(self, drop: protocol.Drop) -> None:
-        """Drop chunks and confirm it; without a confirmation the daemon ends the session in
-        time."""
+        """Drop chunks and confirm it: without that, the daemon ends the session in time."""
         if self.processor.drop(self.registry.all(), drop.numbers):
             self._lifeline.send(protocol.Dropped(drop.ticket))
 
@@ -249,10 +241,7 @@ class Session:
     # --- the end -------------------------------------------------------------------------
 
     def _cut_off(self, error: SwapdError) -> None:
-        """The daemon goes on without this session, and others will use the chunks that it holds.
-
-        The daemon keeps the chunks of mutable components for this process.
-        """
+        """The daemon goes on without this session; others will use its chunks of clean parts."""
         clean = [part for part in self.registry.all() if not part.mutable]
         self.processor.cut_off(clean, partial(self._end, error))
 
@@ -274,10 +263,7 @@ class Session:
         self.life.tell(error)
 
     def close(self, *, keep: bool = True) -> None:
-        """End the session: every component becomes private memory, with its weights.
-
-        Without `keep` their ranges are unmapped instead. Idempotent.
-        """
+        """End it: components become private memory, unmapped without `keep`. Idempotent."""
         if self.life.left_to_parent:  # first: the lock may be held for good
             return
         with self.life.lock:

@@ -24,10 +24,7 @@ BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
 
 def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
-    """The bytes of a stage's tensors in its files; None if unknown. See `tensors_of`.
-
-    With `item_bytes`, numbers of 16 bits and more are cast to the model's type of that size.
-    """
+    """A stage's bytes in its files, cast to `item_bytes` if given; None if unknown."""
     if (tensors := tensors_of(model, stage)) is None:
         return None
     cast = _CAST if item_bytes else ()
@@ -35,8 +32,7 @@ def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """A stage's tensors: those that begin with its name, and borrowed ones; if there are none of
-    its name, all; None if unknown."""
+    """Tensors that begin with the stage's name, or are borrowed, else all; None if unknown."""
     folder = Path(model) if Path(model).is_dir() else _cached(model)
     if folder is None:
         return None

@@ -185,8 +185,7 @@ class Ranks:
         self._tell(_HOLDS)
 
     def waits(self) -> None:
-        """Call when this rank, in its turn, will wait for memory. Does not block. Raises:
-        RankGone."""
+        """Call when this rank will wait for memory, in its turn. Never blocks. Raises: RankGone."""
         self._tell(_WAITS)
 
     def check_place(self) -> None:
@@ -205,10 +204,7 @@ class Ranks:
                 os.eventfd_write(self._wake.fileno(), 1)
 
     def close(self) -> None:
-        """Leave: a turn that waits here, and the neighbours' next ones, raise RankGone.
-
-        Idempotent.
-        """
+        """Leave: waits here, and the neighbours' next turns, raise RankGone. Idempotent."""
         with self._lock:
             self._closed = True
             _close(self._last)
@@ -313,8 +309,7 @@ class Ranks:
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
-    """The ranks in the order of their daemons. Raises: RanksApart unless each has its own
-    daemon."""
+    """The ranks in the order of their daemons. Raises: RanksApart if two share one."""
     by_daemon: dict[tuple[int, int], Seat] = {}
     for seat in seats:
         if seat.daemon is None:

@@ -41,10 +41,7 @@ DUMMY_TOKENS = 2
 
 
 class HostLayers(NoopOffloader):  # type: ignore[misc]
-    """Puts the layers of a model into host memory as vLLM builds them: a GPU may not hold them all.
-
-    In the place of vLLM's offloaders, which move layers into host memory as well.
-    """
+    """In place of vLLM's offloaders: builds layers on the host, as a GPU may not hold them."""
 
     def wrap_modules(self, modules_generator: Iterable[Module], prefix: str = "") -> list[Module]:
         return [layer.to("cpu") for layer in modules_generator]
@@ -60,20 +57,14 @@ class WorkerStart(_Above):  # type: ignore[misc]
     # --- starting ------------------------------------------------------------------------
 
     def init_device(self) -> None:
-        """Take the turn to start before vLLM reads the device's free memory.
-
-        Raises: UnsupportedVersion, InvalidSettings, NotRunning.
-        """
+        """Take the turn to start before vLLM reads the free memory. Raises as `load_model`."""
         versions.check()
         self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
 
     def _take_over_offloading(self) -> None:
-        """Have swapd stream the layers that vLLM's own flags would offload.
-
-        vLLM's model runner reads these flags in its constructor, later.
-        """
+        """Have swapd stream what vLLM's flags would offload, before its runner reads them."""
         flags = self.vllm_config.offload_config
         theirs = {
             "offload_group_size": flags.prefetch.offload_group_size,
@@ -119,10 +110,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load under a workspace lease, then move the weights into swapd.
-
-        Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning, and as `Stage.take`.
-        """
+        """Load under a workspace lease, then move the weights. Raises as `Stage.take`."""
         versions.check()
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         name, options = self._settings()

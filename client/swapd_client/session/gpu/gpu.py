@@ -37,9 +37,6 @@ class Gpu(Processor):
         self._doorbell = Doorbell(self.card, board)
         self._releases = Releases(self.card)
 
-    def __repr__(self) -> str:
-        return f"<Gpu {self.card!r} {self._releases!r}>"
-
     @property
     def index(self) -> int:
         return self.card.index
@@ -81,12 +78,7 @@ class Gpu(Processor):
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map chunks while they are filled, because the driver's calls take as long as part of the
-        copy.
-
-        It maps all chunks first, and makes them accessible when they are filled. When the last byte
-        has come, only the last chunk's calls remain.
-        """
+        """Map chunks during the copy: when all is there, only the last chunk's calls remain."""
         coming = []
         for part, place in placed:
             if arrival.has_come(part, place):

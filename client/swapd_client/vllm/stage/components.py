@@ -48,10 +48,7 @@ class StageComponents:
         self.register_again: Callable[[Client], None] | None = None
 
     def register(self, client: Client, parts: Iterable[StagePart]) -> int:
-        """Move `parts` into swapd, all or none; return the bytes moved.
-
-        Blocks for the copies. Raises as `Client.register`.
-        """
+        """Move `parts` into swapd, all or none; return the bytes. Raises as `Client.register`."""
         parts = tuple(parts)
         done: list[str] = []
         try:
@@ -86,10 +83,7 @@ class StageComponents:
     def lend_cache(
         self, client: Client, name: str, nbytes: int, terms: KvTerms, counts: LossCounts
     ) -> torch.Tensor:
-        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
-
-        `counts`: those of all ranks. Raises as `Client.register_scratch`.
-        """
+        """Register a KV cache that takes turns; its tensor. Raises as `Client.register_scratch`."""
         assert self.register_again is not None
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
         cache = self.cache = StageCache(component, terms, counts)

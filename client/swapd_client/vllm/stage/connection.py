@@ -93,9 +93,7 @@ class Connection:
             raise self.stopped from exc
 
     def stop(self, error: SwapdError) -> Stopped:
-        """Refuse all further steps, because wrong results cannot be undone; return the error to
-        raise.
-        """
+        """Refuse all further steps: wrong results cannot be undone. Returns the error to raise."""
         self.stopped = Stopped(
             f"stage {self.stage!r} has computed on memory that others may have used ({error}), and "
             "its scheduler cannot learn of that. Start the stage again; with kv: auto, and a "
@@ -104,10 +102,7 @@ class Connection:
         return self.stopped
 
     def check(self, client: Client) -> None:
-        """Raise unless another client's daemon can take the weights at their addresses.
-
-        NotRunning, RanksApart.
-        """
+        """Raise NotRunning, RanksApart unless the weights can be in that client's daemon."""
         before, now = self.client.session.welcome, client.session.welcome
         if (before.uuid, before.device) != (now.uuid, now.device):
             raise NotRunning(
