@@ -97,24 +97,15 @@ def test_the_same_chunks_come_back_from_the_shelf(
     assert bytes_at(where) == of_chunks(HERE)
 
 
-def test_other_chunks_replace_those_on_the_shelf(world: World) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_other_chunks_replace_those_on_the_shelf_or_shown(world: World, late: bool) -> None:
+    """If the revocation in between is late, it must not remove the new chunks."""
     where = world.range()
-    where.show(1, HERE)
-    where.hide(1)
-    where.show(2, THERE)
-    assert bytes_at(where) == of_chunks(THERE)
-    where.hide(2)
-    where.show(3, HERE)
-    assert bytes_at(where) == of_chunks(HERE)
-
-
-def test_other_chunks_replace_those_that_are_shown(world: World) -> None:
-    """The revocation in between may be late: it must not remove the new chunks."""
-    where = world.range()
-    where.show(1, HERE)
-    where.show(2, THERE)
-    where.hide(1)
-    assert bytes_at(where) == of_chunks(THERE)
+    for generation, chunks in enumerate((HERE, THERE, HERE), 1):
+        where.show(generation, chunks)
+        assert bytes_at(where) == of_chunks(chunks)
+        where.hide(generation - 1 if late else generation)
+        assert where.shown == late
 
 
 def test_hide_with_a_newer_generation_or_none_hides(world: World) -> None:
