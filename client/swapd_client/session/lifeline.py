@@ -186,7 +186,7 @@ class Lifeline:
             on_end(None)
 
     def _await_message(self) -> bool:
-        """Sweep, wait for a message, the bell or the next sweep; is there a message?"""
+        """Sweep, then wait for the next sweep; return whether there is a message."""
         try:
             after_s = self.sweep()
         except Exception:  # what a sweep missed, the next one finds

@@ -234,7 +234,7 @@ class Registry:
     # --- in use --------------------------------------------------------------------------
 
     def map_master(self, part: Part) -> int | None:
-        """A mapping of its host copy, which the caller frees; None if it is none now."""
+        """A private mapping of its host copy, the caller's to free; None if there is none."""
         with self._lock:  # a host copy stays open until its component is removed
             return part.map_master() if self.parts.get(part.name) is part else None
 
@@ -289,7 +289,7 @@ class Registry:
         part.close()
 
     def _keep(self, part: Part) -> None:
-        """Remember private memory for the next daemon; not `unregister`'s, which may be shared."""
+        """Remember private memory for the next daemon; that of `unregister` may be shared."""
         if part.where.taken_over or self.deserted:
             found = Former(part.where, part.layout.spans(part.address))
             former.keep(self._processor.key, found)

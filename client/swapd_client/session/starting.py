@@ -78,7 +78,7 @@ def open_session(
 def connected(
     folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
 ) -> T:
-    """`connect()`, once there is a daemon; starts one. Blocks <= START_S. Raises: StartFailed."""
+    """The result of `connect`; starts a daemon if there is none. Blocks. Raises: StartFailed."""
     give_up = time.monotonic() + START_S
     while True:
         try:

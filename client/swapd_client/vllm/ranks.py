@@ -309,7 +309,7 @@ class Ranks:
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
-    """The ranks in the order of their daemons. Raises: RanksApart if two share one."""
+    """The ranks in the order of their daemons. Raises: RanksApart unless each has its own."""
     by_daemon: dict[tuple[int, int], Seat] = {}
     for seat in seats:
         if seat.daemon is None:
