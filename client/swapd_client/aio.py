@@ -38,8 +38,8 @@ from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
-from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
+from swapd_client.session.starting import open_session
 from swapd_client.tracing import Trace, check_installed
 
 T = TypeVar("T")

@@ -33,8 +33,8 @@ from swapd_client.memory.part import Part
 from swapd_client.memory.sources import Source
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
-from swapd_client.session.opening import open_session
 from swapd_client.session.session import Session
+from swapd_client.session.starting import open_session
 from swapd_client.tracing import check_installed, tracing_of
 
 if TYPE_CHECKING:

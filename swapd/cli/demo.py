@@ -11,8 +11,8 @@ import typer
 
 from swapd.cli.common import OWN_LABEL, Json, console, errors, print_json, say_error
 from swapd.cli.log import LOOK_S, LogView
-from swapd.log.filters import Filter
-from swapd.log.tail import Tail
+from swapd.log.history import Filter
+from swapd.log.reader import Tail
 from swapd.shared.units import seconds, size
 from swapd_client import connect
 

@@ -76,11 +76,3 @@ async def test_a_lease_that_was_awaited_may_be_held_by_async_with_too() -> None:
                 assert component.leases
             async with client.acquire("a", timeout=30):
                 pass
-
-
-def test_both_clients_have_the_same_calls() -> None:
-    sync, awaited = (
-        {name for name in dir(face) if not name.startswith("_")}
-        for face in (swapd_client.Client, swapd_client.AsyncClient)
-    )
-    assert sync == awaited

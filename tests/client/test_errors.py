@@ -30,10 +30,6 @@ def test_a_refusal_becomes_the_exception_of_its_code_with_its_message(
     assert isinstance(error, SwapdError)
 
 
-def test_no_code_is_the_base_class_which_would_hide_what_happened() -> None:
-    assert SwapdError not in errors.BY_CODE.values()
-
-
 def public() -> list[type[SwapdError]]:
     found = [value for value in vars(errors).values() if isinstance(value, type)]
     return [value for value in found if issubclass(value, SwapdError)]

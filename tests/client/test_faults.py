@@ -95,29 +95,21 @@ thread.join()
     assert explained(line, "secret")[2] == thread
 
 
-def test_a_read_with_the_gil_held_is_explained(daemon: spawn.Spawned) -> None:
-    assert explained(died(daemon, "bytes(part.view('x')[:8])"), "secret")
-
-
 @pytest.mark.parametrize(
-    "touch",
+    ("touch", "component"),
     [
-        "ctypes.memmove(ctypes.create_string_buffer(64), part.address + 4096, 64)",
-        "ctypes.CDLL(None).memset(ctypes.c_void_p(part.address), 0, 64)",
+        ("bytes(part.view('x')[:8])", "secret"),
+        ("ctypes.memmove(ctypes.create_string_buffer(64), part.address + 4096, 64)", "secret"),
+        ("ctypes.CDLL(None).memset(ctypes.c_void_p(part.address), 0, 64)", "secret"),
+        (TORCH + "module(torch.ones(64, 512))", "linear"),
+        (TORCH + "module.weight.detach().numpy().sum()", "linear"),
     ],
-    ids=["read", "write"],
+    ids=["with the GIL", "a read in C", "a write in C", "torch", "numpy"],
 )
-def test_c_code_without_the_gil_is_explained(daemon: spawn.Spawned, touch: str) -> None:
-    assert explained(died(daemon, touch), "secret")
-
-
-@pytest.mark.parametrize(
-    "touch",
-    ["module(torch.ones(64, 512))", "module.weight.detach().numpy().sum()"],
-    ids=["torch", "numpy"],
-)
-def test_a_computation_names_the_component_it_was_in(daemon: spawn.Spawned, touch: str) -> None:
-    assert explained(died(daemon, TORCH + touch), "linear")
+def test_any_code_is_explained_by_the_component_it_was_in(
+    daemon: spawn.Spawned, touch: str, component: str
+) -> None:
+    assert explained(died(daemon, touch), component)
 
 
 def test_a_write_under_a_lease_to_what_is_read_only_is_explained(daemon: spawn.Spawned) -> None:

@@ -27,29 +27,6 @@ def send(files: Files, *numbers: int, writable: bool = False) -> list[OwnedFd]:
     return fds
 
 
-def test_what_is_got_stays_and_what_is_taken_goes(files: Files) -> None:
-    first, second = send(files, 1, 2)
-    assert files.get(1, writable=False) is first
-    assert files.get(1, writable=False) is first
-    with files.take(2, writable=False) as taken:
-        assert taken is second
-    assert "(2, False)" not in repr(files)
-
-
-def test_what_could_not_be_used_is_there_again(files: Files) -> None:
-    (first,) = send(files, 1)
-    taken = files.take(1, writable=False)
-    files.give(1, taken, writable=False)
-    assert files.get(1, writable=False) is first
-
-
-def test_read_only_and_writable_are_two(files: Files) -> None:
-    (readable,) = send(files, 1)
-    (writable,) = send(files, 1, writable=True)
-    assert files.get(1, writable=False) is readable
-    assert files.get(1, writable=True) is writable
-
-
 def test_what_comes_twice_is_kept_once(files: Files) -> None:
     (first,) = send(files, 1)
     send(files, 1)

@@ -89,14 +89,6 @@ def test_what_cannot_be_moved_is_refused_by_name(buffer: Buffer, why: str) -> No
     assert isinstance(refused.value, ValueError)
 
 
-def test_what_is_written_to_a_view_is_in_the_memory(memory: int) -> None:
-    layout = BufferLayout({"a": b"12345"})
-    fill(layout, memory)
-    layout.bind(memory)
-    layout.view("a", memory)[0] = ord("x")
-    assert bytes(vm.view(memory, 5)) == b"x2345"
-
-
 def test_the_source_is_let_go_once_it_is_bound(memory: int) -> None:
     source = bytearray(b"12345")
     layout = BufferLayout({"a": source})

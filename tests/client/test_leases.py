@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from swapd.shared.protocol import Granted, Placement
-from swapd_client.errors import ClientClosed
 from swapd_client.leases.arrivals import Arrivals
-from swapd_client.leases.book import Book, Record
+from swapd_client.leases.book import Record
 from swapd_client.leases.leases import Leases
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -112,31 +111,6 @@ def world() -> Iterator[World]:
         yield world
 
 
-def test_a_lease_ends_once_however_often_it_is_released(world: World) -> None:
-    record = world.take("a")
-    assert len(world.leases) == 1
-    for _ in range(3):
-        assert not world.release(record)
-    assert world.told == [record.id]
-    assert not world.leases
-    assert world.parts["a"].holders == set()
-
-
-def test_a_lease_that_waits_for_the_gpu_is_held_until_it_is_done(world: World) -> None:
-    record = world.take("a", busy=True)
-    for _ in range(2):
-        assert world.release(record)
-    assert len(world.gpu.waiting) == 1
-    assert world.leases.is_ending(record.id)
-    assert world.parts["a"].holders == {record.id}
-    world.gpu.finish()
-    assert world.told == [record.id]
-    assert not world.leases.is_ending(record.id)
-    assert world.parts["a"].holders == set()
-    assert not world.release(record), "it is over"
-    assert world.told == [record.id]
-
-
 def test_a_lease_is_ending_until_the_daemon_has_been_told(world: World) -> None:
     record = world.take("a", busy=True)
     seen: list[bool] = []
@@ -166,48 +140,3 @@ def test_a_release_that_was_interrupted_may_run_again(world: World) -> None:
     record.told = True
     assert not world.leases.give_back(record)
     assert not world.parts["a"].holders
-
-
-def test_a_lease_that_ends_after_its_session_keeps_nobody_waiting(world: World) -> None:
-    record = world.take("a", busy=True)
-    world.release(record)
-    with world.life.lock:
-        world.life.end(ClientClosed("closed"))
-    world.gpu.finish()
-    world.leases.await_end(record.id)
-    assert not world.told
-    assert not world.leases
-
-
-def test_what_nobody_holds_is_hidden_under_strict_isolation(world: World) -> None:
-    world.leases._strict = True
-    first, second = world.take("a"), world.take("a")
-    where = world.parts["a"].where
-    world.release(first)
-    assert where.shown
-    world.release(first)
-    assert where.shown, "the other holds it"
-    world.release(second)
-    assert not where.shown
-
-
-def test_leases_are_on_old_bytes_from_an_update_on_and_no_others(world: World) -> None:
-    before, other = world.take("a"), world.take("b")
-    with world.life.lock:
-        world.leases.renewed("a")
-        world.parts["a"].renewed = 10  # requests up to this one may be granted the old bytes
-    assert (before.outdated, other.outdated) == (True, False)
-    assert world.take("a").outdated
-    world._ids = 10
-    assert not world.take("a").outdated
-
-
-def test_streams_that_went_on_without_what_they_waited_for_are_known() -> None:
-    book = Book()
-    records = [Record(i, ("a",), ME) for i in range(3)]
-    for record in records:
-        book.granted(record, ())
-    records[0].awaited.append((0, 1))
-    records[1].awaited.append((1, 1))
-    book.cut(lambda word: word[0] == 0)
-    assert [record.cut for record in records] == [False, True, False]

@@ -86,32 +86,6 @@ def mapped_from(where: Range, name: str) -> bool:
 # --- show and hide -----------------------------------------------------------------------
 
 
-def test_a_new_range_is_out(world: World) -> None:
-    where = world.range()
-    assert not where.shown
-    assert where.address % CHUNK == 0
-    assert "out gen=0" in repr(where)
-
-
-def test_show_puts_the_chunks_behind_the_range_in_order(world: World) -> None:
-    where = world.range()
-    where.show(1, HERE)
-    assert bytes_at(where) == of_chunks(HERE)
-    assert "in gen=1" in repr(where)
-
-
-def test_the_address_is_the_same_whatever_is_behind(world: World) -> None:
-    where = world.range()
-    address = where.address
-    for generation in range(1, 6):
-        runs = HERE if generation % 2 else THERE
-        where.show(generation, runs)
-        assert bytes_at(where) == of_chunks(runs)
-        where.hide(generation)
-        assert not where.shown
-    assert where.address == address
-
-
 def test_the_same_chunks_come_back_from_the_shelf(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,43 +97,15 @@ def test_the_same_chunks_come_back_from_the_shelf(
     assert bytes_at(where) == of_chunks(HERE)
 
 
-def test_the_same_chunks_with_other_bytes_show_the_other_bytes(world: World) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_other_chunks_replace_those_on_the_shelf_or_shown(world: World, late: bool) -> None:
+    """If the revocation in between is late, it must not remove the new chunks."""
     where = world.range()
-    where.show(1, HERE)
-    assert bytes_at(where)[:1] == b"\x65"
-    where.hide(1)
-    os.pwrite(world.fd.fileno(), b"new", CHUNK)
-    where.show(2, HERE)
-    assert bytes_at(where)[:4] == b"new\x65"
-
-
-def test_other_chunks_replace_those_on_the_shelf(world: World) -> None:
-    where = world.range()
-    where.show(1, HERE)
-    where.hide(1)
-    where.show(2, THERE)
-    assert bytes_at(where) == of_chunks(THERE)
-    where.hide(2)
-    where.show(3, HERE)
-    assert bytes_at(where) == of_chunks(HERE)
-
-
-def test_other_chunks_replace_those_that_are_shown(world: World) -> None:
-    """The revocation in between may be late: it must not remove the new chunks."""
-    where = world.range()
-    where.show(1, HERE)
-    where.show(2, THERE)
-    where.hide(1)
-    assert bytes_at(where) == of_chunks(THERE)
-
-
-def test_hide_with_an_older_generation_is_ignored(world: World) -> None:
-    where = world.range()
-    where.show(5, HERE)
-    where.hide(4)
-    assert where.shown
-    where.hide(5)
-    assert not where.shown
+    for generation, chunks in enumerate((HERE, THERE, HERE), 1):
+        where.show(generation, chunks)
+        assert bytes_at(where) == of_chunks(chunks)
+        where.hide(generation - 1 if late else generation)
+        assert where.shown == late
 
 
 def test_hide_with_a_newer_generation_or_none_hides(world: World) -> None:
@@ -226,27 +172,6 @@ def test_shelving_that_fails_midway_leaves_nothing_half_shown(
     assert bytes_at(where) == of_chunks(HERE)
 
 
-def test_an_empty_component_is_shown_and_hidden_like_any_other(world: World) -> None:
-    where = world.range(0)
-    where.show(1, ())
-    assert where.shown
-    where.hide(1)
-    assert not where.shown
-    where.make_private(world.master, keep_shown=False)
-    assert where.shown
-
-
-def test_writes_through_a_mutable_range_reach_the_arena(world: World) -> None:
-    where = world.range(writable=True)
-    where.show(1, HERE)
-    vm.view(where.address + 2 * CHUNK, 5)[:] = b"hello"
-    assert os.pread(world.fd.fileno(), 5, 5 * CHUNK) == b"hello"
-    where.hide(1)
-    where.show(2, HERE)
-    vm.view(where.address, 5)[:] = b"again"
-    assert os.pread(world.fd.fileno(), 5, CHUNK) == b"again"
-
-
 # --- faults ------------------------------------------------------------------------------
 
 PROGRAM = Path(__file__).parent / "programs" / "mapped_range.py"
@@ -265,19 +190,6 @@ def test_a_forked_child_has_private_bytes_but_none_of_the_arena_s() -> None:
 
 
 # --- private -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shown", [False, True])
-def test_made_private_it_has_the_master_s_bytes_at_the_same_address(
-    world: World, shown: bool
-) -> None:
-    where = world.range()
-    address = where.address
-    if shown:
-        where.show(1, HERE)
-    where.make_private(world.master, keep_shown=False)
-    assert where.address == address
-    assert bytes_at(where) == b"\x07" * NBYTES
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -309,12 +221,6 @@ def test_what_was_saved_of_an_older_generation_does_not_count(world: World) -> N
     where.saved(1)
     where.make_private(world.master, keep_shown=True)
     assert bytes_at(where) == of_chunks(THERE)
-
-
-def test_keep_shown_of_what_was_never_in_takes_the_master(world: World) -> None:
-    where = world.range(writable=True)
-    where.make_private(world.master, keep_shown=True)
-    assert bytes_at(where) == b"\x07" * NBYTES
 
 
 @pytest.mark.parametrize("keep_shown", [False, True])
@@ -360,14 +266,6 @@ def test_made_private_twice_it_keeps_what_was_written_since(world: World) -> Non
     vm.view(where.address, 5)[:] = b"mine!"
     where.make_private(world.master, keep_shown=False)
     assert bytes_at(where)[:5] == b"mine!"
-
-
-def test_discard_gives_the_address_space_back(world: World) -> None:
-    where = Range(NBYTES, CHUNK, world.files, writable=False)
-    where.show(1, HERE)
-    assert mapped_from(where, "test-arena")
-    where.discard()
-    assert not mapped_from(where, "test-arena")
 
 
 class User:

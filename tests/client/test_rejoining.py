@@ -25,7 +25,6 @@ from swapd_client import (
     TooLarge,
 )
 from swapd_client.memory.part import Part
-from swapd_client.memory.sources import Source
 from swapd_client.registration import register_again
 from tests.guarantees.harness import MIB, Daemon, WorkerDied, World
 
@@ -147,30 +146,6 @@ def test_addresses_and_bytes_are_the_same_and_it_is_swapped_again(life: Life) ->
     assert addresses(tensors) == before
 
 
-def test_what_was_written_in_between_is_what_is_registered(life: Life) -> None:
-    tensors = values()
-    life.client.register("a", tensors)
-    client = life.again()
-    tensors["b"].mul_(2)
-    client.register("a", tensors)
-    swap_out(client, "a")
-    with client.acquire("a"):
-        assert same(tensors, {**values(), "b": values()["b"] * 2})
-
-
-def test_other_chunks_under_another_name_in_another_order(life: Life) -> None:
-    tensors = values()
-    life.client.register("a", tensors, segments=[["a"], ["b"]])
-    before = addresses(tensors)
-    for chunk in ("8MiB", "2MiB"):
-        client = life.again(chunk=chunk)
-        client.register("other", dict(reversed(tensors.items())))
-        assert addresses(tensors) == before
-        swap_out(client, "other")
-        with client.acquire("other"):
-            assert same(tensors, values())
-
-
 def test_segments_arrive_in_their_order_or_it_moves(life: Life) -> None:
     tensors = values()
     life.client.register("a", tensors, segments=[["a"], ["b"], ["c"]])
@@ -235,18 +210,6 @@ def test_what_was_taken_back_while_the_daemon_lives_is_the_caller_s_own(life: Li
     kept = tensors["a"].detach()
     life.client.register("a", tensors)
     assert torch.equal(kept, values()["a"]), "without a lease"
-
-
-def test_families_keep_the_addresses_of_all_their_parts(life: Life) -> None:
-    parts: dict[str, Source] = {"0": values(0), "1": values(1)}
-    first = life.client.register_family("m", parts, resident=0)
-    client = life.again()
-    second = client.register_family("m", parts, resident=0)
-    assert [p.address for p in first] == [p.address for p in second]
-    for number, part in enumerate(second):
-        swap_out(client, part.name)
-        with client.acquire(part.name):
-            assert same(parts[str(number)], values(number))  # type: ignore[arg-type]
 
 
 def test_a_mutable_one_has_what_was_written_last(life: Life) -> None:

@@ -86,26 +86,6 @@ def stage_of(scene: Scene) -> tuple[Stage, Model]:
     return stage, model
 
 
-def test_a_step_on_memory_that_is_anothers_is_known_before_its_session_hears_of_it(
-    scene: Scene, daemon: Daemon
-) -> None:
-    stage, model = stage_of(scene)
-    stage.note(["a"], [])
-    stage.begin()
-    right = model(X)
-    assert stage.fence()() is None
-    with its_memory_taken(stage, daemon):
-        assert not torch.equal(model(X), right), "it has others' bytes"
-    fence = stage.fence()
-    stage.end()
-    assert isinstance(fence(), SessionFenced), "also when the step is over"
-    stage.begin()
-    assert stage.alone
-    assert stage.fence()() is None, "what is computed now is right"
-    assert torch.equal(model(X), right)
-    stage.end()
-
-
 def test_what_was_computed_so_in_any_other_call_is_not_returned(
     scene: Scene, daemon: Daemon
 ) -> None:
@@ -121,13 +101,3 @@ def test_what_was_computed_so_in_any_other_call_is_not_returned(
         compute()
     with stage.using():
         assert torch.equal(model(X), right)
-
-
-def test_a_daemon_that_dies_leaves_a_step_what_it_has(scene: Scene, daemon: Daemon) -> None:
-    stage, model = scene.stage("thinker")
-    stage.begin()
-    right = model(X)
-    daemon.kill()
-    assert stage.fence()() is None
-    assert torch.equal(model(X), right)
-    stage.end()

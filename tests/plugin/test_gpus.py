@@ -12,31 +12,31 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_without_a_word_it_is_the_folder_of_the_gpu() -> None:
-    assert folder_of("", 1, rank=1) == default_folder("cuda:1")
-    assert folder_of("", None) == default_folder("host")
-
-
-def test_the_number_is_that_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
-    assert [number_of(0), number_of(1)] == [2, 3]
-    assert folder_of("", 1, rank=1) == default_folder("cuda:3")
-    assert str(folder_of("/run/swapd/gpu{gpu}", 0)) == "/run/swapd/gpu2"
-
-
-def test_an_empty_list_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert number_of(1) == 1
-
-
-def test_the_settings_go_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWAPD_ENDPOINT", "/elsewhere/{gpu}")
-    assert str(folder_of("/run/swapd/one", 0)) == "/run/swapd/one"
-    assert str(folder_of("", 1)) == "/elsewhere/1"
-
-
-def test_without_gpus_the_rank_is_the_number() -> None:
-    assert str(folder_of("/run/swapd/gpu{gpu}", None, rank=1)) == "/run/swapd/gpu1"
+@pytest.mark.parametrize(
+    ("visible", "environment", "setting", "gpu", "folder"),
+    [
+        (None, None, "", 1, default_folder("cuda:1")),
+        (None, None, "", None, default_folder("host")),
+        ("2, 3", None, "", 1, default_folder("cuda:3")),
+        ("2, 3", None, "/run/swapd/gpu{gpu}", 0, "/run/swapd/gpu2"),
+        ("", None, "/run/swapd/gpu{gpu}", 1, "/run/swapd/gpu1"),  # an empty list is no list
+        (None, "/elsewhere/{gpu}", "/run/swapd/one", 0, "/run/swapd/one"),
+        (None, "/elsewhere/{gpu}", "", 1, "/elsewhere/1"),
+        (None, None, "/run/swapd/gpu{gpu}", None, "/run/swapd/gpu7"),  # without GPUs: the rank
+    ],
+)
+def test_the_folder_is_that_of_the_gpu_by_its_number_on_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    environment: str | None,
+    setting: str,
+    gpu: int | None,
+    folder: object,
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("SWAPD_ENDPOINT", environment)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert str(folder_of(setting, gpu, rank=7)) == str(folder)
 
 
 def test_uuids_need_an_endpoint_that_has_no_number_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,20 +5,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from swapd_client.vllm.loss_counts import LossCounts, memory_for
+from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import (
-    CacheLost,
     Fate,
     InUse,
     KvTerms,
     Layer,
-    LossReporting,
     StageCache,
     ranges_of,
 )
-from swapd_client.vllm.stage.lost_blocks import RequestStep
-
-MIB = 1 << 20
 
 
 def test_a_block_is_in_use_as_long_as_a_request_has_it() -> None:
@@ -50,12 +45,6 @@ def test_what_prefixes_are_looked_up_in_is_in_use_for_good() -> None:
     assert in_use.blocks == [1, 6]
 
 
-def test_a_request_that_has_ended_gets_no_blocks() -> None:
-    in_use = InUse(prefixes=False)
-    in_use.gets("a", ([1],))
-    assert in_use.blocks == []
-
-
 def test_blocks_are_where_their_layers_have_them() -> None:
     by_layer = [Layer(0, 100), Layer(1000, 100)]
     assert ranges_of(by_layer, [0, 1, 4], 2000) == [(0, 200), (400, 100), (1000, 200), (1400, 100)]
@@ -78,20 +67,11 @@ def test_terms_say_what_becomes_of_it() -> None:
         assert str(terms) == "and all blocks are saved"
 
 
-def cache_of(
-    fate: Fate,
-    *,
-    prefixes: bool = False,
-    unreported: str = "",
-    reporting: LossReporting = LossReporting.BY_NUMBER,
-    counts: LossCounts | None = None,
-) -> StageCache:
+def cache_of(fate: Fate) -> StageCache:
     """A cache in which a request has the first block."""
     component: Any = Mock(nbytes=100, lost=False)
     component.name = "thinker.kv"
-    made = StageCache(
-        component, KvTerms(fate, prefixes, [Layer(0, 10)], unreported, reporting=reporting), counts
-    )
+    made = StageCache(component, KvTerms(fate, False, [Layer(0, 10)]), LossCounts())
     made.in_use.has("a", ([1],))
     return made
 
@@ -120,86 +100,3 @@ def test_what_is_never_saved_is_gone_with_the_daemon(fate: Fate, losses: int) ->
     cache = cache_of(fate)
     cache.go_alone()
     assert cache.losses == losses
-
-
-def test_what_could_not_be_saved_is_gone_though_the_daemon_is_gone_next() -> None:
-    cache = cache_of("auto")
-    cache.component.lost = True  # type: ignore[misc]
-    cache.go_alone()
-    assert cache.losses == 1
-
-
-def share(name: str, *, computed: int, scheduled: int = 1) -> RequestStep:
-    return RequestStep(name, [([1], 16)], computed, scheduled, anew=True)
-
-
-def test_a_loss_that_the_scheduler_would_not_hear_of_is_raised_when_it_is_read() -> None:
-    cache = cache_of("auto", unreported="set scheduler_cls: x")
-    cache.come(lease(fresh=True))
-    assert cache.read([share("b", computed=0)]) == set(), "it reads nothing"
-    cache.come(lease(fresh=True))
-    with pytest.raises(CacheLost, match=r"1 blocks .* scheduler_cls: x"):
-        cache.read([share("a", computed=3)])
-
-
-def test_a_scheduler_that_hears_by_blocks_is_told_of_those_that_are_read() -> None:
-    cache = cache_of("auto", reporting=LossReporting.BY_BLOCKS)
-    cache.come(lease(fresh=True))
-    assert cache.read([share("a", computed=3)]) == {1}
-    assert cache.read([share("a", computed=0, scheduled=4)]) == set()
-    assert cache.read([share("a", computed=4)]) == set()
-
-
-def test_a_scheduler_that_hears_by_numbers_is_told_of_no_block() -> None:
-    cache = cache_of("auto")
-    cache.come(lease(fresh=True))
-    assert cache.reports_number
-    assert cache.read([share("a", computed=3)]) == set()
-
-
-@pytest.mark.parametrize("loser", [0, 1])
-@pytest.mark.parametrize("reporting", list(LossReporting))
-def test_what_one_rank_has_lost_is_gone_for_all(reporting: LossReporting, loser: int) -> None:
-    with memory_for(2) as memory:
-        caches = [
-            cache_of(
-                "auto",
-                prefixes=True,
-                reporting=reporting,
-                counts=LossCounts(memory.fileno(), rank, 2),
-            )
-            for rank in range(2)
-        ]
-    reports, _ = caches
-    for rank, cache in enumerate(caches):
-        cache.come(lease(fresh=rank == loser))
-        cache.publish_losses()
-    assert reports.all_losses == 1
-    if reporting is LossReporting.BY_NUMBER:
-        assert reports.count_doubtful() == 2
-        return
-    reports.in_use.has("b", ([2],))  # it begins in this step
-    step = [share("a", computed=3), RequestStep("b", [([2], 16)], 0, 4, anew=True)]
-    reports.take_in_losses()
-    assert reports.read(step) == {1}
-    reports.take_in_losses()
-    again = [share("a", computed=0, scheduled=4), RequestStep("b", [([2], 16)], 4, 1, anew=False)]
-    assert reports.read(again) == set(), "no rank has lost more"
-
-
-def test_a_loss_that_a_rank_has_not_told_of_is_in_no_step() -> None:
-    with memory_for(2) as memory:
-        reports, other = (
-            cache_of(
-                "auto",
-                reporting=LossReporting.BY_BLOCKS,
-                counts=LossCounts(memory.fileno(), rank, 2),
-            )
-            for rank in range(2)
-        )
-    other.come(lease(fresh=True))  # for the next step
-    reports.take_in_losses()
-    assert reports.read([share("a", computed=3)]) == set()
-    other.publish_losses()
-    reports.take_in_losses()
-    assert reports.read([share("a", computed=4)]) == {1}

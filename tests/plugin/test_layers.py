@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import DuplicateName, connect
 from swapd_client.vllm import layers
 from swapd_client.vllm.layers import by_layers, divide, nbytes_of
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.parts import StagePart, parts_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
-from tests.guarantees.harness import MIB, Daemon
+from tests.guarantees.harness import MIB
 from tests.offload.test_wrappers import Scaled
 from tests.plugin import test_rejoining, test_stage
 from tests.plugin.test_rejoining import Lives
@@ -43,35 +42,25 @@ def shape(tensors: dict[str, torch.Tensor], least: int) -> dict[str, set[str]]:
 # --- the weights of each part ------------------------------------------------------------
 
 
-def test_each_layer_that_is_large_enough_is_a_part_and_what_is_in_none_is_the_rest() -> None:
-    assert shape(weights(2, 3, 2), 2) == {
-        "rest": {"head.w"},
-        "layers.0": {"layers.0.w"},
-        "layers.1": {"layers.1.w"},
-        "layers.2": {"layers.2.w"},
-    }
-
-
-def test_neighbours_are_one_part_until_it_is_large_enough_and_the_last_go_with_those_before() -> (
-    None
-):
-    found = shape(weights(1, 1, 2, 1, 1), 2)
-    assert list(found) == ["rest", "layers.0-1", "layers.2", "layers.3-4"]
-    found = shape(weights(1, 1, 2, 2, 1), 2)
-    assert list(found) == ["rest", "layers.0-1", "layers.2", "layers.3-4"]
-    assert found["layers.3-4"] == {"layers.3.w", "layers.4.w"}
-
-
-def test_what_would_be_one_part_stays_whole() -> None:
-    assert shape(weights(2, 1), 2) == {}
-    assert shape(weights(1, 1, 1), 4) == {}
-    assert shape({"head.w": kib()}, 1) == {}
-
-
-def test_without_a_rest_there_is_none() -> None:
-    found = weights(2, 2)
-    del found["head.w"]
-    assert list(shape(found, 2)) == ["layers.0", "layers.1"]
+@pytest.mark.parametrize(
+    ("tensors", "least", "parts"),
+    [
+        (weights(2, 3, 2), 2, ["rest", "layers.0", "layers.1", "layers.2"]),
+        (weights(1, 1, 2, 1, 1), 2, ["rest", "layers.0-1", "layers.2", "layers.3-4"]),
+        (weights(1, 1, 2, 2, 1), 2, ["rest", "layers.0-1", "layers.2", "layers.3-4"]),
+        (weights(2, 1), 2, []),
+        (weights(1, 1, 1), 4, []),
+        ({"head.w": kib()}, 1, []),
+        ({f"{layer}.w": kib(2) for layer in LAYERS[:2]}, 2, ["layers.0", "layers.1"]),
+    ],
+)
+def test_neighbours_are_one_part_until_it_is_large_enough_and_the_last_go_with_those_before(
+    tensors: dict[str, torch.Tensor], least: int, parts: list[str]
+) -> None:
+    found = shape(tensors, least)
+    assert list(found) == parts
+    assert not parts or set().union(*found.values()) == set(tensors)
+    assert found.get("rest", {"head.w"}) == {"head.w"}
 
 
 def test_lists_that_are_too_small_are_in_the_rest() -> None:
@@ -214,30 +203,6 @@ def addresses(model: Layered) -> list[int]:
     return [parameter.data_ptr() for parameter in model.parameters()]
 
 
-def copied(daemon: Daemon) -> list[str]:
-    """The names of the copies to the device until now, in order."""
-    return [one.name for one in daemon.watch.seen("CopyIn")]
-
-
-@small
-def test_a_turn_takes_what_it_needs_of_another_and_the_same_each_time(scene: Scene) -> None:
-    both = [(*stage_of(scene, name, seed), seed) for seed, name in enumerate(["first", "second"])]
-    for one in both:
-        step(*one)
-    for _ in range(3):
-        before = scene.daemon.status()
-        already = len(copied(scene.daemon))
-        for one in both:
-            step(*one)
-        after = scene.daemon.status()
-        # ten chunks in eight: each stage loads two in its turn
-        assert after.bytes_in - before.bytes_in == 4 * CHUNK
-        assert sorted(copied(scene.daemon)[already:]) == sorted(
-            f"{stage.name}/model.layers.{number}" for stage, *_ in both for number in (2, 3)
-        )
-    assert scene.daemon.status().bytes_out == 0
-
-
 @small
 def test_with_its_cache_beside_it_a_stage_that_fits_only_whole_stays_whole(scene: Scene) -> None:
     for name, beside in (("parts", 3 * CHUNK), ("whole", 3 * CHUNK + 1)):
@@ -259,51 +224,6 @@ def test_all_parts_are_held_and_given_back_together(scene: Scene) -> None:
     assert resident(scene.daemon) == names
     policies = {(c.policy, c.part_of) for c in scene.daemon.status().components}
     assert policies == {("lru", "thinker")}
-
-
-@small
-def test_a_cache_is_held_with_all_parts(scene: Scene) -> None:
-    stage, model = stage_of(scene, "thinker")
-    stage.memory.lend_cache(CHUNK, KvTerms("drop", prefixes=False, layers=[Layer(0, CHUNK)]))
-    stage.note(["a"], ())
-    step(stage, model)
-    assert leases(scene.daemon).keys() == {"thinker.kv", *(f"thinker/{part}" for part in PARTS)}
-
-
-@small
-@pytest.mark.parametrize("taken", ["thinker", "thinker/model.layers.2"])
-def test_a_name_that_is_taken_leaves_the_stage_as_it_was(scene: Scene, taken: str) -> None:
-    with connect(scene.daemon.folder) as other:
-        other.register(taken, {"a": torch.ones(3)})
-        stage, model = scene.connect("thinker"), Layered()
-        with pytest.raises(DuplicateName, match=r"\{swapd: \{component: \.\.\.\}\}"):
-            stage.memory.take({"": model})
-        assert {c.name for c in scene.daemon.status().components} == {taken}
-        assert torch.equal(model(X), Layered()(X))
-
-
-@small
-def test_it_can_be_taken_back(scene: Scene) -> None:
-    stage, model = stage_of(scene, "thinker")
-    before = addresses(model)
-    stage.memory.take_back()
-    assert not scene.daemon.status().components
-    assert torch.equal(model(X), Layered()(X))
-    assert addresses(model) == before
-
-
-@small
-def test_new_weights_are_in_all_parts(scene: Scene) -> None:
-    stage, model = stage_of(scene, "thinker")
-    step(stage, model)
-    before = addresses(model)
-    with stage.memory.changing():
-        test_stage.double(model)
-    assert addresses(model) == before
-    step(stage, model, times=2**5)
-    with pytest.raises(ZeroDivisionError), stage.memory.changing():
-        test_stage.double(model, fail=True)
-    step(stage, model, times=2**5)
 
 
 @small

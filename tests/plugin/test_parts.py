@@ -44,62 +44,74 @@ def parts(model: nn.Module | None = None, name: str = "thinker", **given: Any) -
     return parts_of({"": model or Stage()}, options, name)
 
 
-def described(found: list[StagePart]) -> list[tuple[str, str, bool]]:
-    return [(part.name, part.policy, part.encoder) for part in found]
+ON: dict[str, Any] = {"cpu_offload_enabled": True}
+SEQUENTIAL: dict[str, Any] = {**ON, "cpu_offload_strategy": "sequential"}
+NORM = {"thinker.language_model.norm.weight"}
 
 
-def test_a_stage_that_says_nothing_is_one_component_and_takes_turns() -> None:
-    found = parts()
-    assert described(found) == [("thinker", "lru", False)]
-    assert found[0].tensors.keys() == MAIN | VISUAL | AUDIO
+def only(*names: str) -> dict[str, Any]:
+    return {"cpu_offload_components": names}
 
 
-def test_one_that_says_it_is_not_to_be_offloaded_stays() -> None:
-    assert described(parts(cpu_offload_enabled=False)) == [("thinker", "permanent", False)]
+#: The settings; and the parts: name, policy, whether it is an encoder's, weights.
+DIVIDED: dict[str, tuple[dict[str, Any], list[tuple[str, str, bool, set[str]]]]] = {
+    "nothing said": ({}, [("thinker", "lru", False, MAIN | VISUAL | AUDIO)]),
+    "off": (
+        {"cpu_offload_enabled": False},
+        [("thinker", "permanent", False, MAIN | VISUAL | AUDIO)],
+    ),
+    "on": (
+        ON,
+        [
+            ("thinker", "lru", False, MAIN),
+            ("thinker.visual", "lru", True, VISUAL),
+            ("thinker.audio_tower", "lru", True, AUDIO),
+        ],
+    ),
+    "sequential": (
+        SEQUENTIAL,
+        [
+            ("thinker", "sequential", False, MAIN),
+            ("thinker.visual", "sequential", True, VISUAL),
+            ("thinker.audio_tower", "sequential", True, AUDIO),
+        ],
+    ),
+    "an encoder": (
+        SEQUENTIAL | only("visual"),
+        [
+            ("thinker", "permanent", False, MAIN | AUDIO),
+            ("thinker.visual", "sequential", True, VISUAL),
+        ],
+    ),
+    "the stage itself": (
+        ON | only("thinker", "audio_tower"),
+        [
+            ("thinker", "lru", False, MAIN | VISUAL),
+            ("thinker.audio_tower", "lru", True, AUDIO),
+        ],
+    ),
+    "no encoder, and the head is tied": (
+        ON | only("language_model"),
+        [
+            ("thinker", "permanent", False, {"thinker.lm_head.weight"} | VISUAL | AUDIO),
+            ("thinker.language_model", "lru", False, NORM),
+        ],
+    ),
+}
 
 
-def test_its_encoders_are_components_of_their_own_if_it_is_to_be_offloaded() -> None:
-    found = parts(cpu_offload_enabled=True)
-    assert described(found) == [
-        ("thinker", "lru", False),
-        ("thinker.visual", "lru", True),
-        ("thinker.audio_tower", "lru", True),
-    ]
-    assert [part.tensors.keys() for part in found] == [MAIN, VISUAL, AUDIO]
+@pytest.mark.parametrize(("given", "wanted"), DIVIDED.values(), ids=DIVIDED)
+def test_settings_divide_a_stage_into_components(
+    given: dict[str, Any], wanted: list[tuple[str, str, bool, set[str]]]
+) -> None:
+    found = [(one.name, one.policy, one.encoder, {*one.tensors}) for one in parts(**given)]
+    assert found == wanted
 
 
-def test_what_is_not_named_stays() -> None:
-    found = parts(cpu_offload_enabled=True, cpu_offload_components=["visual"])
-    assert described(found) == [("thinker", "permanent", False), ("thinker.visual", "lru", True)]
-    assert found[0].tensors.keys() == MAIN | AUDIO
-
-
-def test_the_stage_itself_can_be_named() -> None:
-    found = parts(cpu_offload_enabled=True, cpu_offload_components=["thinker", "audio_tower"])
-    assert described(found) == [("thinker", "lru", False), ("thinker.audio_tower", "lru", True)]
-
-
-def test_of_a_rank_the_stage_is_named_as_the_stage() -> None:
-    found = parts(name="thinker.tp1", cpu_offload_enabled=True, cpu_offload_components=["thinker"])
-    assert described(found) == [("thinker.tp1", "lru", False)]
-
-
-def test_what_is_sequential_leaves_when_it_is_given_back() -> None:
-    found = parts(cpu_offload_enabled=True, cpu_offload_strategy="sequential")
-    assert {part.policy for part in found} == {"sequential"}
-    found = parts(
-        cpu_offload_enabled=True,
-        cpu_offload_strategy="sequential",
-        cpu_offload_components=["visual"],
-    )
-    assert described(found)[0] == ("thinker", "permanent", False)
-    assert described(found)[1] == ("thinker.visual", "sequential", True)
-
-
-def test_what_is_no_encoder_is_needed_in_every_step() -> None:
-    found = parts(cpu_offload_enabled=True, cpu_offload_components=["language_model"])
-    assert described(found)[1] == ("thinker.language_model", "lru", False)
-    assert found[1].tensors.keys() == {"thinker.language_model.norm.weight"}, "the rest is tied"
+def test_a_rank_is_named_as_its_stage_and_a_stage_without_encoders_is_one_component() -> None:
+    (rank,) = parts(name="thinker.tp1", **ON, **only("thinker"))
+    (talker,) = parts(nn.Linear(2, 2), name="talker", **ON)
+    assert (rank.name, rank.policy, talker.policy) == ("thinker.tp1", "lru", "lru")
 
 
 def test_a_tied_weight_is_in_one_component_only() -> None:
@@ -115,11 +127,6 @@ def test_a_drafter_is_with_the_stage_it_drafts_for() -> None:
     options = options_of(None, "stage")
     (part,) = parts_of({"": nn.Linear(2, 2), "drafter": nn.Linear(2, 1)}, options, "thinker")
     assert part.tensors.keys() == {"weight", "bias", "drafter.weight", "drafter.bias"}
-
-
-def test_a_stage_without_encoders_is_one_component_all_the_same() -> None:
-    found = parts(nn.Linear(2, 2), name="talker", cpu_offload_enabled=True)
-    assert described(found) == [("talker", "lru", False)]
 
 
 def test_a_component_that_is_not_there_is_refused_with_what_there_is() -> None:

@@ -11,7 +11,7 @@ from swapd_client import DuplicateName, SessionFenced, TooLarge
 from swapd_client.errors import InvalidSettings
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options, options_of
-from swapd_client.vllm.pipeline import Components, Whole, as_whole
+from swapd_client.vllm.pipeline import Components, as_whole
 from swapd_client.vllm.stage import Stage
 from tests.offload.modules import TOKENS, Model, seeded
 
@@ -38,26 +38,6 @@ def stage(daemon: spawn.Spawned) -> Iterator[Stage]:
 
 def status(stage: Stage) -> dict[str, Any]:
     return {c.name: c for c in stage.client.status().components}
-
-
-def test_each_component_is_one_of_its_stage(stage: Stage) -> None:
-    model = seeded(Model)
-    wanted = model(TOKENS)
-    pipeline = Components(stage, options(), model, KINDS)
-    assert {c.name: c.policy for c in status(stage).values()} == {
-        "dit.text_encoder": "lru",
-        "dit.transformer": "lru",
-        "dit.vae": "lru",
-    }
-    assert pipeline.nbytes == sum(c.nbytes for c in status(stage).values())
-    with pipeline.request():
-        model.transformer(torch.zeros(1, 256))
-        assert status(stage)["dit.transformer"].leases == 1
-        assert torch.equal(model(TOKENS), wanted)
-    assert not any(c.leases for c in status(stage).values())
-    pipeline.take_back()
-    assert not status(stage)
-    assert torch.equal(model(TOKENS), wanted)
 
 
 def test_what_is_declared_twice_is_there_once(stage: Stage) -> None:
@@ -106,24 +86,6 @@ def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) 
     with pipeline.request():
         assert torch.equal(model.forward(TOKENS), wanted)
     assert status(stage)["dit"].leases == 0
-
-
-@pytest.mark.parametrize("kinds", [KINDS, {}])
-def test_false_said_in_words_is_to_stay(stage: Stage, kinds: dict[str, Kind]) -> None:
-    Components(stage, options(cpu_offload_enabled=False), seeded(Model), kinds)
-    assert {c.policy for c in status(stage).values()} == {"permanent"}
-
-
-def test_all_of_it_is_held_as_one_by_a_request(stage: Stage) -> None:
-    model = seeded(Model)
-    wanted = model(TOKENS)
-    pipeline = Whole(stage, model)
-    with pipeline.request():
-        assert status(stage)["dit"].leases == 1
-        assert torch.equal(model.forward(TOKENS), wanted)
-    assert status(stage)["dit"].leases == 0
-    pipeline.take_back()
-    assert torch.equal(model(TOKENS), wanted)
 
 
 def test_what_cannot_be_leaves_the_pipeline_as_it_was(stage: Stage) -> None:

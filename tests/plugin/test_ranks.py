@@ -1,15 +1,12 @@
-"""The order in which the ranks of a stage take their leases, and errors of one that all see.
+"""The errors of one rank of a stage that all others see, and ranks that cannot meet.
 
-The ranks are threads here; `test_two_stages.py` has real processes and daemons.
+The ranks are threads here; `test_stages_with_ranks.py` has real daemons, and the order of leases.
 """
 
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,10 +16,6 @@ from tests.plugin.gather import Gather
 
 #: A limit for hangs, in seconds.
 PATIENCE_S = 30.0
-
-
-def nobody() -> bool:
-    return False
 
 
 def nothing() -> None:
@@ -56,17 +49,11 @@ class Stage:
         for thread in self.threads:
             thread.shutdown()
 
-    def step(
-        self,
-        rank: int,
-        hold: Callable[[], object] = nothing,
-        wanted: Callable[[], bool] = nobody,
-        give_back: Callable[[], None] = nothing,
-    ) -> "Future[None]":
+    def step(self, rank: int, hold: Callable[[], object] = nothing) -> "Future[None]":
         """Have a rank take its turn, and call `hold` in it."""
 
         def turn() -> None:
-            with self.ranks[rank].acquiring(wanted, give_back):
+            with self.ranks[rank].acquiring(lambda: False, nothing):
                 hold()
 
         return self.threads[rank].submit(turn)
@@ -88,104 +75,6 @@ def folders(tmp_path: Path) -> list[Path]:
     for folder in made:
         folder.mkdir()
     return sorted(made, key=lambda folder: (folder.stat().st_dev, folder.stat().st_ino))
-
-
-def test_each_waits_for_the_one_before(folders: list[Path]) -> None:
-    with stage(*folders) as made:
-        held: list[int] = []
-        for _ in range(3):
-            held.clear()
-            steps = [made.step(rank, partial(held.append, rank)) for rank in (2, 1)]
-            assert not held
-            steps.append(made.step(0, partial(held.append, 0)))
-            for step in steps:
-                step.result(PATIENCE_S)
-            assert held == [0, 1, 2]
-
-
-def test_the_order_is_that_of_the_daemons_whatever_the_ranks(folders: list[Path]) -> None:
-    with stage(*reversed(folders)) as made:
-        held: list[int] = []
-        steps = [made.step(rank, partial(held.append, rank)) for rank in range(3)]
-        for step in steps:
-            step.result(PATIENCE_S)
-        assert held == [2, 1, 0]
-
-
-def test_one_step_does_not_do_for_the_next(folders: list[Path]) -> None:
-    with stage(*folders[:2]) as made:
-        first = made.step(0), made.step(1)
-        for step in first:
-            step.result(PATIENCE_S)
-        late, later = made.step(1), made.step(1)
-        made.step(0).result(PATIENCE_S)
-        late.result(PATIENCE_S)
-        assert not later.done()
-        made.step(0).result(PATIENCE_S)
-        later.result(PATIENCE_S)
-
-
-def test_what_is_wanted_is_given_back_by_those_after_a_rank_that_waits(
-    folders: list[Path],
-) -> None:
-    with stage(*folders) as made:
-        kept = [threading.Event() for _ in folders]
-        looked: queue.SimpleQueue[int] = queue.SimpleQueue()
-        gave_back: queue.SimpleQueue[int] = queue.SimpleQueue()
-        others_want, memory = threading.Event(), threading.Event()
-
-        def wanted(rank: int) -> bool:
-            looked.put(rank)
-            return kept[rank].is_set() and others_want.is_set()
-
-        def give_back(rank: int) -> None:
-            kept[rank].clear()
-            gave_back.put(rank)
-
-        def wait() -> None:
-            made.ranks[0].waits()
-            assert memory.wait(PATIENCE_S)
-
-        later = []
-        for rank in (1, 2):
-            kept[rank].set()
-            later.append(made.step(rank, nothing, partial(wanted, rank), partial(give_back, rank)))
-        first = made.step(0, wait)
-        assert {looked.get(timeout=PATIENCE_S) for _ in later} == {1, 2}
-        made.ranks[1].wake()  # no lease is wanted
-        assert looked.get(timeout=PATIENCE_S) == 1
-        assert gave_back.empty()
-        others_want.set()
-        for rank in (1, 2):
-            made.ranks[rank].wake()
-            assert gave_back.get(timeout=PATIENCE_S) == rank
-        assert not any(step.done() for step in (first, *later))
-        memory.set()
-        for step in (first, *later):
-            step.result(PATIENCE_S)
-        assert gave_back.empty()
-
-
-def test_who_waits_for_a_rank_that_need_not_wait_keeps_what_is_wanted(folders: list[Path]) -> None:
-    """Else a step would release at its beginning a lease that the stage may keep."""
-
-    def give_back() -> None:
-        raise AssertionError("nobody has to wait")
-
-    with stage(*folders[:2]) as made:
-        step = made.step(1, wanted=lambda: True, give_back=give_back)
-        made.ranks[1].wake()
-        made.step(0).result(PATIENCE_S)
-        step.result(PATIENCE_S)
-
-
-def test_who_need_not_wait_keeps_what_is_wanted(folders: list[Path]) -> None:
-    def give_back() -> None:
-        raise AssertionError("it was its turn")
-
-    with stage(*folders[:2]) as made:
-        made.step(0, wanted=lambda: True, give_back=give_back).result(PATIENCE_S)
-        made.step(1, wanted=lambda: True, give_back=give_back).result(PATIENCE_S)
 
 
 def test_who_gets_no_memory_says_so_to_all_that_come_later(folders: list[Path]) -> None:
@@ -225,11 +114,6 @@ def test_a_rank_that_leaves_waits_for_nobody_any_more(folders: list[Path]) -> No
         made.ranks[1].close()
         with pytest.raises(RankGone):
             waiting.result(PATIENCE_S)
-
-
-def test_a_rank_that_is_alone_waits_for_nobody(folders: list[Path]) -> None:
-    with stage(folders[0]) as made:
-        made.step(0).result(PATIENCE_S)
 
 
 def test_two_ranks_at_one_daemon_are_refused_whatever_its_path(

@@ -55,27 +55,18 @@ def test_who_has_said_where_it_goes_is_left_alone(logger: logging.Logger) -> Non
 
 
 def test_without_a_log_of_vllms_nothing_changes(logger: logging.Logger) -> None:
-    propagate = logger.propagate
+    before = logger.propagate
     register()
-    assert logger.handlers == []
-    assert logger.propagate == propagate
+    assert (logger.handlers, logger.propagate) == ([], before)
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30.1", "0.30.0+cpu", "0.30", "0.31.2", "0.33.0"])
-def test_supported_versions_of_vllm_are_accepted(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+@pytest.mark.parametrize("version", ["0.30.0", "0.30.1+cpu", "0.30", "0.31.2", "0.33.0"])
+def test_supported_versions_are_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     pretend(monkeypatch, "vllm", version)
     versions.check()
-
-
-@pytest.mark.parametrize(("vllm", "omni"), [("0.30.0", "0.30.0"), ("0.30.1+cpu", "0.30.0")])
-def test_vllm_omni_is_accepted_with_vllm_of_its_own_minor(
-    monkeypatch: pytest.MonkeyPatch, vllm: str, omni: str
-) -> None:
-    pretend(monkeypatch, "vllm", vllm)
-    pretend(monkeypatch, "vllm_omni", omni)
-    versions.check()
+    if version.startswith("0.30"):
+        pretend(monkeypatch, "vllm_omni", "0.30.0")
+        versions.check()
 
 
 @pytest.mark.parametrize("vllm", ["0.31.0", "0.33.0"])
@@ -112,10 +103,6 @@ def test_others_are_refused_and_register_only_warns(
     logger.propagate = True
     register()
     assert said in caplog.text
-
-
-def test_without_either_there_is_nothing_to_check() -> None:
-    assert output_of("from swapd_client.vllm import versions; print(versions.check())") == "None\n"
 
 
 def test_every_supported_version_of_vllm_is_tested() -> None:

@@ -1,6 +1,5 @@
 """A stage registers again between two calls when its daemon has restarted. Without vLLM."""
 
-import logging
 import os
 import shutil
 import signal
@@ -23,7 +22,7 @@ from swapd_client.session.registry import Registry
 from swapd_client.vllm.stage import Stage, rejoining
 from swapd_client.vllm.stage.rejoining import Rejoining
 from tests.guarantees.harness import PATIENCE_S, Daemon
-from tests.plugin.test_stage import Model, Scene, X, await_leases, label
+from tests.plugin.test_stage import Model, Scene, X, label
 
 
 class Lives(Scene):
@@ -117,38 +116,6 @@ class HeldBack:
             fill(registry, part)
 
         monkeypatch.setattr(Registry, "fill", held)
-
-
-def test_idle_stages_come_back_and_take_turns_again(
-    lives: Lives, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "swapd_client")
-    first, model = lives.stage("thinker", cpu_offload_enabled=True)
-    second, other = lives.stage("talker", 1)
-    before = addresses(model), addresses(other)
-    for _ in range(2):
-        step(first, model)
-        step(second, other, 1)
-        caplog.clear()
-        daemon = lives.restart()
-        lives.await_back(first, second)
-        assert (addresses(model), addresses(other)) == before
-        for _ in range(2):
-            step(first, model, encoders=True)
-            step(second, other, 1)
-        assert daemon.status().evictions >= 2
-        assert daemon.status().bytes_out == 0
-        await_leases(daemon, {})
-        policies = {c.name: c.policy for c in daemon.status().components}
-        assert set(policies.values()) == {"lru"}
-        assert policies.keys() == {
-            "thinker",
-            "thinker.visual",
-            "thinker.audio_tower",
-            "talker",
-        }
-        said = f"thinker is back in swapd at {daemon.folder}: thinker (8 MiB), "
-        assert sum(message.startswith(said) for message in caplog.messages) == 1
 
 
 def test_requests_in_flight_finish_first(lives: Lives) -> None:
@@ -299,7 +266,7 @@ def test_closing_ends_it_and_leaves_private_memory(
     daemon = lives.restart()
     assert held.reached.wait(PATIENCE_S)
     closed = lives.meanwhile(stage.close)
-    stage._closed.wait(PATIENCE_S)
+    stage.connection.closed.wait(PATIENCE_S)
     held.let_go.set()
     assert closed.wait(PATIENCE_S)
     assert addresses(model) == before
@@ -326,7 +293,7 @@ def test_closing_a_stage_that_is_just_refused_waits_for_that(
     lives.restart(budget="4MiB")
     assert first.wait(PATIENCE_S)
     closed = lives.meanwhile(stage.close)
-    assert stage._closed.wait(PATIENCE_S)
+    assert stage.connection.closed.wait(PATIENCE_S)
     assert not second.wait(0.05)
     let_go.set()
     assert closed.wait(PATIENCE_S)
@@ -357,22 +324,6 @@ def test_weights_that_are_changed_meanwhile_come_back_changed(lives: Lives, fail
     with stage.using():
         assert torch.equal(model(X), Model()(X) * (1 if fails else 2))
     assert addresses(model) == before
-
-
-def test_what_changes_while_it_is_alone_comes_back_too(lives: Lives) -> None:
-    stage, model = lives.stage("thinker")
-    ended = gone(stage)
-    lives.daemon.kill()
-    assert ended.wait(PATIENCE_S)
-    step(stage, model)
-    with stage.memory.changing(), torch.no_grad():
-        model.language_model.weight.mul_(2)
-        lives.restart()
-        lives.await_connected(stage)
-        assert stage.alone
-    lives.await_back(stage)
-    with stage.using():
-        assert torch.equal(model(X), Model()(X) * 2)
 
 
 def test_the_next_daemon_is_asked_at_once_whatever_the_last_one_said(
@@ -410,21 +361,6 @@ def test_a_daemon_of_another_device_is_none_of_its_own(
 
 def _on_a_gpu(welcome: Any) -> Any:
     return msgspec.structs.replace(welcome, device="cuda:0")
-
-
-def test_what_was_never_registered_looks_for_no_daemon(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = lives.connect("thinker")
-    ended = gone(stage)
-    monkeypatch.setattr(Rejoining, "look", _fail)
-    lives.restart()
-    assert ended.wait(PATIENCE_S)
-    stage.close()
-
-
-def _fail(_: Rejoining) -> None:
-    raise AssertionError
 
 
 def test_a_stage_that_asks_while_the_daemon_stops_comes_back_to_the_next(lives: Lives) -> None:

@@ -123,13 +123,6 @@ def test_layers_that_read_their_parameters_are_the_same(layer: type[nn.Module]) 
     calls.compare("thinker")
 
 
-def test_a_kept_pointer_is_named_with_its_layer() -> None:
-    model = nn.Sequential(Plain(), Pointing(), Plain())
-    calls, _ = moved(model)
-    with pytest.raises(PointerKept, match=r"'thinker': 1 \(Pointing\)"):
-        calls.compare("thinker")
-
-
 def test_a_pointer_that_only_an_uncalled_layer_keeps_is_found_too() -> None:
     class Encoder(Pointing):
         in_features = 8

@@ -19,7 +19,6 @@ from tests.plugin.test_stage import (
     Scene,
     X,
     await_leases,
-    double,
     resident,
 )
 
@@ -51,27 +50,6 @@ def await_off(daemon: Daemon) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("fate", ["drop", "auto", "save"])
-def test_a_sleeper_has_left_the_device_and_others_do_not_wait_for_it(
-    scene: Scene, caplog: pytest.LogCaptureFixture, fate: Fate
-) -> None:
-    """Not even for requests that are in flight, and nothing is copied out."""
-    caplog.set_level(logging.INFO, "swapd_client")
-    stage, model = with_cache(scene, "thinker", fate)
-    other, others = scene.stage("talker", 1)
-    stage.sleep()
-    await_off(scene.daemon)
-    step(other, others, 1)
-    stage.wake_up()
-    step(stage, model)
-    assert scene.daemon.status().bytes_out == 0
-    assert stage.components.losses == 1, "what it read is computed again"
-    said = [one for one in caplog.messages if "sleeps" in one or "awake" in one]
-    assert said == ["thinker sleeps: others may have its memory", "thinker is awake"]
-    assert "swapd could not save" not in caplog.text
-
-
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("fate", ["drop", "auto"])
 def test_requests_that_slept_are_in_flight_again(scene: Scene, fate: Fate) -> None:
     stage, model = with_cache(scene, "thinker", fate)
@@ -87,16 +65,6 @@ def test_requests_that_slept_are_in_flight_again(scene: Scene, fate: Fate) -> No
     await_leases(scene.daemon, {})
 
 
-def test_what_an_idle_stage_had_to_save_is_not_copied_out(scene: Scene) -> None:
-    stage, _ = with_cache(scene, "thinker", "auto", prefixes=True)
-    stage.note((), ["a"])
-    stage.rest()
-    await_leases(scene.daemon, {})
-    stage.sleep()
-    await_off(scene.daemon)
-    assert scene.daemon.status().bytes_out == 0
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("fate", ["drop", "auto"])
 def test_a_call_in_its_sleep_keeps_nothing(scene: Scene, fate: Fate) -> None:
@@ -105,21 +73,6 @@ def test_a_call_in_its_sleep_keeps_nothing(scene: Scene, fate: Fate) -> None:
     with stage.using(), torch.inference_mode():
         assert torch.equal(model(X), Model()(X))
     await_leases(scene.daemon, {})
-
-
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("fate", ["drop", "auto"])
-def test_new_weights_in_its_sleep_are_those_that_it_wakes_with(scene: Scene, fate: Fate) -> None:
-    """vLLM's level 2, and then `reload_weights`."""
-    stage, model = with_cache(scene, "thinker", fate)
-    stage.sleep()
-    stage.wake_up(["weights"])
-    await_off(scene.daemon)
-    with stage.memory.changing():
-        double(model)
-    stage.wake_up(["kv_cache"])
-    with torch.inference_mode(), stage.using():
-        assert torch.equal(model(X), Model()(X) * 2)
 
 
 def test_a_cache_alone_can_sleep(scene: Scene) -> None:
@@ -147,12 +100,6 @@ def test_it_wakes_up_in_the_next_turn(scene: Scene) -> None:
     assert awake.wait(PATIENCE_S)
     assert {"thinker", "thinker.kv"} <= resident(scene.daemon)
     step(stage, model)
-
-
-def test_to_wake_what_does_not_sleep_takes_no_turn(scene: Scene) -> None:
-    stage, _ = scene.stage("thinker")
-    stage.wake_up()
-    assert not resident(scene.daemon)
 
 
 def test_what_stays_by_its_settings_is_named(
@@ -187,14 +134,3 @@ def test_a_daemon_may_die_while_a_stage_sleeps(lives: Lives, fate: Fate, *, agai
     stage.sleep()
     stage.wake_up()
     step(stage, model)
-
-
-def test_a_hint_for_a_sleeper_makes_nobody_wait(scene: Scene) -> None:
-    """The stage before it loads ahead into free memory: that goes first."""
-    stage, _ = scene.stage("talker", 1)
-    before, model = scene.stage("thinker", order=["thinker", "talker"])
-    stage.sleep()
-    before.client.prefetch("talker")
-    scene.daemon.await_record("CopiedIn")
-    assert resident(scene.daemon) == {"talker"}
-    step(before, model)

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import nn
 
 import swapd_client
 from swapd.shared.units import size
-from swapd_client import DuplicateName, InvalidSource, NotRunning, TooLarge, connect
+from swapd_client import DuplicateName, InvalidSource, TooLarge, connect
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage, turns
 from swapd_client.vllm.stage.connection import Stopped
@@ -176,74 +175,6 @@ def test_a_lease_is_kept_from_step_to_step_without_a_message(
     assert leases(scene.daemon) == {"thinker": 1}
 
 
-def test_it_is_given_back_when_no_request_is_in_flight(scene: Scene) -> None:
-    stage, _ = scene.stage("thinker")
-    stage.note(["a"], ())
-    stage.begin()
-    stage.end()
-    stage.note((), ["a"])
-    stage.rest()
-    await_leases(scene.daemon, {})
-    assert resident(scene.daemon) == {"thinker"}
-
-
-@pytest.mark.usefixtures("patient")
-def test_requests_in_flight_finish_before_a_stage_gives_way(scene: Scene) -> None:
-    first, _ = scene.stage("thinker")
-    second, _ = scene.stage("talker", 1)
-    asked = wanted(first)
-    first.note(["a"], ())
-    first.begin()
-    first.end()
-    came = scene.meanwhile(second.begin)
-    assert asked.wait(PATIENCE_S)
-    for come in (), ("b",), ("c",):
-        first.begin()
-        first.end()
-        first.note(come, ())
-        assert leases(scene.daemon) == {"thinker": 1}, "a is in flight"
-    first.note((), ["a"])
-    back = scene.meanwhile(first.begin)
-    assert came.wait(PATIENCE_S)
-    assert not back.is_set()
-    second.end()
-    assert back.wait(PATIENCE_S)
-    first.end()
-    assert scene.daemon.status().evictions == 2
-
-
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("works", [True, False], ids=["over time", "without work"])
-def test_a_step_gives_way_when_requests_may_take_no_longer_or_have_nothing_to_compute(
-    scene: Scene, works: bool
-) -> None:
-    first, _ = scene.stage("thinker", finish_within_s=0 if works else 10)
-    second, _ = scene.stage("talker", 1)
-    asked = wanted(first)
-    first.note(["a"], ())
-    first.begin()
-    if not works:
-        first.end()
-    came = scene.meanwhile(second.begin)
-    assert asked.wait(PATIENCE_S)
-    (first.end if works else first.rest)()
-    assert came.wait(PATIENCE_S)
-    second.end()
-
-
-def test_an_engine_that_is_not_stepped_any_more_gives_way(scene: Scene) -> None:
-    first, _ = scene.stage("thinker")
-    second, model = scene.stage("talker", 1)
-    first.note(["a"], ())
-    first.begin()
-    first.end()
-    second.begin()
-    with torch.inference_mode():
-        assert torch.equal(model(X), Model(1)(X))
-    second.end()
-    assert scene.daemon.status().bytes_out == 0
-
-
 def test_one_that_computes_does_not_though_it_takes_long(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,41 +209,6 @@ def test_other_calls_hold_all_of_it_also_in_a_step(scene: Scene) -> None:
 # --- encoders ----------------------------------------------------------------------------
 
 
-def test_encoders_come_for_the_steps_that_encode(scene: Scene) -> None:
-    stage, model = scene.stage(
-        "thinker", cpu_offload_enabled=True, cpu_offload_components=["visual", "audio_tower"]
-    )
-    stage.note(["a"], ())
-    stage.begin()
-    stage.end()
-    assert resident(scene.daemon) == {"thinker"}
-    stage.begin(encoders=True)
-    assert leases(scene.daemon).keys() == {"thinker", "thinker.visual", "thinker.audio_tower"}
-    model.visual(torch.ones(1, 512))
-    model(X)
-    stage.end()
-    await_leases(scene.daemon, {"thinker": 1})  # a runs on, and has no more to encode
-    stage.begin()
-    model(X)
-    stage.end()
-    loads = {c.name: c.loads for c in scene.daemon.status().components}
-    assert loads == {"thinker": 1, "thinker.visual": 1, "thinker.audio_tower": 1}
-
-
-def test_sequential_encoders_leave_after_the_step(scene: Scene) -> None:
-    stage, _ = scene.stage(
-        "thinker",
-        cpu_offload_enabled=True,
-        cpu_offload_components=["visual"],
-        cpu_offload_strategy="sequential",
-    )
-    stage.note(["a"], ())
-    stage.begin(encoders=True)
-    stage.end()
-    scene.daemon.await_record("Evicted", name="thinker.visual")
-    assert leases(scene.daemon) == {"thinker": 1}
-
-
 def test_a_step_that_encodes_waits_with_empty_hands(scene: Scene) -> None:
     """Else two stages that each hold memory for the other's encoders would wait for ever."""
     made = [scene.stage(name, n, cpu_offload_enabled=True) for n, name in enumerate("ab")]
@@ -332,15 +228,6 @@ def test_a_step_that_encodes_waits_with_empty_hands(scene: Scene) -> None:
 # --- loading -----------------------------------------------------------------------------
 
 
-def test_loading_has_memory_that_others_gave_up(scene: Scene) -> None:
-    scene.stage("thinker")
-    second = scene.connect("talker")
-    with second.memory.loading(8 * MIB):
-        (workspace,) = [c for c in scene.daemon.status().components if "workspace" in c.name]
-        assert workspace.nbytes == 8 * MIB
-    scene.daemon.await_record("Reclaimed")
-
-
 @pytest.mark.parametrize("nbytes", [1 << 40, None])
 def test_it_has_no_more_than_there_is(scene: Scene, nbytes: int | None) -> None:
     first, _ = scene.stage("thinker", cpu_offload_enabled=False)
@@ -354,12 +241,6 @@ def test_it_has_no_more_than_there_is(scene: Scene, nbytes: int | None) -> None:
     assert workspace.nbytes <= status.budget_bytes - kept.nbytes
     assert workspace.nbytes + kept.nbytes > status.budget_bytes - status.chunk_bytes
     assert resident(scene.daemon) == {"thinker"}
-
-
-def test_no_workspace_is_no_workspace(scene: Scene) -> None:
-    stage = scene.connect("thinker")
-    with stage.memory.loading(0):
-        assert not scene.daemon.status().components
 
 
 def test_after_an_error_the_memory_is_given_back(scene: Scene) -> None:
@@ -404,13 +285,6 @@ def test_what_was_taken_is_given_back_if_the_rest_cannot_be(scene: Scene) -> Non
         assert torch.equal(model(X), Model()(X))
 
 
-def test_a_stage_that_can_never_fit_is_refused(scene: Scene) -> None:
-    stage, model = scene.connect("thinker"), nn.Linear(1024, 8 * ROWS, bias=False)
-    with pytest.raises(TooLarge):
-        stage.memory.take({"": model})
-    assert not scene.daemon.status().components
-
-
 def test_a_stage_whose_cache_does_not_fit_beside_its_weights_is_told_how_much_would(
     scene: Scene,
 ) -> None:
@@ -431,43 +305,6 @@ def test_a_stage_whose_cache_does_not_fit_beside_its_weights_is_told_how_much_wo
 
 
 # --- the daemon --------------------------------------------------------------------------
-
-
-def test_without_a_daemon_a_stage_is_told_what_to_run(tmp_path: Path) -> None:
-    options = options_of({"swapd": {"endpoint": str(tmp_path / "cuda0")}}, "thinker")
-    with pytest.raises(NotRunning) as refused:
-        Stage.connect(options, "thinker", gpu=None)
-    said = str(refused.value)
-    assert said.startswith("stage 'thinker' cannot start: no swapd at ")
-    assert "swapd serve --device cuda:0 --budget" in said
-
-
-@pytest.mark.parametrize("held", [True, False], ids=["in a turn", "between turns"])
-def test_a_daemon_that_dies_does_not_stop_a_stage(
-    scene: Scene, caplog: pytest.LogCaptureFixture, held: bool
-) -> None:
-    stage, model = scene.stage("thinker")
-    expected = Model()(X)
-    addresses = [p.data_ptr() for p in model.parameters()]
-    ended = threading.Event()
-    stage.client.session.life.when_ended(lambda _: ended.set())
-    if held:
-        stage.note(["a"], ())
-    stage.begin()
-    scene.daemon.kill()
-    assert ended.wait(PATIENCE_S)
-    with torch.inference_mode():
-        assert torch.equal(model(X), expected), "in the middle of a step"
-        stage.end()
-        for _ in range(2):
-            stage.begin(encoders=True)
-            assert torch.equal(model(X), expected)
-            stage.end()
-    with stage.using():
-        pass
-    assert [p.data_ptr() for p in model.parameters()] == addresses
-    assert "thinker has lost swapd" in caplog.text
-    assert caplog.text.count("goes on without swapd") == 1
 
 
 def test_a_daemon_that_is_stopped_while_a_stage_waits_does_not_stop_it(scene: Scene) -> None:
@@ -521,17 +358,6 @@ def test_each_turn_is_in_the_log_in_words(scene: Scene, caplog: pytest.LogCaptur
     assert "talker is loaded, after " in said
 
 
-def test_a_stage_says_how_it_is(scene: Scene) -> None:
-    stage, _ = scene.stage("thinker")
-    assert repr(stage) == "<Stage thinker not held, 0 requests>"
-    stage.note(["a"], ())
-    stage.begin()
-    assert repr(stage) == "<Stage thinker held, 1 requests>"
-    stage.end()
-    with suppress(NotRunning):
-        scene.daemon.kill()
-
-
 # --- new weights -------------------------------------------------------------------------
 
 
@@ -581,18 +407,6 @@ def test_weights_change_when_no_other_stage_starts(scene: Scene) -> None:
         assert other.status().starting == ()
     with stage.using():
         assert torch.equal(model(X), expected)
-
-
-def test_tied_weights_are_still_tied(scene: Scene) -> None:
-    stage, model = scene.connect("thinker"), nn.Module()
-    model.embed = nn.Embedding(4, 2)
-    model.head = nn.Linear(2, 4, bias=False)
-    model.head.weight = model.embed.weight
-    stage.memory.take({"": model})
-    with stage.memory.changing():
-        double(model)
-    with stage.using():
-        assert torch.equal(model.head.weight, model.embed.weight)
 
 
 def test_a_change_that_fails_changes_nothing(scene: Scene) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import NotRunning
-from swapd_client.vllm.start_turn import StartTurn, once_ranks_meet
+from swapd_client.vllm.start_turn import StartTurn
 from tests.plugin.gather import Gather
 
 #: A limit for hangs, in seconds.
@@ -87,21 +85,3 @@ def test_ranks_that_share_a_daemon_are_left_to_be_refused(daemons: list[spawn.Sp
         rank.result(PATIENCE_S)
     assert starting(daemons[0]) == []
     stage.end()
-
-
-def test_a_stage_without_a_daemon_is_told_the_command_to_run(tmp_path: Path) -> None:
-    with pytest.raises(NotRunning, match=r"'thinker' .*swapd serve"):
-        StartTurn("thinker", tmp_path).begin()
-
-
-def test_the_turn_is_asked_for_when_the_ranks_have_met() -> None:
-    module, calls = ModuleType("gpu_worker"), list[str]()
-
-    def meet(*args: int) -> None:
-        calls.append(f"meet {args}")
-
-    vars(module)["ensure_model_parallel_initialized"] = meet
-    with once_ranks_meet(module, lambda: calls.append("begin")):
-        vars(module)["ensure_model_parallel_initialized"](2, 1)
-    assert calls == ["meet (2, 1)", "begin"]
-    assert vars(module)["ensure_model_parallel_initialized"] is meet

@@ -77,18 +77,6 @@ def test_what_stays_is_added_up(scene: Scene) -> None:
     assert scene.daemon.status().evictions == 0, "all of it is in"
 
 
-def test_one_that_takes_turns_takes_nobodys_room(scene: Scene) -> None:
-    first, _ = scene.stage("thinker")
-    with first.using():
-        pass
-    second = scene.connect("talker")
-    second.memory.take({"": of(12)})
-    with second.using():
-        pass
-    with first.using():
-        assert leases(scene.daemon) == {"thinker": 1}
-
-
 def test_a_turn_has_to_fit_beside_what_stays_in_use_or_still_to_come(scene: Scene) -> None:
     stays = scene.connect("code2wav", **STAYS)
     stays.memory.take({"": of(8)})

@@ -179,16 +179,6 @@ def test_a_daemon_that_ends_in_a_step_costs_nothing_and_the_next_streams_again(
     assert status.peak_bytes == 6 * CHUNK
 
 
-def test_new_weights_stream_too(scene: Scene) -> None:
-    stage, model = streamed(scene, "thinker")
-    step(stage, model)
-    with stage.memory.changing(), torch.no_grad():
-        for parameter, new in zip(model.parameters(), Deep(7).parameters(), strict=True):
-            parameter.copy_(new)
-    for _ in range(2):
-        assert torch.equal(step(stage, model), Deep(7)(X))
-
-
 def test_what_fails_in_a_layer_leaves_the_window_usable(scene: Scene) -> None:
     stage, model = streamed(scene, "thinker")
 

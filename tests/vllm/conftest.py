@@ -29,7 +29,6 @@ TIMEOUT_WAITS = 3
 OF_OMNI = (
     "test_accounting.py",
     "test_ahead.py",
-    "test_worker_methods_of_omni.py",
     "test_deploy.py",
     "test_diffusion.py",
     "test_kv_cache.py",

@@ -41,15 +41,10 @@ class Diffusion:
         names = ("worker_extension_cls", "additional_config", "num_gpus", "enable_cpu_offload")
         return {name: getattr(made, name) for name in names}
 
-    def start(
-        self, *, native: bool = False, known: str = "", pipeline: Any = None, **given: Any
-    ) -> None:
-        """Build the stage. `native`: vllm-omni gets its pipeline by name. `known`: the pipeline is
-        one of vllm-omni's own.
-        """
+    def start(self, *, known: str = "", pipeline: Any = None, **given: Any) -> None:
+        """Build the stage. `known`: the pipeline is one of vllm-omni's own."""
         from vllm_omni.diffusion.data import OmniDiffusionConfig
         from vllm_omni.diffusion.executor.abstract import DiffusionExecutor
-        from vllm_omni.diffusion.registry import register_diffusion_model
         from vllm_omni.plugins import load_omni_general_plugins
 
         from swapd_client.vllm.cpu import keep_weights
@@ -57,14 +52,12 @@ class Diffusion:
         load_omni_general_plugins()  # as in a stage's process
 
         keep_weights()
-        module, _, name = PIPELINE.rpartition(".")
+        name = PIPELINE.rpartition(".")[2]
         custom = dict(pipeline or {})
         if known:
             name = known
             # vllm-omni writes films to files with it; no test does, and it is not installed
             sys.modules.setdefault("av", ModuleType("av"))
-        elif native:
-            register_diffusion_model(name, module, name)
         else:
             custom["pipeline_class"] = PIPELINE
         self._config = OmniDiffusionConfig.from_kwargs(

@@ -118,19 +118,6 @@ class Engine(Program):
             prompt_of = {"prompt_token_ids": list(prompt)}
             self._llm.llm_engine.add_request(number, prompt_of, settings, trace_headers=headers)
 
-    def see(self, prompt: Sequence[int], colour: Sequence[int], tokens: int) -> list[list[int]]:
-        """As `generate`, for one prompt with a picture of one colour (red, green, blue)."""
-        from PIL import Image
-        from vllm import SamplingParams
-
-        settings = SamplingParams(
-            max_tokens=tokens, temperature=0, detokenize=False, ignore_eos=True
-        )
-        picture = Image.new("RGB", (112, 112), tuple(colour))
-        prompt_of = {"prompt_token_ids": list(prompt), "multi_modal_data": {"image": picture}}
-        (done,) = self._llm.generate([prompt_of], settings, use_tqdm=False)
-        return [list(done.outputs[0].token_ids)]
-
     def step(self, times: int) -> list[list[int]]:
         """Make so many steps; returns the tokens of the open requests so far, in order."""
         for _ in range(times):

@@ -26,7 +26,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from swapd_client.vllm import scheduler
-from swapd_client.vllm.stage.kv_cache import KvTerms, Layer, LossReporting, StageCache
+from swapd_client.vllm.ranks import LossCounts
+from swapd_client.vllm.stage.kv_cache import KvTerms, Layer, StageCache
 
 BLOCK = 16
 PROMPT = list(range(40))
@@ -41,8 +42,8 @@ class Model:
     def __init__(
         self,
         lost_before: set[int],
-        reporting: LossReporting,
         *,
+        by_number: bool,
         prefixes: bool,
         fenced_in: Collection[int] = (),
     ) -> None:
@@ -52,8 +53,8 @@ class Model:
         self._steps = 0
         self.losses = 0
         component: Any = SimpleNamespace(name="model.kv", nbytes=0, lost=True)
-        terms = KvTerms("drop", prefixes, [Layer(0, 0)], reporting=reporting, block_tokens=[BLOCK])
-        self._cache = StageCache(component, terms)
+        terms = KvTerms("drop", prefixes, [Layer(0, 0)], by_number=by_number, block_tokens=[BLOCK])
+        self._cache = StageCache(component, terms, LossCounts())
         #: The contents of each block's slots: a number that depends on all tokens before.
         self._there: dict[int, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
@@ -134,7 +135,7 @@ def said(
     """
     kind = scheduler.AsyncScheduler if ahead else scheduler.Scheduler
     made = _scheduler(model, kind, prefixes=prefixes, ahead=ahead)
-    worker = Model({*lost_before}, LossReporting.BY_NUMBER, prefixes=prefixes, fenced_in=fenced_in)
+    worker = Model({*lost_before}, by_number=True, prefixes=prefixes, fenced_in=fenced_in)
     got: dict[str, list[int]] = {}
     running: deque[tuple[Any, Callable[[], ModelRunnerOutput]]] = deque()
     coming = ["a", "b"]
@@ -175,7 +176,7 @@ def _history(
 ) -> tuple[dict[str, list[int]], dict[str, int], int]:
     lost_before = {chance.randrange(1, 60) for _ in range(6)}
     made.reset_prefix_cache()
-    worker = Model(lost_before, LossReporting.BY_BLOCKS, prefixes=prefixes)
+    worker = Model(lost_before, by_number=False, prefixes=prefixes)
     got: dict[str, list[int]] = {}
     long = {f"{name}": chance.choice([5, 40, 64, 70, 100]) for name in range(8)}
     coming = [*long]

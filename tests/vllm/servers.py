@@ -233,15 +233,22 @@ def of_its_own(folder: Path) -> dict[str, str]:
     return environment(XDG_RUNTIME_DIR=str(runtime), XDG_STATE_HOME=str(folder))
 
 
-@contextmanager
-def under_swapd(folder: Path, path: Path, *arguments: str | Path) -> Iterator[Server]:
+def under_swapd(folder: Path, path: Path, *arguments: str | Path) -> closing[Server]:
     """The server at the socket `path` that `swapd run` with these arguments starts."""
+    command = [sys.executable, "-m", "swapd", "run", *arguments]
+    return closing(spawned("thinker", path, command, of_its_own(folder)))
+
+
+def spawned(
+    name: str, path: Path, command: Sequence[str | Path], variables: Mapping[str, str]
+) -> Server:
+    """The server at the socket `path` that this command starts. Does not wait for it."""
     ours, theirs = os.pipe()
-    server = Server("thinker", path, ours)
+    server = Server(name, path, ours)
     try:
         server.process = subprocess.Popen(
-            [sys.executable, "-m", "swapd", "run", *arguments],
-            env=of_its_own(folder),
+            command,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
@@ -250,10 +257,7 @@ def under_swapd(folder: Path, path: Path, *arguments: str | Path) -> Iterator[Se
         server.pid = server.process.pid
     finally:
         os.close(theirs)
-    try:
-        yield server
-    finally:
-        server.close()
+    return server
 
 
 def forked(
@@ -305,29 +309,11 @@ class Servers:
         self._started += 1
         path = self._folder / f"{name}{self._started}.sock"
         arguments = [*self._arguments(name, path), *flags]
-        if not as_users_do:
-            # with vLLM's routes for sleep
+        if as_users_do:
+            server = spawned(name, path, [VLLM, *arguments], environment())
+        else:  # with vLLM's routes for sleep
             server = forked(self._nursery, name, path, arguments, VLLM_SERVER_DEV_MODE="1")
-            return self._open.enter_context(closing(server))
-        ours, theirs = os.pipe()
-        server = Server(name, path, ours)
-        self._open.callback(server.close)
-        try:
-            self._run(server, arguments, theirs)
-        finally:
-            os.close(theirs)
-        return server
-
-    def _run(self, server: Server, arguments: Sequence[str], output: int) -> None:
-        server.process = subprocess.Popen(
-            [VLLM, *arguments],
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        server.pid = server.process.pid
+        return self._open.enter_context(closing(server))
 
     def _arguments(self, name: str, path: Path) -> list[str]:
         swapd = {"component": name, "endpoint": str(self._endpoint)}

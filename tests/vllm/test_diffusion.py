@@ -97,46 +97,43 @@ def all_of(policy: str) -> dict[str, str]:
     return {f"toy.{name}": policy for name in ("text_encoder", "core", "vae")}
 
 
+IN_TURN = {**all_of("alternating"), "toy.vae": "permanent"}
+SEQUENTIAL = {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"}
+
+
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "budget", "wanted", "said"),
     [
-        ({}, all_of("lru")),
-        ({"cpu_offload_enabled": True}, all_of("alternating")),
-        (
-            {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"},
-            all_of("sequential"),
-        ),
+        ({}, ROOM_FOR_THE_LARGEST, all_of("lru"), ""),
+        ({"cpu_offload_enabled": True}, ROOM_FOR_THE_LARGEST, all_of("alternating"), ""),
+        (SEQUENTIAL, ROOM_FOR_THE_LARGEST, all_of("sequential"), ""),
+        ({"enable_cpu_offload": True}, "12MiB", IN_TURN, "DiTs and encoders take turns"),
+        ({"cpu_offload_enabled": False}, "18MiB", all_of("permanent"), ""),
     ],
-    ids=["nothing said", "alternating", "sequential"],
+    ids=["nothing said", "alternating", "sequential", "in turn", "false"],
 )
 def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     stages: Scene,
     toy: Toy,
     expected: Expected,
     settings: dict[str, object],
+    budget: str,
     wanted: dict[str, str],
+    said: str,
 ) -> None:
-    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
+    daemon = stages.daemon(budget=budget)
     stage = toy(daemon, **settings)
     at_start = daemon.status().loads
     assert stage.draw_many(SEEDS) == expected[1]
     assert policies(daemon) == wanted
+    assert said in stage.log
     status = daemon.status()
-    assert status.evictions > 0
+    assert bool(status.evictions) == (wanted != all_of("permanent"))
     assert status.bytes_out == 0
     await_leases_back(daemon)
     assert status.loads - at_start <= 3 * len(SEEDS), "none comes in more than once for a request"
-
-
-def test_encoders_and_dits_take_turns_and_the_vae_stays(
-    stages: Scene, toy: Toy, expected: Expected
-) -> None:
-    daemon = stages.daemon(budget="12MiB")  # the DiT and the VAE
-    stage = toy(daemon, enable_cpu_offload=True)
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == {**all_of("alternating"), "toy.vae": "permanent"}
-    assert daemon.component("toy.vae").loads == 1
-    assert "DiTs and encoders take turns" in stage.log
+    loads = {c.name: c.loads for c in status.components if c.policy == "permanent"}
+    assert {*loads.values()} <= {1}
 
 
 @pytest.mark.parametrize(
@@ -188,70 +185,52 @@ def test_a_flag_of_the_stage_itself_does_what_the_option_does(
 
 
 @pytest.mark.parametrize(
-    ("theirs", "swapd"),
-    [(dict.fromkeys(FLAGS, True), {}), ({FLAGS[0]: True}, {FLAGS[1]: True})],
-    ids=["two flags", "a flag and an option"],
+    ("pipeline", "flag", "of_the_dit", "said"),
+    [
+        (
+            {"declares": {"_layerwise_offload_blocks_attrs": ["blocks.0"]}},
+            FLAGS[1],
+            {"toy.core/rest", "toy.core/blocks.0"},
+            "",
+        ),
+        (
+            {
+                "declares": {
+                    "_layerwise_offload_blocks_attrs": None,
+                    "_layerwise_offload_blocks_attr": "blocks.0",
+                }
+            },
+            FLAGS[1],
+            {"toy.core/rest", "toy.core/blocks.0"},
+            "",
+        ),
+        (
+            {"declares": {"_layerwise_offload_blocks_attrs": []}},
+            FLAGS[1],
+            {"toy.core"},
+            "'core' has no list of blocks that holds most of it",
+        ),
+        ({"absent": ["dit"]}, FLAGS[0], set(), "no DiT is found among its components"),
+        ({"absent": ["encoder"]}, FLAGS[0], {"toy.core"}, "no encoder is found among its comp"),
+    ],
+    ids=["attrs", "attr", "no blocks", "no DiT", "no encoder"],
 )
-def test_if_both_are_set_blocks_are_streamed(
+def test_what_takes_turns_or_streams_is_what_a_pipeline_declares_and_what_lacks_is_warned_of(
     stages: Scene,
     tmp_path: Path,
     expected: Expected,
-    theirs: dict[str, Any],
-    swapd: dict[str, Any],
-) -> None:
-    """Of two flags, vllm-omni's configuration has layerwise alone: it says nothing of that."""
-    daemon = stages.daemon(budget="8MiB")
-    on = on_swapd(daemon, "toy", **swapd)
-    stage = begin(stages, "toy", tmp_path, pipeline={"seed": 1}, **on, **theirs)
-    stage.result()
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert "core (8.02 MiB, streamed in " in stage.log
-    if swapd:
-        assert f"{FLAGS[1]} is set too, so {FLAGS[0]} is ignored" in stage.log
-
-
-@pytest.mark.parametrize(
-    "declares",
-    [
-        {"_layerwise_offload_blocks_attrs": ["blocks.0"]},
-        {"_layerwise_offload_blocks_attrs": None, "_layerwise_offload_blocks_attr": "blocks.0"},
-    ],
-    ids=["attrs", "attr"],
-)
-def test_the_blocks_that_stream_are_those_that_a_dit_declares_by_either_name(
-    stages: Scene, tmp_path: Path, expected: Expected, declares: dict[str, object]
+    pipeline: dict[str, Any],
+    flag: str,
+    of_the_dit: set[str],
+    said: str,
 ) -> None:
     daemon = stages.daemon()
-    given: dict[str, Any] = {"pipeline": {"seed": 1, "declares": declares}, FLAGS[1]: True}
+    given: dict[str, Any] = {"pipeline": {"seed": 1, **pipeline}, flag: True}
     stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
     stage.result()
     assert stage.draw_many(SEEDS) == expected[1]
-    of_the_dit = {name for name in policies(daemon) if name.startswith("toy.core")}
-    assert of_the_dit == {"toy.core/rest", "toy.core/blocks.0"}
-
-
-def test_a_dit_without_blocks_stays_whole_with_a_warning(
-    stages: Scene, tmp_path: Path, expected: Expected
-) -> None:
-    daemon = stages.daemon()
-    declares: dict[str, Any] = {"_layerwise_offload_blocks_attrs": []}
-    given: dict[str, Any] = {"pipeline": {"seed": 1, "declares": declares}, FLAGS[1]: True}
-    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
-    stage.result()
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert "'core' has no list of blocks that holds most of it" in stage.log
-
-
-@pytest.mark.parametrize(("absent", "said"), [("dit", "DiT"), ("encoder", "encoder")])
-def test_a_pipeline_without_components_that_could_take_turns_gets_a_warning(
-    stages: Scene, tmp_path: Path, expected: Expected, absent: str, said: str
-) -> None:
-    daemon = stages.daemon()
-    given: dict[str, Any] = {"pipeline": {"seed": 1, "absent": [absent]}, FLAGS[0]: True}
-    stage = begin(stages, "toy", tmp_path, **given, **on_swapd(daemon, "toy"))
-    stage.result()
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert f"no {said} is found among its components" in stage.log
+    assert {name for name in policies(daemon) if name.startswith("toy.core")} == of_the_dit
+    assert said in stage.log
 
 
 def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) -> None:
@@ -266,13 +245,6 @@ def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) ->
         "toy.vae": 1,
     }
     assert "on the GPU for good, once loaded: core, vae" in stage.log
-
-
-def test_false_said_in_words_is_to_stay(stages: Scene, toy: Toy, expected: Expected) -> None:
-    daemon = stages.daemon(budget="18MiB")
-    stage = toy(daemon, cpu_offload_enabled=False)
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == all_of("permanent")
 
 
 def test_all_of_it_can_be_one_component(stages: Scene, toy: Toy, expected: Expected) -> None:
@@ -359,39 +331,6 @@ def test_one_killed_in_a_request_costs_the_other_only_its_wait(
     assert daemon.status().bytes_out == 0
 
 
-def test_a_daemon_that_dies_in_a_request_does_not_stop_the_stage(
-    stages: Scene, tmp_path: Path, told: Path, expected: Expected
-) -> None:
-    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
-    stage = stopped(stages, tmp_path, told, daemon)
-    daemon.kill()
-    told.write_text("go on")
-    assert stage.result() == expected[2][0]
-    assert stage.draw_many(SEEDS) == expected[2]
-    assert "two has lost swapd" in stage.log
-    assert "two goes on without swapd" in stage.log
-
-
-def test_a_daemon_that_dies_while_a_dit_is_streamed_does_not_stop_the_stage(
-    stages: Scene, tmp_path: Path, told: Path, expected: Expected
-) -> None:
-    daemon = stages.daemon(budget="8MiB")
-    stage = stopped(stages, tmp_path, told, daemon, enable_layerwise_offload=True)
-    daemon.kill()
-    told.write_text("go on")
-    assert stage.result() == expected[2][0]
-    assert stage.draw_many(SEEDS) == expected[2]
-
-
-def test_a_daemon_that_dies_does_not_stop_what_is_one_component(
-    stages: Scene, toy: Toy, expected: Expected
-) -> None:
-    daemon = stages.daemon(budget="16MiB")
-    stage = toy(daemon, cpu_offload_enabled=True, cpu_offload_components=["."])
-    daemon.kill()
-    assert stage.draw_many(SEEDS) == expected[1]
-
-
 @pytest.mark.parametrize(
     ("budget", "settings"),
     [
@@ -453,54 +392,38 @@ def test_without_a_daemon_the_start_fails_with_the_command_to_run(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("ours", "theirs", "said"),
     [
-        ({"cpu_offload_enable": True}, "did you mean cpu_offload_enabled"),
+        ({"cpu_offload_enable": True}, {}, "did you mean cpu_offload_enabled"),
         (
             {"cpu_offload_enabled": True, "cpu_offload_components": ["transformer"]},
+            {},
             "names 'transformer'; this pipeline has text_encoder, core, vae, and '.' is the whole",
         ),
-        ({"cpu_offload_components": ["."]}, "does nothing without cpu_offload_enabled: true"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_at_start(
-    stages: Scene, tmp_path: Path, settings: dict[str, object], said: str
-) -> None:
-    daemon = stages.daemon()
-    stage = begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy", **settings))
-    assert said in refused(stage)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "said"),
-    [
+        ({"cpu_offload_components": ["."]}, {}, "does nothing without cpu_offload_enabled: true"),
         (
+            {},
             {"enable_distributed_layerwise_offload": True},
             "set enable_layerwise_offload instead of enable_distributed_layerwise_offload",
         ),
         (
+            {},
             {"diffusion_offload_config": {"mode": "layer", "components": ["text_encoder"]}},
             "set enable_layerwise_offload or enable_cpu_offload instead of it",
         ),
-        ({"parallel_config": {"use_hsdp": True, "hsdp_shard_size": 1}}, "set use_hsdp: false"),
-        ({"enable_sleep_mode": True}, "sleep and wake_up work without it"),
+        (
+            {},
+            {"parallel_config": {"use_hsdp": True, "hsdp_shard_size": 1}},
+            "set use_hsdp: false",
+        ),
+        ({}, {"enable_sleep_mode": True}, "sleep and wake_up work without it"),
     ],
 )
-def test_what_else_moves_weights_is_refused_at_start(
-    stages: Scene, tmp_path: Path, theirs: dict[str, Any], said: str
+def test_settings_that_make_no_sense_and_what_else_moves_weights_are_refused_at_start(
+    stages: Scene, tmp_path: Path, ours: dict[str, object], theirs: dict[str, Any], said: str
 ) -> None:
-    daemon = stages.daemon()
-    stage = begin(stages, "toy", tmp_path, **on_swapd(daemon, "toy"), **theirs)
+    stage = begin(stages, "toy", tmp_path, **on_swapd(stages.daemon(), "toy", **ours), **theirs)
     assert said in refused(stage)
-
-
-def test_a_flag_that_contradicts_the_options_is_refused_at_start(
-    stages: Scene, tmp_path: Path
-) -> None:
-    on = on_swapd(stages.daemon(), "toy", cpu_offload_enabled=True)
-    said = refused(begin(stages, "toy", tmp_path, **on, enable_cpu_offload=True))
-    assert "additional_config.swapd.cpu_offload_enabled and enable_cpu_offload each say" in said
-    assert "enable_cpu_offload is the stage's own flag" in said
 
 
 def test_what_the_deploy_file_says_arrives_at_the_worker(stages: Scene, tmp_path: Path) -> None:
@@ -584,15 +507,6 @@ def test_a_stage_that_ends_leaves_nothing(stages: Scene, toy: Toy) -> None:
     await_components(daemon)
 
 
-def test_another_pipeline_may_take_its_place(stages: Scene, toy: Toy, expected: Expected) -> None:
-    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
-    stage = toy(daemon)
-    assert stage.draw_many(SEEDS) == expected[1]
-    stage.build_again()
-    assert stage.draw_many(SEEDS) == expected[1]
-    assert policies(daemon) == all_of("lru")
-
-
 @pytest.mark.parametrize("more", [{"compile": "regional"}, {"compile": "full"}, {"cache": True}])
 def test_compiled_or_cached_it_draws_what_it_does_without_swapd(
     stages: Scene, tmp_path: Path, expected: Expected, more: dict[str, Any]
@@ -609,18 +523,6 @@ def test_compiled_or_cached_it_draws_what_it_does_without_swapd(
     assert daemon.status().evictions > 0
     if more.get("compile") == "regional":
         assert "Regional compilation applied to 8 module(s)" in stage.log
-
-
-def test_a_pipeline_that_vllm_omni_knows_is_loaded_by_the_same_steps(
-    stages: Scene, tmp_path: Path
-) -> None:
-    daemon = stages.daemon(budget=ROOM_FOR_THE_LARGEST)
-    plain = begin(stages, "plain", tmp_path, native=True)
-    stage = begin(stages, "toy", tmp_path, native=True, **on_swapd(daemon, "toy"))
-    plain.result()
-    stage.result()
-    assert stage.draw_many(SEEDS) == plain.draw_many(SEEDS)
-    assert policies(daemon) == all_of("lru")
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,6 @@ class Answers(NamedTuple):
     """The answers of plain vLLM, by model."""
 
     prompts: Said
-    alone: Said
     long: Said
 
 
@@ -63,7 +62,7 @@ def answers(models: Path, nursery: Nursery) -> Answers:
         started = made.start(
             *(plain(made.models / name, **options(prefixes=False)) for name in NAMES)
         )
-        asked = (PROMPTS, TOKENS), (ALONE, TOKENS), (LONG, LONG_TOKENS)
+        asked = (PROMPTS, TOKENS), (LONG, LONG_TOKENS)
         return Answers(
             *(
                 {one.label: [one.generate(few, tokens) for few in prompts] for one in started}
@@ -133,23 +132,6 @@ def copied_out(daemon: Daemon) -> dict[str, int]:
         nbytes = order.nbytes if order.only is None else sum(n for _, n in order.only)
         found[order.name] = found.get(order.name, 0) + nbytes
     return found
-
-
-def test_a_cache_is_dropped_between_requests_and_nothing_is_copied_out(
-    scene: Scene, answers: Answers
-) -> None:
-    daemon = scene.daemon(budget=BUDGET)
-    serve(
-        scene,
-        daemon,
-        "drop",
-        expected=answers.alone,
-        prefixes=False,
-        finish_within_s=10,
-        prompts=ALONE,
-        multiprocessing=True,
-    )
-    assert daemon.status().bytes_out == 0
 
 
 def test_what_requests_in_flight_have_is_saved_when_a_turn_ends_inside_of_them(

@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from tests.vllm.engines import MIB, Nursery, Scene
 from tests.vllm.test_refused import refused
 
@@ -60,21 +58,22 @@ def problem(layers: list[str], prefixes: bool, of_omni: dict[str, Any]) -> str |
     return kv.problem_with(cache, config, KvTerms("auto", prefixes, ()), apart=False)
 
 
-@pytest.mark.parametrize(
-    ("layers", "prefixes", "of_omni", "said"),
-    [
-        (["full"], True, {}, None),
-        (["full", "sliding"], False, {}, None),
-        (["full", "sliding"], True, {}, "set enable_prefix_caching: false"),
-        (["full", "mamba"], True, {}, "MambaSpec: swapd has not been tested with it"),
-        (["mamba"], False, {}, "MambaSpec: swapd has not been tested with it"),
-        (["full"], False, {"need_send_cache": True}, "leave out omni_kv_config.need_send_cache"),
-        (["full"], False, {"need_recv_cache": True}, "leave out omni_kv_config.need_recv_cache"),
-        (["full"], False, {"need_recv_cache": False}, None),
-    ],
-)
-def test_layers_and_transfers_that_do_not_go_with_it(
-    nursery: Nursery, layers: list[str], prefixes: bool, of_omni: dict[str, Any], said: str | None
-) -> None:
-    found = nursery.call(f"{__name__}:problem", layers, prefixes, of_omni)
-    assert (found is None) if said is None else said in found
+CASES: list[tuple[list[str], bool, dict[str, Any], str | None]] = [
+    (["full"], True, {}, None),
+    (["full", "sliding"], False, {}, None),
+    (["full", "sliding"], True, {}, "set enable_prefix_caching: false"),
+    (["full", "mamba"], True, {}, "MambaSpec: swapd has not been tested with it"),
+    (["mamba"], False, {}, "MambaSpec: swapd has not been tested with it"),
+    (["full"], False, {"need_send_cache": True}, "leave out omni_kv_config.need_send_cache"),
+    (["full"], False, {"need_recv_cache": True}, "leave out omni_kv_config.need_recv_cache"),
+    (["full"], False, {"need_recv_cache": False}, None),
+]
+
+
+def problems() -> list[str | None]:
+    return [problem(*asked) for *asked, _ in CASES]  # type: ignore[arg-type]
+
+
+def test_layers_and_transfers_that_do_not_go_with_it(nursery: Nursery) -> None:
+    for found, (*asked, said) in zip(nursery.call(f"{__name__}:problems"), CASES, strict=True):
+        assert (found is None) if said is None else said in found, asked

@@ -128,13 +128,6 @@ def test_what_of_a_cache_could_not_be_saved_is_computed_again(scene: Scene) -> N
             assert [tokens for tokens, _, _ in engine.result()] == said[engine.label]
 
 
-def test_the_runner_alone_says_the_same(scene: Scene, expected: Expected) -> None:
-    engine = process(scene, "talker")
-    options = {"worker_cls": worker("PlainARWorker"), **AR}
-    engine.start(**plain(scene.models / "talker", **options))
-    assert engine.generate(REQUESTS[0], TOKENS) == expected["talker"][0]
-
-
 @pytest.mark.parametrize("careless", ["NoLeaseWhileSampling", "NoLeaseWhileExecuting"])
 def test_a_lease_that_ends_too_early_is_a_fault(scene: Scene, careless: str) -> None:
     """So the tests above would fail with it."""

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from tests.vllm.engines import Nursery
 
 
@@ -46,21 +44,12 @@ CASES: Mapping[str, tuple[bool, dict[str, int]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def said(nursery: Nursery) -> dict[str, str]:
-    """The refusals of configurations with only the fields that the plugin reads."""
+def test_ranks_outside_the_order_are_refused_with_what_to_set_and_replicas_are_not(
+    nursery: Nursery,
+) -> None:
+    """Configurations with only the fields that the plugin reads."""
     asked = [(experts, ONE_EACH | sizes) for experts, sizes in CASES.values()]
     answers = nursery.call(f"{__name__}:{refusals.__name__}", asked)
-    return dict(zip(CASES, answers, strict=True))
-
-
-@pytest.mark.parametrize("what", [what for what in CASES if what])
-def test_ranks_outside_the_order_are_refused_with_what_to_set(
-    said: dict[str, str], what: str
-) -> None:
-    assert said[what].startswith("stage 'thinker': ")
-    assert f"set {what}" in said[what]
-
-
-def test_replicas_by_themselves_are_not(said: dict[str, str]) -> None:
-    assert said[""] == ""
+    for what, said in zip(CASES, answers, strict=True):
+        assert said.startswith("stage 'thinker': ") if what else not said
+        assert (f"set {what}" in said) == bool(what)

@@ -72,11 +72,15 @@ IN_TURN = {"enable_cpu_offload": True}
 SEQUENTIAL = {"cpu_offload_enabled": True, "cpu_offload_strategy": "sequential"}
 BY_BLOCK = {"enable_layerwise_offload": True}
 WHOLE = {"cpu_offload_enabled": True, "cpu_offload_components": ["."]}
+#: As flags of the stage itself, not in swapd's options.
+OWN_IN_TURN, OWN_BY_BLOCK = dict(IN_TURN), dict(BY_BLOCK)
 
 
 @pytest.mark.parametrize(
     ("name", "cache", "budget", "settings"),
     [
+        pytest.param(QWEN, "", "18MiB", OWN_IN_TURN, id="Qwen-Image: in turn, its own flag"),
+        pytest.param(WAN, "", "16MiB", OWN_BY_BLOCK, id="Wan: block by block, its own flag"),
         pytest.param(WAN, "", "12MiB", {}, id="Wan: nothing said"),
         pytest.param(WAN, "", "12MiB", SEQUENTIAL, id="Wan: sequential"),
         pytest.param(WAN, "", "18MiB", IN_TURN, id="Wan: in turn"),
@@ -112,7 +116,9 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     settings: dict[str, object],
 ) -> None:
     daemon = stages.daemon(budget=budget)
-    swapd = {"endpoint": str(daemon.folder), "component": "dit", **settings}
+    own = settings if settings is OWN_IN_TURN or settings is OWN_BY_BLOCK else {}
+    given = {} if own else settings
+    swapd = {"endpoint": str(daemon.folder), "component": "dit", **given}
     stage = begin(
         stages,
         "dit",
@@ -120,6 +126,7 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
         worker_extension_cls="swapd_client.vllm.diffusion.DiffusionExtension",
         additional_config={"swapd": swapd},
         **CACHES[cache],
+        **own,
     )
     stage.result()
     drawn = expected[name, cache]
@@ -133,35 +140,3 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     assert status.bytes_out == 0
     if settings is not WHOLE:
         assert status.evictions > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "budget", "flag"),
-    [
-        pytest.param(QWEN, "18MiB", IN_TURN, id="Qwen-Image: in turn"),
-        pytest.param(WAN, "16MiB", BY_BLOCK, id="Wan: block by block"),
-    ],
-)
-def test_it_is_the_same_where_a_flag_of_the_stage_itself_says_what_goes_in_and_out(
-    stages: Scene,
-    checkpoints: Path,
-    expected: Expected,
-    name: str,
-    budget: str,
-    flag: dict[str, Any],
-) -> None:
-    daemon = stages.daemon(budget=budget)
-    stage = begin(
-        stages,
-        "dit",
-        checkpoints / name,
-        worker_extension_cls="swapd_client.vllm.diffusion.DiffusionExtension",
-        additional_config={"swapd": {"endpoint": str(daemon.folder), "component": "dit"}},
-        **flag,
-    )
-    stage.result()
-    assert [stage.film(seed, STEPS) for seed in (1, 2)] == expected[name, ""]
-    await_leases_back(daemon)
-    status = daemon.status()
-    assert sum(c.nbytes for c in status.components) > 17 << 20, "all of it is swapd's"
-    assert status.evictions > 0

@@ -58,10 +58,7 @@ POLL_MAX_S = 1e6
 
 
 class Line:
-    """A socket that one thread uses at a time, and that any thread may close.
-
-    Use or closing of a ZeroMQ socket by two threads at once ends the process.
-    """
+    """A socket that one thread uses at a time; two at once would end the process."""
 
     __slots__ = ("_closing", "_lock", "_users", "socket", "unheard")
 
@@ -87,11 +84,7 @@ class Line:
                     self.socket.close(linger=0)
 
     def close(self) -> bool:
-        """Close it after its user, which leaves at once when the session ends.
-
-        False if the user is the caller itself, in a signal handler: then the interrupted call
-        closes it.
-        """
+        """Close it after its user; False if that is the caller, interrupted: it closes it then."""
         with self._lock:
             if self._users:
                 self._closing = True
@@ -138,10 +131,7 @@ class ChannelFactory:
         self._left.append(line)
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
-        """A connected socket of `context`'s kind, blocking or awaited.
-
-        Raises: ClientClosed, LimitReached.
-        """
+        """A connected socket of `context`'s kind. Raises: ClientClosed, LimitReached."""
         need_descriptors(CHANNEL_DESCRIPTORS, "a thread, or loop, that asks the daemon")
         if not self._has_threads:
             need_threads(ZMQ_THREADS, "ZeroMQ")
@@ -271,10 +261,7 @@ class Channel:
             raise
 
     def collect(self, request: int, within_s: float) -> AnyReply | None:
-        """The reply to an earlier `ask`, which may be a refusal; None if it does not come in time.
-
-        Raises: the error that ended the session.
-        """
+        """The reply to an `ask`; None if it does not come in time. Raises why the session ended."""
 
         def collect(socket: "zmq.Socket[bytes]") -> AnyReply | None:
             self._session.check()
@@ -291,18 +278,14 @@ class Channel:
             raise _closed(self._session, exc) from exc
 
     def _poll(self, within_s: float) -> bool:
-        """Wait for a reply; return whether there is one. Raises: the error that ended the
-        session."""
+        """Wait for a reply; return whether there is one. Raises as `send`."""
         ready = self._poller.poll(int(within_s * 1000))
         if ready and ready[0][0] is not self._line.socket:
             self._session.check()
         return bool(ready)
 
     def abandon(self, request: int) -> None:
-        """Cancel an earlier `ask`, even if it has been granted meanwhile.
-
-        Blocks as `send`.
-        """
+        """Cancel an `ask`, even if it was granted meanwhile. Blocks as `send`."""
         self._asked.pop(request, None)
         self.send(Cancel(self._session.next_id(), request))
 

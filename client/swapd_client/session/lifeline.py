@@ -42,11 +42,6 @@ RETRY_S = 0.5
 _SAME = "install the same version of swapd on both sides"
 
 
-def _never() -> float:
-    """There is nothing to sweep."""
-    return inf
-
-
 class Lifeline:
     """One connection to one daemon. `send` may be called in any thread."""
 
@@ -58,7 +53,7 @@ class Lifeline:
         self.folder = find(endpoint)
         #: Wakes the thread. Its `sweep` returns the seconds until it is to be called again.
         self._bell = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self.sweep: Callable[[], float] = _never
+        self.sweep: Callable[[], float] = lambda: inf
         try:
             self._sock, self._daemon_pid = open_lifeline(self.folder, answer_s)
         except BaseException:
@@ -68,10 +63,7 @@ class Lifeline:
         self._thread: threading.Thread | None = None
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
-        """The daemon's welcome, and the board's descriptor, which the caller then owns.
-
-        Raises: BadRequest, DaemonGone, NotAnswering, VersionMismatch, or the daemon's refusal.
-        """
+        """The daemon's welcome, and the board's descriptor, the caller's. Raises as `Session`."""
         if problem := problem_with_text("the label", label):
             raise BadRequest(problem)
         self._sock.settimeout(self._answer_s)
@@ -149,10 +141,7 @@ class Lifeline:
         return is_alive(self._daemon_pid)
 
     def let_go(self, token: bytes) -> None:
-        """Tell the daemon after `close` that nothing of that session is mapped here.
-
-        Blocks until it knows, for LET_GO_S at most. No-op if the daemon is gone.
-        """
+        """Tell the daemon that nothing is mapped here; blocks until it knows, LET_GO_S at most."""
         with suppress(SwapdError, OSError):
             with find(self._endpoint) as folder:
                 sock, _ = open_lifeline(folder, LET_GO_S)
@@ -197,8 +186,7 @@ class Lifeline:
             on_end(None)
 
     def _await_message(self) -> bool:
-        """Sweep, then wait for a message, the bell, or the time of the next sweep; return whether
-        there is a message."""
+        """Sweep, then wait for the next sweep; return whether there is a message."""
         try:
             after_s = self.sweep()
         except Exception:  # what a sweep missed, the next one finds

@@ -36,18 +36,11 @@ class AsyncChannel:
         self._socket.close()
 
     def send(self, request: AnyRequest) -> None:
-        """Send without waiting for a reply. Never blocks: open requests bound the number of
-        messages.
-
-        Raises: BadRequest if it is too long.
-        """
+        """Send without waiting for a reply. Never blocks. Raises: BadRequest if it is too long."""
         self._socket.send(encoded(request))
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-        """Send and wait for the reply, which may be a refusal.
-
-        Raises as `Channel.call`; BadRequest too if UNANSWERED_MAX others wait for their replies.
-        """
+        """Send and wait for the reply. Raises as `Channel.call`; BadRequest for too many waits."""
         self._session.check()
         if len(self._replies) >= UNANSWERED_MAX:
             raise BadRequest(

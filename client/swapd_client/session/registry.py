@@ -25,8 +25,8 @@ from swapd_client.memory.part import Claim, Part
 from swapd_client.memory.place import Place
 from swapd_client.memory.sources import layout_of
 from swapd_client.session.endpoint import need_descriptors
+from swapd_client.session.files import Masters
 from swapd_client.session.life import Life
-from swapd_client.session.masters import Masters
 from swapd_client.session.processor import Processor
 from swapd_client.session.told import Told
 
@@ -95,11 +95,7 @@ class Registry:
         part_of: str = "",
         stays: bool = False,
     ) -> Part:
-        """Reserve a range for `source`, or take over its range if it was a component before.
-
-        Nothing is copied or rebound yet. On a GPU it blocks for a moment the first time. Raises:
-        DeviceUnavailable on a GPU; InvalidSource if `stays` is set and it cannot keep its address.
-        """
+        """Reserve a range, or take over a former one. Raises: DeviceUnavailable, InvalidSource."""
         self._life.check()
         with self._lock:
             if name in self.parts:
@@ -185,11 +181,7 @@ class Registry:
         )
 
     def fill(self, part: Part) -> None:
-        """Copy the source into the host copy that the daemon has sent. Blocks for the copy.
-
-        If another process has filled it, compare instead: the daemon only knows that both processes
-        named the same source. Raises: OtherBytes if the bytes differ.
-        """
+        """Copy into the host copy, or compare with another's. Blocks. Raises: OtherBytes."""
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
         if part.nbytes and message.filled:
@@ -209,8 +201,7 @@ class Registry:
         self._processor.attempt(part.where.give_up_private)
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
-        """Prepare to register these again without sharing: the shared bytes differ from the
-        files."""
+        """Register these again without sharing: the shared bytes differ from the files."""
         log.warning(
             "the bytes that another process shares as %r differ from the files: they are "
             "read from the files instead. swapd status shows that process",
@@ -243,11 +234,7 @@ class Registry:
     # --- in use --------------------------------------------------------------------------
 
     def map_master(self, part: Part) -> int | None:
-        """A private mapping of a component's host copy, which the caller frees (`part.span` bytes).
-
-        None if it is no longer a component: its bytes are then private memory. The host copy of a
-        mutable component has the bytes as last written back.
-        """
+        """A private mapping of its host copy, the caller's to free; None if there is none."""
         with self._lock:  # a host copy stays open until its component is removed
             return part.map_master() if self.parts.get(part.name) is part else None
 
@@ -261,11 +248,7 @@ class Registry:
             raise DeviceMemoryExhausted(f"{part.name!r} stays registered: {exc}") from exc
 
     def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
-        """Make a component's tensors private memory, with the same values and addresses.
-
-        On a GPU it blocks for the copy. Raises there: DeviceMemoryExhausted, DeviceFailed; then the
-        range is unmapped.
-        """
+        """Make tensors private memory. Raises on a GPU: DeviceMemoryExhausted, DeviceFailed."""
         assert part.master is not None
         try:
             is_saved = self._board.is_saved(part.slot, part.where.generation)
@@ -306,11 +289,7 @@ class Registry:
         part.close()
 
     def _keep(self, part: Part) -> None:
-        """Remember its private memory, so that its tensors can be registered with the next daemon.
-
-        Memory from `unregister` or `close` is not remembered: the caller may share it with tensors
-        that are unknown to swapd.
-        """
+        """Remember private memory for the next daemon; that of `unregister` may be shared."""
         if part.where.taken_over or self.deserted:
             found = Former(part.where, part.layout.spans(part.address))
             former.keep(self._processor.key, found)

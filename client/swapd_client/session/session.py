@@ -14,11 +14,9 @@ from pathlib import Path
 from swapd.shared import protocol
 from swapd.shared.board import Board
 from swapd.shared.fds import OwnedFd
-from swapd.shared.runtime_dir import Folder
 from swapd_client.errors import (
     ClientClosed,
     DaemonGone,
-    NotAnswering,
     SessionEnded,
     SessionFenced,
     SwapdError,
@@ -29,12 +27,10 @@ from swapd_client.leases.leases import Leases
 from swapd_client.memory.part import Part
 from swapd_client.session import ending
 from swapd_client.session.endpoint import need_descriptors, need_threads
-from swapd_client.session.files import Files
+from swapd_client.session.files import Files, Masters
 from swapd_client.session.gpu import Gpu
-from swapd_client.session.host import Host
 from swapd_client.session.life import Life
 from swapd_client.session.lifeline import ANSWER_S, Lifeline
-from swapd_client.session.masters import Masters
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
 from swapd_client.session.told import Told
@@ -50,10 +46,7 @@ class Session:
     """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
-        """Connect and shake hands, each within `answer_s`.
-
-        Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone, LimitReached.
-        """
+        """Connect in `answer_s`. Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone."""
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
@@ -70,7 +63,12 @@ class Session:
         self.told = Told()
         self._files = Files(self.welcome.chunks_per_file)
         self._masters = Masters(self.life)
-        self.processor: Processor = self._make_processor()
+        on_gpu = self.welcome.device.startswith("cuda")
+        self.processor: Processor = (
+            Gpu(self.welcome, self._files, self._board)
+            if on_gpu
+            else Processor(self.welcome, self._files, self.life.lock)
+        )
         self.registry = Registry(
             self.life,
             self.processor,
@@ -79,25 +77,21 @@ class Session:
             self.told,
             self.welcome.chunk_bytes,
         )
-        parts = self.registry.parts
+        #: The components registered by this process, by name.
+        self.components = parts = self.registry.parts
         self.arrivals = Arrivals(self.life, self.processor, self._board, parts)
         self.leases = Leases(
             self.life, self.processor, parts, self.arrivals, strict=self.welcome.strict
         )
+        #: What its parts do for both clients: each hit calls `check`.
+        self.check, self.own = self.life.check, self.registry.own
+        self.forget_master = self._masters.forget
+        self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
+        self.not_answering = self._lifeline.not_answering
         self._ids = 0
         self._closed = False
         self._lifeline.listen(self._on_message, self._on_end)
         _alive.add(self)
-
-    def _make_processor(self) -> Processor:
-        if self.welcome.device.startswith("cuda"):
-            return Gpu(self.welcome, self._files, self._board)
-        return Host(self.welcome, self._files, self.life.lock)
-
-    @property
-    def folder(self) -> Folder:
-        """The daemon's runtime folder, open until `close`."""
-        return self._lifeline.folder
 
     def __repr__(self) -> str:
         return f"<Session {self.welcome.session} at {self.endpoint}>"
@@ -109,10 +103,6 @@ class Session:
             self._ids += 1
             return self._ids
 
-    def check(self) -> None:
-        """Raise the reason if requests are not possible any more."""
-        self.life.check()
-
     @property
     def forked(self) -> bool:
         """Whether this is another process than the one that connected."""
@@ -122,19 +112,6 @@ class Session:
     def error(self) -> SwapdError | None:
         """The reason for the session's end, or None."""
         return self.life.error
-
-    @property
-    def components(self) -> dict[str, Part]:
-        """The components registered by this process, by name."""
-        return self.registry.parts
-
-    def own(self, name: str) -> Part:
-        """One of them. Raises: UnknownComponent."""
-        return self.registry.own(name)
-
-    def not_answering(self, timeout_s: float) -> NotAnswering:
-        """The error if the daemon did not answer within that."""
-        return self._lifeline.not_answering(timeout_s)
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the error of a refusal."""
@@ -158,24 +135,12 @@ class Session:
         """The host copy made for a request, which the caller then owns. Raises: SessionEnded."""
         return self._masters.take(request)[1]
 
-    def forget_master(self, request: int) -> None:
-        """Close a requested host copy that is not needed, now or when it comes."""
-        self._masters.forget(request)
-
     def sweeps(self, sweep: Callable[[], float]) -> None:
-        """The lifeline's thread calls `sweep` after each message, and within the seconds that it
-        returned; or when `ring` is called."""
+        """The lifeline calls `sweep` after messages, `ring`, and the seconds that it returned."""
         self._lifeline.sweep = sweep
 
-    def ring(self) -> None:
-        """Have the lifeline's thread sweep now. May be called anywhere."""
-        self._lifeline.ring()
-
     def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
-        """Send releases of leases that nobody uses; return False if that would block.
-
-        Requests on other channels may overtake them.
-        """
+        """Send releases; False if that would block. Other channels' requests may overtake them."""
         return self._lifeline.try_send(protocol.GivenBack(releases))
 
     # --- the lifeline --------------------------------------------------------------------
@@ -220,8 +185,7 @@ class Session:
         return self.processor.attempt(part.where.revoke, generation)
 
     def _drop(self, drop: protocol.Drop) -> None:
-        """Drop chunks and confirm it; without a confirmation the daemon ends the session in
-        time."""
+        """Drop chunks and confirm it: without that, the daemon ends the session in time."""
         if self.processor.drop(self.registry.all(), drop.numbers):
             self._lifeline.send(protocol.Dropped(drop.ticket))
 
@@ -277,10 +241,7 @@ class Session:
     # --- the end -------------------------------------------------------------------------
 
     def _cut_off(self, error: SwapdError) -> None:
-        """The daemon goes on without this session, and others will use the chunks that it holds.
-
-        The daemon keeps the chunks of mutable components for this process.
-        """
+        """The daemon goes on without this session; others will use its chunks of clean parts."""
         clean = [part for part in self.registry.all() if not part.mutable]
         self.processor.cut_off(clean, partial(self._end, error))
 
@@ -302,10 +263,7 @@ class Session:
         self.life.tell(error)
 
     def close(self, *, keep: bool = True) -> None:
-        """End the session: every component becomes private memory, with its weights.
-
-        Without `keep` their ranges are unmapped instead. Idempotent.
-        """
+        """End it: components become private memory, unmapped without `keep`. Idempotent."""
         if self.life.left_to_parent:  # first: the lock may be held for good
             return
         with self.life.lock:

@@ -1,4 +1,4 @@
-"""Starts a daemon for this user if there is none; it ends after its last session.
+"""Opens a client's session; starts a daemon for it if there is none, which ends after the last.
 
 If several processes start one in a folder at once, the process that locks `starting` in the runtime
 folder starts it, and the others wait. The daemon inherits that lock and keeps it, so the starting
@@ -15,14 +15,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from swapd.shared import config, runtime_dir
+from swapd.shared.config import DEVICE_NAME
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
-from swapd_client.errors import DaemonGone, NotAnswering, NotRunning, StartFailed
+from swapd_client.errors import DaemonGone, InvalidSettings, NotAnswering, NotRunning, StartFailed
+from swapd_client.session.endpoint import label_of, resolve
+from swapd_client.session.session import Session
 
 T = TypeVar("T")
 _pause = time.sleep
@@ -48,14 +52,33 @@ _LOG_MAX_BYTES = 1 << 20
 _SAID_BYTES = 4096
 
 
+def open_session(
+    endpoint: str | os.PathLike[str] | None,
+    device: str | None,
+    label: str | None,
+    timeout: float,
+    *,
+    start: bool,
+    budget: int | str | None,
+) -> Session:
+    """Open the session of `connect`. Blocks and raises as `connect` does."""
+    if isinstance(endpoint, str) and DEVICE_NAME.fullmatch(endpoint):
+        if device not in (None, endpoint):
+            raise InvalidSettings(f"connect({endpoint!r}, device={device!r}) names two devices")
+        endpoint, device = None, endpoint
+    folder = resolve(endpoint, device)
+    opened = partial(Session, folder, label_of(label), timeout)
+    if start:
+        return connected(folder.absolute(), device, budget, opened)
+    if budget is not None:
+        raise InvalidSettings("budget= is for a daemon that connect starts: add start=True")
+    return opened()
+
+
 def connected(
     folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
 ) -> T:
-    """The result of `connect`, once a daemon serves `folder`; starts one if there is none.
-
-    Blocks until it serves, for START_S at most. Raises: StartFailed, and as `connect`, except that
-    there is no daemon.
-    """
+    """The result of `connect`; starts a daemon if there is none. Blocks. Raises: StartFailed."""
     give_up = time.monotonic() + START_S
     while True:
         try:
@@ -104,10 +127,7 @@ def _command(folder: Path, device: str | None, budget: int | str | None) -> list
 
 
 def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) -> bool:
-    """Start the daemon, which inherits `lock`. Raises: StartFailed with the daemon's own message.
-
-    False if a daemon started by other means has the folder, and does not serve yet, or any more.
-    """
+    """Start the daemon; False if another one has the folder. Raises: StartFailed."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
         folder.open(DAEMON_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log,
@@ -135,10 +155,7 @@ def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) ->
 
 
 def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd) -> int:
-    """Start the daemon outside of this process's children and session; return its process id.
-
-    So it survives programs that end a process's children, or its group, as Ray and terminals do.
-    """
+    """Start the daemon, its id: no child of this process, which may be ended with all of them."""
     between = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _BETWEEN, *command],
         stdin=subprocess.DEVNULL,

@@ -17,10 +17,7 @@ class Told:
         self._listeners: list[Callable[[], None]] = []
 
     def when_wanted(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in the lifeline's thread when `wanted` grows, or `hurried` becomes true.
-
-        It must not block.
-        """
+        """Call `listener`, which must not block, when `wanted` or `hurried` grows."""
         self._listeners.append(listener)
 
     def hear(self, message: protocol.Wanted | protocol.Hurry) -> None:

@@ -23,25 +23,16 @@ _CAST = ("F16", "BF16", "F32", "F64")
 BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
 
-def nbytes_of(model: str, stage: str) -> int | None:
-    """The bytes of a stage's tensors in its files; None if unknown. See `tensors_of`."""
-    tensors = tensors_of(model, stage)
-    return None if tensors is None else sum(one.nbytes for one in tensors)
-
-
-def loaded_bytes(model: str, stage: str, item_bytes: int) -> int | None:
-    """As `nbytes_of`, with numbers of 16 bits and more cast to the model's, of `item_bytes`."""
-    tensors = tensors_of(model, stage)
-    if tensors is None:
+def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
+    """A stage's bytes in its files, cast to `item_bytes` if given; None if unknown."""
+    if (tensors := tensors_of(model, stage)) is None:
         return None
-    return sum(
-        prod(one.shape) * item_bytes if one.dtype in _CAST else one.nbytes for one in tensors
-    )
+    cast = _CAST if item_bytes else ()
+    return sum(prod(one.shape) * item_bytes if one.dtype in cast else one.nbytes for one in tensors)
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """A stage's tensors: those that begin with its name, and borrowed ones; if there are none of
-    its name, all; None if unknown."""
+    """Tensors that begin with the stage's name, or are borrowed, else all; None if unknown."""
     folder = Path(model) if Path(model).is_dir() else _cached(model)
     if folder is None:
         return None

@@ -21,7 +21,6 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
 
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
-from swapd_client.vllm.in_context import during
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.own_flags import take_over
 from swapd_client.vllm.pipeline import Components, Whole, as_whole
@@ -29,7 +28,7 @@ from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.start_turn import StartTurn
 from swapd_client.vllm.weight_move import WeightMove
-from swapd_client.vllm.worker_start import gather, number_of
+from swapd_client.vllm.worker_start import during, gather, number_of
 
 if TYPE_CHECKING:
 
@@ -78,18 +77,13 @@ class _Swapd:
         self.loading = ExitStack()
 
     def begin_loading(self, nbytes: int | None) -> None:
-        """Reserve a workspace to load in, and take the turn to start, so that no other stage
-        measures.
-
-        Until `loading` is closed, also if this raises.
-        """
+        """Reserve a workspace, and take the turn to start, until `loading` is closed."""
         self.loading.callback(self._start.end)
         self._start.begin(self._share)
         self.loading.enter_context(self.stage.memory.loading(nbytes))
 
     def take(self, pipeline: Any) -> int:
-        """Move a pipeline's weights into swapd; return the bytes. Raises as `Components`,
-        `Whole`."""
+        """Move a pipeline's weights into swapd; their bytes. Raises as `Components`, `Whole`."""
 
         def take(outside: Mapping[str, Tensor], aliases: Sequence[Tensor]) -> int:
             if self.whole:
@@ -110,10 +104,7 @@ class _Swapd:
 
 
 class _Overriding(type):
-    """Metaclass of a class that overrides a worker's methods: `dir` does not list those.
-
-    vllm-omni warns that each listed one may conflict with the worker's; here that is intended.
-    """
+    """Metaclass: `dir` does not list overrides, of each of which vllm-omni would warn."""
 
     def __dir__(cls) -> list[str]:
         return [name for name in super().__dir__() if not hasattr(DiffusionWorker, name)]
@@ -141,10 +132,7 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
     # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load under a workspace lease, which `init_lora_manager` ends.
-
-        Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning.
-        """
+        """Load under a workspace, which `init_lora_manager` ends. Raises as `_Swapd`."""
         if self._swapd is None:
             self._swapd = _Swapd(self)
         swapd = self._swapd

@@ -2,6 +2,9 @@
 
 The component is registered as a family of these parts. Tensors in no layer, or in several
 (embeddings, head, norms, tied weights), are the part `rest`. All parts are leased together.
+
+If the weights do not fit, some layers come and go inside each step: they are a family of their own,
+beside that of the weights that stay for a turn (`stage/window.py`).
 """
 
 from collections import defaultdict
@@ -13,23 +16,21 @@ from torch.nn import Module
 
 from swapd.shared import vm
 from swapd.shared.protocol import REST
+from swapd_client.errors import InvalidSettings
 from swapd_client.memory.layout import ALIGN_BYTES
 from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.blocks import lists_of
 from swapd_client.offload.copies import start_of
-from swapd_client.vllm.options import PART_CHUNKS
+from swapd_client.vllm.options import PART_CHUNKS, Options
 from swapd_client.vllm.parts import StagePart, Tensors
+from swapd_client.vllm.window_size import SLOTS, number_of, slots_of
 
 
 def divide(
     parts: Collection[StagePart], models: Mapping[str, Module], chunk: int, room: int
 ) -> None:
-    """Divide those components of a stage that take turns and are large enough.
-
-    `models`: as in `parts.parts_of`. `chunk`: the daemon's chunk in bytes. A stage that fits into
-    `room` bytes whole, but not in parts, stays whole.
-    """
-    lists = [list(layers) for key, model in models.items() for _, layers in lists_of(model, key)]
+    """Divide components that take turns, unless all fits into `room` bytes, but not in parts."""
+    lists = _lists_of(models)
     divided = [part for part in parts if part.policy == "lru" and not part.encoder]
     for part in divided:
         part.layers = by_layers(part.tensors, lists, PART_CHUNKS * chunk)
@@ -46,10 +47,7 @@ def _taken(parts: Iterable[StagePart], chunk: int) -> int:
 def by_layers(
     tensors: Tensors, lists: Iterable[Sequence[str]], least: int
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`tensors` in parts of at least `least` bytes each, except `rest`, which is first.
-
-    `lists`: the paths of consecutive layers. {} if there would be only one part of layers.
-    """
+    """`tensors` in parts of `least` bytes or more, `rest` first; {} if one part would be all."""
     lists = list(map(tuple, lists))
     of_layer = _by_layer(tensors, set(chain.from_iterable(lists)))
     parts: dict[str, dict[str, torch.Tensor]] = {}
@@ -85,9 +83,7 @@ def nbytes_of(tensors: Tensors) -> int:
 
 
 def _by_layer(tensors: Tensors, layers: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of each layer; under "" those in none, and those that share memory with others
-    elsewhere.
-    """
+    """The tensors of each layer; under "" those of none, or in memory shared with others."""
     layer_of = {name: _around(name, layers) for name in tensors}
     stores = {name: {start for start, _ in _stores(one)} for name, one in tensors.items()}
     while shared := _shared(stores, layer_of):  # all tensors inside one wrapper stay together
@@ -124,10 +120,7 @@ def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _grouped(sizes: Mapping[str, int], least: int) -> list[list[str]]:
-    """Groups of neighbours of at least `least` bytes together; the last one has the remainder.
-
-    [] if all have less. `sizes`: bytes by layer, in order.
-    """
+    """Neighbours together, of `least` bytes or more, the rest in the last; [] if all have less."""
     groups: list[list[str]] = []
     group: list[str] = []
     for layer in sizes:
@@ -144,3 +137,90 @@ def _called(group: Sequence[str]) -> str:
     """Name such as "model.layers.4-7"."""
     first, last = group[0], group[-1].rpartition(".")[2]
     return first if len(group) == 1 else f"{first}-{last}"
+
+
+def _lists_of(models: Mapping[str, Module]) -> list[tuple[str, ...]]:
+    """The paths of the layers in each list of layers."""
+    return [tuple(layers) for key, model in models.items() for _, layers in lists_of(model, key)]
+
+
+# --- layers that stream --------------------------------------------------------------------
+
+
+def stream(
+    parts: list[StagePart], models: Mapping[str, Module], options: Options, chunk: int, room: int
+) -> None:
+    """Have layers of a stage's own component stream, as `options` say: the last of `parts` then.
+
+    `models`: as in `parts.parts_of`. They are layers of the list with most bytes, spread evenly, so
+    that their copies hide under the layers in between. All have equally many chunks of `chunk`
+    bytes, so that each fits where another was. `room`: the bytes that the daemon can lend. Raises:
+    InvalidSettings.
+    """
+    main = next(part for part in parts if not part.encoder)
+    divided, layers = _divided(main, models, chunk)
+    if len(layers) <= SLOTS:
+        raise InvalidSettings(
+            f"{main.name}: {options.streams[0]} needs more than {SLOTS} layers of one size, and "
+            f"its model has no list of so many: leave out {options.streams[0]}"
+        )
+    beside = [tensors for name, tensors in divided.items() if name not in layers]
+    beside += [part.tensors for part in parts if part is not main]
+    nbytes = max(nbytes_of(divided[name]) for name in layers)
+    number, slots = _window(options, main.name, len(layers), nbytes, beside, chunk, room)
+    if number <= slots:  # they would all be in at once
+        return
+    passing = {layers[(2 * i + 1) * len(layers) // (2 * number)] for i in range(number)}
+    parts.append(_without(main, divided, divided.keys() - passing, f"{main.name}.streamed"))
+    parts[-1].policy, parts[-1].slots = "sequential", slots
+    stay = _without(main, divided, passing, main.name)
+    main.layers, main.tensors = stay.layers, stay.tensors
+
+
+def _window(
+    options: Options,
+    name: str,
+    layers: int,
+    nbytes: int,
+    beside: Sequence[Tensors],
+    chunk: int,
+    room: int,
+) -> tuple[int, int]:
+    """How many of the layers, each of `nbytes`, stream, and how many of these are in at a time."""
+    sizes = [nbytes_of(tensors) for tensors in beside]
+    left = room - sum(vm.round_up(size, chunk) for size in sizes)
+    room_for = left // vm.round_up(nbytes, chunk)
+    number = number_of(options, name, layers, nbytes, sum(sizes), room_for)
+    return number, slots_of(number, layers, room_for)
+
+
+def _without(
+    main: StagePart, divided: Mapping[str, Tensors], left_out: Collection[str], name: str
+) -> StagePart:
+    layers = {key: tensors for key, tensors in divided.items() if key not in left_out}
+    tensors = {n: tensor for one in layers.values() for n, tensor in one.items()}
+    return StagePart(name, main.policy, tensors=tensors, layers=layers)
+
+
+def _divided(
+    main: StagePart, models: Mapping[str, Module], chunk: int
+) -> tuple[dict[str, dict[str, torch.Tensor]], list[str]]:
+    """The component in parts of one layer each, and the names of those that may stream."""
+    lists = _lists_of(models)
+    divided = [by_layers(main.tensors, [layers], 1) for layers in lists]
+    alike = [_alike(parts, chunk) for parts in divided]
+    most = max(range(len(lists)), key=lambda i: _nbytes(divided[i], alike[i]), default=None)
+    return ({}, []) if most is None else (divided[most], alike[most])
+
+
+def _alike(parts: Mapping[str, Tensors], chunk: int) -> list[str]:
+    """The layers of the most frequent number of chunks."""
+    by_chunks: dict[int, list[str]] = defaultdict(list)
+    for name, tensors in parts.items():
+        if name != REST:
+            by_chunks[vm.round_up(nbytes_of(tensors), chunk)].append(name)
+    return max(by_chunks.values(), key=len, default=[])
+
+
+def _nbytes(parts: Mapping[str, Tensors], names: Sequence[str]) -> int:
+    return sum(nbytes_of(parts[name]) for name in names)

@@ -168,9 +168,7 @@ def _parameters(
 
 
 def _keep_together(parts: Sequence[StagePart]) -> None:
-    """Put tensors that share memory into one part, the first that has one of them; each tensor
-    once.
-    """
+    """Put tensors that share memory into the first part with one; each tensor once."""
     owner: dict[int, StagePart] = {}
     seen: set[int] = set()
     for part in parts:
@@ -185,9 +183,7 @@ def _keep_together(parts: Sequence[StagePart]) -> None:
 
 
 def _add_aliases(parts: Sequence[StagePart], aliases: Iterable[torch.Tensor]) -> None:
-    """Put each alias into the part of the first tensor in its storage, and name it after that
-    tensor.
-    """
+    """Put each alias into the part of the first tensor in its storage, and name it after that."""
     first = {
         start_of(tensor): (part, name)
         for part in reversed(parts)

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -54,11 +54,7 @@ class Components:
     def __init__(
         self, stage: Stage, options: Options, pipeline: Module, kinds: Mapping[str, Kind]
     ) -> None:
-        """Move the weights into swapd. Blocks for the copies.
-
-        `kinds`: the pipeline's components, by path. Raises: InvalidSettings, and as
-        `Client.attach`; then the pipeline is unchanged.
-        """
+        """Move the weights into swapd. Blocks. Raises: InvalidSettings, and as `attach`."""
         self._stage = stage
         self._options = options
         self._pipeline = pipeline
@@ -82,10 +78,7 @@ class Components:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """In the block, components that a call has loaded stay until another one is called.
-
-        Once others may have the memory, they stay for at most `finish_within_s`.
-        """
+        """In the block, components stay until another one is called, or `finish_within_s`."""
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
                 self._stage.turns.go_alone(error)
@@ -108,9 +101,31 @@ class Components:
         self._attachment.detach()
 
     def _attach(self, client: Client) -> Attachment:
-        attachment = _attach(
-            client, self._stage.name, self._options, self._pipeline, self._found, self._stay
-        )
+        names = list(self._found) or [WHOLE]
+        all_stay = self._stay == names
+        offload = self._options.offload
+        try:
+            attachment = client.attach(
+                self._pipeline,
+                names,
+                settings=None if offload.mode == "off" else offload,
+                prefix=self._stage.name,
+                policy="permanent" if all_stay else "lru",
+                wrap_methods=_methods(self._found),
+                kinds={name: one.kind for name, one in self._found.items()},
+                stay=[] if all_stay else self._stay,
+                trainable=False,
+            )
+        except DuplicateName as exc:
+            raise DuplicateName(
+                f"{exc.__cause__ or exc}. Give this stage a name of its own: additional_config: "
+                "{swapd: {component: ...}}"
+            ) from exc
+        except TooLarge as exc:
+            raise TooLarge(
+                f"{exc.__cause__ or exc}. A component that does not fit is streamed if a list of "
+                "blocks has most of its weights, and each block fits"
+            ) from exc
         attachment.when_gone = partial(self._gone, attachment)
         return attachment
 
@@ -155,10 +170,7 @@ class Whole:
 
 
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:
-    """The options of a stage that is one component, called `name`; None if it is several.
-
-    Raises: InvalidSettings for settings that are impossible with several ranks.
-    """
+    """The options of a stage that is one component, or None. Raises: InvalidSettings."""
     offload = options.offload
     if offload.cpu_offload_components != (WHOLE,):
         if ranks == 1:
@@ -176,18 +188,13 @@ def as_whole(options: Options, name: str, ranks: int) -> Options | None:
     return msgspec.structs.replace(options, offload=whole)
 
 
-@dataclass(frozen=True)
-class _Component:
+class _Component(NamedTuple):
     module: Module
     kind: Kind
 
 
 def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Component]:
-    """The declared components, by name, each once; a list of modules stands for its members.
-
-    A component inside another joins the outer one. A stage that held one, and waited for the other,
-    could wait for another stage that does the same.
-    """
+    """The components, each once, lists' members apart; inner ones join outer ones."""
     roots = find.roots_of(pipeline)
     found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]
     inner = {id(m) for one, _ in found for m in one.module.modules() if m is not one.module}
@@ -214,10 +221,7 @@ def _warn_of_absent(stage: str, options: Options, found: Mapping[str, _Component
 
 
 def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
-    """Components that are never evicted: all, or if some are named, the unnamed ones.
-
-    Raises: InvalidSettings.
-    """
+    """Components that are never evicted: all, or the unnamed ones. Raises: InvalidSettings."""
     offload = options.offload
     if offload.mode == "off":
         return list(names) if options.offload_said else []
@@ -230,40 +234,6 @@ def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
                 f"{', '.join(names)}, and '{WHOLE}' is the whole pipeline"
             )
     return [name for name in names if not any(fnmatchcase(name, one) for one in named)]
-
-
-def _attach(
-    client: Client,
-    stage: str,
-    options: Options,
-    pipeline: Module,
-    found: Mapping[str, _Component],
-    stay: Sequence[str],
-) -> Attachment:
-    names = list(found) or [WHOLE]
-    all_stay = list(stay) == names
-    try:
-        return client.attach(
-            pipeline,
-            names,
-            settings=None if options.offload.mode == "off" else options.offload,
-            prefix=stage,
-            policy="permanent" if all_stay else "lru",
-            wrap_methods=_methods(found),
-            kinds={name: one.kind for name, one in found.items()},
-            stay=[] if all_stay else stay,
-            trainable=False,
-        )
-    except DuplicateName as exc:
-        raise DuplicateName(
-            f"{exc.__cause__ or exc}. Give this stage a name of its own: additional_config: "
-            "{swapd: {component: ...}}"
-        ) from exc
-    except TooLarge as exc:
-        raise TooLarge(
-            f"{exc.__cause__ or exc}. A component that does not fit is streamed if a list of "
-            "blocks has most of its weights, and each block fits"
-        ) from exc
 
 
 def _methods(found: Mapping[str, _Component]) -> Mapping[str, Sequence[str]] | Sequence[str]:

@@ -28,9 +28,10 @@ rank does not rejoin.
 
 All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
 each connected with the next, so the others notice when one dies. When they meet, they also pass the
-memory of their `loss_counts` from rank to rank.
+memory of their `LossCounts` from rank to rank.
 """
 
+import ctypes
 import os
 import select
 import socket
@@ -43,9 +44,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd_client.errors import SwapdError
-from swapd_client.vllm.loss_counts import LossCounts, memory_for
 
 #: Seconds that a rank waits for the next one to connect; all ranks exist by then.
 MEET_S = 60.0
@@ -74,6 +75,42 @@ class Seat(msgspec.Struct, frozen=True):
     folder: str
     #: The folder's device and inode, which are the same by all paths and in all containers.
     daemon: tuple[int, int] | None
+
+
+class LossCounts:
+    """How often each rank of a stage has lost something, in memory that they share.
+
+    A rank writes its own count before it computes a step, and rank 0 reads all counts when the step
+    has computed. No rank sends a message or waits. That is enough: a rank can change the result of
+    a step only through a collective of that step, and it writes its count before it joins one. So
+    rank 0 reads at least the losses that the step can have read. It may read a later one, too: then
+    the step is computed again without need. A rank that dies leaves its count.
+    """
+
+    def __init__(self, memory: OwnedFd | None = None, rank: int = 0, ranks: int = 1) -> None:
+        """Map `memory`, which stays the caller's: eight bytes for each rank, 0 at first."""
+        self._rank, self.ranks = rank, ranks
+        count = ctypes.c_uint64 * ranks
+        if memory is None:
+            self._counts = count()
+            return
+        address = vm.map_shared(memory.fileno(), 0, ctypes.sizeof(count), writable=True)
+        self._counts = count.from_address(address)
+        vm.free_with(self, address, ctypes.sizeof(count))
+
+    @property
+    def reports(self) -> bool:
+        """Whether vLLM listens to this rank: it takes the output of rank 0 only."""
+        return self._rank == 0
+
+    @property
+    def total(self) -> int:
+        """The losses of all ranks; it never decreases."""
+        return sum(self._counts)
+
+    def set(self, losses: int) -> None:
+        """This rank has lost something so often."""
+        self._counts[self._rank] = losses
 
 
 class _Link(NamedTuple):
@@ -148,8 +185,7 @@ class Ranks:
         self._tell(_HOLDS)
 
     def waits(self) -> None:
-        """Call when this rank, in its turn, will wait for memory. Does not block. Raises:
-        RankGone."""
+        """Call when this rank will wait for memory, in its turn. Never blocks. Raises: RankGone."""
         self._tell(_WAITS)
 
     def check_place(self) -> None:
@@ -168,10 +204,7 @@ class Ranks:
                 os.eventfd_write(self._wake.fileno(), 1)
 
     def close(self) -> None:
-        """Leave: a turn that waits here, and the neighbours' next ones, raise RankGone.
-
-        Idempotent.
-        """
+        """Leave: waits here, and the neighbours' next turns, raise RankGone. Idempotent."""
         with self._lock:
             self._closed = True
             _close(self._last)
@@ -236,11 +269,13 @@ class Ranks:
                     send_packet(self._next.sock, _HOLDS, [memory.fileno()])
                 except OSError as exc:
                     raise self._gone(self._next.rank) from exc
-            return LossCounts(memory.fileno(), self._rank, ranks)
+            return LossCounts(memory, self._rank, ranks)
 
     def _memory(self, ranks: int) -> OwnedFd:
         if self._last is None:
-            return memory_for(ranks)
+            memory = OwnedFd(os.memfd_create("swapd-ranks", os.MFD_CLOEXEC))
+            os.ftruncate(memory.fileno(), 8 * ranks)
+            return memory
         try:
             _, (memory,) = recv_packet(self._last.sock, _LONGEST)
         except (OSError, ValueError) as exc:  # also if none came with it
@@ -274,8 +309,7 @@ class Ranks:
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
-    """The ranks in the order of their daemons. Raises: RanksApart unless each has its own
-    daemon."""
+    """The ranks in the order of their daemons. Raises: RanksApart unless each has its own."""
     by_daemon: dict[tuple[int, int], Seat] = {}
     for seat in seats:
         if seat.daemon is None:

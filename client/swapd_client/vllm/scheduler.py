@@ -35,7 +35,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput
 from swapd_client.tracing import are_provided
 from swapd_client.vllm.kv import note, steps_of
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.kv_cache import LossReporting, StageCache
+from swapd_client.vllm.stage.kv_cache import StageCache
 from swapd_client.vllm.stage.streaming import ChunkStreaming
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class LossAwareScheduler(_Above):  # type: ignore[misc]
 
 
 class ChunkCountingScheduler(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vllm-omni, first: tells its stage the number of chunks
-    sent."""
+    """Mixed into vllm-omni's scheduler, first: tells its stage the number of chunks sent."""
 
     stage: ClassVar[Stage]
 
@@ -124,10 +123,7 @@ class ChunkCountingScheduler(_Above):  # type: ignore[misc]
 
 
 class TracedScheduler(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests.
-
-    vLLM does not pass them to workers.
-    """
+    """Mixed into a scheduler of vLLM, first: tells its stage the traces of its requests."""
 
     stage: ClassVar[Stage]
 
@@ -156,17 +152,12 @@ def _looked(get: Callable[..., Any], streaming: ChunkStreaming) -> Callable[...,
     return look
 
 
-def reporting_of(
-    config: Any, cache: "KVCacheConfig", *, second_runner: bool
-) -> tuple[LossReporting, str]:
-    """How the scheduler of this configuration learns of a loss; and if it does not, the remedy.
-
-    The second is "" if it does. `second_runner`: the worker has Model Runner V2.
-    """
+def reporting_of(config: Any, cache: "KVCacheConfig", *, second_runner: bool) -> tuple[bool, str]:
+    """Whether a scheduler learns of losses by number; and if it does not at all, the remedy."""
     if problem := _problem_with_numbers(config, second_runner=second_runner):
         unreported = second_runner or _problem_with_blocks(config, cache)
-        return LossReporting.BY_BLOCKS, problem if unreported else ""
-    return LossReporting.BY_NUMBER, ""
+        return False, problem if unreported else ""
+    return True, ""
 
 
 def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
@@ -242,10 +233,7 @@ def _has_all_blocks(spec: Any) -> bool:
 
 
 def use_loss_aware(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that learns of losses, if it will make it in this process.
-
-    Call it before vLLM makes one. Only for losses by number.
-    """
+    """Make vLLM use a scheduler that hears of losses by number, if it makes it in this process."""
     if config.parallel_config.distributed_executor_backend != "uni":
         return
     base = config.scheduler_config.get_scheduler_cls()
@@ -255,10 +243,7 @@ def use_loss_aware(config: Any, stage: Stage) -> None:
 
 
 def use_chunk_counting(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes one.
-
-    Only if vLLM makes it in this process, and the stage streams.
-    """
+    """Make vLLM count the chunks that a streaming stage sends, if its scheduler will be here."""
     if not getattr(config.model_config, "async_chunk", False):
         return
     if config.parallel_config.distributed_executor_backend != "uni":
@@ -275,10 +260,7 @@ def _counts_no_chunks(stage: Stage, remedy: str) -> None:
 
 
 def use_traced(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that knows its requests' traces. Call it after all other changes.
-
-    Only if vLLM makes it in this process, and the process has a provider of spans.
-    """
+    """Make vLLM's scheduler, if it is here, tell traces of requests. After other changes."""
     if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
         _extend(config, TracedScheduler, stage=stage)
 
@@ -291,31 +273,28 @@ def _extend(config: Any, mixin: type, **attributes: Stage | None) -> None:
 
 
 def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:
-    """The message about a step that has its lease, made by a call; `all_counts` if it all counts.
-
-    Call the message when the step has computed: by then the other ranks have counted their losses.
-    Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
-    """
+    """A step's message, for when it has computed; `all_counts` if all does. Raises: CacheLost."""
     note(cache.in_use, scheduler_output)
     if cache.counts_alone and getattr(scheduler_output, _KNOWN_LOSS, 0) >= cache.losses:
         return all_counts
     cache.publish_losses()
-    if cache.has_others and not cache.unreported:
-        return partial(_verdict_of_ranks, cache, scheduler_output) if cache.reports else all_counts
+    if cache.counts.ranks > 1 and not cache.terms.unreported:
+        reports = cache.counts.reports
+        return partial(_verdict_of_ranks, cache, scheduler_output) if reports else all_counts
     said = _verdict_of(cache, scheduler_output)
     return lambda: said
 
 
 def _verdict_of(cache: StageCache, scheduler_output: Any) -> KVConnectorOutput | None:
-    if cache.reports_number:
-        heard, losses = getattr(scheduler_output, _KNOWN_LOSS, 0), cache.all_losses
+    if cache.terms.by_number:
+        heard, losses = getattr(scheduler_output, _KNOWN_LOSS, 0), cache.counts.total
         return LossOutput(loss=losses) if heard < losses else None
     gone = cache.read(steps_of(cache, scheduler_output))
     return KVConnectorOutput(invalid_block_ids=gone) if gone else None
 
 
 def _verdict_of_ranks(cache: StageCache, scheduler_output: Any) -> KVConnectorOutput | None:
-    if not cache.reports_number:
+    if not cache.terms.by_number:
         cache.take_in_losses()
     return _verdict_of(cache, scheduler_output)
 
@@ -325,19 +304,13 @@ def all_counts() -> None:
 
 
 def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
-    """The message about a step that may have computed on others' memory; None if impossible.
-
-    It is so for a rank that vLLM does not ask: the output of that step may be out already.
-    """
-    heard = cache.reports_number and cache.reports
+    """The message about a step on memory of others; None if its output may be out already."""
+    heard = cache.terms.by_number and cache.counts.reports
     return LossOutput(loss=cache.count_doubtful()) if heard else None
 
 
 def with_verdict(output: Any, verdict: StepVerdict) -> Any:
-    """A step's result, with the message about results that do not count. Raises as `verdict`.
-
-    `verdict()` is called after the step has computed.
-    """
+    """A step's result with `verdict()`, called once it has computed. Raises as `verdict`."""
     if isinstance(output, AsyncModelRunnerOutput):
         output.__class__, output.swapd_verdict = _counting(output.__class__), verdict
         return output

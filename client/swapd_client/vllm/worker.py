@@ -18,10 +18,9 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
 from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import refusals, scheduler
-from swapd_client.vllm.in_context import during
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage.kv_cache import CacheLost
-from swapd_client.vllm.worker_start import WorkerStart
+from swapd_client.vllm.worker_start import WorkerStart, during
 
 log = logging.getLogger("swapd_client")
 
@@ -40,8 +39,7 @@ log = logging.getLogger("swapd_client")
     "apply_model",  # its function may read the weights; writing to them is a fault
 )
 class SwapdWorkerMixin(WorkerStart):
-    """Mixed into a worker class of vLLM, first: its weights are in swapd, and leased for each
-    call."""
+    """Mixed into vLLM's worker class, first: leases its weights, in swapd, for each call."""
 
     #: The running weight update.
     _change = ExitStack()
@@ -84,11 +82,7 @@ class SwapdWorkerMixin(WorkerStart):
         return result
 
     def _end_with_others(self, error: SwapdError) -> None:
-        """End this process if it is one of several ranks, and not the one that vLLM listens to.
-
-        The other ranks compute this step and would wait for it for ever; vLLM notices the end of a
-        process.
-        """
+        """End this rank unless vLLM listens to it: the others would wait for it for ever."""
         if self.rank > 0:
             kind = type(error).__name__
             log.critical("rank %d of %s ends: %s: %s", self.rank, self._swapd.name, kind, error)

@@ -5,28 +5,29 @@ Lives here: vLLM's memory accounting. `worker.py` has the methods of a worker th
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn import Module
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.offloader.base import set_offloader
+from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
 from vllm.v1.worker import gpu_worker
 
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
-from swapd_client.vllm.host_layers import HostLayers
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
-from swapd_client.vllm.stage.kv_cache import KvTerms, LossReporting
+from swapd_client.vllm.stage.kv_cache import KvTerms
 from swapd_client.vllm.start_turn import StartTurn, once_ranks_meet
 from swapd_client.vllm.weight_move import WeightMove
+
+_Kind = TypeVar("_Kind", bound=type)
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Above
@@ -39,6 +40,13 @@ log = logging.getLogger("swapd_client")
 DUMMY_TOKENS = 2
 
 
+class HostLayers(NoopOffloader):  # type: ignore[misc]
+    """In place of vLLM's offloaders: builds layers on the host, as a GPU may not hold them."""
+
+    def wrap_modules(self, modules_generator: Iterable[Module], prefix: str = "") -> list[Module]:
+        return [layer.to("cpu") for layer in modules_generator]
+
+
 class WorkerStart(_Above):  # type: ignore[misc]
     """The part of `SwapdWorkerMixin` that is used once."""
 
@@ -49,20 +57,14 @@ class WorkerStart(_Above):  # type: ignore[misc]
     # --- starting ------------------------------------------------------------------------
 
     def init_device(self) -> None:
-        """Take the turn to start before vLLM reads the device's free memory.
-
-        Raises: UnsupportedVersion, InvalidSettings, NotRunning.
-        """
+        """Take the turn to start before vLLM reads the free memory. Raises as `load_model`."""
         versions.check()
         self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
 
     def _take_over_offloading(self) -> None:
-        """Have swapd stream the layers that vLLM's own flags would offload.
-
-        vLLM's model runner reads these flags in its constructor, later.
-        """
+        """Have swapd stream what vLLM's flags would offload, before its runner reads them."""
         flags = self.vllm_config.offload_config
         theirs = {
             "offload_group_size": flags.prefetch.offload_group_size,
@@ -108,10 +110,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load under a workspace lease, then move the weights into swapd.
-
-        Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning, and as `Stage.take`.
-        """
+        """Load under a workspace lease, then move the weights. Raises as `Stage.take`."""
         versions.check()
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         name, options = self._settings()
@@ -226,9 +225,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
         if config.load_config.load_format not in ("auto", "safetensors"):
             return None
         stage = str(getattr(self.model_config, "model_stage", None) or "")
-        return checkpoint.loaded_bytes(
-            self.model_config.model, stage, self.model_config.dtype.itemsize
-        )
+        item_bytes = self.model_config.dtype.itemsize
+        return checkpoint.nbytes_of(self.model_config.model, stage, item_bytes)
 
     def _cache_bytes(self) -> int:
         private = self._swapd.options.kv == "private"
@@ -266,25 +264,19 @@ class WorkerStart(_Above):  # type: ignore[misc]
             return nullcontext()
         caching = bool(self.cache_config.enable_prefix_caching)
         second_runner = self._has_second_runner()
-        reporting, unreported = scheduler.reporting_of(
+        by_number, unreported = scheduler.reporting_of(
             self.vllm_config, config, second_runner=second_runner
         )
-        terms = KvTerms(
-            fate,
-            caching,
-            kv.layers_of(config),
-            unreported,
-            stage.options.slice_s,
-            reporting,
-            kv.block_tokens_of(config),
-        )
+        slice_s, block_tokens = stage.options.slice_s, kv.block_tokens_of(config)
+        layers = kv.layers_of(config)
+        terms = KvTerms(fate, caching, layers, unreported, slice_s, by_number, block_tokens)
         apart = stage.components.all is not stage.components.main
         if problem := kv.problem_with(config, self.vllm_config, terms, apart=apart):
             raise Unsupported(
                 f"the KV cache of stage {stage.name!r} cannot take turns: {problem}; or set "
                 "kv: private"
             )
-        if reporting is LossReporting.BY_NUMBER:
+        if by_number:
             scheduler.use_loss_aware(self.vllm_config, stage)
         return kv.made_over(stage.memory.lend_cache(nbytes, terms))
 
@@ -309,3 +301,27 @@ def gather(group: Any, mine: str) -> list[str]:
 
 def _graphs() -> int:
     return sum(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
+
+
+def during(
+    context: Callable[[Any], AbstractContextManager[object]], *names: str
+) -> Callable[[_Kind], _Kind]:
+    """Override these methods of a class: each runs as before, in `context(self)`."""
+
+    def override(kind: _Kind) -> _Kind:
+        for name in names:
+            setattr(kind, name, _in_context(kind, name, context))
+        return kind
+
+    return override
+
+
+def _in_context(
+    kind: type, name: str, context: Callable[[Any], AbstractContextManager[object]]
+) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context(self):
+            return getattr(super(kind, self), name)(*args, **kwargs)
+
+    call.__name__, call.__qualname__ = name, f"{kind.__name__}.{name}"
+    return call

@@ -135,10 +135,7 @@ class Card:
     # --- chunks --------------------------------------------------------------------------
 
     def imports(self, chunks: Iterable[int], *, writable: bool) -> list[int]:
-        """The handles of chunks, still owned here. Blocks until the daemon has sent them all.
-
-        Hold no lock that the lifeline's thread may need, because it brings them.
-        """
+        """The handles of chunks. Blocks for the lifeline's thread: hold no lock that it needs."""
         return [self._import(chunk, writable) for chunk in chunks]
 
     def _import(self, chunk: int, writable: bool) -> int:
@@ -230,10 +227,7 @@ class Card:
     # --- memory of this process's own ----------------------------------------------------
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
-        """Allocate private memory: its handle, and its size, which may be larger.
-
-        Raises: DeviceMemoryExhausted, with the missing bytes.
-        """
+        """Private memory: its handle, and size. Raises: DeviceMemoryExhausted."""
         with self.using() as driver:
             whole = vm.round_up(nbytes, driver.granularity())
             try:
@@ -259,10 +253,7 @@ class Card:
             vm.free(source, span)
 
     def fetch(self, spans: Sequence[Remote]) -> None:
-        """Copy this process's own memory on the GPU, after all work there, on any stream, is done.
-
-        Blocks. Raises: DeviceFailed.
-        """
+        """Copy own memory on the GPU, after all work there. Blocks. Raises: DeviceFailed."""
         if not self.settle():
             raise DeviceFailed(
                 f"work on {self._name} still runs after {SETTLE_S:g} s: wait for that "
@@ -286,10 +277,7 @@ class Card:
 
     @contextmanager
     def _at_once(self) -> Iterator[tuple[Driver, Any]]:
-        """A stream of its own, and a wait for its work.
-
-        The default stream would wait for the process's other streams.
-        """
+        """A stream, and a wait for its work: the default one would wait for others."""
         with self.using() as driver:
             stream = driver.stream()
             try:
@@ -314,8 +302,7 @@ class Card:
             return self._driver
 
     def _allow_descriptors(self) -> None:
-        """Raise the limit of open files: a descriptor comes for each chunk, at worst all at
-        once."""
+        """Raise the limit of open files: each chunk may come with a descriptor."""
         needed = fds.allow(self._chunks + SPARE_DESCRIPTORS)
         if (most := fds.limit()) < needed:
             log.warning(

@@ -20,11 +20,11 @@ from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.mapping import GpuRange
 from swapd_client.session.gpu.releases import GpuWork, Releases
 from swapd_client.session.gpu.streams import Doorbell, current_stream
-from swapd_client.session.processor import Arrival, Work
+from swapd_client.session.processor import Arrival, Processor, Work
 
 
-class Gpu:
-    """See `processor.Processor`."""
+class Gpu(Processor):
+    """One GPU. Its methods do what those of `Processor` say."""
 
     works_late = True
     memory_is_scarce = True
@@ -36,9 +36,6 @@ class Gpu:
         self._chunk_bytes = welcome.chunk_bytes
         self._doorbell = Doorbell(self.card, board)
         self._releases = Releases(self.card)
-
-    def __repr__(self) -> str:
-        return f"<Gpu {self.card!r} {self._releases!r}>"
 
     @property
     def index(self) -> int:
@@ -81,12 +78,7 @@ class Gpu:
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map chunks while they are filled, because the driver's calls take as long as part of the
-        copy.
-
-        It maps all chunks first, and makes them accessible when they are filled. When the last byte
-        has come, only the last chunk's calls remain.
-        """
+        """Map chunks during the copy: when all is there, only the last chunk's calls remain."""
         coming = []
         for part, place in placed:
             if arrival.has_come(part, place):

@@ -14,7 +14,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from swapd.device.context import CudaError
 from swapd.device.driver import Driver
@@ -35,12 +36,11 @@ POOL = 64
 ALL, DEFAULT_LATER = -1, -2
 
 
-class _Mark:
+class _Mark(NamedTuple):
     """A place in a stream. The stream is known by its number and never used again."""
 
-    def __init__(self, stream: int, event: Any | None = None) -> None:
-        self.stream = stream
-        self.event = event
+    stream: int
+    event: Any | None = None
 
 
 class GpuWork:
@@ -59,12 +59,12 @@ class GpuWork:
         return self._releases.is_over(self.marks)
 
 
+@dataclass(slots=True)
 class _Ending:
     """A lease that ends when all its marks have passed."""
 
-    def __init__(self, marks: int, then: Callable[[], None]) -> None:
-        self.left = marks
-        self.then = then
+    left: int
+    then: Callable[[], None]
 
 
 class _Lane:
@@ -87,16 +87,8 @@ class Releases:
         self._events: list[Any] = []
         self._closed = False
 
-    def __repr__(self) -> str:
-        return f"<Releases {self._pending} pending on {len(self._lanes)} streams>"
-
     def mark(self, streams: Iterable[int], before: GpuWork | None = None) -> GpuWork | None:
-        """Work on `streams` now, and the rest of `before`, which becomes invalid.
-
-        None if all of it is done. Streams may be destroyed afterwards, because this uses events
-        only. Does not block, and raises nothing: if the GPU is lost for this process, its work is
-        over.
-        """
+        """As `Processor.mark`, with events. Raises nothing: where the GPU is lost, work is over."""
         try:
             with self._card.using() as driver:
                 marks = self._marks(driver, streams, before.marks if before else ())
@@ -179,10 +171,7 @@ class Releases:
         return list(marks.values())
 
     def _mark(self, driver: Driver, stream: int) -> _Mark | None:
-        """The stream's current place; None if it is idle.
-
-        Does not query a capturing stream: its work is not executed now.
-        """
+        """The stream's current place; None if it is idle, or capturing: nothing is executed."""
         try:
             if driver.is_capturing(stream) or driver.is_idle(stream):
                 return None

@@ -19,8 +19,8 @@ from swapd_client.errors import DuplicateName, TooLarge
 from swapd_client.registration import register_again
 from swapd_client.session.session import Session
 from swapd_client.vllm import layers
-from swapd_client.vllm.loss_counts import LossCounts
 from swapd_client.vllm.parts import StagePart, Tensors
+from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import KvTerms, StageCache
 from swapd_client.vllm.stage.room import lendable
 from swapd_client.vllm.stage.segments import Layers
@@ -48,10 +48,7 @@ class StageComponents:
         self.register_again: Callable[[Client], None] | None = None
 
     def register(self, client: Client, parts: Iterable[StagePart]) -> int:
-        """Move `parts` into swapd, all or none; return the bytes moved.
-
-        Blocks for the copies. Raises as `Client.register`.
-        """
+        """Move `parts` into swapd, all or none; return the bytes. Raises as `Client.register`."""
         parts = tuple(parts)
         done: list[str] = []
         try:
@@ -84,13 +81,9 @@ class StageComponents:
         self.all = self.main if len(self.main) == len(held) else tuple(p.name for p in held)
 
     def lend_cache(
-        self, client: Client, name: str, nbytes: int, terms: KvTerms, counts: LossCounts | None
+        self, client: Client, name: str, nbytes: int, terms: KvTerms, counts: LossCounts
     ) -> torch.Tensor:
-        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
-
-        `counts`: with the other ranks, if the stage has several. Raises as
-        `Client.register_scratch`.
-        """
+        """Register a KV cache that takes turns; its tensor. Raises as `Client.register_scratch`."""
         assert self.register_again is not None
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
         cache = self.cache = StageCache(component, terms, counts)

@@ -42,14 +42,16 @@ def close(client: Client) -> None:
 class Connection:
     """Where a stage's weights are: in a daemon, through its client, or in private memory."""
 
-    def __init__(self, stage: str, client: Client, wake: Event, ranks: Ranks | None) -> None:
-        """`wake` is set when a lease is wanted, or the daemon is gone; `ranks` are woken too."""
-        #: Name of the stage.
+    def __init__(self, stage: str, client: Client, ranks: Ranks | None) -> None:
+        """`stage`: its name. `ranks`: if it has several."""
         self.stage = stage
-        self._wake = wake
-        self._ranks = ranks
+        self.ranks = ranks
         #: Client of the daemon; closed while the stage is alone.
         self.client = client
+        #: Wakes the stage's own thread: a lease is wanted, or the daemon is gone.
+        self.wake = Event()
+        #: Set when the stage is over.
+        self.closed = Event()
         #: Whether the daemon is gone, and the weights are in private memory.
         self.alone = False
         #: Set if the weights are lost: then no step is possible.
@@ -69,7 +71,7 @@ class Connection:
     def go_alone(self, error: SwapdError) -> None:
         """Move the weights to private memory. Raises: Stopped if there is no room for them."""
         self.alone = True
-        self._wake.set()
+        self.wake.set()
         self.leave(self.client, error)
         log.error(
             "%s goes on without swapd, its weights in private memory: it does not give way until "
@@ -91,9 +93,7 @@ class Connection:
             raise self.stopped from exc
 
     def stop(self, error: SwapdError) -> Stopped:
-        """Refuse all further steps, because wrong results cannot be undone; return the error to
-        raise.
-        """
+        """Refuse all further steps: wrong results cannot be undone. Returns the error to raise."""
         self.stopped = Stopped(
             f"stage {self.stage!r} has computed on memory that others may have used ({error}), and "
             "its scheduler cannot learn of that. Start the stage again; with kv: auto, and a "
@@ -102,18 +102,15 @@ class Connection:
         return self.stopped
 
     def check(self, client: Client) -> None:
-        """Raise unless another client's daemon can take the weights at their addresses.
-
-        NotRunning, RanksApart.
-        """
+        """Raise NotRunning, RanksApart unless the weights can be in that client's daemon."""
         before, now = self.client.session.welcome, client.session.welcome
         if (before.uuid, before.device) != (now.uuid, now.device):
             raise NotRunning(
                 f"swapd at {client.session.endpoint} serves {now.device}, but the weights are on "
                 f"{before.device}: start one for that device"
             )
-        if self._ranks is not None:
-            self._ranks.check_place()
+        if self.ranks is not None:
+            self.ranks.check_place()
 
     def come_back(self, client: Client) -> None:
         """From now on the weights are in the daemon of this client."""
@@ -121,12 +118,12 @@ class Connection:
         self.client, self.alone = client, False
 
     def _listen(self, client: Client) -> None:
-        client.session.told.when_wanted(self._wake.set)
-        if self._ranks is not None:
-            client.session.told.when_wanted(self._ranks.wake)
+        client.session.told.when_wanted(self.wake.set)
+        if self.ranks is not None:
+            client.session.told.when_wanted(self.ranks.wake)
         client.session.life.when_ended(self._tell_of_end)
 
     def _tell_of_end(self, error: SwapdError) -> None:
         if isinstance(error, SessionEnded):
             log.error("%s has lost swapd: %s", self.stage, error)
-        self._wake.set()
+        self.wake.set()

@@ -8,12 +8,11 @@ number of the loss. For other schedulers `lost_blocks.py` tracks the lost blocks
 each step has read. `scheduler.py` passes this on.
 
 Each of several ranks has a part of every block, and may lose it alone. The other parts are then of
-no use either, so the losses of all ranks count. Rank 0 reports for all (`loss_counts.py`).
+no use either, so the losses of all ranks count. Rank 0 reports for all (`ranks.LossCounts`).
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from typing import Literal, NamedTuple
 
 from swapd.shared.units import seconds
@@ -21,7 +20,7 @@ from swapd_client.client import Client
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
-from swapd_client.vllm.loss_counts import LossCounts
+from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.lost_blocks import LostBlocks, RequestStep
 
 log = logging.getLogger("swapd_client")
@@ -39,15 +38,6 @@ class Busy(SwapdError, RuntimeError):
 
 class CacheLost(SwapdError, RuntimeError):
     """A step would read lost contents of the cache, and the scheduler cannot learn of it."""
-
-
-class LossReporting(Enum):
-    """How a stage's scheduler learns of a loss."""
-
-    #: A scheduler of swapd: by the loss's number.
-    BY_NUMBER = 1
-    #: vLLM's own: by the lost blocks that a step has read.
-    BY_BLOCKS = 2
 
 
 class Layer(NamedTuple):
@@ -132,8 +122,9 @@ class KvTerms(NamedTuple):
     unreported: str = ""
     #: Seconds of a turn if another stage waits, even with requests in flight; None: they finish.
     slice_s: float | None = None
-    #: How the scheduler learns of a loss, if it does.
-    reporting: LossReporting = LossReporting.BY_NUMBER
+    #: Whether the scheduler learns of a loss by its number, as swapd's do; if not, by the lost
+    #: blocks that a step has read, as vLLM's own.
+    by_number: bool = True
     #: Tokens in a block, by group of layers.
     block_tokens: Sequence[int] = ()
 
@@ -156,21 +147,19 @@ class KvTerms(NamedTuple):
 class StageCache:
     """The KV cache of a stage, or of one of its ranks: its component, and the contents to save."""
 
-    def __init__(
-        self, component: Component, terms: KvTerms, counts: LossCounts | None = None
-    ) -> None:
-        """`counts`: with the other ranks, if the stage has several."""
+    def __init__(self, component: Component, terms: KvTerms, counts: LossCounts) -> None:
+        """`counts`: those of all ranks."""
         self.component = component
-        self._terms = terms
+        self.terms = terms
+        self.counts = counts
         self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
         #: Number of losses here of contents that the scheduler counted on.
         self.losses = 0
         #: Whether the contents are void since the last turn.
         self._void = False
         self._lost_blocks = LostBlocks()
-        self._counts_of_ranks = counts
         #: Whether a loss can only be this process's own, and the scheduler gets its number.
-        self.counts_alone = counts is None and self.reports_number
+        self.counts_alone = counts.ranks == 1 and terms.by_number
         #: Number of losses of all ranks that `take_in_losses` has taken in.
         self._known_loss = 0
 
@@ -182,7 +171,7 @@ class StageCache:
     def register_again(self, client: Client) -> None:
         """Register it with another daemon, at its address; saved kinds keep their contents."""
         self.component = client.register_scratch(
-            self.name, self.component.tensor, mutable=self._terms.saved
+            self.name, self.component.tensor, mutable=self.terms.saved
         )
 
     def discard(self) -> None:
@@ -191,10 +180,10 @@ class StageCache:
 
     def leave(self) -> None:
         """At the end of a turn: tell which contents to save. Under the lease."""
-        if self._terms.saved:
+        if self.terms.saved:
             nbytes = self.component.nbytes
             blocks = [] if self._void else self.in_use.blocks
-            self.component.used(ranges_of(self._terms.layers, blocks, nbytes))
+            self.component.used(ranges_of(self.terms.layers, blocks, nbytes))
 
     def come(self, lease: Lease) -> None:
         """At the beginning of a turn."""
@@ -203,7 +192,7 @@ class StageCache:
 
     def go_alone(self) -> None:
         """The daemon is gone, and no lease was held: contents that were not saved are zeros."""
-        if not self._terms.saved or self.component.lost or self._void:
+        if not self.terms.saved or self.component.lost or self._void:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -212,67 +201,38 @@ class StageCache:
         if not blocks:
             return
         self.losses += 1
-        if not self.reports_number:
+        if not self.terms.by_number:
             self._lost_blocks.lose(blocks)
         self.in_use.forget_prefixes()
-        if self._terms.saved and not void:
+        if self.terms.saved and not void:
             log.warning(
                 "%d blocks of %s are gone, because swapd could not save them: the contents "
                 "%s. swapd's log has the reason",
                 len(blocks),
                 self.name,
-                "are needed, so the stage ends" if self._terms.unreported else "are computed again",
+                "are needed, so the stage ends" if self.terms.unreported else "are computed again",
             )
 
     def count_doubtful(self) -> int:
-        """Count the last results as a loss, because they may be wrong; its number. From any
-        thread."""
+        """Count the last results as a loss; its number. From any thread."""
         self.losses += 1
         self.publish_losses()
-        return self.all_losses
-
-    @property
-    def has_others(self) -> bool:
-        """Whether there are other ranks, which may lose their parts."""
-        return self._counts_of_ranks is not None
-
-    @property
-    def reports(self) -> bool:
-        """Whether vLLM takes the result of a step from this rank."""
-        return self._counts_of_ranks is None or self._counts_of_ranks.reports
-
-    @property
-    def all_losses(self) -> int:
-        """Number of losses of all ranks that have counted them."""
-        return self.losses if self._counts_of_ranks is None else self._counts_of_ranks.total
+        return self.counts.total
 
     def publish_losses(self) -> None:
         """Before a step, under its lease: show the other ranks this one's number of losses."""
-        if self._counts_of_ranks is not None:
-            self._counts_of_ranks.set(self.losses)
+        self.counts.set(self.losses)
 
     def take_in_losses(self) -> None:
         """After a noted step: take in the losses of other ranks before that step."""
-        if self._counts_of_ranks is not None and self._known_loss < (
-            losses := self._counts_of_ranks.total
-        ):
+        if self._known_loss < (losses := self.counts.total):
             self._known_loss = losses
             self._lost_blocks.lose(self.in_use.blocks)  # also the new blocks: no step has read them
             self.in_use.forget_prefixes()
 
-    @property
-    def unreported(self) -> bool:
-        """Whether the scheduler cannot learn of a loss."""
-        return bool(self._terms.unreported)
-
-    @property
-    def reports_number(self) -> bool:
-        """Whether the scheduler gets the number of a loss, and computes all again."""
-        return not self._terms.unreported and self._terms.reporting is LossReporting.BY_NUMBER
-
     def tables(self, request: str) -> list[tuple[Sequence[int], int]]:
         """The block tables of a request, as in `RequestStep`."""
-        return list(zip(self.in_use.tables(request), self._terms.block_tokens, strict=False))
+        return list(zip(self.in_use.tables(request), self.terms.block_tokens, strict=False))
 
     def read(self, shares: Iterable[RequestStep]) -> set[int]:
         """Before a step, under its lease: the lost blocks that it will read.
@@ -280,10 +240,10 @@ class StageCache:
         Raises: CacheLost if there are some, and the scheduler would not learn of it.
         """
         gone = self._lost_blocks.step(shares)
-        if gone and self._terms.unreported:
+        if gone and self.terms.unreported:
             raise CacheLost(
                 f"{len(gone)} blocks of {self.name} are gone, which requests would read: start the "
                 "stage again, because it would go on with zeros. swapd's log has the reason. To "
-                f"have such requests computed again, {self._terms.unreported}"
+                f"have such requests computed again, {self.terms.unreported}"
             )
         return gone

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Event
 from types import MappingProxyType
 
 import torch
@@ -19,13 +18,10 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, SessionEnded, TooLarge
 from swapd_client.lease import Lease
-from swapd_client.vllm import layers, streamed
+from swapd_client.vllm import layers
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
-from swapd_client.vllm.ranks import Ranks
-from swapd_client.vllm.stage.components import StageComponents
-from swapd_client.vllm.stage.connection import Connection
-from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import Busy, KvTerms
 from swapd_client.vllm.stage.room import check_turn, lendable
 from swapd_client.vllm.stage.turns import Turns
@@ -41,24 +37,12 @@ RETURN_STEP_S = 0.02
 class StageMemory:
     """The memory of one stage, or of one of its ranks. Used by the thread that steps the engine."""
 
-    def __init__(
-        self,
-        options: Options,
-        connection: Connection,
-        components: StageComponents,
-        gate: CallGate,
-        turns: Turns,
-        ranks: Ranks | None,
-        closed: Event,
-    ) -> None:
-        """`closed`: set when the stage is over."""
+    def __init__(self, options: Options, turns: Turns) -> None:
         self._options = options
-        self._connection = connection
-        self._components = components
-        self._gate = gate
         self._turns = turns
-        self._ranks = ranks
-        self._closed = closed
+        self._connection = turns.connection
+        self._components = turns.components
+        self._gate = turns.gate
 
     @contextmanager
     def loading(self, nbytes: int | None, *, started: bool = False) -> Iterator[None]:
@@ -100,7 +84,7 @@ class StageMemory:
         status = client.status()
         room = lendable(status) - vm.round_up(beside, status.chunk_bytes)
         if self._options.streams:
-            streamed.split(parts, models, self._options, status.chunk_bytes, room)
+            layers.stream(parts, models, self._options, status.chunk_bytes, room)
         if not any(part.layers for part in parts):
             layers.divide(parts, models, status.chunk_bytes, room)
         moved = self._components.register(client, parts)
@@ -128,7 +112,8 @@ class StageMemory:
         with self._gate.lock:
             self._turns.end()
             self._turns.keeping.whole = not terms.saved
-            counts = None if self._ranks is None else self._ranks.loss_counts
+            ranks = self._connection.ranks
+            counts = LossCounts() if ranks is None else ranks.loss_counts
             return self._components.lend_cache(client, f"{stage}.kv", nbytes, terms, counts)
 
     @contextmanager
@@ -163,10 +148,7 @@ class StageMemory:
                 yield
 
     def _workspace(self, nbytes: int | None) -> Lease:
-        """A lease of `nbytes` of memory; of as much as possible, if that is less, or for None.
-
-        Blocks until others have given way. Raises as `Client.acquire_workspace`.
-        """
+        """Lease `nbytes`, or as much as possible. Raises as `Client.acquire_workspace`."""
         client, stage = self._connection.client, self._connection.stage
         most = lendable(client.status())
         nbytes = most if nbytes is None else min(nbytes, most)
@@ -194,7 +176,7 @@ class StageMemory:
                         "; ".join(status.notes),
                     )
                     return
-                self._closed.wait(RETURN_STEP_S)
+                self._connection.closed.wait(RETURN_STEP_S)
 
 
 def _lends(status: StatusReply, session: int) -> bool:
@@ -203,10 +185,7 @@ def _lends(status: StatusReply, session: int) -> bool:
 
 @contextmanager
 def _no_other_starts(client: Client) -> Iterator[None]:
-    """In the block no other stage starts, so that none measures the device during a workspace.
-
-    Not with a lease. Blocks until running starts have ended. Raises as `Client.acquire_start`.
-    """
+    """In the block no other stage starts, to measure. Blocks, and raises as `acquire_start`."""
     turn = client.acquire_start()
     try:
         yield

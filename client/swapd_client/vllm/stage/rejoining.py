@@ -10,15 +10,13 @@ import os
 import threading
 import time
 from pathlib import Path
-from threading import Event
 
 from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded
-from swapd_client.vllm.stage.components import StageComponents, sizes_of
-from swapd_client.vllm.stage.connection import Connection, close, connect
-from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.components import sizes_of
+from swapd_client.vllm.stage.connection import close, connect
 from swapd_client.vllm.stage.room import check_others
 from swapd_client.vllm.stage.turns import Turns
 
@@ -71,22 +69,13 @@ class Refusals:
 class Rejoining:
     """State of one stage, or of one of its ranks. `look` is for the stage's own thread."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        components: StageComponents,
-        gate: CallGate,
-        turns: Turns,
-        within_s: float,
-        closed: Event,
-    ) -> None:
-        """`within_s`: bound on requests in flight before joining. `closed`: the stage is over."""
-        self._connection = connection
-        self._components = components
-        self._gate = gate
+    def __init__(self, turns: Turns, within_s: float) -> None:
+        """`within_s`: bound on requests in flight before joining."""
         self._turns = turns
+        self._connection = turns.connection
+        self._components = turns.components
+        self._gate = turns.gate
         self._within_s = within_s
-        self._closed = closed
         #: A client of a new daemon, while the stage joins it.
         self._newcomer: Client | None = None
         #: Held by the thread that closes that client: `Client.close` is not thread-safe.
@@ -149,12 +138,9 @@ class Rejoining:
                         client.close()
 
     def _await_free(self, client: Client) -> bool:
-        """Wait until no call is running: between requests, or after a while between two steps.
-
-        False if the stage is closed by then, or the daemon is gone again.
-        """
+        """Wait until no call is running. False if the stage, or the daemon, is gone by then."""
         gate, until = self._gate, time.monotonic() + self._within_s
-        while not self._closed.is_set() and client.session.error is None:
+        while not self._connection.closed.is_set() and client.session.error is None:
             left = until - time.monotonic()
             # not in a change, which may need calls to end
             gate.shut = left <= 0 and not (gate.changes or self._turns.keeping.whole)
@@ -176,7 +162,7 @@ class Rejoining:
         log.info("%s is back in swapd at %s: %s", self._connection.stage, session.endpoint, said)
 
     def _could_not_join(self, error: Exception) -> None:
-        if isinstance(error, SessionEnded) or self._closed.is_set():
+        if isinstance(error, SessionEnded) or self._connection.closed.is_set():
             return
         if error is self._connection.stopped:
             return log.error("%s", error)

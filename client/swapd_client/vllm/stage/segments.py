@@ -34,8 +34,7 @@ Layers = Mapping[str, tuple[Sequence[Module], Tensors]]
 
 
 class Segments:
-    """Segments of one stage. Without `use` there are none: a turn then begins when all has
-    arrived."""
+    """Segments of one stage. Without `use` there are none: then turns begin when all arrived."""
 
     def __init__(self, go_alone: Callable[[SwapdError], None]) -> None:
         """`go_alone`: called in a call when the daemon is gone; then all weights are in memory."""
@@ -92,11 +91,7 @@ class Segments:
             undo()
 
     def arrive(self) -> None:
-        """Wait until all parts have arrived; where streams have waited, this checks the outcome.
-
-        In a call, after the layers have computed. Raises as `begin`, but for SessionEnded: then the
-        stage has gone alone.
-        """
+        """After the layers: wait for, and check, all parts. Raises as `begin`, or goes alone."""
         if not self._coming:
             return
         try:
@@ -152,10 +147,7 @@ class Segments:
 
 
 def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], None]:
-    """Make a layer's forward begin with `first()`; return a function that undoes it.
-
-    If another `forward` was set on top meanwhile, that one stays, and calls `first`.
-    """
+    """Make a layer's forward begin with `first()`; return the undoing, if none is set on top."""
     own, forward = layer.__dict__.get("forward"), layer.forward
 
     def waits(*args: Any, **kwargs: Any) -> Any:
@@ -175,11 +167,7 @@ def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], Non
 
 
 def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[Module]]:
-    """Parts whose layers may wait for them, as far as one `forward()` shows.
-
-    These are the parts whose layers ran, outside of compiled code, if no part's weights were used
-    before one of its layers had begun; else none. Under a lease of all parts, in `eager`.
-    """
+    """Parts whose layers may wait for them, as one `forward()` shows; none if uncertain."""
     owner: dict[int, str] = {}
     for name, (_, tensors) in layers.items():
         for tensor in tensors.values():

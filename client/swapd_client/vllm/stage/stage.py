@@ -30,12 +30,7 @@ from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import segments
 from swapd_client.vllm.stage.components import StageComponents, sizes_of
-from swapd_client.vllm.stage.connection import (
-    Connection,
-    close,
-    connect_to_start,
-)
-from swapd_client.vllm.stage.gate import CallGate
+from swapd_client.vllm.stage.connection import Connection, close, connect_to_start
 from swapd_client.vllm.stage.memory import StageMemory
 from swapd_client.vllm.stage.rejoining import Rejoining
 from swapd_client.vllm.stage.turns import Turns
@@ -64,28 +59,14 @@ class Stage:
     ) -> None:
         self.name = name
         self.options = options
-        self._ranks = ranks
-        #: Wakes the stage's own thread.
-        self._wake = threading.Event()
-        self._closed = threading.Event()
         #: The registered components.
         self.components = StageComponents()
-        self._gate = CallGate()
-        self.connection = Connection(name, client, self._wake, ranks)
-        self.turns = Turns(
-            self.connection, self.components, self._gate, options, neighbours, ranks, self._wake
-        )
-        self.memory = StageMemory(
-            options, self.connection, self.components, self._gate, self.turns, ranks, self._closed
-        )
-        self._rejoining = Rejoining(
-            self.connection,
-            self.components,
-            self._gate,
-            self.turns,
-            options.finish_within_s if options.slice_s is None else options.slice_s,
-            self._closed,
-        )
+        self.connection = Connection(name, client, ranks)
+        self.turns = Turns(self.connection, self.components, options, neighbours)
+        self.memory = StageMemory(options, self.turns)
+        within_s = options.finish_within_s if options.slice_s is None else options.slice_s
+        self._rejoining = Rejoining(self.turns, within_s)
+        self._gate = self.turns.gate
         #: `Segments.arrive` and `Turns.fence`, for a step. Every step calls them, and a call that
         #: only passes on costs 2 us.
         self.arrive = self.turns.segments.arrive
@@ -96,10 +77,6 @@ class Stage:
         self._asleep: set[str] = set()
         self._thread = threading.Thread(target=self._attend, name="swapd-stage", daemon=True)
         self._thread.start()
-
-    def __repr__(self) -> str:
-        state = "alone" if self.alone else "held" if self.turns.held else "not held"
-        return f"<Stage {self.name} {state}, {len(self.turns.keeping.in_flight)} requests>"
 
     @property
     def client(self) -> Client:
@@ -143,30 +120,24 @@ class Stage:
         return cls(client, options, name, ranks, neighbours)
 
     def close(self) -> None:
-        """End the session; the weights become private memory. Idempotent.
-
-        Not on a GPU, which may have no room for them: do not use the weights afterwards there.
-        """
-        if self._closed.is_set():
+        """End the session. Weights become private memory, but not on a GPU. Idempotent."""
+        connection = self.connection
+        if connection.closed.is_set():
             return
-        self._closed.set()
-        self._wake.set()
+        connection.closed.set()
+        connection.wake.set()
         self._rejoining.give_up()
         self._thread.join()
         self.turns.end()
         self.turns.window.close()
-        if self._ranks is not None:
-            self._ranks.close()
-        close(self.client)
+        if connection.ranks is not None:
+            connection.ranks.close()
+        close(connection.client)
 
     # --- sleep -----------------------------------------------------------------------------
 
     def sleep(self, what: Iterable[str] = EVERYTHING) -> None:
-        """Give the lease back, and evict `what` at once. Between steps.
-
-        The contents of the KV cache are discarded. Weights stay in their host copies. A call that
-        needs them takes a lease of its own.
-        """
+        """Give the lease back and evict `what`; the cache's contents are lost. Between steps."""
         with self._gate.lock:
             self._gate.await_open()
             self._asleep.update(what)
@@ -188,10 +159,7 @@ class Stage:
         return False
 
     def wake_up(self, what: Iterable[str] | None = None) -> None:
-        """`what` sleeps no more; None: nothing does. Then take a turn.
-
-        Blocks until all is loaded. Raises as `begin`.
-        """
+        """`what` sleeps no more, or nothing does: then load all. Blocks. Raises as `begin`."""
         if not self._asleep:
             return
         self._asleep.difference_update(EVERYTHING if what is None else what)
@@ -215,11 +183,7 @@ class Stage:
             self.turns.load_next()  # otherwise the turn's begin asks
 
     def begin(self, *, encoders: bool = False) -> None:
-        """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
-
-        Blocks until it is granted. Raises as `Client.acquire`, but for SessionEnded: then the stage
-        goes on alone.
-        """
+        """Before a step, maybe of `encoders`: take the lease, or go alone. Raises as `acquire`."""
         if not self._stepping:
             self._stepping = True
             self._gate.enter()
@@ -259,10 +223,7 @@ class Stage:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Context of any other call that uses weights; may be nested, also in a step.
-
-        Raises: SessionFenced if its results may be wrong, as `fence` reports.
-        """
+        """Context of any other call that uses weights; may be nested. Raises: SessionFenced."""
         self._gate.enter()
         try:
             self.turns.hold(encoders=True)
@@ -275,10 +236,7 @@ class Stage:
 
     @contextmanager
     def reading_all(self) -> Iterator[None]:
-        """Context of a call that reads all weights in any order. As `using`.
-
-        Raises also: Unsupported if layers stream, because then not all of them are in at once.
-        """
+        """As `using`, of all weights in any order. Raises also: Unsupported if layers stream."""
         if self.turns.window.first:
             raise Unsupported(
                 f"stage {self.name!r} streams its layers, so this call cannot read all weights: "
@@ -288,11 +246,8 @@ class Stage:
             yield
 
     def find_segments(self, models: Mapping[str, Module], forward: Callable[[], None]) -> None:
-        """Let steps begin before all layers have arrived, if each is used in its own forward only.
-
-        `forward()` computes with all of them, so that this can check it. Raises as `forward`.
-        """
-        if self._ranks is not None or not (layers := self.components.layers(models)):
+        """Let steps begin before all layers are there, if `forward()` shows that each may wait."""
+        if self.connection.ranks is not None or not (layers := self.components.layers(models)):
             return
         with self.using(), eager(models.values()):
             found = segments.found_in(layers, forward)
@@ -313,17 +268,15 @@ class Stage:
     # --- in the stage's own thread ---------------------------------------------------------
 
     def _attend(self) -> None:
-        """Give the lease back once it is wanted and nothing has used it for a while.
-
-        While the daemon is gone there is no lease: then look for the next one.
-        """
-        while not self._closed.is_set():
+        """Give a wanted idle lease back; without a daemon, look for the next one."""
+        wake, closed = self.connection.wake, self.connection.closed
+        while not closed.is_set():
             every_s = self._rejoining.looks_every_s()
-            self._wake.wait(every_s)
-            self._wake.clear()
+            wake.wait(every_s)
+            wake.clear()
             if every_s is not None:
                 self._rejoining.look()
-            while self.turns.is_wanted() and not self._closed.is_set():
+            while self.turns.is_wanted() and not closed.is_set():
                 with self._gate.lock:
                     again_s = self.turns.end_if_idle()
-                self._closed.wait(again_s)
+                closed.wait(again_s)

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from threading import Event
 
 from swapd.shared.units import seconds
 from swapd_client.errors import (
@@ -27,7 +26,6 @@ from swapd_client.lease import Lease
 from swapd_client.tracing import in_traces_of
 from swapd_client.vllm.neighbours import Neighbours
 from swapd_client.vllm.options import Options
-from swapd_client.vllm.ranks import Ranks
 from swapd_client.vllm.stage.components import StageComponents
 from swapd_client.vllm.stage.connection import Connection
 from swapd_client.vllm.stage.gate import CallGate
@@ -49,16 +47,12 @@ class Turns:
         self,
         connection: Connection,
         components: StageComponents,
-        gate: CallGate,
         options: Options,
         neighbours: Neighbours,
-        ranks: Ranks | None,
-        wake: Event,
     ) -> None:
-        """`ranks`: if the stage has several. `wake` is set when `end_if_idle` must be called."""
-        self._connection = connection
-        self._components = components
-        self._gate = gate
+        self.connection = connection
+        self.components = components
+        self.gate = CallGate()
         #: The requests in flight, and whether the lease is kept for them.
         self.keeping = StageKeeping(options.finish_within_s, options.slice_s)
         #: Counts the stage's output for the next stage; the scheduler sets the numbers.
@@ -70,8 +64,7 @@ class Turns:
         self._after, self._before = (
             _components_of(names, connection.stage) for names in neighbours
         )
-        self._ranks = ranks
-        self._wake = wake
+        self._ranks = connection.ranks
         #: The `traceparent` headers of the stage's requests, the oldest first.
         self.headers: Callable[[], Sequence[Mapping[str, str]]] = tuple
         self._lease: Lease | None = None
@@ -99,7 +92,7 @@ class Turns:
         """Hold `names`, all at once. Blocks until they are granted, or the stage goes alone."""
         if self._ranks is not None:
             self._ranks.waits()
-        coming, client, early = 0, self._connection.client, bool(self.segments)
+        coming, client, early = 0, self.connection.client, bool(self.segments)
         try:
             with in_traces_of(self.headers):
                 whole = client.acquire(*names, *self.window.first, early=early)
@@ -110,7 +103,7 @@ class Turns:
             self.go_alone(exc)
             return
         self.keeping.begin(time.monotonic())
-        if (cache := self._components.cache) is not None:
+        if (cache := self.components.cache) is not None:
             cache.come(self._lease)
         if whole.loaded:
             self._since = time.monotonic()
@@ -125,21 +118,13 @@ class Turns:
             self.load_next()
 
     def load_next(self) -> None:
-        """Have the daemon load the next stage while this one computes: its requests go there.
-
-        Uses free memory, and memory that stages which are done with these requests have released.
-        Call it once this stage holds its own lease. A hint: it costs a message and has no answer.
-        Blocks only as `Leasing.hint`.
-        """
-        if self._after and not self._connection.alone:
+        """Hint that the next stage loads while this one computes. Once this one holds its lease."""
+        if self._after and not self.connection.alone:
             with suppress(SwapdError):  # the next acquire reports it
-                self._connection.client.leasing.hint(*self._after, over=self._before)
+                self.connection.client.leasing.hint(*self._after, over=self._before)
 
     def end(self) -> None:
-        """Give the lease back if there is one; in a call, or under the lock.
-
-        Does not block: it ends after the GPU work under it.
-        """
+        """Give the lease back, after the GPU work under it; in a call, or under the lock."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
@@ -150,25 +135,22 @@ class Turns:
             requests, spent = _counted(self.keeping.over()), seconds(now - self._since)
             if inside := len(self.keeping.in_flight):
                 requests += f", inside {_counted(inside)}"
-            log.info("%s gives way after %s, %s", self._connection.stage, requests, spent)
+            log.info("%s gives way after %s, %s", self.connection.stage, requests, spent)
         self.streaming.end(in_flight=bool(self.keeping.in_flight))
-        if (cache := self._components.cache) is not None:
+        if (cache := self.components.cache) is not None:
             cache.leave()
         with suppress(SessionEnded):  # the next acquire reports it
             lease.release()
 
     def sleep(self) -> None:
-        """End the turn and discard the KV cache's contents; under the lock.
-
-        Until `wake` no request counts as in flight. Does not block.
-        """
+        """End the turn, drop the KV cache's contents, until `wake`; under the lock."""
         self._sleeping |= self.keeping.in_flight
         self.keeping.in_flight.clear()
-        if (cache := self._components.cache) is not None:
+        if (cache := self.components.cache) is not None:
             cache.discard()
             if self._lease is None:  # a lease tells the daemon that there is nothing to save
                 with suppress(SwapdError):  # it is off the device, or the daemon is gone
-                    self._lease = self._connection.client.acquire(cache.name, timeout=0)
+                    self._lease = self.connection.client.acquire(cache.name, timeout=0)
         self.end()
 
     def wake(self) -> None:
@@ -177,35 +159,27 @@ class Turns:
         self._sleeping.clear()
 
     def go_alone(self, error: SwapdError) -> None:
-        """The turn is lost with the daemon, and there are none until swapd is back.
-
-        In a call, or under the lock. Idempotent. Raises: Stopped.
-        """
-        if not self._connection.alone:
+        """The turn is lost with the daemon. In a call, or under the lock. Raises: Stopped."""
+        if not self.connection.alone:
             held, self._lease = self.held, None
-            if held and self._gate.depth > 1 and isinstance(error, SessionFenced):
+            if held and self.gate.depth > 1 and isinstance(error, SessionFenced):
                 self._fenced = error
             self.segments.drop()
             self.window.end()
-            self._connection.go_alone(error)
-            if (cache := self._components.cache) is not None and not held:
+            self.connection.go_alone(error)
+            if (cache := self.components.cache) is not None and not held:
                 cache.go_alone()
 
     # --- in a call -----------------------------------------------------------------------
 
     def hold(self, *, encoders: bool) -> None:
-        """Take the lease for a new call. Blocks for the ranks before, and until it is granted.
-
-        Nothing is held if the stage is alone. Raises as `Client.acquire`, RankGone, Stopped.
-        """
-        names = self._components.all if encoders else self._components.main
-        if self._gate.depth == 1:
-            self._fenced = None
-        if self._gate.depth > 1:  # no rank lets go in the middle of a step
+        """Take the lease, or go alone. Blocks. Raises as `Client.acquire`; RankGone, Stopped."""
+        names = self.components.all if encoders else self.components.main
+        if self.gate.depth > 1:  # no rank lets go in the middle of a step
+            return self._take(names)
+        self._fenced = None
+        with self.in_order():
             self._take(names)
-        else:
-            with self.in_order():
-                self._take(names)
 
     @contextmanager
     def in_order(self, *, waits: bool = False) -> Iterator[None]:
@@ -226,7 +200,7 @@ class Turns:
         this process knows that.
         """
         if self._lease is not None:
-            return self._connection.client.session.fenced
+            return self.connection.client.session.fenced
         fenced = self._fenced
         return lambda: fenced
 
@@ -237,26 +211,27 @@ class Turns:
         if self.segments.broken or self.window.error is not None:
             self.end()
             return
-        session = self._connection.client.session
+        session = self.connection.client.session
         self._lease.rests()
-        if self._held is not self._components.main and not self._exchange(self._components.main):
+        if self._held is not self.components.main and not self._exchange(self.components.main):
             self.end()  # otherwise the encoders could not be evicted
         wanted = bool(session.told.wanted) and self.is_wanted()
-        if not self._keeps(wanted=wanted):
+        if not self._keeps(wanted=wanted, enough=wanted and self.streaming.enough()):
             self.end()
-        elif wanted:
-            self._wake.set()  # the wish is noted already, but a missing next step may not be
+        elif wanted:  # the wish is noted already, but a missing next step may not be
+            self.connection.wake.set()
 
     def _take(self, names: tuple[str, ...]) -> None:
         """Hold `names`, or more, in any state; nothing if the stage is alone."""
-        session = self._connection.client.session
+        session = self.connection.client.session
         if session.error is not None:
-            self._connection.refuse_stopped()
+            self.connection.refuse_stopped()
             self.go_alone(session.error)
             return
-        if session.told.wanted and self._gate.depth == 1:
-            self._give_way()
-        full = self._components.all
+        asked = session.told.wanted and self.gate.depth == 1 and self.is_wanted()
+        if asked and not self._keeps(wanted=True, enough=self.streaming.enough()):
+            self.end()
+        full = self.components.all
         if self._lease is not None and names is full and self._held is not full:
             if self._exchange(names):
                 return
@@ -267,7 +242,7 @@ class Turns:
     def _exchange(self, names: tuple[str, ...]) -> bool:
         held = self._lease
         try:
-            self._lease = self._connection.client.acquire(*names, timeout=0)
+            self._lease = self.connection.client.acquire(*names, timeout=0)
         except (AcquireTimeout, SessionEnded):
             return False
         self._held = names
@@ -275,42 +250,34 @@ class Turns:
             held.release()
         return True
 
-    def _give_way(self) -> None:
-        if self.is_wanted() and not self._keeps(wanted=True):
-            self.end()
-
-    def _keeps(self, *, wanted: bool) -> bool:
-        enough = wanted and self.streaming.enough()
+    def _keeps(self, *, wanted: bool, computed: bool = True, enough: bool = False) -> bool:
+        """As `StageKeeping.keeps`, now."""
         beside = self.streaming.stays_beside(wanted=wanted)
-        now = time.monotonic()
-        return self.keeping.keeps(now, wanted=wanted, enough=enough, beside=beside)
+        return self.keeping.keeps(
+            time.monotonic(), wanted=wanted, computed=computed, enough=enough, beside=beside
+        )
 
     # --- in no call: under the lock ------------------------------------------------------
 
     def rest(self) -> None:
         """After a step that computed nothing."""
-        lease = self._lease
-        if lease is None:
+        if (lease := self._lease) is None:
             return
-        wanted, now = lease.wanted, time.monotonic()
-        computed = self.streaming.may_go_on(len(self.keeping.in_flight), self._gate.idle_s())
-        beside = self.streaming.stays_beside(wanted=wanted)
-        if not self.keeping.keeps(now, wanted=wanted, computed=computed, beside=beside):
+        computed = self.streaming.may_go_on(len(self.keeping.in_flight), self.gate.idle_s())
+        if not self._keeps(wanted=lease.wanted, computed=computed):
             self.end()
 
     def end_if_idle(self) -> float:
-        """End if nothing has used the lease for a while; otherwise return seconds until the next
-        check.
-        """
+        """End if nothing uses the lease for a while; else return seconds to the next check."""
         if self.keeping.whole and self.keeping.in_flight:
             return IDLE_S
         if self._lease is not None and self.streaming.stays_beside(wanted=True):
-            if self.keeping.keeps(time.monotonic(), wanted=True, beside=True):
+            if self._keeps(wanted=True):
                 return IDLE_S
             self.end()
             return 0.0
         patience_s = self.streaming.patience_s(len(self.keeping.in_flight), IDLE_S)
-        left = patience_s - self._gate.idle_s()
+        left = patience_s - self.gate.idle_s()
         if left <= 0:
             self.end()
         return max(left, 0.0)
