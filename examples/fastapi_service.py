@@ -47,7 +47,7 @@ async def call(name: str, n: float) -> float:
     try:
         async with app.state.client.acquire(name, timeout=30):
             return await run_in_threadpool(compute, MODELS[name], n)
-    except swapd.AcquireTimeout as exc:  # says who holds the memory
+    except swapd.Timeout as exc:  # says who holds the memory
         raise HTTPException(503, str(exc)) from exc
 
 

@@ -19,7 +19,7 @@ else:
         if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
             import swapd_client
 
-            if name in swapd_client.__all__:
+            if name in swapd_client.__all__ or name in swapd_client.RENAMED:
                 return getattr(swapd_client, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -7,7 +7,7 @@ import pytest
 
 from swapd.shared import documents
 from swapd.shared.documents import DEPTH_MAX, VALUES_MAX, BadDocument, read, read_json, read_yaml
-from swapd_client.errors import InvalidSettings, InvalidSource
+from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.offload.settings import from_yaml
 from swapd_client.weights.safetensors import open_all
 
@@ -74,7 +74,7 @@ def test_the_client_reads_stage_files_and_indices_within_the_same_bounds(tmp_pat
     bomb = "x0: &x0 ha\n" + "".join(
         f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 40)
     )
-    with pytest.raises(InvalidSettings, match="values, with its aliases written out"):
+    with pytest.raises(InvalidArgument, match="values, with its aliases written out"):
         from_yaml(write(tmp_path, bomb))
     os.mkfifo(tmp_path / "m.safetensors.index.json")
     with (

@@ -45,7 +45,7 @@ def test_both_packages_say_the_same_version() -> None:
 
 
 def test_what_users_meet_is_exported_and_torch_is_loaded_for_attachment_alone() -> None:
-    names = "InvalidSettings, StatusReply, ForecastReply, SessionEnded"
+    names = "InvalidArgument, Status, Forecast, SessionEnded"
     assert "torch" not in loaded_by(f"from swapd_client import {names}")
     assert "torch" in loaded_by("from swapd_client import Attachment")
 

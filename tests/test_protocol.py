@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.shared import protocol
-from swapd_client import errors
 from tests.samples import bare, sample
 
 Decode = Callable[[bytes], Any]
@@ -154,23 +153,14 @@ def test_what_is_no_request_is_refused(payload: bytes) -> None:
 
 
 def test_a_number_larger_than_any_is_refused_or_itself() -> None:
-    largest = protocol.encode(protocol.Status(protocol.NUMBER_MAX))
+    largest = protocol.encode(protocol.StatusRequest(protocol.NUMBER_MAX))
     assert protocol.decode_request(largest).id == protocol.NUMBER_MAX
     for number in (protocol.NUMBER_MAX + 1, (1 << 64) - 1, -1):
         with pytest.raises(protocol.NOT_A_MESSAGE):
-            protocol.decode_request(protocol.encode(protocol.Status(number)))
+            protocol.decode_request(protocol.encode(protocol.StatusRequest(number)))
 
 
 # --- codes -------------------------------------------------------------------------------
-
-
-def test_every_code_has_an_exception_class_of_its_own() -> None:
-    codes = typing.get_args(protocol.Code)
-    assert len(set(codes)) == len(codes)
-    classes = [errors.BY_CODE[code] for code in codes]
-    assert len(set(classes)) == len(codes)
-    assert all(issubclass(cls, errors.SwapdError) for cls in classes)
-    assert set(errors.BY_CODE) == set(codes)
 
 
 def test_the_lifeline_s_largest_messages_fit_into_a_packet() -> None:

@@ -11,7 +11,7 @@ from swapd.log.reader import last_run, read
 from swapd.log.records import Record, Start, render
 from swapd.log.replay import ReplayError, replay
 from swapd.shared.protocol import Register
-from swapd_client import AcquireTimeout, Client, UnknownComponent, connect
+from swapd_client import Client, Timeout, UnknownComponent, connect
 
 MIB = 1 << 20
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ def _work(thinker: Client, talker: Client) -> None:
         for client, name in ((thinker, "thinker"), (talker, "talker"), (talker, "vocoder")):
             with client.acquire(name):
                 pass
-    with thinker.acquire("thinker"), pytest.raises(AcquireTimeout):
+    with thinker.acquire("thinker"), pytest.raises(Timeout):
         talker.acquire("talker", timeout=0.01)
     with pytest.raises(UnknownComponent):
         thinker.acquire("talkr")

@@ -15,7 +15,7 @@ from swapd.daemon import router
 from swapd.daemon.peers import Peer
 from swapd.daemon.router import Router
 from swapd.shared import protocol
-from swapd_client.errors import InternalError, from_refusal
+from swapd_client.errors import SwapdError, from_refusal
 from tests.fenced import FencedByCore
 from tests.samples import sample
 
@@ -61,7 +61,7 @@ async def asked(folder: Path) -> AsyncIterator[Asked]:
     peer = context.socket(zmq.DEALER)
     peer.setsockopt(zmq.ROUTING_ID, TOKEN + b"0")
     peer.connect(f"ipc://{folder / 'rpc.sock'}")
-    peer.send(protocol.encode(protocol.Status(1)))
+    peer.send(protocol.encode(protocol.StatusRequest(1)))
     try:
         yield Asked(made, await asker, peer, said, told)
     finally:
@@ -130,7 +130,7 @@ async def test_a_reply_to_who_is_gone_costs_nothing(tmp_path: Path) -> None:
 async def test_an_answer_that_cannot_be_sent_is_a_refusal_and_costs_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, said: dict[str, Any]
 ) -> None:
-    impossible = msgspec.structs.replace(sample(protocol.StatusReply), id=7, **said)
+    impossible = msgspec.structs.replace(sample(protocol.Status), id=7, **said)
     async with asked(tmp_path) as (made, asker, socket, _, _):
         with caplog.at_level(logging.ERROR, "swapd.daemon.router"):
             made.reply(asker, impossible)
@@ -138,8 +138,8 @@ async def test_an_answer_that_cannot_be_sent_is_a_refusal_and_costs_no_other(
         refused = protocol.decode_reply(await asyncio.to_thread(socket.recv))
         assert isinstance(refused, protocol.Refused)
         assert (refused.id, refused.code) == (7, "internal")
-        assert "StatusReply" in refused.message
-        assert isinstance(from_refusal(refused), InternalError)
-        assert "StatusReply" in caplog.text
+        assert "Status" in refused.message
+        assert type(from_refusal(refused)) is SwapdError
+        assert "Status" in caplog.text
         done = protocol.decode_reply(await asyncio.to_thread(socket.recv))
         assert done == protocol.Done(8)

@@ -7,7 +7,14 @@ from benchmarks.chaos import worker
 from benchmarks.chaos.book import Book
 from benchmarks.chaos.worker import LOOK_S, PATIENCE_S
 from benchmarks.processes import MIB
-from swapd_client import AsyncClient, NotRunning, SessionEnded, SwapdError, connect_async
+from swapd_client import (
+    AsyncClient,
+    NotRunning,
+    SessionEnded,
+    SwapdError,
+    Timeout,
+    connect_async,
+)
 
 TASKS = 8
 
@@ -20,7 +27,7 @@ class Looper(worker.Worker):
         while not self.enough.is_set():
             try:
                 client = await connect_async(self.endpoint, label=self.name)
-            except (NotRunning, SessionEnded):
+            except (NotRunning, SessionEnded, Timeout):
                 await asyncio.sleep(LOOK_S)
                 continue
             self.counts.add("sessions")

@@ -11,14 +11,14 @@ from benchmarks.chaos.book import Book, Part
 from benchmarks.chaos.counts import Counts
 from benchmarks.processes import MIB, until_stdin_ends
 from swapd_client import (
-    AcquireTimeout,
     Client,
-    ComponentInUse,
     DaemonGone,
+    Deadlock,
+    InUse,
     NotRunning,
     SessionEnded,
     SwapdError,
-    WouldDeadlock,
+    Timeout,
     connect,
 )
 
@@ -43,7 +43,7 @@ class Worker:
         while not self.enough.is_set():
             try:
                 client = connect(self.endpoint, label=self.name)
-            except (NotRunning, SessionEnded):
+            except (NotRunning, SessionEnded, Timeout):
                 self.enough.wait(LOOK_S)
                 continue
             except SwapdError as exc:
@@ -57,7 +57,7 @@ class Worker:
             self.counts.add("daemons lost")
             return
         self.enough.set()
-        if isinstance(error, AcquireTimeout):
+        if isinstance(error, Timeout):
             self.counts.fault("endless", str(error))
         else:
             self.counts.unexpected(error)
@@ -206,13 +206,13 @@ class Worker:
 
     def _give_up(self, client: Client, rng: random.Random) -> None:
         part = rng.choice(self.book.parts)
-        with suppress(AcquireTimeout):
+        with suppress(Timeout):
             client.acquire(part.name, timeout=rng.choice((0, 0.001, 0.01))).release()
         self.counts.add("cancelled")
 
     def _nest(self, client: Client, rng: random.Random) -> None:
         outer, inner = rng.sample(self.book.singles, 2)
-        with client.acquire(outer.name, timeout=PATIENCE_S), suppress(WouldDeadlock):
+        with client.acquire(outer.name, timeout=PATIENCE_S), suppress(Deadlock):
             self._hold(client, inner)
 
     def _look(self, client: Client, rng: random.Random) -> None:
@@ -239,7 +239,7 @@ class Worker:
             with client.acquire(name, timeout=PATIENCE_S):
                 if not shared.is_right(loaded.tensors):
                     self.counts.fault("wrong bytes", name)
-        with suppress(ComponentInUse):
+        with suppress(InUse):
             client.unregister(name)
         self.counts.add("shared loads")
 

@@ -15,10 +15,10 @@ import msgspec
 
 from benchmarks.processes import MIB, until_stdin_ends
 from swapd_client import (
-    AcquireTimeout,
     Client,
     Conflict,
     SwapdError,
+    Timeout,
     TooLarge,
     UnknownComponent,
     connect,
@@ -76,7 +76,7 @@ def work(folder: Path, worker: str, enough: threading.Event) -> Seen:
                         bytes_of[name] = rng.randbytes(16) + bytes_of[name][16:]
                         views[name][:16] = bytes_of[name][:16]
                 seen.acquires += 1
-            except AcquireTimeout:
+            except Timeout:
                 seen.endless += 1
             except TooLarge as exc:
                 if "Pinned: " in str(exc):

@@ -3,41 +3,31 @@
 from typing import TYPE_CHECKING, Any
 
 from swapd import __version__
-from swapd.shared.protocol import ForecastReply, StatusReply
+from swapd.shared.protocol import Forecast, Status
 from swapd_client.aio import AsyncClient, connect_async
 from swapd_client.client import Client, connect
 from swapd_client.errors import (
-    AcquireTimeout,
-    BadRequest,
+    RENAMED,
     ClientClosed,
-    ComponentGone,
-    ComponentInUse,
     Conflict,
     DaemonGone,
-    DaemonStopping,
+    Deadlock,
     DeviceFailed,
-    DeviceMemoryExhausted,
-    DeviceUnavailable,
     DuplicateName,
-    ForkedClient,
-    HostMemoryExhausted,
-    InternalError,
-    InvalidSettings,
+    InUse,
+    InvalidArgument,
     InvalidSource,
     LimitReached,
-    NotAnswering,
-    NotOwner,
     NotRunning,
     NotWhileAttached,
+    OutOfMemory,
     SessionEnded,
     SessionFenced,
-    SessionForgotten,
-    StartFailed,
     SwapdError,
+    Timeout,
     TooLarge,
     UnknownComponent,
     VersionMismatch,
-    WouldDeadlock,
 )
 from swapd_client.faults import explain_faults
 from swapd_client.lease import AsyncLease, Lease
@@ -47,45 +37,34 @@ if TYPE_CHECKING:
     from swapd_client.offload.attachment import Attachment
 
 __all__ = [
-    "AcquireTimeout",
     "AsyncClient",
     "AsyncLease",
     "Attachment",
-    "BadRequest",
     "Client",
     "ClientClosed",
     "Component",
-    "ComponentGone",
-    "ComponentInUse",
     "Conflict",
     "DaemonGone",
-    "DaemonStopping",
+    "Deadlock",
     "DeviceFailed",
-    "DeviceMemoryExhausted",
-    "DeviceUnavailable",
     "DuplicateName",
-    "ForecastReply",
-    "ForkedClient",
-    "HostMemoryExhausted",
-    "InternalError",
-    "InvalidSettings",
+    "Forecast",
+    "InUse",
+    "InvalidArgument",
     "InvalidSource",
     "Lease",
     "LimitReached",
-    "NotAnswering",
-    "NotOwner",
     "NotRunning",
     "NotWhileAttached",
+    "OutOfMemory",
     "SessionEnded",
     "SessionFenced",
-    "SessionForgotten",
-    "StartFailed",
-    "StatusReply",
+    "Status",
     "SwapdError",
+    "Timeout",
     "TooLarge",
     "UnknownComponent",
     "VersionMismatch",
-    "WouldDeadlock",
     "__version__",
     "connect",
     "connect_async",
@@ -100,4 +79,6 @@ if not TYPE_CHECKING:  # else mypy would accept every name
             from swapd_client.offload.attachment import Attachment
 
             return Attachment
+        if name in RENAMED:  # another error would lose its message in `from swapd_client import`
+            raise ImportError(f"swapd_client.{name} is swapd_client.{RENAMED[name]} now")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

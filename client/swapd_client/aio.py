@@ -208,24 +208,24 @@ class AsyncClient:
         """As `Client.evict`."""
         await self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
-    async def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
+    async def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """As `Client.forecast`."""
-        request = protocol.Forecast(self.session.next_id(), names)
+        request = protocol.ForecastRequest(self.session.next_id(), names)
         reply = await self.leasing.question(request, timeout)
-        assert isinstance(reply, protocol.ForecastReply)
+        assert isinstance(reply, protocol.Forecast)
         return reply
 
     async def cheapest(
         self, names: Iterable[str], *, timeout: float | None = None
-    ) -> list[protocol.ForecastReply]:
+    ) -> list[protocol.Forecast]:
         """As `Client.cheapest`."""
         found = [await self.forecast(name, timeout=timeout) for name in each_once(names)]
         return cheapest_first(found)
 
-    async def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
+    async def status(self, *, timeout: float | None = None) -> protocol.Status:
         """As `Client.status`."""
-        reply = await self.leasing.question(protocol.Status(self.session.next_id()), timeout)
-        assert isinstance(reply, protocol.StatusReply)
+        reply = await self.leasing.question(protocol.StatusRequest(self.session.next_id()), timeout)
+        assert isinstance(reply, protocol.Status)
         return reply
 
     async def close(self, *, keep: bool = True) -> None:
@@ -274,7 +274,7 @@ class AsyncLeasing:
     async def question(
         self, request: protocol.AnyRequest, timeout_s: float | None
     ) -> protocol.AnyReply:
-        """As `call`, for requests answered at once. Raises: NotAnswering if there is no answer in
+        """As `call`, for requests answered at once. Raises: Timeout if there is no answer in
         time.
         """
         try:

@@ -98,10 +98,10 @@ def each_once(names: str | Iterable[str]) -> Iterable[str]:
     return dict.fromkeys([names] if isinstance(names, str) else names)
 
 
-def cheapest_first(forecasts: Iterable[protocol.ForecastReply]) -> list[protocol.ForecastReply]:
+def cheapest_first(forecasts: Iterable[protocol.Forecast]) -> list[protocol.Forecast]:
     """Sorted by what the acquire costs now: holders to wait for, then time, then bytes."""
 
-    def cost(one: protocol.ForecastReply) -> tuple[bool, float, int]:
+    def cost(one: protocol.Forecast) -> tuple[bool, float, int]:
         nbytes = one.bytes_in + one.bytes_coming + one.bytes_back
         return not one.at_once, one.seconds or 0.0, nbytes
 

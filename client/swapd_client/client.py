@@ -65,14 +65,14 @@ def connect(
     for a folder of such a name). A device is as `device=`: its daemon is that of `$SWAPD_ENDPOINT`
     if that is set, else the one in its default folder. Default: the host's. `label` names this
     process in the swap log. `faults="explain"` calls `explain_faults()`. Blocks for one round trip,
-    `timeout` seconds at most. Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone,
-    InvalidSettings.
+    `timeout` seconds at most. Raises: NotRunning, Timeout, VersionMismatch, DaemonGone,
+    InvalidArgument.
 
     `start=True`: if no daemon runs there, start one as this user, with `budget` ("40GiB"; else
     $SWAPD_BUDGET, or the daemon's default), and wait for it. The daemon is not tied to this
     process: it stays while any process has a session, and ends 10 seconds after its last session
     ($SWAPD_LINGER). Processes that start one at the same time share it. A daemon that already runs
-    is used as it is, with its own budget. Raises: StartFailed, with the daemon's own message.
+    is used as it is, with its own budget. Raises: NotRunning, with the daemon's own message.
 
     `tracing`: whether each acquire that asks the daemon gets an OpenTelemetry span, which contains
     the spans of the loads and evictions made for it. None: if a span is current and sampled; True:
@@ -155,8 +155,8 @@ class Client:
         A tensor that is already in a component of any client of this process is refused
         (InvalidSource); the error names that component.
 
-        Blocks for the copy. Raises: DuplicateName, TooLarge, HostMemoryExhausted, InvalidSource,
-        DeviceUnavailable, SessionEnded; after any of them the source is unchanged.
+        Blocks for the copy. Raises: DuplicateName, TooLarge, OutOfMemory, InvalidSource,
+        DeviceFailed, SessionEnded; after any of them the source is unchanged.
         """
         prepare = partial(
             self.session.registry.prepare,
@@ -327,7 +327,7 @@ class Client:
         that one more block has room to pass through. None: as much as leaves room for two. Takes
         effect at once, except for leased parts. Does not block. Raises: UnknownComponent if `name`
         was not registered in parts; TooLarge if the tensors outside all blocks are "permanent" and
-        do not fit; NotAnswering if the daemon is silent for `timeout` seconds.
+        do not fit; Timeout if the daemon is silent for `timeout` seconds.
         """
         self.leasing.flush_kept()  # idle leases that threads keep would count as use
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
@@ -340,8 +340,8 @@ class Client:
         outlasts this session. Loads nothing: see `prefetch`. Does not block.
 
         Raises: UnknownComponent; TooLarge if another component, or a waiting request, would not fit
-        beside it; Conflict for a member of an alternating group; ComponentInUse while it is being
-        evicted; NotAnswering as `resize`.
+        beside it; Conflict for a member of an alternating group; InUse while it is being
+        evicted; Timeout as `resize`.
         """
         self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
@@ -354,9 +354,9 @@ class Client:
 
         Returns when the daemon has decided; mutable contents are saved afterwards. No-op for an
         absent component. A component that another process keeps for its next step (half a second at
-        most) counts as leased. Does not block. Raises: UnknownComponent; ComponentInUse if it is
+        most) counts as leased. Does not block. Raises: UnknownComponent; InUse if it is
         leased or loading, or an acquire waits for it; Conflict if it is pinned or "permanent";
-        NotAnswering as `resize`.
+        Timeout as `resize`.
         """
         self.leasing.flush_kept()  # idle leases that threads keep would count as use
         self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
@@ -380,7 +380,7 @@ class Client:
         With `early` it returns as soon as all copies are queued: access this process's components
         only after `lease.wait(segment)`. May be nested, and called from any thread.
 
-        Raises: UnknownComponent, TooLarge, Conflict, WouldDeadlock, AcquireTimeout, ComponentGone,
+        Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, UnknownComponent,
         DeviceFailed, SessionEnded; then nothing is held.
         """
         session, leasing = self.session, self.leasing
@@ -421,7 +421,7 @@ class Client:
         process.
 
         Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or is
-        already starting; AcquireTimeout, which names the starting process; SessionEnded.
+        already starting; Timeout, which names the starting process; SessionEnded.
         """
         self.leasing.flush_kept()
         return self.leasing.acquire(of_start(timeout))
@@ -466,7 +466,7 @@ class Client:
         unregistered.
 
         On a GPU the private memory is outside the budget, and this blocks for the copy. Raises:
-        ComponentInUse if the component is leased, DeviceMemoryExhausted if the GPU has no room
+        InUse if the component is leased, OutOfMemory if the GPU has no room
         (then it stays registered), UnknownComponent, SessionEnded.
         """
         for part in self.session.registry.family(name) or [name]:
@@ -527,7 +527,7 @@ class Client:
         the attachment; if you do, it keeps the model alive.
 
         Blocks for the copies. All of the model is attached, or nothing. Raises: InvalidSource,
-        which names the weights that cannot be attached, InvalidSettings, and as `register`.
+        which names the weights that cannot be attached, InvalidArgument, and as `register`.
         """
         with needed("attach"):
             from swapd_client.offload.arguments import Arguments, checked
@@ -550,20 +550,22 @@ class Client:
         self.attachments.add(attachment)
         return attachment
 
-    def forecast(self, *names: str, timeout: float | None = None) -> protocol.ForecastReply:
+    def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
         seconds.
 
         Changes nothing, and promises nothing: other requests may come first. Raises the errors that
-        the acquire would raise at once; NotAnswering if the daemon is silent for `timeout` seconds.
+        the acquire would raise at once; Timeout if the daemon is silent for `timeout` seconds.
         """
-        reply = self.leasing.question(protocol.Forecast(self.session.next_id(), names), timeout)
-        assert isinstance(reply, protocol.ForecastReply)
+        reply = self.leasing.question(
+            protocol.ForecastRequest(self.session.next_id(), names), timeout
+        )
+        assert isinstance(reply, protocol.Forecast)
         return reply
 
     def cheapest(
         self, names: Iterable[str], *, timeout: float | None = None
-    ) -> list[protocol.ForecastReply]:
+    ) -> list[protocol.Forecast]:
         """The forecasts of components or families, each acquired alone, the cheapest first.
 
         For a program with a queue of its own, which serves first what is in. Those that wait for no
@@ -588,9 +590,9 @@ class Client:
 
         Values that are themselves in a component are read under its lease. Blocks for the copies,
         and needs host memory for the second host copy meanwhile. Raises: InvalidSource, which names
-        the first value that does not fit, or that is not leased; BadRequest for a mutable component
-        (write to it under a lease instead); HostMemoryExhausted; ComponentInUse if another thread
-        updates it; UnknownComponent, SessionEnded. After any of them nothing has changed.
+        the first value that does not fit, or that is not leased; InvalidArgument for a mutable
+        component (write to it under a lease instead); OutOfMemory; InUse if another thread updates
+        it; UnknownComponent, SessionEnded. After any of them nothing has changed.
         """
         with ExitStack() as stack:
             for attachment in list(self.attachments):
@@ -608,13 +610,13 @@ class Client:
         update.together(self.session, self.leasing.call, values)
         self.leasing.flush_kept()
 
-    def status(self, *, timeout: float | None = None) -> protocol.StatusReply:
+    def status(self, *, timeout: float | None = None) -> protocol.Status:
         """Report the resident components, their holders, and the bytes moved.
 
-        Raises: NotAnswering if the daemon is silent for `timeout` seconds.
+        Raises: Timeout if the daemon is silent for `timeout` seconds.
         """
-        reply = self.leasing.question(protocol.Status(self.session.next_id()), timeout)
-        assert isinstance(reply, protocol.StatusReply)
+        reply = self.leasing.question(protocol.StatusRequest(self.session.next_id()), timeout)
+        assert isinstance(reply, protocol.Status)
         return reply
 
     def close(self, *, keep: bool = True) -> None:

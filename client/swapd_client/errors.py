@@ -1,4 +1,4 @@
-"""One exception for each reason to refuse a request, and for the loss of the daemon.
+"""One exception for each remedy: what a caller can do about it. The message tells the rest.
 
 Every message tells the problem and the remedy. `SwapdError` catches them all.
 """
@@ -10,19 +10,23 @@ from swapd.shared.text import plain
 class SwapdError(Exception):
     """Base of all errors that swapd raises. Its text is one line, and safe to show.
 
-    The text may contain names and reasons from other processes, or from files.
+    The text may contain names and reasons from other processes, or from files. Raised itself if the
+    daemon failed internally while it answered: the daemon serves on, and its log has details.
     """
+
+    #: The daemon's code, which is finer than the class; None if this process found the reason.
+    code: Code | None = None
 
     def __str__(self) -> str:
         return plain(super().__str__())
 
 
 class NotRunning(SwapdError):
-    """No daemon serves the endpoint."""
+    """No daemon serves the endpoint, and `connect(start=True)` could not start one."""
 
 
-class StartFailed(NotRunning):
-    """The daemon that `connect(start=True)` started does not serve; the message is its own."""
+class VersionMismatch(SwapdError):
+    """Client and daemon speak different protocol versions."""
 
 
 class SessionEnded(SwapdError):
@@ -33,100 +37,10 @@ class SessionEnded(SwapdError):
 
 
 class DaemonGone(SessionEnded):
-    """The daemon ended. Mapped memory stays mapped, so holders of leases can go on.
+    """The daemon ended, or was told to stop. Mapped memory stays mapped, so holders can go on.
 
     `Client.close` then turns the registered tensors into private memory, weights intact.
     """
-
-
-class NotAnswering(DaemonGone, TimeoutError):
-    """The daemon exists, but does not answer in time: it is stopped, or busy."""
-
-
-class ClientClosed(SwapdError):
-    """The client was closed, here or by another thread."""
-
-
-class ForkedClient(SwapdError):
-    """The process forked after connecting; sessions and weights stay with the parent."""
-
-
-class InvalidSource(SwapdError, ValueError):
-    """These tensors cannot be registered; the message names the first that cannot."""
-
-
-class InvalidSettings(SwapdError, ValueError):
-    """A setting is unknown or invalid; the message names it, and where it was set."""
-
-
-class NotWhileAttached(SwapdError, RuntimeError):
-    """This use of a module with weights in swapd is impossible; the message names the remedy."""
-
-
-class BadRequest(SwapdError):
-    """The daemon does not understand the request, or the request contradicts itself or is too
-    large.
-    """
-
-
-class VersionMismatch(SwapdError):
-    """Client and daemon speak different protocol versions."""
-
-
-class UnknownComponent(SwapdError):
-    """No component of this name is registered."""
-
-
-class DuplicateName(SwapdError):
-    """A component of this name is registered already."""
-
-
-class NotOwner(SwapdError):
-    """The component belongs to another session."""
-
-
-class ComponentInUse(SwapdError):
-    """The component is leased, so swapd cannot unregister, evict or pin it now."""
-
-
-class TooLarge(SwapdError):
-    """The component can never fit into the budget."""
-
-
-class Conflict(SwapdError):
-    """These components exclude each other, so they are never resident together."""
-
-
-class HostMemoryExhausted(SwapdError):
-    """The host has no room for another host copy."""
-
-
-class DeviceUnavailable(SwapdError):
-    """This process cannot use the daemon's GPU; the message says what is missing."""
-
-
-class DeviceMemoryExhausted(SwapdError):
-    """The GPU has no room for a private copy; the component stays registered and intact."""
-
-
-class WouldDeadlock(SwapdError):
-    """This wait would close a cycle of waiting sessions, which could never go on."""
-
-
-class AcquireTimeout(SwapdError, TimeoutError):
-    """The timeout passed before the components could be granted."""
-
-
-class ComponentGone(SwapdError):
-    """The session that registered the component ended, or unregistered it."""
-
-
-class DeviceFailed(SwapdError):
-    """A copy failed, or a call of this process's GPU. The host copy is intact."""
-
-
-class DaemonStopping(DaemonGone):
-    """The daemon was told to stop."""
 
 
 class SessionFenced(SessionEnded):
@@ -137,8 +51,47 @@ class SessionFenced(SessionEnded):
     """
 
 
-class SessionForgotten(SessionFenced):
-    """The daemon has already ended the session; a request found that out first."""
+class ClientClosed(SwapdError):
+    """This process cannot use the client: it was closed, or stays with the parent after a fork."""
+
+
+class Timeout(SwapdError, TimeoutError):
+    """The timeout passed before the components were granted, or the daemon answered."""
+
+
+class Deadlock(SwapdError):
+    """This wait would close a cycle of waiting sessions, which could never go on."""
+
+
+class UnknownComponent(SwapdError):
+    """No component of this name is registered, or its session ended or unregistered it."""
+
+
+class DuplicateName(SwapdError):
+    """A component of this name is registered already."""
+
+
+class InUse(SwapdError):
+    """Others have the component: a lease, or the session that registered it."""
+
+
+class TooLarge(SwapdError):
+    """The component can never fit into the budget."""
+
+
+class Conflict(SwapdError):
+    """These components, or these calls, exclude each other."""
+
+
+class OutOfMemory(SwapdError):
+    """The host has no room for another host copy, or the GPU has none for a private copy."""
+
+
+class DeviceFailed(SwapdError):
+    """A copy or a call of the GPU failed, or this process cannot use the GPU.
+
+    The host copy is intact.
+    """
 
 
 class LimitReached(SwapdError):
@@ -148,32 +101,64 @@ class LimitReached(SwapdError):
     """
 
 
-class InternalError(SwapdError):
-    """The daemon failed internally while it answered; it serves on, and its log has details."""
+class InvalidArgument(SwapdError, ValueError):
+    """An argument or a setting is unknown, or contradicts another; the message names it."""
+
+
+class InvalidSource(SwapdError, ValueError):
+    """These tensors cannot be registered; the message names the first that cannot."""
+
+
+class NotWhileAttached(SwapdError, RuntimeError):
+    """This use of a module with weights in swapd is impossible; the message names the remedy."""
 
 
 BY_CODE: dict[Code, type[SwapdError]] = {
-    "bad_request": BadRequest,
+    "bad_request": InvalidArgument,
     "version": VersionMismatch,
-    "no_session": SessionForgotten,
+    "no_session": SessionFenced,
     "unknown_component": UnknownComponent,
     "duplicate_name": DuplicateName,
-    "not_owner": NotOwner,
-    "in_use": ComponentInUse,
+    "not_owner": InUse,
+    "in_use": InUse,
     "too_large": TooLarge,
     "conflict": Conflict,
-    "host_memory": HostMemoryExhausted,
-    "deadlock": WouldDeadlock,
-    "timeout": AcquireTimeout,
-    "component_gone": ComponentGone,
+    "host_memory": OutOfMemory,
+    "deadlock": Deadlock,
+    "timeout": Timeout,
+    "component_gone": UnknownComponent,
     "device_failed": DeviceFailed,
-    "stopping": DaemonStopping,
+    "stopping": DaemonGone,
     "fenced": SessionFenced,
     "limit": LimitReached,
-    "internal": InternalError,
+    "internal": SwapdError,
+}
+
+#: The names of before: what they are called now.
+RENAMED = {
+    "AcquireTimeout": "Timeout",
+    "BadRequest": "InvalidArgument",
+    "ComponentGone": "UnknownComponent",
+    "ComponentInUse": "InUse",
+    "DaemonStopping": "DaemonGone",
+    "DeviceMemoryExhausted": "OutOfMemory",
+    "DeviceUnavailable": "DeviceFailed",
+    "ForecastReply": "Forecast",
+    "ForkedClient": "ClientClosed",
+    "HostMemoryExhausted": "OutOfMemory",
+    "InternalError": "SwapdError",
+    "InvalidSettings": "InvalidArgument",
+    "NotAnswering": "Timeout",
+    "NotOwner": "InUse",
+    "SessionForgotten": "SessionFenced",
+    "StartFailed": "NotRunning",
+    "StatusReply": "Status",
+    "WouldDeadlock": "Deadlock",
 }
 
 
 def from_refusal(refusal: Refused | Goodbye) -> SwapdError:
     """The exception for a refusal."""
-    return BY_CODE[refusal.code](refusal.message)
+    error = BY_CODE[refusal.code](refusal.message)
+    error.code = refusal.code
+    return error

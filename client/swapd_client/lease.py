@@ -242,7 +242,7 @@ class Lease(BaseLease):
         On a GPU it takes effect after the work already queued on the current stream, and on the
         streams given to `uses` and `wait`; a thread of the client waits for that.
 
-        No-op if the daemon is gone. Raises: ForkedClient; SessionFenced if the daemon ended the
+        No-op if the daemon is gone. Raises: ClientClosed; SessionFenced if the daemon ended the
         session while this was held (see its log): then discard the results computed since, because
         other processes may have used the memory for a moment. If streams were told to wait, also
         raises as `check`.

@@ -27,7 +27,7 @@ from swapd_client.asked import (
     record_of,
     stop_if_cancelled,
 )
-from swapd_client.errors import AcquireTimeout, SessionEnded, SwapdError
+from swapd_client.errors import SessionEnded, SwapdError, Timeout
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
@@ -79,7 +79,7 @@ class Leasing:
         return self.session.unwrap(self.channel().call(request, timeout_s))
 
     def question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
-        """As `call`, for requests answered at once. Raises: NotAnswering if there is no answer in
+        """As `call`, for requests answered at once. Raises: Timeout if there is no answer in
         time.
         """
         if timeout_s is None:
@@ -303,7 +303,7 @@ class Leasing:
             return
         release = session.leases.release_of(record)
         # callers may wait for this under a lock, so a stopped daemon must not block it for ever
-        with suppress(SessionEnded, AcquireTimeout):
+        with suppress(SessionEnded, Timeout):
             if ack:
                 asks = msgspec.structs.replace(release, id=session.next_id(), ack=True)
                 self.channel().call(asks, 0.0)

@@ -9,11 +9,11 @@ from swapd.shared import protocol
 from swapd_client import dropped
 from swapd_client.asked import stop_if_cancelled
 from swapd_client.errors import (
-    ComponentInUse,
     DeviceFailed,
-    DeviceMemoryExhausted,
     DuplicateName,
+    InUse,
     InvalidSource,
+    OutOfMemory,
     SwapdError,
 )
 from swapd_client.leasing import Leasing
@@ -146,16 +146,16 @@ def _take_out(leasing: Leasing, registered: Sequence[Part]) -> None:
 
 
 def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
-    """Raise ComponentInUse if one of these is leased: `unregister` would fail."""
+    """Raise InUse if one of these is leased: `unregister` would fail."""
     if not names:
         return
     leasing.flush_kept()
     leasing.session.leases.drain()
-    reply = leasing.call(protocol.Status(leasing.session.next_id()))
-    assert isinstance(reply, protocol.StatusReply)
+    reply = leasing.call(protocol.StatusRequest(leasing.session.next_id()))
+    assert isinstance(reply, protocol.Status)
     for component in reply.components:
         if component.leases and component.name in names:
-            raise ComponentInUse(
+            raise InUse(
                 f"{component.name!r} is leased by {', '.join(component.holders)}; release it, "
                 "then detach"
             )
@@ -190,5 +190,5 @@ def take_back_mutable(leasing: Leasing) -> None:
     session.leases.drain()
     for part in mutable:
         # in use by another session, no room, or not savable: its bytes stay where they are
-        with suppress(ComponentInUse, DeviceMemoryExhausted, DeviceFailed):
+        with suppress(InUse, OutOfMemory, DeviceFailed):
             unregister(leasing, part.name)

@@ -20,7 +20,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 
 NBYTES = 256 << 20
 #: Larger for a GPU, whose copies are so fast that messages would dominate.
@@ -121,7 +121,7 @@ def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], ob
         turn()
 
 
-def _is_pinning(status: StatusReply) -> bool:
+def _is_pinning(status: Status) -> bool:
     on_gpu = status.device_bytes > 0
     return on_gpu and status.pinned_bytes + status.unpinned_bytes < status.host_copy_bytes
 

@@ -56,7 +56,7 @@ def _seconds(given: float) -> float:
 
 
 #: For every command that asks a daemon: none of them waits without limit.
-Timeout = Annotated[
+TimeoutOption = Annotated[
     float,
     typer.Option(
         "--timeout", callback=_seconds, help="Seconds the daemon may take for each answer"
@@ -228,7 +228,7 @@ def ask(
     """Connect to the chosen daemon (`target.where`). Its swap log then shows `swapd <command>` as
     a session.
 
-    Raises: SeveralDaemons, NotRunning; NotAnswering if it takes longer than `timeout` seconds.
+    Raises: SeveralDaemons, NotRunning; Timeout if it takes longer than `timeout` seconds.
     """
     folder = where(endpoint, device, timeout)
     return swapd_client.connect(folder, label=f"{OWN_LABEL}{command}", timeout=timeout)

@@ -8,13 +8,22 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, ask, console, facts, print_json
+from swapd.cli.common import (
+    TIMEOUT_S,
+    Endpoint,
+    Json,
+    TimeoutOption,
+    ask,
+    console,
+    facts,
+    print_json,
+)
 from swapd.cli.status import fold
 from swapd.cli.target import Device
-from swapd.shared.protocol import ComponentStatus, ForecastReply, StatusReply
+from swapd.shared.protocol import ComponentStatus, Forecast, Status
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
-from swapd_client import Client, ComponentInUse
+from swapd_client import Client, InUse
 
 #: States without memory of the device.
 _OUT = ("absent", "filling")
@@ -29,7 +38,7 @@ def pin(
     name: Name,
     endpoint: Endpoint = None,
     device: Device = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Keep a component on the device: load it when there is room, and do not evict it.
 
@@ -52,7 +61,7 @@ def unpin(
     name: Name,
     endpoint: Endpoint = None,
     device: Device = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Allow the eviction of a pinned component again."""
     with ask(endpoint, "unpin", timeout, device) as client:
@@ -64,7 +73,7 @@ def evict(
     name: Name,
     endpoint: Endpoint = None,
     device: Device = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Evict an idle component at once, and save changes to it."""
     with ask(endpoint, "evict", timeout, device) as client:
@@ -85,13 +94,13 @@ def _evict(client: Client, name: str, timeout: float) -> None:
     while True:
         try:
             return client.evict(name, timeout=timeout)
-        except ComponentInUse:
+        except InUse:
             if time.monotonic() > give_up:
                 raise
         time.sleep(_AGAIN_S)
 
 
-def _members(reply: StatusReply, name: str) -> list[ComponentStatus]:
+def _members(reply: Status, name: str) -> list[ComponentStatus]:
     return [c for c in reply.components if name in (c.name, c.part_of)]
 
 
@@ -110,7 +119,7 @@ def resize(
     ],
     endpoint: Endpoint = None,
     device: Device = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Keep part of a component on the device, and stream the rest block by block."""
     try:
@@ -133,7 +142,7 @@ def forecast(
     endpoint: Endpoint = None,
     device: Device = None,
     json: Json = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Predict the loads, evictions and wait of an acquire. Changes nothing."""
     with ask(endpoint, "forecast", timeout, device) as client:
@@ -144,7 +153,7 @@ def forecast(
         console.print(forecast_page(names, reply))
 
 
-def forecast_page(names: list[str], reply: ForecastReply) -> Table:
+def forecast_page(names: list[str], reply: Forecast) -> Table:
     rows: list[tuple[str, RenderableType]] = [
         ("acquire", Text(plain(" + ".join(names)))),
         ("copies in", _copies(reply)),
@@ -157,7 +166,7 @@ def forecast_page(names: list[str], reply: ForecastReply) -> Table:
     return facts(rows)
 
 
-def _copies(reply: ForecastReply) -> str:
+def _copies(reply: Forecast) -> str:
     parts = [size(reply.bytes_in)] if reply.bytes_in else []
     parts += [f"{size(reply.bytes_coming)} on the way already"] if reply.bytes_coming else []
     if reply.victims:
@@ -165,7 +174,7 @@ def _copies(reply: ForecastReply) -> str:
     return ", ".join(parts) or "nothing: it is in, or comes in as zeros"
 
 
-def _victims(reply: ForecastReply) -> Text:
+def _victims(reply: Forecast) -> Text:
     if not reply.victims:
         return Text("nothing" if reply.at_once else "depends on who gives way")
     families: dict[str, list[int]] = {}
@@ -181,13 +190,13 @@ def _victims(reply: ForecastReply) -> Text:
     )
 
 
-def _waits(reply: ForecastReply) -> Text:
+def _waits(reply: Forecast) -> Text:
     if reply.at_once:
         return Text("nobody", "green")
     return Text("\n".join(plain(f"{way.name}: {way.why}") for way in reply.waits_for), "yellow")
 
 
-def _takes(reply: ForecastReply) -> str:
+def _takes(reply: Forecast) -> str:
     if reply.seconds is None:
         return "not known: nothing was swapped in yet"
     took = "0 s" if not reply.seconds else f"about {seconds(reply.seconds)}"

@@ -21,7 +21,7 @@ from swapd.cli.common import (
     TIMEOUT_S,
     Endpoint,
     Json,
-    Timeout,
+    TimeoutOption,
     console,
     print_json,
     say_error,
@@ -30,11 +30,11 @@ from swapd.cli.target import Device, where
 from swapd.shared import daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.system import is_stopped
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
-from swapd_client.errors import NotAnswering, SwapdError
+from swapd_client.errors import SwapdError, Timeout
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
 #: Daemons asked at the same time: each may take its whole time to answer.
@@ -57,7 +57,7 @@ class Listed(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def ps(json: Json = False, timeout: Timeout = TIMEOUT_S) -> None:
+def ps(json: Json = False, timeout: TimeoutOption = TIMEOUT_S) -> None:
     """List this user's daemons on this machine, wherever their folders are.
 
     The last column has the value for `--endpoint`. A daemon that does not answer, or that is in a
@@ -96,7 +96,7 @@ def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
     )
 
 
-def _asked(folder: Path, timeout: float) -> StatusReply:
+def _asked(folder: Path, timeout: float) -> Status:
     with swapd_client.connect(folder, label=f"{OWN_LABEL}ps", timeout=timeout) as client:
         return client.status(timeout=timeout)
 
@@ -181,7 +181,7 @@ def _confirm(folder: str) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def _open_sessions(reply: StatusReply) -> str:
+def _open_sessions(reply: Status) -> str:
     """The question before ending these sessions; "" if there are none."""
     labels = [plain(s.label) for s in reply.sessions if not s.label.startswith(OWN_LABEL)]
     if not labels:
@@ -204,7 +204,7 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
     except ProcessLookupError:
         return
     if not _ended(process, max(0.0, give_up - time.monotonic())):
-        raise NotAnswering(
+        raise Timeout(
             f"{what} has not ended in {timeout:g} s: leases are held, or its device hangs. Wait, "
             "or `swapd stop --now`, which waits for no lease"
         )

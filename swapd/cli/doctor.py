@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, Timeout, console, print_json
+from swapd.cli.common import TIMEOUT_S, Endpoint, Json, TimeoutOption, console, print_json
 from swapd.cli.target import Device, where
 from swapd.doctor import Check
 
@@ -17,7 +17,7 @@ def doctor(
     endpoint: Endpoint = None,
     device: Device = None,
     json: Json = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Check this machine. Ends with status 1 if a required part is missing."""
     found = checks.examine(where(endpoint, device, timeout), timeout)

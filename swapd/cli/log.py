@@ -18,7 +18,7 @@ from swapd.cli.common import (
     TIMEOUT_S,
     Endpoint,
     Json,
-    Timeout,
+    TimeoutOption,
     ask,
     console,
     parsed,
@@ -37,7 +37,7 @@ from swapd.shared.config import logs_left_by
 from swapd.shared.fds import OwnedFd
 from swapd.shared.system import open_pidfd
 from swapd.shared.units import parse_span
-from swapd_client import Client, DaemonStopping, NotAnswering, NotRunning
+from swapd_client import Client, NotRunning, Timeout
 from swapd_client.session.endpoint import find, resolve
 
 
@@ -119,7 +119,7 @@ LAST_S = 5.0
 def follow_log(endpoint: str | None, view: LogView, lines: int | None, timeout: float) -> None:
     """Show the last `lines` of the log, then its growth, until the daemon ends.
 
-    Blocks. Raises: NotRunning, NotAnswering, OSError; SystemExit(1) if the daemon died.
+    Blocks. Raises: NotRunning, Timeout, OSError; SystemExit(1) if the daemon died.
     """
     with ExitStack() as opened:
         folder = opened.enter_context(find(resolve(endpoint, None)))
@@ -149,7 +149,7 @@ def _process(pid: int | None) -> OwnedFd | None:
 
 def _say_how_it_ended(client: Client) -> None:
     error = client.session.error
-    if isinstance(error, DaemonStopping):
+    if error is not None and error.code == "stopping":
         say_error("the daemon has stopped, so its log ends here")
     elif error is not None:
         say_error("the daemon is gone without a goodbye, so its log ends here")
@@ -219,7 +219,7 @@ def log(
     min_duration: MinDuration = None,
     since: Since = None,
     blocks: Blocks = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Show the swap log: loads, evictions and waits, with their causes.
 
@@ -273,7 +273,7 @@ def swap_log(endpoint: str | None, file: Path | None, timeout: float) -> Path:
     try:
         with ask(endpoint, "log", timeout) as client:
             return Path(client.status(timeout=timeout).swap_log)
-    except (NotRunning, NotAnswering) as exc:
+    except (NotRunning, Timeout) as exc:
         left = logs_left_by(resolve(endpoint, None))
         hint = f". The log it left: --file {left[0]}" if left else ""
         raise type(exc)(f"{exc}{hint}") from exc
@@ -294,7 +294,7 @@ def trace(
     device: Device = None,
     file: File = None,
     since: Since = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 

@@ -14,7 +14,7 @@ from swapd.cli.common import (
     TIMEOUT_S,
     Endpoint,
     Json,
-    Timeout,
+    TimeoutOption,
     columns,
     console,
     if_any,
@@ -37,7 +37,7 @@ from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -125,7 +125,7 @@ def plan(
     device: Annotated[str | None, typer.Option(help="host, or a GPU, as in cuda:0")] = None,
     endpoint: Endpoint = None,
     json: Json = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Plan which components to keep on a device, stream or swap, and the costs.
 
@@ -200,7 +200,7 @@ def _refuse(why: str, given: Mapping[str, object]) -> None:
 
 def _status(
     sources: list[str], endpoint: str | None, timeout: float, *, complete: bool
-) -> StatusReply | None:
+) -> Status | None:
     """A daemon's status, if the options alone are not `complete`."""
     needed = not sources or endpoint is not None
     return status_of(endpoint, timeout, needed=needed) if needed or not complete else None

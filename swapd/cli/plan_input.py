@@ -15,9 +15,9 @@ from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.run import gpus
 from swapd.shared import config
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.units import parse_rate, size, typed_size
-from swapd_client.errors import NotAnswering, NotRunning
+from swapd_client.errors import NotRunning, Timeout
 from swapd_client.session.endpoint import resolve
 
 T = TypeVar("T", int, float)
@@ -43,7 +43,7 @@ class Bandwidth(NamedTuple):
     source: str
 
 
-def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> StatusReply | None:
+def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status | None:
     """A daemon's status; None if none answers and it is not `needed`."""
     try:
         # if not needed, only the daemon in the default place: another may be unrelated to the plan
@@ -54,7 +54,7 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> StatusRe
         if needed:
             raise PlanError(f"{exc}; or give files, folders, or NAME=SIZE") from exc
         return None
-    except NotAnswering as exc:
+    except Timeout as exc:
         if needed:
             raise
         say_error(f"{exc}. Planned without it")
@@ -63,7 +63,7 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> StatusRe
 
 def components_of(
     sources: Sequence[str],
-    status: StatusReply | None,
+    status: Status | None,
     passes: Sequence[str],
     blocks: Sequence[str],
     compute: Sequence[str],
@@ -81,7 +81,7 @@ def components_of(
     return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
 
 
-def _found(sources: Sequence[str], status: StatusReply | None) -> list[ModelComponent]:
+def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent]:
     found: list[ModelComponent] = []
     for source in sources:
         named = sizes.named(source)
@@ -148,7 +148,7 @@ def given_size(option: str, text: str | None) -> int | None:
 
 
 def memory_of(
-    status: StatusReply | None,
+    status: Status | None,
     device: str | None,
     device_memory: str | None,
     uses: Mapping[str, str | None],
@@ -208,7 +208,7 @@ def given_chunk(text: str | None) -> int | Literal["auto"] | None:
 
 def advised(
     plan_with: Callable[[int], Advice],
-    status: StatusReply | None,
+    status: Status | None,
     device: str | None,
     given: int | Literal["auto"] | None,
     isolation: Isolation,
@@ -229,7 +229,7 @@ def _cost(advice: Advice) -> chunks.Cost:
     return chunks.Cost([advice.budget_bytes], advice.moved_bytes, advice.request_s)
 
 
-def bandwidth_of(given: str | None, status: StatusReply | None, device: str | None) -> Bandwidth:
+def bandwidth_of(given: str | None, status: Status | None, device: str | None) -> Bandwidth:
     """The given bandwidth, else the daemon's measurements, else a measurement, else published."""
     if given is not None:
         try:
@@ -244,7 +244,7 @@ def bandwidth_of(given: str | None, status: StatusReply | None, device: str | No
     return Bandwidth(PUBLISHED, _PUBLISHED_FROM)
 
 
-def _by_daemon(status: StatusReply | None) -> Bandwidth | None:
+def _by_daemon(status: Status | None) -> Bandwidth | None:
     if status is None:
         return None
     copied = [(c.nbytes, c.copy_s) for c in status.components if c.copy_s and c.nbytes]

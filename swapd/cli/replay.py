@@ -12,7 +12,7 @@ from swapd.cli.common import (
     TIMEOUT_S,
     Endpoint,
     Json,
-    Timeout,
+    TimeoutOption,
     columns,
     console,
     parsed,
@@ -59,7 +59,7 @@ def replay(
     overtake: Overtake = None,
     turn: Turn = None,
     json: Json = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Run the daemon's last recorded run again, under other settings.
 

@@ -14,14 +14,14 @@ from swapd.cli.common import (
     TIMEOUT_S,
     Endpoint,
     Json,
-    Timeout,
+    TimeoutOption,
     ask,
     console,
     facts,
     print_json,
 )
 from swapd.cli.target import Device
-from swapd.shared.protocol import ComponentStatus, StatusReply, part_name
+from swapd.shared.protocol import ComponentStatus, Status, part_name
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
 
@@ -131,7 +131,7 @@ def status(
     device: Device = None,
     json: Json = False,
     parts: Parts = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Show the components on the device, their holders, and the bytes moved."""
     with ask(endpoint, "status", timeout, device) as client:
@@ -142,7 +142,7 @@ def status(
         console.print(page(reply, wide=console.width >= _WIDE, parts=parts))
 
 
-def page(reply: StatusReply, *, wide: bool = True, parts: bool = False) -> RenderableType:
+def page(reply: Status, *, wide: bool = True, parts: bool = False) -> RenderableType:
     """The whole answer for people; `parts`: list each part of streamed components."""
     head = Text.assemble(
         ("swapd ", "bold"),
@@ -219,13 +219,13 @@ def _last_use(row: Family) -> Text:
     return Text("now" if row.idle_s < 0.1 else f"{seconds(row.idle_s)} ago")
 
 
-def _private(reply: StatusReply) -> str:
+def _private(reply: Status) -> str:
     if not reply.private_bytes:
         return ""
     return f"; {size(reply.private_bytes)} more of unregistered components with live tensors"
 
 
-def _summary(reply: StatusReply) -> Table:
+def _summary(reply: Status) -> Table:
     rows: list[tuple[str, RenderableType]] = [("arena", _arena(reply))]
     if reply.device_bytes:
         rows.append(("device", _device(reply)))
@@ -249,14 +249,14 @@ def _starting(labels: tuple[str, ...]) -> str:
     return f"{first}; {', '.join(others)} wait" if others else first
 
 
-def _device(reply: StatusReply) -> Text:
+def _device(reply: Status) -> Text:
     text = Text(f"{size(reply.device_free_bytes)} free of {size(reply.device_bytes)}")
     for p in reply.processes:
         text.append(f"\n{size(p.nbytes)}: {plain(p.name)} (process {p.pid})")
     return text
 
 
-def _arena(reply: StatusReply) -> Text:
+def _arena(reply: Status) -> Text:
     share = reply.used_bytes / reply.budget_bytes if reply.budget_bytes else 0.0
     full = round(share * _BAR_CELLS)
     text = Text.assemble(
@@ -273,7 +273,7 @@ def _arena(reply: StatusReply) -> Text:
     return text
 
 
-def _sessions(reply: StatusReply) -> Text:
+def _sessions(reply: Status) -> Text:
     """The connected sessions, except those of commands like this one."""
     text = Text()
     for s in reply.sessions:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, Timeout
+from swapd.cli.common import TIMEOUT_S, Endpoint, TimeoutOption
 from swapd.cli.live.poller import Poller
 from swapd.cli.target import Device, where
 from swapd.shared.extras import needed
@@ -16,7 +16,7 @@ _LEAVE_S = 1.0
 def top(
     endpoint: Endpoint = None,
     device: Device = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Watch a device live, full-screen: components, waiters and copies.
 

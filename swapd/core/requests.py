@@ -164,7 +164,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.AcquireStart: (_timeout,),
     protocol.Prefetch: (_asked_names, _over, _timeout),
     protocol.Follows: (_followers,),
-    protocol.Forecast: (_asked_names,),
+    protocol.ForecastRequest: (_asked_names,),
     protocol.Register: (_to_register, _segments, _texts, _contents, _transient),
     protocol.Commit: (_name,),
     protocol.Update: (_name,),

@@ -22,7 +22,7 @@ from swapd.shared.protocol import (
     ComponentStatus,
     CopyStatus,
     Forecast,
-    ForecastReply,
+    ForecastRequest,
     InTheWay,
     Refused,
     SessionStatus,
@@ -125,7 +125,9 @@ _LAST = 1 << 62
 _NAMED = 3
 
 
-def forecast(core: Residency, asked: Forecast, session: int, now: float) -> ForecastReply | Refused:
+def forecast(
+    core: Residency, asked: ForecastRequest, session: int, now: float
+) -> Forecast | Refused:
     """The reply if `session` acquired these components at `now`, or the refusal that it would
     get."""
     ledger = core.ledger
@@ -214,11 +216,11 @@ def _reply(
     victims: list[Victim],
     waits: list[InTheWay],
     now: float,
-) -> ForecastReply:
+) -> Forecast:
     loads = [c for c in asked if c.state is State.ABSENT or eviction.leaves_first(c, w)]
     rate = measured_rate(ledger.components.values())
     back = sum(v.bytes_back for v in victims)
-    return ForecastReply(
+    return Forecast(
         id=w.request,
         names=w.names,
         bytes_in=sum(map(_bytes_in, loads)),

@@ -118,11 +118,11 @@ class Sessions:
 
     def _serve(self, session: int, request: protocol.AnyRequest) -> None:
         match request:
-            case protocol.Forecast():
+            case protocol.ForecastRequest():
                 now = self._dispatch.clock()
                 self.reply(session, forecast(self._core, request, session, now))
                 return
-            case protocol.Status():
+            case protocol.StatusRequest():
                 self._statuses.ask(request.id, partial(self.reply, session))
                 return
             case protocol.Cancel():

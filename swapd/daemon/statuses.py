@@ -95,14 +95,14 @@ class Statuses:
         use: MemoryUse,
         private: int,
         components: list[protocol.ComponentStatus],
-    ) -> protocol.StatusReply:
+    ) -> protocol.Status:
         ledger, now = self._core.ledger, self._inbox.clock()
         records, lost = self._swap_log.counted()
         chunk = self._device.chunk_bytes
         quarantined = sum(
             n for held in ledger.quarantined.values() for runs in held for _, n in runs
         )
-        return protocol.StatusReply(
+        return protocol.Status(
             id=request,
             version=__version__,
             device=self._device.name,

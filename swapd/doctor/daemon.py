@@ -7,10 +7,10 @@ from swapd import __version__
 from swapd.device import DeviceError
 from swapd.device.host import available_bytes
 from swapd.doctor.host import Check
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.text import plain
 from swapd.shared.units import size
-from swapd_client import NotAnswering, NotRunning, SwapdError, connect
+from swapd_client import NotRunning, SwapdError, Timeout, connect
 
 OWN_LABEL = "swapd doctor"
 #: Free memory of a GPU for the contexts, graphs and activations of workers.
@@ -26,7 +26,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
             status = client.status(timeout=timeout)
     except NotRunning:
         return [Check("daemon", "ok", "none runs there", "start one: swapd serve")]
-    except NotAnswering as exc:
+    except Timeout as exc:
         found, _, advice = str(exc).partition(". ")
         return [Check("daemon", "fail", found, advice)]
     except SwapdError as exc:
@@ -34,7 +34,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
     return of_status(status)
 
 
-def of_status(status: StatusReply) -> list[Check]:
+def of_status(status: Status) -> list[Check]:
     """The checks of a status; pinning and notes only if the daemon reports any."""
     return [
         _version(status),
@@ -45,7 +45,7 @@ def of_status(status: StatusReply) -> list[Check]:
     ]
 
 
-def _version(status: StatusReply) -> Check:
+def _version(status: Status) -> Check:
     found = f"swapd {status.version} serves {status.device}, {len(status.components)} components"
     if status.version == __version__:
         return Check("daemon", "ok", found)
@@ -53,7 +53,7 @@ def _version(status: StatusReply) -> Check:
     return Check("daemon", "warn", found, advice)
 
 
-def _budget(status: StatusReply) -> Check:
+def _budget(status: Status) -> Check:
     """Whether the GPU has memory left for workers, or the host for host copies."""
     name, budget = "daemon budget", status.budget_bytes
     if status.device != "host":
@@ -97,7 +97,7 @@ def _swap_log(path: Path) -> Check:
     return Check(name, "ok", f"{path}, {size(free)} left on its disk")
 
 
-def _sessions(status: StatusReply) -> Check:
+def _sessions(status: Status) -> Check:
     others = [s for s in status.sessions if s.label != OWN_LABEL]
     found = f"{len(others)} sessions, {status.waiting} requests wait"
     deaf = [f"{plain(s.label)} (session {s.session})" for s in others if s.unread]

@@ -15,7 +15,7 @@ from swapd.plan.advise import PlanError
 from swapd.plan.claims import names_of
 from swapd.plan.deploy import BadDeploy, Deploy, DeployStage
 from swapd.shared.config import ConfigError
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload import settings
 from swapd_client.offload.settings import OffloadSettings, StageSettings
 
@@ -38,7 +38,7 @@ def taken_off(words: Sequence[str]) -> tuple[OffloadSettings, tuple[str, ...]]:
             if (name := flag.removeprefix("--").replace("-", "_")) != _VLLMS:
                 settings.check_name(name, flag)
         asked = settings.from_arguments(parsed)
-    except (argparse.ArgumentError, InvalidSettings) as exc:
+    except (argparse.ArgumentError, InvalidArgument) as exc:
         raise ConfigError(str(exc).removeprefix("argument ")) from None
     if asked.cpu_offload_components and not asked.cpu_offload_enabled:
         raise ConfigError("--cpu-offload-components needs --cpu-offload-enabled: add it")
@@ -49,7 +49,7 @@ def in_file(path: Path) -> list[StageSettings]:
     """The stages of a file of `stage_args`; none of any other file. Raises: BadDeploy."""
     try:
         return settings.in_stage_args(path) if path.is_file() else []
-    except InvalidSettings as exc:
+    except InvalidArgument as exc:
         raise BadDeploy(str(exc)) from exc
 
 

@@ -51,7 +51,7 @@ class WeightGroup(msgspec.Struct, frozen=True):
     def streaming(self, options: Options, room: int) -> "WeightGroup":
         """The same with layers streamed as a stage's options say, in `room` bytes of an arena.
 
-        Raises: InvalidSettings.
+        Raises: InvalidArgument.
         """
         layers, nbytes = self.each, self.each_bytes
         room_for = (room - self.taken_with(0)) // in_chunks(nbytes, self.chunk)

@@ -17,7 +17,7 @@ from swapd.plan.advise import PlanError
 from swapd.plan.omni import Kind, VllmOmni
 from swapd.shared.documents import BadDocument, read_yaml
 from swapd.shared.text import problem_with_text
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.vllm.options import KEY, options_of
 from swapd_client.vllm.own_flags import options_of_stage
@@ -275,7 +275,7 @@ def _stage(
     try:
         own = extension.startswith(_OURS)
         options = options_of_stage(flat, where) if own else options_of(additional, where)
-    except InvalidSettings as exc:
+    except InvalidArgument as exc:
         raise BadDeploy(str(exc)) from exc
     called, kind = known or (f"stage{number}", _kind(worker, extension))
     name = options.component or called

@@ -18,7 +18,7 @@ from swapd.run import gpus
 from swapd.run.child import end_with_parent
 from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.units import size
 from swapd.spawn import STOP_S, SpawnError
 from swapd_client.errors import SwapdError
@@ -106,7 +106,7 @@ def joinable(wanted: DaemonSpec) -> Path | None:
     return None
 
 
-def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> StatusReply | None:
+def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
     """The status of a daemon that serves the wanted device; None of another."""
     elsewhere = wanted.device == "host" and found.folder != wanted.folder.resolve()
     status = None if found.unreachable or elsewhere else _status(found.folder)
@@ -140,7 +140,7 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
         yield found
 
 
-def _status(folder: Path) -> StatusReply | None:
+def _status(folder: Path) -> Status | None:
     try:
         with swapd_client.connect(folder, label="swapd run", timeout=ASKED_S) as client:
             return client.status(timeout=ASKED_S)

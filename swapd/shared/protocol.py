@@ -282,7 +282,7 @@ class Follows(Request, frozen=True, tag="follows"):
     after: Name
 
 
-class Forecast(Request, frozen=True, tag="forecast"):
+class ForecastRequest(Request, frozen=True, tag="forecast"):
     """Ask for the effect of acquiring these now. Answered at once; changes nothing."""
 
     names: tuple[str, ...]
@@ -319,7 +319,7 @@ class EvictNow(Request, frozen=True, tag="evict_now"):
     name: str
 
 
-class Status(Request, frozen=True, tag="status"):
+class StatusRequest(Request, frozen=True, tag="status"):
     pass
 
 
@@ -345,7 +345,7 @@ AnyOrder = (
     | EvictNow
 )
 
-AnyRequest = AnyOrder | Forecast | Status
+AnyRequest = AnyOrder | ForecastRequest | StatusRequest
 
 
 # --- rpc, daemon to client ---------------------------------------------------------------
@@ -425,7 +425,7 @@ class InTheWay(msgspec.Struct, frozen=True):
     why: str
 
 
-class ForecastReply(Reply, frozen=True, tag="forecast"):
+class Forecast(Reply, frozen=True, tag="forecast"):
     """The effect of acquiring `names` now, in bytes and seconds.
 
     The daemon would evict `victims` at once; if `waits_for` is not empty, the victims depend on the
@@ -552,7 +552,7 @@ WAITS_SHOWN = 50
 NAMES_SHOWN = 8
 
 
-class StatusReply(Reply, frozen=True, tag="status"):
+class Status(Reply, frozen=True, tag="status"):
     """Everything `swapd status` shows. Bytes are bytes; `_s` is seconds."""
 
     version: str
@@ -596,7 +596,7 @@ class StatusReply(Reply, frozen=True, tag="status"):
     records_lost: int = 0
 
 
-AnyReply = Done | Granted | Refused | ForecastReply | StatusReply
+AnyReply = Done | Granted | Refused | Forecast | Status
 
 
 # --- lifeline ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from swapd.shared.protocol import Counts, Histogram, StatusReply
+from swapd.shared.protocol import Counts, Histogram, Status
 
 
 class _Families(list[Metric]):
@@ -25,13 +25,13 @@ class _Families(list[Metric]):
         return self
 
 
-def render(status: StatusReply, age_s: float, accept: str) -> tuple[bytes, str]:
+def render(status: Status, age_s: float, accept: str) -> tuple[bytes, str]:
     """The text and its content type, in a form that `accept` allows, of a status of that age."""
     encode, kind = choose_encoder(accept)
     return encode(_Families(_families(status, age_s))), kind
 
 
-def _families(status: StatusReply, age_s: float) -> Iterator[Metric]:
+def _families(status: Status, age_s: float) -> Iterator[Metric]:
     about = InfoMetricFamily("swapd_build", "The daemon, and the device that it serves")
     about.add_metric(
         [],
@@ -49,7 +49,7 @@ def _families(status: StatusReply, age_s: float) -> Iterator[Metric]:
     yield CounterMetricFamily("swapd_records_missed", missed, status.records_lost)
 
 
-def _gauges(status: StatusReply, age_s: float) -> Iterator[tuple[str, str, float]]:
+def _gauges(status: Status, age_s: float) -> Iterator[tuple[str, str, float]]:
     resident = status.used_bytes - status.quarantined_bytes
     free = status.budget_bytes - status.used_bytes
     yield "swapd_arena_bytes", "Device memory that the daemon owns", status.budget_bytes
@@ -74,7 +74,7 @@ def _gauges(status: StatusReply, age_s: float) -> Iterator[tuple[str, str, float
     yield "swapd_longest_wait_seconds", about, longest
 
 
-def _of_components(status: StatusReply, counts: Counts) -> Iterator[Metric]:
+def _of_components(status: Status, counts: Counts) -> Iterator[Metric]:
     inside: dict[str, int] = dict.fromkeys(counts.of, 0)
     sizes = dict(inside)
     for c in status.components:
@@ -104,7 +104,7 @@ _COUNTED = {
 }
 
 
-def _times(status: StatusReply, counts: Counts) -> Iterator[Metric]:
+def _times(status: Status, counts: Counts) -> Iterator[Metric]:
     moved = {"in": status.bytes_in, "out": status.bytes_out}
     yield _counter("swapd_moved_bytes", "Bytes copied", moved, "direction")
     yield _histogram("swapd_wait_seconds", "From an acquire to its grant", {"": counts.wait_s})

@@ -24,7 +24,7 @@ from swapd.cli.common import encoded_json
 from swapd.cli.last_lines import LastLines, Spoken
 from swapd.cli.page import PageSettings
 from swapd.shared import fds
-from swapd.shared.protocol import ComponentStatus, StatusReply
+from swapd.shared.protocol import ComponentStatus, Status
 from swapd.web import metrics
 from swapd.web.http import AccessRules, Answer, HttpRequest, Server, headers_for
 from swapd_client import Client, SwapdError, connect
@@ -116,7 +116,7 @@ class Watched:
         """Ask for the first status. Blocks. Raises: SwapdError."""
         self._client = client
         self.past = Past()
-        self.status: StatusReply
+        self.status: Status
         self.lines: tuple[Spoken, ...] = ()
         self._asking: asyncio.Task[SwapdError | None] | None = None
         self._take(client.status(timeout=CONNECT_S))
@@ -126,11 +126,11 @@ class Watched:
     def age_s(self) -> float:
         return time.monotonic() - self._at
 
-    def _take(self, status: StatusReply) -> None:
+    def _take(self, status: Status) -> None:
         self.status, self._at = status, time.monotonic()
         self.past.note(status.components, _clock())
 
-    async def ask(self, within_s: float = ANSWER_S) -> StatusReply:
+    async def ask(self, within_s: float = ANSWER_S) -> Status:
         """The current status, at most FRESH_S old. Raises: SwapdError; TimeoutError."""
         if self.age_s > FRESH_S:
             if self._asking is None or self._asking.done():

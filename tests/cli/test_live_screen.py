@@ -13,7 +13,7 @@ from swapd.cli.live import screen
 from swapd.cli.live.screen import Choice, Snapshot
 from swapd.cli.render import Said
 from swapd.core import status
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from tests.core.world import World
 from tests.samples import bare
 
@@ -22,7 +22,7 @@ def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -
     """What a daemon with this core says now."""
     ledger = w.ledger
     told = msgspec.structs.replace(
-        bare(StatusReply),
+        bare(Status),
         device="host",
         chunk_bytes=1,
         budget_bytes=ledger.pool.total,

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from swapd.cli.components import forecast_page as page
-from swapd.shared.protocol import ForecastReply, InTheWay, Victim
+from swapd.shared.protocol import Forecast, InTheWay, Victim
 from tests import fakecuda
 from tests.plan.test_sizes import layers, save
 from tests.processes import output_of
@@ -171,7 +171,7 @@ def forecast(**changes: Any) -> str:
         "bytes_per_s": None,
     }
     out = StringIO()
-    Console(file=out, width=120).print(page(["a", "b"], ForecastReply(**{**fields, **changes})))
+    Console(file=out, width=120).print(page(["a", "b"], Forecast(**{**fields, **changes})))
     return out.getvalue()
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from swapd.cli.status import page
-from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, StatusReply
+from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, Status
 from tests.samples import bare
 
 from .conftest import Running, on_terminal, start, swapd
@@ -19,13 +19,13 @@ from .conftest import Running, on_terminal, start, swapd
 GIB = 1 << 30
 
 
-def _reply(**changes: Any) -> StatusReply:
+def _reply(**changes: Any) -> Status:
     usual = {"device": "host", "loads": 1, "evictions": 2, "hits": 3, "waiting": 0}
     sizes = {"budget_bytes": 40 * GIB, "used_bytes": 30 * GIB, "peak_bytes": 39 * GIB}
     moved = {"bytes_in": 4 * GIB, "bytes_out": 0, "quarantined_bytes": 0}
     nothing: dict[str, Any] = {"components": (), "sessions": ()}
     given = {**usual, **sizes, **moved, **nothing, **changes}
-    found: StatusReply = bare(StatusReply)
+    found: Status = bare(Status)
     return msgspec.structs.replace(found, **given)
 
 
@@ -37,7 +37,7 @@ def _component(name: str, **changes: Any) -> ComponentStatus:
     return msgspec.structs.replace(found, **given)
 
 
-def _shown(reply: StatusReply) -> str:
+def _shown(reply: Status) -> str:
     out = StringIO()
     Console(file=out, width=120).print(page(reply))
     return out.getvalue()
@@ -47,7 +47,7 @@ def _line(text: str, start: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(start))
 
 
-def _narrow(reply: StatusReply) -> str:
+def _narrow(reply: Status) -> str:
     """The output for 80 columns, with each folded cell of the table joined into one line."""
     out = StringIO()
     Console(file=out, width=80).print(page(reply, wide=False))

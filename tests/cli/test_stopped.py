@@ -14,7 +14,7 @@ import pytest
 import swapd_client
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.fds import send_packet
-from swapd_client import NotAnswering, connect_async
+from swapd_client import Timeout, connect_async
 from tests.guarantees.harness import stop_process
 
 from .conftest import Running, environment, swapd
@@ -105,14 +105,14 @@ def test_one_that_is_only_busy_is_said_to_be_so(folder: Path) -> None:
 
 
 def test_connecting_to_a_stopped_daemon_ends(daemon: Running) -> None:
-    with stopped(daemon), pytest.raises(NotAnswering) as silent:
+    with stopped(daemon), pytest.raises(Timeout) as silent:
         swapd_client.connect(daemon.folder, timeout=BRIEF)
     assert names_it(str(silent.value), daemon)
     swapd_client.connect(daemon.folder).close()
 
 
 async def test_connecting_to_it_ends_also_where_it_is_awaited(daemon: Running) -> None:
-    with stopped(daemon), pytest.raises(NotAnswering):
+    with stopped(daemon), pytest.raises(Timeout):
         await connect_async(daemon.folder, timeout=BRIEF)
     async with await connect_async(daemon.folder) as client:
         await client.status()
@@ -131,7 +131,7 @@ def test_connecting_ends_also_where_many_wait_to_be_let_in(daemon: Running) -> N
             except BlockingIOError:
                 break
             send_packet(one, protocol.encode(protocol.Hello(protocol.VERSION, "crowd")))
-        with pytest.raises(NotAnswering) as silent:
+        with pytest.raises(Timeout) as silent:
             swapd_client.connect(daemon.folder, timeout=BRIEF)
     assert names_it(str(silent.value), daemon)
 
@@ -139,11 +139,11 @@ def test_connecting_ends_also_where_many_wait_to_be_let_in(daemon: Running) -> N
 def test_a_question_to_a_stopped_daemon_ends_and_the_session_goes_on(daemon: Running) -> None:
     client = daemon.client("worker", a=1)
     with stopped(daemon):
-        with pytest.raises(NotAnswering) as silent:
+        with pytest.raises(Timeout) as silent:
             client.status(timeout=BRIEF)
-        with pytest.raises(NotAnswering):
+        with pytest.raises(Timeout):
             client.forecast("a", timeout=BRIEF)
-        with pytest.raises(NotAnswering):
+        with pytest.raises(Timeout):
             client.resize("a", None, timeout=BRIEF)
     assert names_it(str(silent.value), daemon)
     assert client.status(timeout=60).loads == 0

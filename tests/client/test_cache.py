@@ -17,7 +17,7 @@ import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import PAST_MAX_S, Granted
 from swapd.spawn import Spawned
-from swapd_client import AcquireTimeout, Client, Lease, WouldDeadlock
+from swapd_client import Client, Deadlock, Lease, Timeout
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import Cache
 from swapd_client.leases.covered import covered
@@ -146,7 +146,7 @@ def test_a_lease_that_ended_for_an_acquire_that_failed_is_not_used_again(
     keep(client, "a")
     client.session.sweeps(lambda: NEVER_S)  # the acquire is over before this thread gives it back
     with other.acquire("huge"):
-        with pytest.raises(AcquireTimeout):
+        with pytest.raises(Timeout):
             client.acquire("large", timeout=0.1)
         client.acquire("b").release()
         with client.acquire("a"):
@@ -174,7 +174,7 @@ def test_a_thread_that_waits_gives_way_to_another_with_what_it_keeps(client: Cli
     for thread in threads:
         thread.join()
     assert len(done) == 2
-    with client.acquire("large"), pytest.raises(WouldDeadlock):
+    with client.acquire("large"), pytest.raises(Deadlock):
         client.acquire("huge")
 
 

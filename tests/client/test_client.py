@@ -14,7 +14,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import Release
-from swapd_client import Client, ClientClosed, ForkedClient
+from swapd_client import Client, ClientClosed
 from swapd_client.memory.component import Component
 from swapd_client.registration import refuse_in_use
 from swapd_client.session.channel import Channel
@@ -85,7 +85,7 @@ def test_a_lease_ends_when_its_object_is_collected() -> None:
 
 
 def forked(client: Client) -> int:
-    """The exit code of a child with the parent's client: 0 if each call raises ForkedClient."""
+    """The exit code of a child with the parent's client: 0 if each call raises ClientClosed."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -100,7 +100,7 @@ def forked(client: Client) -> int:
     for call in calls:
         try:
             call()
-        except ForkedClient:
+        except ClientClosed:
             continue
         os._exit(1)
     client.close()

@@ -258,7 +258,7 @@ def test_a_core_is_written_as_before(daemon: spawn.Spawned, tmp_path: Path) -> N
 
 
 def test_connect_refuses_what_it_does_not_know(daemon: spawn.Spawned) -> None:
-    with pytest.raises(swapd_client.BadRequest, match="give 'explain'"):
+    with pytest.raises(swapd_client.InvalidArgument, match="give 'explain'"):
         swapd_client.connect(daemon.folder, faults="yes")  # type: ignore[arg-type]
 
 

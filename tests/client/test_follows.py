@@ -7,7 +7,7 @@ import pytest
 from swapd import spawn
 from swapd.core import actions
 from swapd.log import reader
-from swapd_client import BadRequest, Component, connect, connect_async
+from swapd_client import Component, InvalidArgument, connect, connect_async
 
 NAMES = ("thinker", "talker", "code2wav")
 SIZE = 4 << 20
@@ -41,6 +41,6 @@ async def test_so_it_is_with_asyncio_and_bad_input_is_named() -> None:
         client = await connect_async(daemon.folder)
         await client.follows("b", "c", after="a")
         await client.follows(after="a")
-        with pytest.raises(BadRequest, match="cannot follow itself"):
+        with pytest.raises(InvalidArgument, match="cannot follow itself"):
             await client.follows("a", after="a")
         await client.close()

@@ -5,7 +5,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import Victim
-from swapd_client import BadRequest, TooLarge, UnknownComponent
+from swapd_client import InvalidArgument, TooLarge, UnknownComponent
 
 MIB = 1 << 20
 
@@ -51,7 +51,7 @@ def test_it_raises_what_the_acquire_would() -> None:
             client.forecast("aa")
         with pytest.raises(TooLarge, match="--budget"):
             client.forecast("a", "b")
-        with pytest.raises(BadRequest, match="at least one"):
+        with pytest.raises(InvalidArgument, match="at least one"):
             client.forecast()
 
 

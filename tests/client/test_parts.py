@@ -9,7 +9,7 @@ import torch
 
 import swapd_client
 from swapd import spawn
-from swapd_client import BadRequest, Conflict, DuplicateName, InvalidSource, TooLarge
+from swapd_client import Conflict, DuplicateName, InvalidArgument, InvalidSource, TooLarge
 from swapd_client.memory.component import Component
 
 
@@ -26,7 +26,7 @@ def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None
             client.register("encoders", {"x": b""})
         with client.acquire("encoders/1"), client.acquire("encoders/2"):
             assert bytes(Component(client.session.own("encoders/1")).view("x")) == b"encoders/1"
-            with pytest.raises(swapd_client.AcquireTimeout):
+            with pytest.raises(swapd_client.Timeout):
                 client.acquire("dit", timeout=0)
         with client.acquire("dit"), pytest.raises(Conflict):
             client.acquire("dit", "encoders/1")
@@ -132,7 +132,7 @@ def test_parts_that_share_memory_are_refused_before_anything_is_moved() -> None:
         parts = {"rest": {"head": shared}, "0": {"embedding": shared[:4]}}
         with pytest.raises(InvalidSource, match="'dit/rest' and 'dit/0'"):
             client.register_family("dit", parts)
-        with pytest.raises(BadRequest, match="has no parts"):
+        with pytest.raises(InvalidArgument, match="has no parts"):
             client.register_family("dit", {})
         assert client.status().components == ()
 

@@ -20,8 +20,8 @@ from swapd_client import (
     ClientClosed,
     DaemonGone,
     DuplicateName,
-    HostMemoryExhausted,
     InvalidSource,
+    OutOfMemory,
     TooLarge,
 )
 from swapd_client.memory.part import Part
@@ -250,7 +250,7 @@ def test_what_was_loaded_can_be_loaded_again_or_registered(life: Life, tmp_path:
 
 
 def refuse(*_: object) -> None:
-    raise HostMemoryExhausted("injected")
+    raise OutOfMemory("injected")
 
 
 @pytest.mark.parametrize("why", ["too large", "name taken", "no host memory", "killed", "closed"])
@@ -278,7 +278,7 @@ def test_if_it_fails_all_is_private_memory_as_before(
         life.clients.insert(0, swapd_client.connect(life.folder / "d"))
         life.clients[0].register("b", {"x": b"x"})
     elif why == "no host memory":
-        error = HostMemoryExhausted
+        error = OutOfMemory
         monkeypatch.setattr(registry, "fill", refuse)
     elif why == "killed":
         error = DaemonGone

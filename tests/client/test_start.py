@@ -13,7 +13,7 @@ import pytest
 import swapd
 from swapd.shared import daemons, runtime_dir
 from swapd.shared.fds import OwnedFd
-from swapd_client import Client, InvalidSettings, StartFailed, connect, connect_async
+from swapd_client import Client, InvalidArgument, NotRunning, connect, connect_async
 from swapd_client.session import starting
 from tests.guarantees.harness import PATIENCE_S, World
 from tests.processes import PYTHONPATH, start_python
@@ -61,7 +61,7 @@ def test_a_device_is_named_first_and_swapd_has_connect_itself(
         monkeypatch.setenv("SWAPD_ENDPOINT", str(client.session.endpoint))
         with swapd.connect("cuda:7") as also:  # as under `swapd run`
             assert also.session.endpoint == client.session.endpoint
-    with pytest.raises(InvalidSettings, match="names two devices"):
+    with pytest.raises(InvalidArgument, match="names two devices"):
         swapd.connect("host", device="cuda:0")
     with pytest.raises(swapd.NotRunning, match=r"\./host|host"):
         swapd.connect("./host")
@@ -103,7 +103,7 @@ def test_who_started_it_may_die_while_others_use_it(folder: Path) -> None:
 
 
 def test_why_it_does_not_start_is_said_to_who_starts_it(folder: Path) -> None:
-    with pytest.raises(StartFailed, match=r"900 TiB.* --budget") as said:
+    with pytest.raises(NotRunning, match=r"900 TiB.* --budget") as said:
         connect(folder, start=True, budget="900TiB")
     assert "\n" not in str(said.value)
     (folder / "strange").touch()
@@ -116,7 +116,7 @@ def test_why_it_does_not_start_is_said_to_who_starts_it(folder: Path) -> None:
 def test_a_folder_of_others_is_left_alone(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "mine").touch()
-    with pytest.raises(StartFailed, match="'mine'"):
+    with pytest.raises(NotRunning, match="'mine'"):
         connect(folder, start=True)
     assert os.listdir(folder) == ["mine"]
 
@@ -157,5 +157,5 @@ def test_one_that_is_there_is_used(world: World) -> None:
     daemon = world.daemon()
     with connect(daemon.folder, start=True, budget="1GiB") as client:
         assert client.status().budget_bytes != 1 << 30
-    with pytest.raises(InvalidSettings, match="add start=True"):
+    with pytest.raises(InvalidArgument, match="add start=True"):
         connect(daemon.folder, budget="1GiB")

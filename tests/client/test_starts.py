@@ -10,7 +10,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import AcquireTimeout, AsyncClient, AsyncLease, Client, Conflict
+from swapd_client import AsyncClient, AsyncLease, Client, Conflict, Timeout
 from tests.processes import start_python
 
 STARTS = dedent(
@@ -101,7 +101,7 @@ def test_a_wait_for_the_turn_ends_in_time_and_says_who_starts(
 ) -> None:
     with swapd_client.connect(daemon.folder, label="thinker") as thinker:
         with thinker.acquire_start():
-            with pytest.raises(AcquireTimeout, match=r"thinker \(session \d+\) starts"):
+            with pytest.raises(Timeout, match=r"thinker \(session \d+\) starts"):
                 client.acquire_start(timeout=0.01)
             with pytest.raises(Conflict, match="starts once"):
                 thinker.acquire_start()

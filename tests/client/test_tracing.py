@@ -21,7 +21,7 @@ from swapd import spawn
 from swapd.core.actions import CopyIn, Grant
 from swapd.log import reader
 from swapd.shared import protocol
-from swapd_client import AcquireTimeout, Client, ForkedClient, TooLarge, connect, connect_async
+from swapd_client import Client, ClientClosed, Timeout, TooLarge, connect, connect_async
 from swapd_client.tracing import Tracing, in_traces_of
 from tests.guarantees.harness import World
 from tests.processes import output_of
@@ -143,7 +143,7 @@ def test_a_refusal_is_an_error_of_its_span_and_a_try_is_none(
     client.register("talker", {"x": HALF})
     with pytest.raises(TooLarge):
         client.acquire_workspace("1GiB")
-    with pytest.raises(AcquireTimeout):
+    with pytest.raises(Timeout):
         client.acquire("talker", timeout=0)
     refused, tried = made_of(client, exporter)
     assert refused.status.status_code is StatusCode.ERROR
@@ -335,7 +335,7 @@ def test_a_forked_child_has_spans_of_its_own_and_waits_for_nothing(
 
 
 def _as_child(client: Client, folder: str) -> int:
-    with suppress(ForkedClient):
+    with suppress(ClientClosed):
         client.acquire("talker")
         return 1
     client.close()

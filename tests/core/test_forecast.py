@@ -14,20 +14,20 @@ from tests.core.arena import places
 from tests.core.driver import Choices
 from tests.core.world import World
 
-Answer = protocol.ForecastReply | protocol.Refused
+Answer = protocol.Forecast | protocol.Refused
 
 
 def ask(w: World, session: int, *names: str) -> Answer:
     """Ask, and check that asking changed nothing."""
     before = pickle.dumps((w.ledger.__dict__, list(w.core.ledger.queue)))
-    answer = forecast(w.core, protocol.Forecast(1, names), session, w.now)
+    answer = forecast(w.core, protocol.ForecastRequest(1, names), session, w.now)
     assert pickle.dumps((w.ledger.__dict__, list(w.core.ledger.queue))) == before
     return answer
 
 
-def told(w: World, session: int, *names: str) -> protocol.ForecastReply:
+def told(w: World, session: int, *names: str) -> protocol.Forecast:
     answer = ask(w, session, *names)
-    assert isinstance(answer, protocol.ForecastReply), answer
+    assert isinstance(answer, protocol.Forecast), answer
     return answer
 
 
@@ -362,7 +362,7 @@ class Foresight:
             w.cancel(key)
         return True
 
-    def _did_as_told(self, answer: protocol.ForecastReply, key: Key, done: list[AnyAction]) -> None:
+    def _did_as_told(self, answer: protocol.Forecast, key: Key, done: list[AnyAction]) -> None:
         evicted = [a for a in done if isinstance(a, Evict) and a.waiter == key]
         assert [(a.name, a.reason) for a in evicted] == [(v.name, v.reason) for v in answer.victims]
         saved = {v.name for v in answer.victims if v.bytes_back}

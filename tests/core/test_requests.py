@@ -20,14 +20,14 @@ from swapd.shared.protocol import (
     Commit,
     EvictNow,
     Follows,
-    Forecast,
+    ForecastRequest,
     GiveUp,
     Pin,
     Prefetch,
     Register,
     Release,
     Resize,
-    Status,
+    StatusRequest,
     Unregister,
     Update,
     Used,
@@ -40,7 +40,7 @@ GOOD: list[AnyRequest] = [
     AcquireStart(1),
     Cancel(1, 2),
     Commit(1, "a", ("b",)),
-    Forecast(1, ("a",)),
+    ForecastRequest(1, ("a",)),
     GiveUp(1, "a", 2),
     EvictNow(1, "a"),
     Pin(1, "a"),
@@ -61,7 +61,7 @@ GOOD: list[AnyRequest] = [
     Release(1, 2, used=(Used("a", 1, tuple((2 * i, 1) for i in range(RANGES_MAX))),)),
     Resize(1, "a", 0),
     Resize(1, "a"),
-    Status(1),
+    StatusRequest(1),
     Unregister(1, "a"),
     Update(1, "a"),
 ]
@@ -75,7 +75,7 @@ BAD: list[tuple[AnyRequest, str]] = [
     (Follows(1, ("a",), ""), "is no name"),
     (Follows(1, ("b", "a"), "a"), "cannot follow itself"),
     (Follows(1, ("b",) * 65, "a"), "at most 64 may follow"),
-    (Forecast(1, ("a",) * (NAMES_MAX + 1)), "more than"),
+    (ForecastRequest(1, ("a",) * (NAMES_MAX + 1)), "more than"),
     (Acquire(1, ("",)), "is no name"),
     (Acquire(1, ("a\nb",)), "is no name"),
     (Acquire(1, ("a",), timeout_s=-1.0), "must be at least 0"),
@@ -134,7 +134,11 @@ def test_what_is_wrong_is_said(request_: AnyRequest, why: str) -> None:
 
 
 def test_every_request_is_looked_at() -> None:
-    assert {type(request) for request in GOOD} == {*get_args(AnyOrder), Forecast, Status}
+    assert {type(request) for request in GOOD} == {
+        *get_args(AnyOrder),
+        ForecastRequest,
+        StatusRequest,
+    }
 
 
 def test_a_timeout_runs_from_when_it_came_and_one_of_years_never_ends() -> None:

@@ -117,7 +117,7 @@ def test_an_acquire_that_runs_out_of_time_in_the_middle_holds_nothing(world: Wor
     world.hold(COPY_IN, daemon)
     with pytest.raises(WorkerError) as caught:
         worker.acquire("a", timeout=0.2)
-    assert caught.value.kind == "AcquireTimeout"
+    assert caught.value.kind == "Timeout"
     assert daemon.component("a").leases == 0
     world.go_on()
     assert worker.use("a")[1] == expected

@@ -219,7 +219,7 @@ def test_a_daemon_that_stops_lets_the_workers_keep_what_they_hold(world: World) 
     expected = worker.register("a", 6 * MIB, seed=1)
     worker.acquire("a")
     daemon.terminate()
-    assert worker.await_end().startswith("DaemonStopping")
+    assert worker.await_end().startswith("DaemonGone")
     daemon.wait()
     assert worker.look("a")[1] == expected
     worker.disconnect()

@@ -50,7 +50,7 @@ def test_a_card_that_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     with machine(monkeypatch, devices=2) as world:
         daemon = world.daemon(device="cuda:1")
         said = failure(world, daemon.folder, CUDA_VISIBLE_DEVICES="0")
-    assert "DeviceUnavailable: swapd serves cuda:1 (GPU-" in said
+    assert "DeviceFailed: swapd serves cuda:1 (GPU-" in said
     assert "does not see the GPU" in said
     assert "CUDA_VISIBLE_DEVICES" in said
 
@@ -59,7 +59,7 @@ def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) ->
     with machine(monkeypatch, devices=2) as world:
         daemon = world.daemon()
         said = failure(world, daemon.folder, LD_LIBRARY_PATH="/nowhere")
-    assert "DeviceUnavailable: swapd serves cuda:0" in said
+    assert "DeviceFailed: swapd serves cuda:0" in said
     assert "no NVIDIA driver here" in said
     assert "--gpus all" in said
 

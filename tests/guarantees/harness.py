@@ -175,7 +175,7 @@ class Daemon:
             self._observer = connect(self.folder, label="observer")
         return self._observer
 
-    def status(self) -> protocol.StatusReply:
+    def status(self) -> protocol.Status:
         return self.observer.status()
 
     def component(self, name: str) -> protocol.ComponentStatus:

@@ -153,7 +153,7 @@ def test_weights_and_scratch_are_leased_together_or_not_at_all(
     other.acquire("b")
     with pytest.raises(WorkerError) as late:
         worker.acquire("w", "s", timeout=0.0)
-    assert late.value.kind == "AcquireTimeout"
+    assert late.value.kind == "Timeout"
     assert all(c.leases == 0 for c in daemon.status().components if c.name != "b")
     waiting = worker.start("acquire", "w", "s", lease="both")
     daemon.await_record("Waiting", names=("w", "s"))

@@ -462,7 +462,7 @@ def test_memory_that_cannot_be_had_later_refuses_who_asks_for_it(world: World) -
     resource.prlimit(daemon.pid, resource.RLIMIT_AS, (now + 8 * MIB, now + 8 * MIB))
     with pytest.raises(WorkerError) as refused:
         worker.register("c", 16 * MIB)
-    assert refused.value.kind in ("HostMemoryExhausted", "LimitReached")
+    assert refused.value.kind in ("OutOfMemory", "LimitReached")
     worker.use("b")
     late.ping()
     worker.unregister("b")

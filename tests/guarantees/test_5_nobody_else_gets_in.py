@@ -178,7 +178,7 @@ def test_a_client_stays_with_its_daemon_when_the_folder_s_path_is_bent(world: Wo
     with connect(daemon.folder, label="loyal") as client:
         daemon.folder.rename(world.folder / "moved")
         daemon.folder.symlink_to(decoy.folder)
-        said: list[protocol.StatusReply] = []
+        said: list[protocol.Status] = []
         thread = threading.Thread(target=lambda: said.append(client.status()))
         thread.start()  # it makes its own connection
         thread.join(PATIENCE_S)

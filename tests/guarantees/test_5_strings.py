@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from swapd.shared import protocol
-from swapd_client import BadRequest, Client, connect, connect_async
+from swapd_client import Client, InvalidArgument, connect, connect_async
 from tests.guarantees.harness import MIB, Daemon, RawSession
 from tests.guarantees.harness import world as a_world
 from tests.samples import bare
@@ -122,19 +122,19 @@ def test_a_tag_that_is_no_message_s_is_quoted_harmlessly(daemon: Daemon, honest:
 async def test_a_client_says_which_of_its_own_words_is_wrong(
     daemon: Daemon, honest: Client, text: str
 ) -> None:
-    with pytest.raises(BadRequest, match="the label") as refused:
+    with pytest.raises(InvalidArgument, match="the label") as refused:
         connect(daemon.folder, label=text)
     assert str(refused.value).isprintable()
-    with pytest.raises(BadRequest, match="the label"):
+    with pytest.raises(InvalidArgument, match="the label"):
         await connect_async(daemon.folder, label=text)
     weights = {"w": bytearray(MIB)}
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         honest.register(text, weights)
     assert str(refused.value).isprintable()
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         honest.register("a", weights, policy="alternating", group=text)
     assert str(refused.value).isprintable()
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         honest.acquire(text, timeout=60)
     assert str(refused.value).isprintable()
 

@@ -11,12 +11,12 @@ import pytest
 
 from swapd.shared import protocol
 from swapd_client import (
-    AcquireTimeout,
     AsyncClient,
     AsyncLease,
-    BadRequest,
     Client,
+    InvalidArgument,
     Lease,
+    Timeout,
     connect,
     connect_async,
 )
@@ -31,7 +31,7 @@ async def acquire(client: AsyncClient, *names: str, await_registration: bool = F
     return await client.acquire(*names, await_registration=await_registration)
 
 
-def assert_nothing_is_held(status: protocol.StatusReply) -> None:
+def assert_nothing_is_held(status: protocol.Status) -> None:
     assert [(c.name, c.leases) for c in status.components if c.leases] == []
     assert [(s.label, s.leases, s.waiting) for s in status.sessions if s.leases + s.waiting] == []
 
@@ -99,7 +99,7 @@ def test_what_is_released_to_a_stopped_daemon_is_released_when_it_goes_on(
         thread = threading.Thread(target=release_many)
         thread.start()
         thread.join()
-        with pytest.raises(AcquireTimeout, match="does not answer"):
+        with pytest.raises(Timeout, match="does not answer"):
             client.acquire("a", timeout=0.0)
         os.kill(daemon.pid, signal.SIGCONT)
         daemon.await_record("Release", lease=numbers[-1])
@@ -142,10 +142,10 @@ def test_what_was_asked_ahead_and_abandoned_without_end_costs_no_answer(world: W
 async def test_a_request_too_long_to_be_heard_is_refused(world: World) -> None:
     daemon = world.daemon()
     names = [f"{i:0200}" for i in range(6000)]
-    with connect(daemon.folder) as client, pytest.raises(BadRequest, match="at most 1 MiB"):
+    with connect(daemon.folder) as client, pytest.raises(InvalidArgument, match="at most 1 MiB"):
         client.acquire(*names)
     async with await connect_async(daemon.folder) as client:
-        with pytest.raises(BadRequest, match="at most 1 MiB"):
+        with pytest.raises(InvalidArgument, match="at most 1 MiB"):
             await client.acquire(*names)
         assert_nothing_is_held(await client.status())
 
@@ -166,7 +166,7 @@ async def test_more_requests_than_a_loop_may_have_open_are_refused(
         done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 10
         for task in done:
-            with pytest.raises(BadRequest, match="wait for some of them"):
+            with pytest.raises(InvalidArgument, match="wait for some of them"):
                 task.result()
         for task in waiting:
             task.cancel()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swapd_client import DaemonGone, DaemonStopping, connect_async
+from swapd_client import DaemonGone, connect_async
 from tests.guarantees.harness import MIB, WorkerError, World
 
 # --- the daemon is killed ----------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_stopping_refuses_who_waits_and_waits_for_who_holds(world: World) -> Non
     for pending in (waiting, parked):
         with pytest.raises(WorkerError, match="swapd is stopping") as refused:
             pending.result()
-        assert refused.value.kind == "DaemonStopping"
+        assert refused.value.kind == "DaemonGone"
     with pytest.raises(WorkerError, match="swapd is stopping"):
         other.acquire("a")
     with pytest.raises(WorkerError, match="swapd is stopping"):
@@ -141,7 +141,7 @@ def test_stopping_refuses_who_waits_and_waits_for_who_holds(world: World) -> Non
     holder.release("a")
     assert daemon.wait() == 0
     assert sorted(f.name for f in daemon.folder.iterdir()) == ["lock", "swap-log.jsonl"]
-    assert "DaemonStopping: swapd is stopping" in holder.await_end()
+    assert "DaemonGone: swapd is stopping" in holder.await_end()
     holder.disconnect()
     assert (holder.look("a")[1], holder.look("m")[1]) == (a, m)
 
@@ -155,7 +155,7 @@ def test_stopping_does_not_wait_longer_than_it_was_told(world: World) -> None:
     assert daemon.wait() == 0
     assert "stopping with leases still held: m (8 MiB) by holder" in daemon.log
     assert not list(daemon.folder.glob("*.sock"))
-    assert "DaemonStopping" in holder.await_end()
+    assert "DaemonGone" in holder.await_end()
     written = holder.write("m", 5)
     holder.release("m")
     holder.disconnect()
@@ -183,7 +183,7 @@ def test_stopping_in_the_middle_of_a_copy(world: World) -> None:
     daemon.terminate()
     with pytest.raises(WorkerError, match="swapd is stopping") as refused:
         waiting.result()
-    assert refused.value.kind == "DaemonStopping"
+    assert refused.value.kind == "DaemonGone"
     assert daemon.wait() == 0
     worker.await_end()
     worker.disconnect()
@@ -203,7 +203,7 @@ async def test_async_waits_end_when_the_daemon_stops(world: World) -> None:
         waiting = asyncio.get_running_loop().create_task(acquire(), name="acquire")
         await asyncio.to_thread(daemon.await_record, "Waiting", names=("b",))
         daemon.terminate()
-        with pytest.raises(DaemonStopping, match="swapd is stopping"):
+        with pytest.raises(DaemonGone, match="swapd is stopping"):
             await waiting
         assert daemon.running
         lease.release()

@@ -112,10 +112,10 @@ def test_a_request_with_an_extreme_number_costs_nobody_else(
     with RawSession(daemon.folder) as raw:
         raw.rpc.send(message(kind, **said))
         # the message may have no answer, one way or not; the next request has one
-        raw.rpc.send(protocol.encode(protocol.Status(QUESTION)))
+        raw.rpc.send(protocol.encode(protocol.StatusRequest(QUESTION)))
         while (reply := raw.answer()).id != QUESTION:
             assert isinstance(reply, protocol.AnyReply)
-        assert isinstance(reply, protocol.StatusReply)
+        assert isinstance(reply, protocol.Status)
         assert_served(honest)
 
 
@@ -152,11 +152,11 @@ def test_hits_that_a_session_makes_up_are_counted_as_far_as_can_be_said(world: W
 def test_every_id_that_is_refused_is_told_whose_it_was(daemon: Daemon, honest: Client) -> None:
     with RawSession(daemon.folder) as raw:
         for number in (-1, (1 << 63) - 1, (1 << 64) - 1):
-            raw.rpc.send(message(protocol.Status, id=number))
+            raw.rpc.send(message(protocol.StatusRequest, id=number))
             refused = raw.answer()
             assert isinstance(refused, protocol.Refused)
             assert (refused.id, refused.code) == (number, "bad_request")
             assert "$.id" in refused.message
-        raw.rpc.send(message(protocol.Status, id=True))
+        raw.rpc.send(message(protocol.StatusRequest, id=True))
         assert raw.answer().id == 0
         assert_served(honest)

@@ -26,7 +26,7 @@ from zlib import crc32
 from swapd.shared import vm
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
 from swapd.shared.runtime_dir import LIFELINE
-from swapd_client import AcquireTimeout, Client, Component, Lease, SwapdError, connect
+from swapd_client import Client, Component, Lease, SwapdError, Timeout, connect
 from swapd_client.memory.part import Part
 
 BLOCK_BYTES = 64 << 10
@@ -292,7 +292,7 @@ class Worker:
         while True:
             try:
                 self.client.acquire(name, timeout=0.001).release()
-            except AcquireTimeout:
+            except Timeout:
                 failed += 1
             else:
                 return failed

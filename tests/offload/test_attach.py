@@ -14,8 +14,8 @@ from torch import nn
 
 from swapd_client import (
     Client,
-    ComponentInUse,
     DuplicateName,
+    InUse,
     InvalidSource,
     SwapdError,
 )
@@ -159,7 +159,7 @@ def test_detach_of_what_is_in_use_leaves_all_of_it_attached(client: Client) -> N
     model = seeded(Model)
     expected = model(TOKENS)
     with client.attach(model) as attachment:
-        with attachment.use("text_encoder"), pytest.raises(ComponentInUse, match="text_encoder"):
+        with attachment.use("text_encoder"), pytest.raises(InUse, match="text_encoder"):
             attachment.detach()
         assert names(client) == {"text_encoder", "transformer", "vae"}
         assert torch.equal(model(TOKENS), expected)

@@ -7,7 +7,7 @@ import torch
 
 import swapd_client
 from swapd import spawn
-from swapd_client import ComponentInUse
+from swapd_client import InUse
 from tests.offload.modules import TOKENS, Model, seeded
 
 
@@ -21,7 +21,7 @@ async def test_its_components_take_turns_and_are_its_own_again_when_the_client_i
             attachment = await client.attach(model)
             assert torch.equal(await asyncio.to_thread(model, x), twin(x))
             assert torch.equal(model(x), twin(x)), "in the loop's own thread, too"
-            with attachment.use("vae"), pytest.raises(ComponentInUse):
+            with attachment.use("vae"), pytest.raises(InUse):
                 await asyncio.to_thread(attachment.detach)
             values = {key: value + 1 for key, value in twin.state_dict().items()}
             twin.load_state_dict(values)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, ForkedClient, NotWhileAttached
+from swapd_client import Client, ClientClosed, NotWhileAttached
 from tests.offload.modules import TOKENS, WIDTH, Model, evict, seeded
 from tests.offload.test_copied_modules import is_plain
 from tests.offload.test_load_state_dict import others
@@ -187,7 +187,7 @@ def test_a_forked_child_that_calls_it_is_told_why_it_cannot(client: Client) -> N
         if child == 0:
             try:
                 model(TOKENS)
-            except ForkedClient:
+            except ClientClosed:
                 os.write(writing, b"refused")
             finally:
                 os._exit(0)

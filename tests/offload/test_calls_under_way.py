@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, ComponentInUse
+from swapd_client import Client, InUse
 from swapd_client.offload import attach_barrier
 from tests.guarantees.harness import Daemon
 from tests.offload.modules import WIDTH, evict, leases, seeded
@@ -148,7 +148,7 @@ def test_a_call_that_does_not_end_is_named_and_nothing_is_attached(
     client: Client, stopped: Stops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attach_barrier, "PATIENCE_S", 0.0)
-    with pytest.raises(ComponentInUse, match=r"Stops in thread 'server'"):
+    with pytest.raises(InUse, match=r"Stops in thread 'server'"):
         client.attach({"m": stopped}, ".")
     assert leases(client) == {}
     assert "_call_impl" not in vars(stopped)
@@ -178,7 +178,7 @@ def test_a_model_in_a_call_is_detached_once_the_call_has_ended(client: Client) -
     thread = threading.Thread(target=lambda: outputs.append(model(X)))
     thread.start()
     inside.wait()
-    with pytest.raises(ComponentInUse, match="'m' is leased by"):
+    with pytest.raises(InUse, match="'m' is leased by"):
         attachment.detach()
     go.set()
     thread.join()

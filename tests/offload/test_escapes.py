@@ -183,12 +183,12 @@ def test_a_forked_child_is_told_that_it_has_no_weights(child: Child) -> None:
     """Code that reads the host copy works there: it maps it again."""
     status, said = child.run(
         "import os",
-        "from swapd_client import ForkedClient",
+        "from swapd_client import ClientClosed",
         "child = os.fork()",
         "if child == 0:",
         "    try:",
         "        client.acquire('child')",
-        "    except ForkedClient as exc:",
+        "    except ClientClosed as exc:",
         "        print('refused', flush=True)",
         "    os._exit(len(module.state_dict()))",
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)",

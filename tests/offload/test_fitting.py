@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, TooLarge, WouldDeadlock
+from swapd_client import Client, Deadlock, TooLarge
 from tests.offload.twins import same
 
 X = torch.ones(1, 1024)
@@ -131,7 +131,7 @@ def test_a_call_in_a_call_for_which_there_is_no_room_says_so(
     with client.attach({"t": outer}, ["t", "t.second"]), torch.inference_mode():
         assert "'t.second' is in 't', and a call that comes from there will be" in warnings(caplog)
         outer.second(X)
-        with pytest.raises(WouldDeadlock, match=r"'t.second' .*one component"):
+        with pytest.raises(Deadlock, match=r"'t.second' .*one component"):
             outer(X)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload import settings as module
 from swapd_client.offload.settings import (
     OffloadSettings,
@@ -145,9 +145,9 @@ def test_layerwise_wins_over_model_level_and_says_so() -> None:
 
 @pytest.mark.parametrize("other", ["enable_cpu_offload", "enable_layerwise_offload"])
 def test_two_kinds_of_switches_are_refused_by_name(other: str) -> None:
-    with pytest.raises(InvalidSettings, match=f"cpu_offload_enabled and {other}.*set one"):
+    with pytest.raises(InvalidArgument, match=f"cpu_offload_enabled and {other}.*set one"):
         from_keywords(cpu_offload_enabled=True, **{other: True})
-    with pytest.raises(InvalidSettings, match=f"cpu_offload_strategy.*{other} has its own"):
+    with pytest.raises(InvalidArgument, match=f"cpu_offload_strategy.*{other} has its own"):
         from_keywords(cpu_offload_strategy="sequential", **{other: True})
 
 
@@ -157,7 +157,7 @@ def test_masters_are_pinned_by_the_daemon_whatever_is_asked_and_that_is_said() -
 
 
 def test_settings_made_directly_are_checked_too() -> None:
-    with pytest.raises(InvalidSettings, match="is empty"):
+    with pytest.raises(InvalidArgument, match="is empty"):
         OffloadSettings(cpu_offload_components=())
 
 
@@ -165,9 +165,9 @@ def test_settings_made_directly_are_checked_too() -> None:
 
 
 def test_a_misspelt_keyword_is_told_the_right_one() -> None:
-    with pytest.raises(InvalidSettings, match="did you mean cpu_offload_components"):
+    with pytest.raises(InvalidArgument, match="did you mean cpu_offload_components"):
         from_keywords(cpu_offload_component=["visual"])
-    with pytest.raises(InvalidSettings, match="settings are: cpu_offload_enabled, "):
+    with pytest.raises(InvalidArgument, match="settings are: cpu_offload_enabled, "):
         from_keywords(zzz=1)
 
 
@@ -189,12 +189,12 @@ def test_a_misspelt_keyword_is_told_the_right_one() -> None:
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(InvalidSettings, match=name):
+    with pytest.raises(InvalidArgument, match=name):
         from_keywords(**{name: value})
 
 
 def test_of_a_choice_all_are_named() -> None:
-    with pytest.raises(InvalidSettings, match=r"alternating, sequential.*'mru'"):
+    with pytest.raises(InvalidArgument, match=r"alternating, sequential.*'mru'"):
         from_keywords(cpu_offload_strategy="mru")
 
 
@@ -220,15 +220,15 @@ def test_settings_may_stand_in_the_stage_itself(tmp_path: Path) -> None:
 
 def test_an_unknown_stage_is_told_which_there_are(tmp_path: Path) -> None:
     path = write(tmp_path, PAGE_SELECTIVE)
-    with pytest.raises(InvalidSettings, match=r"'vocoder'.* 0 .thinker., 1 .tal"):
+    with pytest.raises(InvalidArgument, match=r"'vocoder'.* 0 .thinker., 1 .tal"):
         from_yaml(path, "vocoder")
-    with pytest.raises(InvalidSettings, match="several stages; say which"):
+    with pytest.raises(InvalidArgument, match="several stages; say which"):
         from_yaml(path)
 
 
 def test_two_stages_of_one_name_are_no_choice(tmp_path: Path) -> None:
     path = write(tmp_path, PAGE_SELECTIVE.replace("talker", "thinker"))
-    with pytest.raises(InvalidSettings, match="several stages 'thinker'"):
+    with pytest.raises(InvalidArgument, match="several stages 'thinker'"):
         from_yaml(path, "thinker")
     assert from_yaml(path, 1).cpu_offload_enabled
 
@@ -246,13 +246,13 @@ def test_a_misspelt_key_is_refused_in_whichever_stage_it_is(
     tmp_path: Path, wrong: str, right: str
 ) -> None:
     text = PAGE_SELECTIVE.replace("model_stage: talker", f"model_stage: talker\n      {wrong}: x")
-    with pytest.raises(InvalidSettings, match=rf"1 \(talker\): {wrong} is not.*mean {right}\?"):
+    with pytest.raises(InvalidArgument, match=rf"1 \(talker\): {wrong} is not.*mean {right}\?"):
         from_yaml(write(tmp_path, text), "thinker")
 
 
 def test_a_wrong_value_names_file_stage_and_key(tmp_path: Path) -> None:
     path = write(tmp_path, PAGE_SELECTIVE.replace("enabled: true", "enabled: maybe"))
-    with pytest.raises(InvalidSettings) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         from_yaml(path, 1)
     for part in (str(path), "stage 1", "talker", "cpu_offload_enabled", "maybe"):
         assert part in str(caught.value)
@@ -263,7 +263,7 @@ def test_a_contradiction_in_a_file_names_the_stage(tmp_path: Path) -> None:
         "_layerwise_offload: true", "_cpu_offload: true\n    cpu_offload_enabled: 1"
     )
     path = write(tmp_path, text.replace("enabled: 1", "enabled: true"))
-    with pytest.raises(InvalidSettings, match=r"stage 1 \(dit\): cpu_offload_enabled"):
+    with pytest.raises(InvalidArgument, match=r"stage 1 \(dit\): cpu_offload_enabled"):
         from_yaml(path, "dit")
 
 
@@ -281,12 +281,12 @@ def test_a_contradiction_in_a_file_names_the_stage(tmp_path: Path) -> None:
 def test_a_file_that_is_no_stage_file_says_what_is_missing(
     tmp_path: Path, text: str, says: str
 ) -> None:
-    with pytest.raises(InvalidSettings, match=says):
+    with pytest.raises(InvalidArgument, match=says):
         from_yaml(write(tmp_path, text))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match=r"nowhere\.yaml: No such file"):
+    with pytest.raises(InvalidArgument, match=r"nowhere\.yaml: No such file"):
         from_yaml(tmp_path / "nowhere.yaml")
 
 
@@ -294,7 +294,7 @@ def test_without_pyyaml_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(InvalidSettings, match="needs PyYAML; pip install"):
+    with pytest.raises(InvalidArgument, match="needs PyYAML; pip install"):
         from_yaml(write(tmp_path, FLAT), 0)
 
 
@@ -325,7 +325,7 @@ def test_every_setting_has_an_option() -> None:
 def test_a_wrong_value_on_the_command_line_names_the_option() -> None:
     with pytest.raises(argparse.ArgumentError, match="--cpu-offload-strategy"):
         parse("--cpu-offload-strategy", "alternate")
-    with pytest.raises(InvalidSettings, match="--cpu-offload-gb"):
+    with pytest.raises(InvalidArgument, match="--cpu-offload-gb"):
         parse("--cpu-offload-gb", "-1")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swapd_client import Client, InvalidSource
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.offload.strategy import Kind, Sharing, kind_of, of_settings
 from tests.offload.modules import TOKENS, Encoder, Model, seeded
@@ -181,7 +181,7 @@ def test_those_that_are_to_stay_are_not_evicted_whatever_is_said_of_the_others(
 
 def test_settings_twice_or_misspelt_are_refused(client: Client) -> None:
     model = seeded(Model)
-    with pytest.raises(InvalidSettings, match="one or the other"):
+    with pytest.raises(InvalidArgument, match="one or the other"):
         client.attach(model, settings=OffloadSettings(), cpu_offload_gb=1)
-    with pytest.raises(InvalidSettings, match="did you mean cpu_offload_enabled"):
+    with pytest.raises(InvalidArgument, match="did you mean cpu_offload_enabled"):
         client.attach(model, cpu_offload_enable=True)

@@ -14,7 +14,7 @@ import pytest
 
 import swapd_client
 from swapd import spawn
-from swapd_client import Client, DaemonGone, TooLarge, WouldDeadlock
+from swapd_client import Client, DaemonGone, Deadlock, TooLarge
 from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
@@ -347,7 +347,7 @@ def test_a_thread_that_holds_something_else_is_told_of_a_deadlock() -> None:
         for name in "ab":
             client.register(name, {"x": bytes(BLOCK)})
         held = client.acquire("a", "b")
-        with pytest.raises(WouldDeadlock):
+        with pytest.raises(Deadlock):
             model.forward()
         held.release()
         assert model.held() == []

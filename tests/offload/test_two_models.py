@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapd_client import Client, ComponentInUse, dropped
+from swapd_client import Client, InUse, dropped
 from swapd_client.offload import hooks
 from tests.offload.modules import WIDTH, evict, seeded
 from tests.offload.test_attach import names
@@ -152,7 +152,7 @@ def test_one_is_not_detached_in_the_middle_of_a_call_of_the_other(client: Client
     thread = threading.Thread(target=pair.models[1], args=(X,))
     thread.start()
     begun.wait()
-    with pytest.raises(ComponentInUse, match="'a' is leased"):
+    with pytest.raises(InUse, match="'a' is leased"):
         pair.attachments[0].detach()
     end.set()
     thread.join()
@@ -181,7 +181,7 @@ def test_calls_of_the_other_that_begin_meanwhile_have_their_weights(client: Clie
     while not seen:
         pass
     while pair.attachments[0].registered:
-        with suppress(ComponentInUse):
+        with suppress(InUse):
             pair.attachments[0].detach()
     more = len(seen)
     while len(seen) < more + 3 and not problems:

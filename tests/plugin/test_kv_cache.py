@@ -7,8 +7,8 @@ import pytest
 
 from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import (
+    BlocksInUse,
     Fate,
-    InUse,
     KvTerms,
     Layer,
     StageCache,
@@ -17,7 +17,7 @@ from swapd_client.vllm.stage.kv_cache import (
 
 
 def test_a_block_is_in_use_as_long_as_a_request_has_it() -> None:
-    in_use = InUse(prefixes=False)
+    in_use = BlocksInUse(prefixes=False)
     in_use.has("a", ([1, 2],))
     in_use.has("b", ([4], [7, 8]))
     in_use.gets("a", ([3],))
@@ -34,7 +34,7 @@ def test_a_block_is_in_use_as_long_as_a_request_has_it() -> None:
 
 
 def test_what_prefixes_are_looked_up_in_is_in_use_for_good() -> None:
-    in_use = InUse(prefixes=True)
+    in_use = BlocksInUse(prefixes=True)
     in_use.has("a", ([1, 2],))
     in_use.ended(["a"])
     in_use.has("b", ([1, 5],))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.neighbours import ALONE, Neighbours, among, in_order, neighbours_of
 from swapd_client.vllm.options import Options, options_of
 
@@ -41,7 +41,7 @@ def test_stages_may_come_after_several_and_before_several() -> None:
 
 
 def test_a_stage_that_its_order_does_not_name_is_refused() -> None:
-    with pytest.raises(InvalidSettings, match="thinker, talker, code2wav"):
+    with pytest.raises(InvalidArgument, match="thinker, talker, code2wav"):
         in_order(THREE, "vae")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.options import Options, options_of
 
 
@@ -58,7 +58,7 @@ def test_false_is_another_thing_than_nothing() -> None:
     ],
 )
 def test_a_misspelt_key_is_told_the_right_name(key: Any, hint: str) -> None:
-    with pytest.raises(InvalidSettings) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         options_of({"swapd": {key: "x"}}, "stage 'thinker'")
     said = str(refused.value)
     assert said.startswith(f"stage 'thinker': additional_config.swapd.{key} is no option of swapd")
@@ -89,7 +89,7 @@ def test_a_misspelt_key_is_told_the_right_name(key: Any, hint: str) -> None:
     ],
 )
 def test_a_value_of_the_wrong_kind_is_said_with_its_key(key: str, value: object) -> None:
-    with pytest.raises(InvalidSettings) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         of(**{key: value})
     assert f"stage 'thinker': additional_config.swapd.{key}" in str(refused.value)
     assert repr(value) in str(refused.value)
@@ -99,18 +99,18 @@ def test_turns_are_slices_or_finish_requests() -> None:
     assert of(slice_s=2).slice_s == 2.0
     assert of(kv="auto", slice_s=0.5) == Options(kv="auto", slice_s=0.5)
     assert of(slice_s=None, finish_within_s=3).slice_s is None
-    with pytest.raises(InvalidSettings, match=r"slice_s .* one of the two"):
+    with pytest.raises(InvalidArgument, match=r"slice_s .* one of the two"):
         of(slice_s=2, finish_within_s=3)
-    with pytest.raises(InvalidSettings, match=r"slice_s .* kv: auto"):
+    with pytest.raises(InvalidArgument, match=r"slice_s .* kv: auto"):
         of(slice_s=2, kv="drop")
 
 
 def test_options_are_keys() -> None:
-    with pytest.raises(InvalidSettings, match="must have keys"):
+    with pytest.raises(InvalidArgument, match="must have keys"):
         options_of({"swapd": "thinker"}, "stage 'thinker'")
 
 
 def test_components_without_a_switch_are_refused() -> None:
-    with pytest.raises(InvalidSettings, match="cpu_offload_enabled: true"):
+    with pytest.raises(InvalidArgument, match="cpu_offload_enabled: true"):
         of(cpu_offload_components=["visual"])
     of(cpu_offload_components=["transformer"], enable_cpu_offload=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload.settings import SettingsWarning
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.own_flags import take_over
@@ -85,7 +85,7 @@ def test_a_flag_that_contradicts_an_option_is_refused_and_both_are_named(
 ) -> None:
     config = stage(swapd, **{flag: True})
     before = dict(vars(config))
-    with pytest.raises(InvalidSettings) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         take_over(config, "stage 0")
     said = str(refused.value)
     assert said.startswith("stage 0: additional_config.swapd")
@@ -95,11 +95,11 @@ def test_a_flag_that_contradicts_an_option_is_refused_and_both_are_named(
 
 
 def test_an_option_that_is_wrong_without_the_flag_too_is_said_alone() -> None:
-    with pytest.raises(InvalidSettings) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         take_over(stage({"componant": "dit"}, **{CPU: True}), "stage 0")
     assert "did you mean component?" in str(refused.value)
     assert "own flag" not in str(refused.value)
-    with pytest.raises(InvalidSettings, match="must have keys"):
+    with pytest.raises(InvalidArgument, match="must have keys"):
         take_over(stage("dit", **{CPU: True}), "stage 0")
 
 
@@ -116,5 +116,5 @@ def test_an_option_that_is_wrong_without_the_flag_too_is_said_alone() -> None:
     ],
 )
 def test_what_no_flag_means_is_refused_with_the_flags_there_are(chosen: object) -> None:
-    with pytest.raises(InvalidSettings, match=f"{LAYERWISE} or {CPU} instead"):
+    with pytest.raises(InvalidArgument, match=f"{LAYERWISE} or {CPU} instead"):
         take_over(stage(diffusion_offload_config=chosen), "stage 0")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.parts import StagePart, parts_of
 
@@ -130,7 +130,7 @@ def test_a_drafter_is_with_the_stage_it_drafts_for() -> None:
 
 
 def test_a_component_that_is_not_there_is_refused_with_what_there_is() -> None:
-    with pytest.raises(InvalidSettings) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         parts(cpu_offload_enabled=True, cpu_offload_components=["visuals"])
     said = str(refused.value)
     assert "cpu_offload_components names 'visuals'" in said
@@ -139,5 +139,5 @@ def test_a_component_that_is_not_there_is_refused_with_what_there_is() -> None:
 
 
 def test_what_is_for_diffusion_stages_is_refused() -> None:
-    with pytest.raises(InvalidSettings, match=r"enable_cpu_offload .*diffusion"):
+    with pytest.raises(InvalidArgument, match=r"enable_cpu_offload .*diffusion"):
         parts(enable_cpu_offload=True)

@@ -8,7 +8,7 @@ import torch
 
 from swapd import spawn
 from swapd_client import DuplicateName, SessionFenced, TooLarge
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, as_whole
@@ -98,7 +98,7 @@ def test_what_cannot_be_leaves_the_pipeline_as_it_was(stage: Stage) -> None:
     with pytest.raises(DuplicateName, match=r"swapd: {component: \.\.\.}"):
         Components(stage, options(), model, KINDS)
     named = options(cpu_offload_enabled=True, cpu_offload_components=["mllm"])
-    with pytest.raises(InvalidSettings, match=r"'mllm'.* text_encoder, tr"):
+    with pytest.raises(InvalidArgument, match=r"'mllm'.* text_encoder, tr"):
         Components(stage, named, model, KINDS)
     assert list(status(stage)) == ["dit.vae"]
     assert torch.equal(model(TOKENS), wanted)
@@ -113,11 +113,11 @@ def test_a_stage_is_one_component_if_it_says_so_or_has_several_ranks() -> None:
     assert as_whole(options(cpu_offload_enabled=True), "dit", 1) is None
     assert as_whole(options(), "dit", 2) is not None
     assert as_whole(options(cpu_offload_enabled=True), "dit", 2) is not None
-    with pytest.raises(InvalidSettings, match="runs on 2 GPUs"):
+    with pytest.raises(InvalidArgument, match="runs on 2 GPUs"):
         as_whole(options(enable_layerwise_offload=True), "dit", 2)
-    with pytest.raises(InvalidSettings, match="runs on 2 GPUs"):
+    with pytest.raises(InvalidArgument, match="runs on 2 GPUs"):
         as_whole(options(cpu_offload_enabled=True, cpu_offload_components=["vae"]), "dit", 2)
-    with pytest.raises(InvalidSettings, match="cpu_offload_enabled: true"):
+    with pytest.raises(InvalidArgument, match="cpu_offload_enabled: true"):
         options(cpu_offload_components=["."])
-    with pytest.raises(InvalidSettings, match="cpu_offload_enabled: true"):
+    with pytest.raises(InvalidArgument, match="cpu_offload_enabled: true"):
         as_whole(options(enable_cpu_offload=True, cpu_offload_components=["."]), "dit", 1)

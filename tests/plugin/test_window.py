@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import swapd_client
-from swapd_client import InvalidSettings, TooLarge
+from swapd_client import InvalidArgument, TooLarge
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import MIB, World
@@ -218,7 +218,7 @@ def test_a_closed_stage_holds_nothing(scene: Scene) -> None:
 def test_settings_that_cannot_be_are_refused_with_the_change(
     scene: Scene, given: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(InvalidSettings) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         streamed(scene, "thinker", **given)
     assert said in str(refused.value)
     assert not passing(scene)
@@ -226,6 +226,6 @@ def test_settings_that_cannot_be_are_refused_with_the_change(
 
 def test_a_model_without_a_list_of_layers_is_refused(scene: Scene) -> None:
     stage = scene.connect("thinker", resident="auto")
-    with pytest.raises(InvalidSettings, match="its model has no list of so many: leave out resid"):
+    with pytest.raises(InvalidArgument, match="its model has no list of so many: leave out resid"):
         stage.memory.take({"": nn.Linear(512, 1024)})
     assert options_of({"swapd": {}}, "thinker").streams == []

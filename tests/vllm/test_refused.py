@@ -41,7 +41,7 @@ def test_settings_that_make_no_sense(
     scene: Scene, settings: Mapping[str, object], said: str
 ) -> None:
     problem = refused(scene, settings)
-    assert problem.kind == "InvalidSettings"
+    assert problem.kind == "InvalidArgument"
     assert said in problem.message
     assert "talker" in problem.message
 

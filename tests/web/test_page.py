@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from tests.web.conftest import MIB, Served
 
 PAGE = (Path(__file__).parents[2] / "swapd" / "web" / "page.html").read_text()
@@ -35,7 +35,7 @@ def test_words_of_others_never_become_html() -> None:
 
 def test_status_is_the_document_that_the_command_prints(served: Served) -> None:
     told = served.ask("/status").json
-    assert told.keys() == {"op", *StatusReply.__struct_fields__}
+    assert told.keys() == {"op", *Status.__struct_fields__}
     assert told["runtime_dir"] == str(served.daemon.folder)
 
 

@@ -13,11 +13,11 @@ import swapd_client
 from swapd import spawn
 from swapd.shared import protocol
 from swapd_client import (
-    BadRequest,
     Client,
-    ComponentInUse,
-    HostMemoryExhausted,
+    InUse,
+    InvalidArgument,
     InvalidSource,
+    OutOfMemory,
     UnknownComponent,
 )
 from swapd_client.leases.book import Record
@@ -364,7 +364,7 @@ def test_no_room_for_a_second_master_changes_nothing() -> None:
         swapd_client.connect(daemon.folder) as client,
     ):
         part = client.register("raw", {"a": bytes(4 * MIB)})
-        with pytest.raises(HostMemoryExhausted):
+        with pytest.raises(OutOfMemory):
             client.update("raw", {"a": bytes([1]) * (4 * MIB)})
         with client.acquire("raw"):
             assert part.view("a")[0] == 0
@@ -372,7 +372,7 @@ def test_no_room_for_a_second_master_changes_nothing() -> None:
 
 def test_who_may_not_update_is_told(daemon: spawn.Spawned, client: Client) -> None:
     client.register("m", {"a": b"x"}, mutable=True)
-    with pytest.raises(BadRequest, match="under a lease"):
+    with pytest.raises(InvalidArgument, match="under a lease"):
         client.update("m", {"a": b"y"})
     with pytest.raises(UnknownComponent):
         client.update("nobody", {"a": b"y"})
@@ -382,9 +382,9 @@ def test_one_update_at_a_time(client: Client) -> None:
     client.register("raw", {"a": b"x"})
     other = client.session.next_id()
     client.leasing.call(protocol.Update(other, "raw"))
-    with pytest.raises(ComponentInUse, match="being updated"):
+    with pytest.raises(InUse, match="being updated"):
         client.update("raw", {"a": b"y"})
-    with pytest.raises(ComponentInUse, match="being updated"):
+    with pytest.raises(InUse, match="being updated"):
         client.unregister("raw")
     client.leasing.call(protocol.GiveUp(client.session.next_id(), "raw", other))
     client.update("raw", {"a": b"y"})

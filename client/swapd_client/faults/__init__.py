@@ -9,7 +9,7 @@ import os
 import signal
 
 from swapd.shared import vm
-from swapd_client.errors import BadRequest
+from swapd_client.errors import InvalidArgument
 from swapd_client.faults.handler import ROW_BYTES, TEXT_MAX_BYTES, Handler, runs_here
 from swapd_client.memory import ranges
 
@@ -125,11 +125,11 @@ def explain_faults() -> bool:
 
 
 def explain_if(faults: str | None) -> None:
-    """Apply `connect(faults=...)`. Raises: BadRequest if the value is unknown."""
+    """Apply `connect(faults=...)`. Raises: InvalidArgument if the value is unknown."""
     if faults == "explain":
         explain_faults()
     elif faults is not None:
-        raise BadRequest(f"faults={faults!r}: give 'explain', or leave it out")
+        raise InvalidArgument(f"faults={faults!r}: give 'explain', or leave it out")
 
 
 def _text(one: ranges.Lying) -> bytes:

@@ -10,7 +10,7 @@ from math import inf
 from swapd.shared.board import ARRIVED, LANDED, ArrivalFailed, Board, word
 from swapd.shared.protocol import Placement
 from swapd.shared.units import size
-from swapd_client.errors import AcquireTimeout, DeviceFailed, SessionFenced, SwapdError
+from swapd_client.errors import DeviceFailed, SessionFenced, SwapdError, Timeout
 from swapd_client.leases.book import Record, Word
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
@@ -138,7 +138,7 @@ class Arrival:
             raise self._arrivals.not_arrived(part.name, place.generation) from None
         self.waited_s = time.monotonic() - self._began
         if not came:
-            raise AcquireTimeout(
+            raise Timeout(
                 f"{part.name!r} ({size(part.nbytes)}) is loading, and was not complete "
                 "at the end of the timeout: give a longer one, or acquire(early=True)"
             )

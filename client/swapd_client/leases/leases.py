@@ -108,7 +108,7 @@ class Leases:
         """As `show`, for a lease granted while its components load.
 
         Blocks until all bytes are there; nothing of it is accessible before. `timeout_s`: of the
-        whole acquire. Raises also: AcquireTimeout, or if `Arrivals.give_up` was called.
+        whole acquire. Raises also: Timeout, or if `Arrivals.give_up` was called.
         """
         granted = record.granted
         placed = [(self._parts[place.name], place) for place in granted.placements]
@@ -222,7 +222,7 @@ class Leases:
         """End a lease; return whether there is a daemon to tell.
 
         Raises: SessionFenced if the daemon had ended the session before: other processes may have
-        used the memory for a moment. ForkedClient.
+        used the memory for a moment. ClientClosed.
         """
         if isinstance(self._life.error, SessionFenced):
             raise self._life.error.with_traceback(None)

@@ -53,7 +53,7 @@ class Place(Protocol):
         """The host copy has the latest bytes now."""
 
     def set_memory_aside(self) -> None:
-        """Reserve memory for `make_private`. Raises: DeviceMemoryExhausted."""
+        """Reserve memory for `make_private`. Raises: OutOfMemory."""
 
     def give_memory_back(self) -> None:
         """Return the reserved memory; it is not needed."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from swapd_client.errors import BadRequest
+from swapd_client.errors import InvalidArgument
 from swapd_client.memory.layout import (
     Buffer,
     BufferLayout,
@@ -29,7 +29,7 @@ def layout_of(
     """The layout of a source, by its kind.
 
     `gpu`: the index of its GPU; None: the host. `fetch` reads bytes on that GPU. Raises:
-    BadRequest, InvalidSource.
+    InvalidArgument, InvalidSource.
     """
     if isinstance(source, Ready):
         layout: Any = source  # each `Ready` is a layout
@@ -46,7 +46,7 @@ def layout_of(
             return TensorLayout(source, segments, gpu=gpu, fetch=fetch)  # type: ignore[arg-type]
     if isinstance(source, Mapping):
         return BufferLayout(source, segments)
-    raise BadRequest(
+    raise InvalidArgument(
         f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
         "or of buffers"
     )

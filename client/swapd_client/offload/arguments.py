@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from swapd.shared.protocol import Policy
-from swapd_client.errors import InvalidSettings, InvalidSource
+from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.offload.installing import Methods
 from swapd_client.offload.private import Trainable
 from swapd_client.offload.settings import OffloadSettings, from_keywords
@@ -39,11 +39,11 @@ class Arguments:
 
 
 def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
-    """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidSettings."""
+    """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidArgument."""
     settings, components = given.settings, given.components
     if flags and settings is not None:
         names = ", ".join(flags)
-        raise InvalidSettings(f"settings= and {names}: give all in one or the other")
+        raise InvalidArgument(f"settings= and {names}: give all in one or the other")
     settings = from_keywords(**flags) if flags else settings
     if settings is not None and given.policy != "lru":
         raise InvalidSource(

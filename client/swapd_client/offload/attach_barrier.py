@@ -17,7 +17,7 @@ from types import FrameType
 
 from torch.nn import Module
 
-from swapd_client.errors import ComponentInUse
+from swapd_client.errors import InUse
 from swapd_client.offload.hooks import hook_of, shut
 from swapd_client.offload.scope import here
 
@@ -38,7 +38,7 @@ def no_calls(
     """A `with` block in which no other thread is in a call of these modules.
 
     `entrances`: those that are called from outside. `methods`: whose calls count beside forwards.
-    Blocks until the calls under way have ended. Raises: ComponentInUse, naming calls that do not
+    Blocks until the calls under way have ended. Raises: InUse, naming calls that do not
     end.
     """
     calls = _Calls({id(module) for module in modules}, methods)
@@ -78,7 +78,7 @@ class _Calls:
             )
 
     def await_end(self) -> None:
-        """Block until the calls under way have ended. Raises: ComponentInUse."""
+        """Block until the calls under way have ended. Raises: InUse."""
         deadline = time.monotonic() + PATIENCE_S
         with self._told:
             self._under_way = set(self._now())
@@ -87,7 +87,7 @@ class _Calls:
             log.warning("attach waits for calls that had begun: %s", self._named())
         while self._under_way:
             if time.monotonic() > deadline:
-                raise ComponentInUse(
+                raise InUse(
                     f"attach has waited {PATIENCE_S:.0f} s for calls that had begun: "
                     f"{self._named()}. Attach a model before other threads call it, or once their "
                     "calls have ended"

@@ -260,7 +260,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         acquire that component, until the first is detached too.
 
         No component of the model may be in use. A call of a model that shares weights waits while
-        they are moved. A second call does nothing. Raises: ComponentInUse, DeviceMemoryExhausted,
+        they are moved. A second call does nothing. Raises: InUse, OutOfMemory,
         SessionEnded: then the remaining components are still attached.
         """
         await_given_back()  # garbage that the caller dropped is not in use

@@ -18,7 +18,7 @@ import torch
 from torch.nn import Module
 from torch.utils import _python_dispatch as modes
 
-from swapd_client.errors import SwapdError, TooLarge, WouldDeadlock
+from swapd_client.errors import Deadlock, SwapdError, TooLarge
 from swapd_client.offload import dynamo
 from swapd_client.offload.copies import Method
 from swapd_client.offload.dynamo import uncompiled, when_imported
@@ -133,7 +133,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held.append((entry, frame))
         try:
             part.gate.enter(entry)
-        except (TooLarge, WouldDeadlock) as exc:
+        except (TooLarge, Deadlock) as exc:
             beside = ", ".join(before for _, before in self._found)
             raise TooLarge(
                 f"{exc}. {reader} reads {read} outside of the calls that load it"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swapd_client.errors import NotWhileAttached, SessionEnded, SwapdError, WouldDeadlock
+from swapd_client.errors import Deadlock, NotWhileAttached, SessionEnded, SwapdError
 from swapd_client.offload import generators
 from swapd_client.offload.dynamo import skip, uncompiled, when_imported
 from swapd_client.offload.growth import Growth
@@ -96,8 +96,8 @@ class LeaseGate:
         """The acquire failed. Raises `error`, or returns if the call needs no lease any more."""
         if isinstance(error, SessionEnded) and self.gone is not None:
             self.gone(error)
-        elif isinstance(error, WouldDeadlock):
-            raise WouldDeadlock(
+        elif isinstance(error, Deadlock):
+            raise Deadlock(
                 f"{error}. If {self.name!r} was called from another component's call, both must "
                 "be on the device at once: attach them as one component, or stream the larger "
                 "(resident=)"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from swapd.shared.protocol import ForecastReply
+from swapd.shared.protocol import Forecast
 from swapd_client.lease import Lease
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
@@ -34,7 +34,7 @@ class AttachClient(Protocol):
     def unregister(self) -> Callable[[str], None]: ...
 
     @property
-    def forecast(self) -> Callable[..., ForecastReply]: ...
+    def forecast(self) -> Callable[..., Forecast]: ...
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Give several components new values in one step."""

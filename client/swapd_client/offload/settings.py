@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from swapd.shared.documents import BadDocument, read_yaml
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 
 Strategy = Literal["alternating", "sequential"]
 Mode = Literal["off", "alternating", "sequential", "model", "layerwise", "partial"]
@@ -72,22 +72,22 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
     def __post_init__(self) -> None:
-        """Raises: InvalidSettings for settings that contradict each other."""
+        """Raises: InvalidArgument for settings that contradict each other."""
         if self.cpu_offload_components is not None and not self.cpu_offload_components:
-            raise InvalidSettings(
+            raise InvalidArgument(
                 "cpu_offload_components is empty; leave it out to offload all components found"
             )
         if not isfinite(self.cpu_offload_gb):
-            raise InvalidSettings(f"cpu_offload_gb: {self.cpu_offload_gb} is not a size")
+            raise InvalidArgument(f"cpu_offload_gb: {self.cpu_offload_gb} is not a size")
         switches = ("enable_layerwise_offload", "enable_cpu_offload")
         other = next((name for name in switches if getattr(self, name)), None)
         if other and self.cpu_offload_enabled:
-            raise InvalidSettings(
+            raise InvalidArgument(
                 f"cpu_offload_enabled and {other} each say how components share the device; "
                 "set one of them"
             )
         if other and self.cpu_offload_strategy != "alternating":
-            raise InvalidSettings(
+            raise InvalidArgument(
                 f"cpu_offload_strategy goes with cpu_offload_enabled; {other} has its own"
             )
         if self.enable_cpu_offload and self.enable_layerwise_offload:
@@ -129,7 +129,7 @@ _FORMER = {"dit_cpu_offload": "enable_cpu_offload"}
 def from_keywords(**given: Any) -> OffloadSettings:
     """The settings given as keyword arguments; None stands for the default.
 
-    Raises: InvalidSettings, naming a setting that is misspelt, of the wrong type, or contradictory.
+    Raises: InvalidArgument, naming a setting that is misspelt, of the wrong type, or contradictory.
     """
     for name in given:
         check_name(name, name)
@@ -148,7 +148,7 @@ def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> O
     one stage only. Keys that are no offloading settings are ignored; a misspelt offloading setting
     is an error in any stage of the file.
 
-    Needs PyYAML. Raises: InvalidSettings, naming file, stage and key.
+    Needs PyYAML. Raises: InvalidArgument, naming file, stage and key.
     """
     stages = _listed(Path(path), _read(Path(path)))
     where, settings = _chosen(Path(path), stages, stage)
@@ -173,7 +173,7 @@ class StageSettings(msgspec.Struct, frozen=True):
 def in_stage_args(path: Path) -> list[StageSettings]:
     """The stages that a file lists under `stage_args`; none of another file.
 
-    Raises: InvalidSettings.
+    Raises: InvalidArgument.
     """
     raw = _read(path)
     return _listed(path, raw) if isinstance(raw, dict) and "stage_args" in raw else []
@@ -182,13 +182,13 @@ def in_stage_args(path: Path) -> list[StageSettings]:
 def _listed(path: Path, raw: object) -> list[StageSettings]:
     listed = raw.get("stage_args", raw.get("stages")) if isinstance(raw, dict) else None
     if not isinstance(listed, list) or not listed:
-        raise InvalidSettings(f"{path}: lists no stages, under stage_args or stages")
+        raise InvalidArgument(f"{path}: lists no stages, under stage_args or stages")
     return [_stage(path, number, entry) for number, entry in enumerate(listed)]
 
 
 def _stage(path: Path, number: int, entry: object) -> StageSettings:
     if not isinstance(entry, dict):
-        raise InvalidSettings(f"{path}: stage number {number + 1} of the list has no settings")
+        raise InvalidArgument(f"{path}: stage number {number + 1} of the list has no settings")
     engine = _inner(path, entry, "engine_args")
     both = {**entry, **engine, **_inner(path, _inner(path, entry, "additional_config"), "swapd")}
     stage_id = entry.get("stage_id")
@@ -212,7 +212,7 @@ def _stage(path: Path, number: int, entry: object) -> StageSettings:
 def _inner(path: Path, entry: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = entry.get(key) or {}
     if not isinstance(found, dict):
-        raise InvalidSettings(f"{path}: stage {entry.get('stage_id')}: {key} has no settings")
+        raise InvalidArgument(f"{path}: stage {entry.get('stage_id')}: {key} has no settings")
     return found
 
 
@@ -220,13 +220,13 @@ def _read(path: Path) -> object:
     try:
         return read_yaml(path)
     except ModuleNotFoundError as exc:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{path}: reading stage files needs PyYAML; pip install 'swapd[torch]'"
         ) from exc
     except OSError as exc:
-        raise InvalidSettings(f"{path}: {exc.strerror}") from exc
+        raise InvalidArgument(f"{path}: {exc.strerror}") from exc
     except BadDocument as exc:
-        raise InvalidSettings(f"{path}: {exc}") from exc
+        raise InvalidArgument(f"{path}: {exc}") from exc
 
 
 def _chosen(
@@ -237,9 +237,9 @@ def _chosen(
         return found[0].where, found[0].settings
     listed = ", ".join(map(str, stages))
     if wanted is None:
-        raise InvalidSettings(f"{path} has several stages; say which, by id or name: {listed}")
+        raise InvalidArgument(f"{path} has several stages; say which, by id or name: {listed}")
     problem = "has no stage" if not found else "has several stages"
-    raise InvalidSettings(f"{path} {problem} {wanted!r}; there are: {listed}")
+    raise InvalidArgument(f"{path} {problem} {wanted!r}; there are: {listed}")
 
 
 def _is_ours(key: str) -> bool:
@@ -277,7 +277,7 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
 
 
 def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
-    """The settings of a parsed command line. Raises: InvalidSettings, naming the option."""
+    """The settings of a parsed command line. Raises: InvalidArgument, naming the option."""
     given = {name: getattr(parsed, name, None) for name in NAMES}
     return _made(
         {n: _parsed(n, v, "--" + n.replace("_", "-")) for n, v in given.items() if v is not None}
@@ -288,11 +288,11 @@ def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
 
 
 def check_name(name: str, source: str) -> None:
-    """Check that it is a setting's. Raises: InvalidSettings, with the one that it may mean."""
+    """Check that it is a setting's. Raises: InvalidArgument, with the one that it may mean."""
     if name not in NAMES:
         near = [_FORMER[name]] if name in _FORMER else get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(NAMES)}"
-        raise InvalidSettings(f"{source} is not a setting; {hint}")
+        raise InvalidArgument(f"{source} is not a setting; {hint}")
 
 
 def _parsed(name: str, value: Any, source: str) -> Any:
@@ -306,14 +306,14 @@ def _parsed(name: str, value: Any, source: str) -> Any:
     except msgspec.ValidationError as exc:
         choices = get_args(_plain(_KINDS[name])) if name == "cpu_offload_strategy" else ()
         problem = f"give one of {', '.join(choices)}" if choices else exc
-        raise InvalidSettings(f"{source}: {problem}; it is {value!r}") from exc
+        raise InvalidArgument(f"{source}: {problem}; it is {value!r}") from exc
 
 
 def _made(settings: Mapping[str, Any], where: str = "") -> OffloadSettings:
     try:
         return OffloadSettings(**settings)
-    except InvalidSettings as exc:
-        raise InvalidSettings(f"{where}: {exc}" if where else str(exc)) from exc
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"{where}: {exc}" if where else str(exc)) from exc
 
 
 def _plain(kind: Any) -> Any:

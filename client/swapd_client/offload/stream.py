@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from swapd.shared.protocol import Placement
 from swapd_client.errors import (
-    AcquireTimeout,
+    Deadlock,
     SwapdError,
+    Timeout,
     TooLarge,
     UnknownComponent,
-    WouldDeadlock,
 )
 from swapd_client.lease import Lease, wait_here
 from swapd_client.leases.collected import give_back_later
@@ -82,7 +82,7 @@ class Stream:
             return None
         try:
             lease = self.client.acquire(self.family, timeout=0)
-        except (AcquireTimeout, TooLarge, UnknownComponent):
+        except (Timeout, TooLarge, UnknownComponent):
             return None
         if lease.placements is not self._noted:
             self.note(lease)
@@ -240,7 +240,7 @@ class _Pass:
             if asked is not None:
                 self._channel.abandon(asked)  # a kept part stays
                 asked = None
-            with suppress(AcquireTimeout):
+            with suppress(Timeout):
                 return self._client.acquire(self._stream.parts[part], timeout=0)
         for other in list(self._ahead):
             self._drop_ahead(other)
@@ -265,7 +265,7 @@ class _Pass:
             if asked is None:
                 return self._client.acquire(name, early=True)
             return self._client.leasing.acquire_in_place_of(asked, name)
-        except WouldDeadlock:
+        except Deadlock:
             if self._rest is None and not self._used:
                 raise
         return self._have_anew(part)

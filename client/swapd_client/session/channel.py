@@ -32,10 +32,10 @@ from swapd.shared.protocol import (
 from swapd.shared.runtime_dir import RPC
 from swapd.shared.units import size
 from swapd_client.errors import (
-    AcquireTimeout,
-    BadRequest,
     ClientClosed,
+    InvalidArgument,
     SwapdError,
+    Timeout,
     VersionMismatch,
 )
 from swapd_client.session.endpoint import need_descriptors, need_threads
@@ -190,7 +190,7 @@ class Channel:
         """Send without waiting for a reply. A dead daemon may miss it.
 
         Blocks once in UNHEARD_MAX, until the daemon has received it: for GRACE_S at most, or until
-        the session ends. Raises: BadRequest if it is too long.
+        the session ends. Raises: InvalidArgument if it is too long.
         """
         data = encoded(request)
 
@@ -224,7 +224,7 @@ class Channel:
         """Send and wait for the reply, which may be a refusal.
 
         `in_place_of`: an earlier request, to abandon once the daemon has this one. Raises: the
-        error that ended the session; AcquireTimeout after `timeout_s` and the grace; BadRequest if
+        error that ended the session; Timeout after `timeout_s` and the grace; InvalidArgument if
         it is too long.
         """
         data, sent = encoded(request), len(self._line.unheard)
@@ -317,9 +317,9 @@ def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
     )
 
 
-def unanswered(session: Session, request: AnyRequest, waited_s: float) -> AcquireTimeout:
+def unanswered(session: Session, request: AnyRequest, waited_s: float) -> Timeout:
     """The error for a request given up because the daemon is silent."""
-    return AcquireTimeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
+    return Timeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
 
 
 def _named(request: AnyRequest) -> str:
@@ -335,11 +335,11 @@ def encoded(request: AnyRequest) -> bytes:
     try:
         data = encode(request)
     except NOT_ENCODABLE as exc:
-        raise BadRequest(
+        raise InvalidArgument(
             f"{_named(request)} cannot be sent: {exc}. Names must be text, and numbers 64 bits"
         ) from exc
     if len(data) > REQUEST_MAX_BYTES:
-        raise BadRequest(
+        raise InvalidArgument(
             f"{_named(request)} is a request of {size(len(data))}, but may have at most "
             f"{size(REQUEST_MAX_BYTES)}: name fewer components at once"
         )

@@ -13,7 +13,7 @@ from swapd.shared import config, daemons, fds, runtime_dir
 from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
-from swapd_client.errors import LimitReached, NotAnswering, NotRunning
+from swapd_client.errors import LimitReached, NotRunning, Timeout
 
 #: Label prefix of command-line sessions, which belong to no stage.
 _COMMAND_LINE = "swapd"
@@ -86,7 +86,7 @@ def find(path: Path) -> Folder:
 
 
 def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]:
-    """A lifeline, and the daemon's process id. Blocks. Raises: NotRunning, NotAnswering."""
+    """A lifeline, and the daemon's process id. Blocks. Raises: NotRunning, Timeout."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # not settimeout: connecting would fail at once while others wait
@@ -127,16 +127,16 @@ def _not_running(path: Path, exc: OSError) -> NotRunning:
     )
 
 
-def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> NotAnswering:
+def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> Timeout:
     """The error for a daemon that does not answer; `pid` if it is known."""
     pid = pid or folder.holder()
     who = f"the daemon at {folder.path} (process {pid or 'unknown'})"
     if pid and is_stopped(pid):
-        return NotAnswering(
+        return Timeout(
             f"{who} does not answer: it is stopped. Let it go on: kill -CONT {pid}; or end it: "
             f"kill -KILL {pid}"
         )
-    return NotAnswering(
+    return Timeout(
         f"{who} does not answer within {timeout_s:g} s: it is busy, or its device hangs. Wait, or "
         "give it more time; if it never answers, end it and start it again"
     )

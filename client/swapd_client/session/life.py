@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from swapd.shared.fds import OwnedFd
-from swapd_client.errors import ForkedClient, SwapdError
+from swapd_client.errors import ClientClosed, SwapdError
 
 
 class Life:
@@ -30,7 +30,7 @@ class Life:
     def check(self) -> None:
         """Raise the reason if requests are not possible any more."""
         if self.left_to_parent:
-            raise ForkedClient(
+            raise ClientClosed(
                 "this process was forked from one that uses swapd: sessions and weights stay "
                 "with the parent. Connect in the child, or start it with spawn"
             )

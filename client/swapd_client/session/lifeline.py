@@ -21,10 +21,10 @@ from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.system import is_alive
 from swapd.shared.text import problem_with_text
 from swapd_client.errors import (
-    BadRequest,
     DaemonGone,
-    NotAnswering,
+    InvalidArgument,
     SwapdError,
+    Timeout,
     VersionMismatch,
     from_refusal,
 )
@@ -46,7 +46,7 @@ class Lifeline:
     """One connection to one daemon. `send` may be called in any thread."""
 
     def __init__(self, endpoint: Path, answer_s: float = ANSWER_S) -> None:
-        """Connect within `answer_s`. Raises: NotRunning, NotAnswering."""
+        """Connect within `answer_s`. Raises: NotRunning, Timeout."""
         self._endpoint = endpoint
         self._answer_s = answer_s
         #: The daemon's runtime folder, open until `close`.
@@ -65,7 +65,7 @@ class Lifeline:
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
         """The daemon's welcome, and the board's descriptor, the caller's. Raises as `Session`."""
         if problem := problem_with_text("the label", label):
-            raise BadRequest(problem)
+            raise InvalidArgument(problem)
         self._sock.settimeout(self._answer_s)
         self.send(protocol.Hello(protocol.VERSION, label))
         try:
@@ -133,7 +133,7 @@ class Lifeline:
         with suppress(ValueError, OSError):  # closed meanwhile
             os.eventfd_write(self._bell.fileno(), 1)
 
-    def not_answering(self, timeout_s: float) -> NotAnswering:
+    def not_answering(self, timeout_s: float) -> Timeout:
         """The error if the daemon did not answer within that."""
         return not_answering(self.folder, timeout_s, self._daemon_pid)
 

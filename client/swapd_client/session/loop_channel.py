@@ -10,7 +10,7 @@ from contextlib import suppress
 import zmq.asyncio
 
 from swapd.shared.protocol import UNANSWERED_MAX, AnyReply, AnyRequest, Cancel
-from swapd_client.errors import BadRequest, SwapdError, VersionMismatch
+from swapd_client.errors import InvalidArgument, SwapdError, VersionMismatch
 from swapd_client.session.channel import GRACE_S, ChannelFactory, decode, encoded, unanswered
 
 
@@ -36,14 +36,14 @@ class AsyncChannel:
         self._socket.close()
 
     def send(self, request: AnyRequest) -> None:
-        """Send without waiting for a reply. Never blocks. Raises: BadRequest if it is too long."""
+        """Send, and wait for no reply. Never blocks. Raises: InvalidArgument if it is too long."""
         self._socket.send(encoded(request))
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-        """Send and wait for the reply. Raises as `Channel.call`; BadRequest for too many waits."""
+        """Send and wait for the reply. Raises as `Channel.call`; InvalidArgument for too many."""
         self._session.check()
         if len(self._replies) >= UNANSWERED_MAX:
-            raise BadRequest(
+            raise InvalidArgument(
                 f"{UNANSWERED_MAX} requests of this client wait for their reply, the most allowed: "
                 "wait for some of them, or cancel them"
             )

@@ -53,11 +53,11 @@ class Processor:
 
     @property
     def index(self) -> int | None:
-        """Its number in this process, for torch; None on the host. Raises: DeviceUnavailable."""
+        """Its number in this process, for torch; None on the host. Raises: DeviceFailed."""
         return None
 
     def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
-        """A range; `before`: a private one to use. Raises: DeviceUnavailable, DeviceFailed."""
+        """A range; `before`: a private one to use. Raises: DeviceFailed."""
         assert before is None or isinstance(before, Range)
         return Range(nbytes, self._chunk_bytes, self._files, writable=writable, before=before)
 

@@ -12,10 +12,10 @@ from swapd.shared import protocol
 from swapd.shared.board import Board
 from swapd.shared.units import size
 from swapd_client.errors import (
-    BadRequest,
-    DeviceMemoryExhausted,
     DuplicateName,
+    InvalidArgument,
     InvalidSource,
+    OutOfMemory,
     UnknownComponent,
 )
 from swapd_client.memory import former, ranges
@@ -95,7 +95,7 @@ class Registry:
         part_of: str = "",
         stays: bool = False,
     ) -> Part:
-        """Reserve a range, or take over a former one. Raises: DeviceUnavailable, InvalidSource."""
+        """Reserve a range, or take over a former one. Raises: DeviceFailed, InvalidSource."""
         self._life.check()
         with self._lock:
             if name in self.parts:
@@ -142,7 +142,7 @@ class Registry:
     ) -> Iterator[Part]:
         """Reserve a range for each of `parts`. The caller discards those it got if one fails."""
         if not parts:
-            raise BadRequest(f"{name!r} has no parts; give at least one")
+            raise InvalidArgument(f"{name!r} has no parts; give at least one")
         prepared: list[Part] = []
         for part, source in parts.items():
             called = protocol.part_name(name, part)
@@ -159,9 +159,11 @@ class Registry:
         *,
         transient: bool,
     ) -> protocol.Register:
-        """The request for its host copy. Raises: BadRequest, LimitReached."""
+        """The request for its host copy. Raises: InvalidArgument, LimitReached."""
         if policy not in (policies := get_args(protocol.Policy)):
-            raise BadRequest(f"there is no policy {policy!r}; there are: {', '.join(policies)}")
+            raise InvalidArgument(
+                f"there is no policy {policy!r}; there are: {', '.join(policies)}"
+            )
         need_descriptors(MASTER_DESCRIPTORS, f"to register {part.name}")
         part.request = number
         return protocol.Register(
@@ -241,14 +243,14 @@ class Registry:
     # --- out -----------------------------------------------------------------------------
 
     def before_unbind(self, part: Part) -> None:
-        """Make sure that `unbind` will have the memory. Raises: DeviceMemoryExhausted."""
+        """Make sure that `unbind` will have the memory. Raises: OutOfMemory."""
         try:
             part.where.set_memory_aside()
-        except DeviceMemoryExhausted as exc:
-            raise DeviceMemoryExhausted(f"{part.name!r} stays registered: {exc}") from exc
+        except OutOfMemory as exc:
+            raise OutOfMemory(f"{part.name!r} stays registered: {exc}") from exc
 
     def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
-        """Make tensors private memory. Raises on a GPU: DeviceMemoryExhausted, DeviceFailed."""
+        """Make tensors private memory. Raises on a GPU: OutOfMemory, DeviceFailed."""
         assert part.master is not None
         try:
             is_saved = self._board.is_saved(part.slot, part.where.generation)
@@ -271,7 +273,7 @@ class Registry:
 
         try:
             return self._processor.attempt(unbind)
-        except DeviceMemoryExhausted:
+        except OutOfMemory:
             return False
 
     def let_go(self, part: Part) -> None:

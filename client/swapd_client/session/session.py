@@ -46,7 +46,7 @@ class Session:
     """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
-        """Connect in `answer_s`. Raises: NotRunning, NotAnswering, VersionMismatch, DaemonGone."""
+        """Connect in `answer_s`. Raises: NotRunning, Timeout, VersionMismatch, DaemonGone."""
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")

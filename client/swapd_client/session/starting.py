@@ -24,7 +24,7 @@ from swapd.shared.config import DEVICE_NAME
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
-from swapd_client.errors import DaemonGone, InvalidSettings, NotAnswering, NotRunning, StartFailed
+from swapd_client.errors import DaemonGone, InvalidArgument, NotRunning
 from swapd_client.session.endpoint import label_of, resolve
 from swapd_client.session.session import Session
 
@@ -64,30 +64,28 @@ def open_session(
     """Open the session of `connect`. Blocks and raises as `connect` does."""
     if isinstance(endpoint, str) and DEVICE_NAME.fullmatch(endpoint):
         if device not in (None, endpoint):
-            raise InvalidSettings(f"connect({endpoint!r}, device={device!r}) names two devices")
+            raise InvalidArgument(f"connect({endpoint!r}, device={device!r}) names two devices")
         endpoint, device = None, endpoint
     folder = resolve(endpoint, device)
     opened = partial(Session, folder, label_of(label), timeout)
     if start:
         return connected(folder.absolute(), device, budget, opened)
     if budget is not None:
-        raise InvalidSettings("budget= is for a daemon that connect starts: add start=True")
+        raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
     return opened()
 
 
 def connected(
     folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
 ) -> T:
-    """The result of `connect`; starts a daemon if there is none. Blocks. Raises: StartFailed."""
+    """The result of `connect`; starts a daemon if there is none. Blocks. Raises: NotRunning."""
     give_up = time.monotonic() + START_S
     while True:
         try:
             return connect()
-        except NotAnswering:
-            raise
         except (NotRunning, DaemonGone) as exc:  # it may have just ended by itself
             if time.monotonic() > give_up:
-                raise StartFailed(f"no swapd serves {folder} after {START_S:g} s: {exc}") from exc
+                raise NotRunning(f"no swapd serves {folder} after {START_S:g} s: {exc}") from exc
         if not _start(folder, device, budget, give_up):
             _pause(AGAIN_S)
 
@@ -102,20 +100,20 @@ def _start(folder: Path, device: str | None, budget: int | str | None, give_up: 
                 return False
             return _serve(opened, _command(folder, device, budget), lock, give_up)
     except OSError as exc:
-        raise StartFailed(f"swapd cannot be started: {runtime_dir.refused(folder, exc)}") from exc
+        raise NotRunning(f"swapd cannot be started: {runtime_dir.refused(folder, exc)}") from exc
 
 
 def _made(folder: Path) -> Folder:
     opened = Folder(folder, runtime_dir.open_folder(folder, make=True))
     if problem := runtime_dir.problem_with(opened):
         opened.close()
-        raise StartFailed(f"swapd cannot be started: {problem}")
+        raise NotRunning(f"swapd cannot be started: {problem}")
     return opened
 
 
 def _command(folder: Path, device: str | None, budget: int | str | None) -> list[str]:
     if not sys.executable:
-        raise StartFailed(
+        raise NotRunning(
             "sys.executable is empty, so swapd cannot be started; run `swapd serve` yourself"
         )
     # -P: no imports from the working directory, which others may write to
@@ -127,7 +125,7 @@ def _command(folder: Path, device: str | None, budget: int | str | None) -> list
 
 
 def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) -> bool:
-    """Start the daemon; False if another one has the folder. Raises: StartFailed."""
+    """Start the daemon; False if another one has the folder. Raises: NotRunning."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
         folder.open(DAEMON_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log,
@@ -141,7 +139,7 @@ def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) ->
         if not ready and time.monotonic() > give_up:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            raise StartFailed(
+            raise NotRunning(
                 f"swapd (process {pid}) did not serve {folder.path} within {START_S:g} s, and was "
                 f"ended; its log is {folder.path / DAEMON_LOG}"
             )
@@ -150,7 +148,7 @@ def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) ->
             if ANOTHER in said:
                 return False
             words = "; ".join(line.removeprefix("swapd: ") for line in said.splitlines()[-3:])
-            raise StartFailed(f"swapd did not start: {plain(words) or 'it ended at once'}")
+            raise NotRunning(f"swapd did not start: {plain(words) or 'it ended at once'}")
         return True
 
 
@@ -167,7 +165,7 @@ def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd
         check=False,
     )
     if between.returncode:
-        raise StartFailed(f"swapd did not start: {sys.executable} cannot be run a second time")
+        raise NotRunning(f"swapd did not start: {sys.executable} cannot be run a second time")
     return int(between.stdout)
 
 

@@ -40,7 +40,7 @@ else:
 
 class _Swapd:
     def __init__(self, worker: Any) -> None:
-        """Connect. Raises: UnsupportedVersion, InvalidSettings, Unsupported, NotRunning."""
+        """Connect. Raises: UnsupportedVersion, InvalidArgument, Unsupported, NotRunning."""
         register()  # vllm-omni does so too, unless its plugins are filtered
         versions.check()
         config = worker.od_config

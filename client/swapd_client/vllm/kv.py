@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm import envs
 
-from swapd_client.vllm.stage.kv_cache import InUse, KvTerms, Layer, StageCache
+from swapd_client.vllm.stage.kv_cache import BlocksInUse, KvTerms, Layer, StageCache
 from swapd_client.vllm.stage.lost_blocks import RequestStep
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def made_over(buffer: torch.Tensor) -> Iterator[None]:
         )
 
 
-def note(in_use: InUse, scheduled: Any) -> None:
+def note(in_use: BlocksInUse, scheduled: Any) -> None:
     """Note the blocks in a step's `SchedulerOutput`, once the step has its lease."""
     for new in scheduled.scheduled_new_reqs:
         in_use.has(new.req_id, new.block_ids)

@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from swapd.shared import vm
 from swapd.shared.protocol import REST
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.memory.layout import ALIGN_BYTES
 from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.blocks import lists_of
@@ -155,12 +155,12 @@ def stream(
     `models`: as in `parts.parts_of`. They are layers of the list with most bytes, spread evenly, so
     that their copies hide under the layers in between. All have equally many chunks of `chunk`
     bytes, so that each fits where another was. `room`: the bytes that the daemon can lend. Raises:
-    InvalidSettings.
+    InvalidArgument.
     """
     main = next(part for part in parts if not part.encoder)
     divided, layers = _divided(main, models, chunk)
     if len(layers) <= SLOTS:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{main.name}: {options.streams[0]} needs more than {SLOTS} layers of one size, and "
             f"its model has no list of so many: leave out {options.streams[0]}"
         )

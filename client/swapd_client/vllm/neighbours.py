@@ -7,7 +7,7 @@ configuration of vllm-omni.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.options import Options
 
 
@@ -24,7 +24,7 @@ ALONE = Neighbours()
 
 
 def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
-    """Neighbours of the stage that the daemon calls `name`. Raises: InvalidSettings."""
+    """Neighbours of the stage that the daemon calls `name`. Raises: InvalidArgument."""
     if options.order is not None:
         return in_order(options.order, name)
     if (stage := getattr(model_config, "stage_id", None)) is None:
@@ -34,11 +34,11 @@ def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
 
 
 def in_order(order: Sequence[str], name: str) -> Neighbours:
-    """Neighbours in a sequence of stages. Raises: InvalidSettings if `name` is none of them."""
+    """Neighbours in a sequence of stages. Raises: InvalidArgument if `name` is none of them."""
     if not order:
         return ALONE
     if name not in order:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{name}: order names {', '.join(order)}, but not this stage: name all stages of the "
             "pipeline by their names in swapd"
         )

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from swapd.shared.units import parse_size
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload import settings
 from swapd_client.offload.settings import OffloadSettings
 
@@ -79,11 +79,11 @@ NAMES = (*_OWN, *settings.NAMES)
 def options_of(
     additional_config: Mapping[str, Any] | None, stage: str, flags: Iterable[str] = ()
 ) -> Options:
-    """The options of `stage`, `flags` true. Raises: InvalidSettings, which names the option."""
+    """The options of `stage`, `flags` true. Raises: InvalidArgument, which names the option."""
     given = (additional_config or {}).get(KEY, {})
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):
-        raise InvalidSettings(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
+        raise InvalidArgument(f"{where} must have keys, as in {{component: thinker}}: {given!r}")
     for flag in flags:
         given = _with_flag(given, flag, where)
     for name in given:
@@ -96,7 +96,7 @@ def options_of(
         offload_said=given.get("cpu_offload_enabled") is not None,
     )
     if options.offload_num_in_group > max(options.offload_group_size, 1):
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{where}.offload_num_in_group: {options.offload_num_in_group} of a group of "
             f"{options.offload_group_size} layers cannot stream: set offload_group_size to more"
         )
@@ -106,7 +106,7 @@ def options_of(
 def _with_flag(given: Mapping[str, Any], flag: str, where: str) -> Mapping[str, Any]:
     for name in (flag, "cpu_offload_enabled"):
         if given.get(name) is False:
-            raise InvalidSettings(
+            raise InvalidArgument(
                 f"{where}.{name}: false contradicts {flag}: leave out one of them"
             )
     return {**given, flag: True}
@@ -115,10 +115,10 @@ def _with_flag(given: Mapping[str, Any], flag: str, where: str) -> Mapping[str, 
 def _offload_of(given: Mapping[str, Any], where: str) -> OffloadSettings:
     try:
         offload = settings.from_keywords(**{n: v for n, v in given.items() if n not in _OWN})
-    except InvalidSettings as exc:
-        raise InvalidSettings(f"{where}.{exc}") from exc
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"{where}.{exc}") from exc
     if offload.cpu_offload_components is not None and offload.mode == "off":
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{where}.cpu_offload_components does nothing without cpu_offload_enabled: true"
         )
     return offload
@@ -128,12 +128,12 @@ def _check_slices(own: Mapping[str, Any], where: str) -> None:
     if "slice_s" not in own:
         return
     if "finish_within_s" in own:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{where}.slice_s ends a turn inside requests, and finish_within_s lets them finish: "
             "set one of the two"
         )
     if own.get("kv") == "drop":
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{where}.slice_s ends a turn inside requests, and kv: drop would drop their cache: "
             "set kv: auto, or leave out slice_s"
         )
@@ -144,7 +144,7 @@ def _check_name(name: str, where: str) -> None:
         return
     near = get_close_matches(name, NAMES, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(NAMES)}"
-    raise InvalidSettings(f"{where}.{name} is no option of swapd; {hint}")
+    raise InvalidArgument(f"{where}.{name} is no option of swapd; {hint}")
 
 
 def _size(value: Any) -> int:
@@ -178,7 +178,7 @@ def _converted(name: str, value: Any, where: str) -> Any:
     try:
         return msgspec.convert(_FIRST.get(name, _same)(value), _TYPES[name])
     except ValueError as exc:  # msgspec's errors too
-        raise InvalidSettings(f"{where}.{name}: {exc}; it is {value!r}") from exc
+        raise InvalidArgument(f"{where}.{name}: {exc}; it is {value!r}") from exc
 
 
 def _same(value: Any) -> Any:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.options import KEY, Options, options_of
 
 log = logging.getLogger("swapd_client")
@@ -21,14 +21,14 @@ _CONFIG = "diffusion_offload_config"
 
 
 def options_of_stage(stage: Mapping[str, Any], where: str) -> Options:
-    """The options of a diffusion stage, with its own flags. Raises: InvalidSettings."""
+    """The options of a diffusion stage, with its own flags. Raises: InvalidArgument."""
     flags = _flags_of(stage, where)
     try:
         return options_of(stage.get("additional_config"), where, flags)
-    except InvalidSettings as exc:
+    except InvalidArgument as exc:
         for name in flags:
             if name in str(exc):
-                raise InvalidSettings(f"{exc}. {name} is the stage's own flag") from exc
+                raise InvalidArgument(f"{exc}. {name} is the stage's own flag") from exc
         raise
 
 
@@ -56,7 +56,7 @@ def _flags_of(stage: Mapping[str, Any], where: str) -> list[str]:
     chosen = stage.get(_CONFIG)
     same = [name for name in _FLAGS if _means(chosen, *_FLAGS[name])]
     if chosen and not same:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{where}: swapd has no offloading like this {_CONFIG}: set {' or '.join(_FLAGS)} "
             "instead of it"
         )

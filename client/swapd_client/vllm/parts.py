@@ -11,7 +11,7 @@ import torch
 from torch.nn import Module
 
 from swapd.shared.protocol import Policy, part_name
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.find import walk
 from swapd_client.vllm.options import Options
@@ -64,7 +64,7 @@ def parts_of(
     `models`: the model, under "", and other models with weights (a drafter), under their names.
     `outside`: weights that are not parameters, by names that begin with the paths of their modules.
     `aliases`: further tensors over the same memory. Weights that an encoder shares with the rest
-    belong to the rest. Raises: InvalidSettings.
+    belong to the rest. Raises: InvalidArgument.
     """
     _refuse(options, name)
     modules = {
@@ -90,7 +90,7 @@ def parts_of(
 
 def _refuse(options: Options, name: str) -> None:
     if options.offload.enable_cpu_offload:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{name}: enable_cpu_offload is for diffusion stages. An AR or generation stage has "
             "its encoders apart with cpu_offload_enabled: true, and streams layers with "
             "cpu_offload_gb, resident or enable_layerwise_offload"
@@ -140,7 +140,7 @@ def _prefix_of(name: str, paths: Iterable[str]) -> str:
 def _named(one: str, modules: Mapping[str, Module], name: str) -> str:
     if path := _outermost(one, modules):
         return path
-    raise InvalidSettings(
+    raise InvalidArgument(
         f"{name}: cpu_offload_components names {one!r}, but the stage has no such module; there "
         f"are: {name} itself, {', '.join(_children(modules))}"
     )

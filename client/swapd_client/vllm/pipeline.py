@@ -16,7 +16,7 @@ from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import (
     DuplicateName,
-    InvalidSettings,
+    InvalidArgument,
     SessionEnded,
     SessionFenced,
     TooLarge,
@@ -54,7 +54,7 @@ class Components:
     def __init__(
         self, stage: Stage, options: Options, pipeline: Module, kinds: Mapping[str, Kind]
     ) -> None:
-        """Move the weights into swapd. Blocks. Raises: InvalidSettings, and as `attach`."""
+        """Move the weights into swapd. Blocks. Raises: InvalidArgument, and as `attach`."""
         self._stage = stage
         self._options = options
         self._pipeline = pipeline
@@ -170,18 +170,18 @@ class Whole:
 
 
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:
-    """The options of a stage that is one component, or None. Raises: InvalidSettings."""
+    """The options of a stage that is one component, or None. Raises: InvalidArgument."""
     offload = options.offload
     if offload.cpu_offload_components != (WHOLE,):
         if ranks == 1:
             return None
         if offload.cpu_offload_components or offload.mode not in ("off", "alternating"):
-            raise InvalidSettings(
+            raise InvalidArgument(
                 f"{name} runs on {ranks} GPUs, where swapd loads it whole: of the offloading "
                 "settings, set cpu_offload_enabled only"
             )
     elif not offload.cpu_offload_enabled:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{name}: cpu_offload_components: ['{WHOLE}'] goes with cpu_offload_enabled: true"
         )
     whole = msgspec.structs.replace(offload, cpu_offload_components=(name,))
@@ -221,7 +221,7 @@ def _warn_of_absent(stage: str, options: Options, found: Mapping[str, _Component
 
 
 def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
-    """Components that are never evicted: all, or the unnamed ones. Raises: InvalidSettings."""
+    """Components that are never evicted: all, or the unnamed ones. Raises: InvalidArgument."""
     offload = options.offload
     if offload.mode == "off":
         return list(names) if options.offload_said else []
@@ -229,7 +229,7 @@ def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
         return []
     for one in named:
         if not any(fnmatchcase(name, one) for name in names):
-            raise InvalidSettings(
+            raise InvalidArgument(
                 f"{stage}: cpu_offload_components names {one!r}; this pipeline has "
                 f"{', '.join(names)}, and '{WHOLE}' is the whole pipeline"
             )

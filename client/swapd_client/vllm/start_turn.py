@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from swapd_client.client import Client
-from swapd_client.errors import AcquireTimeout, SwapdError
+from swapd_client.errors import SwapdError, Timeout
 from swapd_client.lease import Lease
 from swapd_client.vllm.ranks import daemon_at
 from swapd_client.vllm.stage.connection import connect_to_start
@@ -75,7 +75,7 @@ class StartTurn:
     def _acquired(self, client: Client) -> Lease:
         try:
             return client.acquire_start(timeout=0)
-        except AcquireTimeout as exc:
+        except Timeout as exc:
             log.info("%s waits: %s", self._stage, exc)
         return client.acquire_start()
 

@@ -3,7 +3,7 @@
 from math import ceil
 
 from swapd.shared.units import size
-from swapd_client.errors import InvalidSettings
+from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.options import Options
 
 #: Streamed layers that are in at a time: one computes and one comes in; and a third, if two
@@ -29,11 +29,11 @@ def number_of(
     """How many of the layers stream, as a stage's options say; messages name the stage `name`.
 
     `nbytes`: of a layer. `beside`: the bytes of the weights that stay anyway. `room_for`: the
-    layers that have room beside them. Raises: InvalidSettings.
+    layers that have room beside them. Raises: InvalidArgument.
     """
     most = layers * nbytes
     if len(options.streams) > 1:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{name}: {' and '.join(options.streams)} each say how many layers stream: set one of "
             "them"
         )
@@ -43,7 +43,7 @@ def number_of(
         return layers * options.offload_num_in_group // group
     if offloaded := options.offload.offloaded_bytes:
         if offloaded > most:
-            raise InvalidSettings(
+            raise InvalidArgument(
                 f"{name}: cpu_offload_gb: {options.offload.cpu_offload_gb:g} is more than the "
                 f"{size(most)} of its {layers} layers that can stream: set "
                 "enable_layerwise_offload: true, and leave out cpu_offload_gb"
@@ -53,7 +53,7 @@ def number_of(
         return fewest(layers, room_for)
     assert options.resident is not None
     if beside > options.resident:
-        raise InvalidSettings(
+        raise InvalidArgument(
             f"{name}: resident: {size(options.resident)} is less than {size(beside)}, which its "
             "embeddings, head and encoders take: set resident to more"
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from swapd.shared import protocol, vm
 from swapd.shared.fds import OwnedFd
-from swapd_client.errors import BadRequest, InvalidSource, SwapdError
+from swapd_client.errors import InvalidArgument, InvalidSource, SwapdError
 from swapd_client.memory import ranges
 from swapd_client.memory.part import Part
 from swapd_client.memory.sources import extent_of
@@ -46,7 +46,7 @@ def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Chan
     parts = [session.own(part) for part in family or [name]]
     for part in parts:
         if part.mutable:
-            raise BadRequest(
+            raise InvalidArgument(
                 f"{part.name!r} is mutable: write to its tensors under a lease, there is nothing "
                 "to update"
             )
@@ -122,7 +122,7 @@ class _Begun:
         """
         try:
             call(protocol.GiveUp(session.next_id(), self.part.name, self._request))
-        except BadRequest:
+        except InvalidArgument:
             return self.replace(session)
         except SwapdError as exc:  # the session has ended, and the daemon drops the update
             log.debug("an update could not be given up: %s", exc)

@@ -13,7 +13,7 @@ from swapd.cli.last_lines import LastLines
 from swapd.cli.live.screen import Snapshot
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd_client import Client
-from swapd_client.errors import NotAnswering, NotRunning, SwapdError
+from swapd_client.errors import NotRunning, SwapdError, Timeout
 
 LABEL = f"{OWN_LABEL}top"
 #: Most records that it keeps.
@@ -53,7 +53,7 @@ class Poller:
                     self._connect()
                 else:
                     self._poll(self.client)
-            except NotAnswering as exc:
+            except Timeout as exc:
                 self._say(str(exc))
             except (NotRunning, RuntimeDirError, OSError):
                 self._disconnect("the daemon is gone; waiting for it to come back")

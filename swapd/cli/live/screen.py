@@ -15,7 +15,7 @@ from rich.text import Text
 
 from swapd.cli.last_lines import Spoken
 from swapd.cli.status import STATE_STYLES, Family, fold, in_group
-from swapd.shared.protocol import CopyStatus, StatusReply
+from swapd.shared.protocol import CopyStatus, Status
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -47,7 +47,7 @@ _PROGRESS = 12
 class Snapshot(NamedTuple):
     """A daemon at one moment."""
 
-    status: StatusReply
+    status: Status
     lines: Sequence[Spoken]
     #: The time of the status, monotonic.
     at: float

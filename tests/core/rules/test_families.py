@@ -383,9 +383,9 @@ def test_what_was_read_ahead_in_vain_goes_before_what_is_kept(make: Make) -> Non
     w.prefetch(s, "f/0")
     w.settle()
     w.register(s, "a", 3)
-    asked = protocol.Forecast(1, ("a",))
+    asked = protocol.ForecastRequest(1, ("a",))
     foretold = forecast(w.core, asked, s, w.now)
-    assert isinstance(foretold, protocol.ForecastReply)
+    assert isinstance(foretold, protocol.Forecast)
     assert [v.name for v in foretold.victims] == ["f/0"]
     w.touch(s, "a")
     assert w.evictions() == ["f/0"]

@@ -10,7 +10,7 @@ from typing import Any
 from swapd.device.base import DeviceError
 from swapd.device.driver import Access, Driver
 from swapd.shared.fds import OwnedFd
-from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted
+from swapd_client.errors import DeviceFailed, OutOfMemory
 from swapd_client.session import files
 from swapd_client.session.gpu.card import Card
 from tests.cuda.programs.lone_gpu import CHUNK, NBYTES, LoneGpu, count, put, refused
@@ -231,11 +231,11 @@ def without_room_for_memory_of_its_own() -> None:
     where.show(1, ((0, 3),))
     with gpu.daemon.current():
         taken = gpu.daemon.create(gpu.free() - CHUNK)
-    said = refused(DeviceMemoryExhausted, where.set_memory_aside)
+    said = refused(OutOfMemory, where.set_memory_aside)
     assert "2 MiB are free, 4 MiB are missing" in said, said
     assert gpu.look(where) == [0, 1, 2]
     with master() as fd:
-        refused(DeviceMemoryExhausted, where.make_private, fd, keep_shown=False)
+        refused(OutOfMemory, where.make_private, fd, keep_shown=False)
         assert not where.shown
         with gpu.daemon.current():
             gpu.daemon.release(taken)

@@ -61,7 +61,7 @@ def refused_in_a_child(client: Client, uses: tuple[Callable[[], Any], ...]) -> i
     for each in uses:
         try:
             each()
-        except swapd_client.ForkedClient:
+        except swapd_client.ClientClosed:
             pass
         else:
             return 1

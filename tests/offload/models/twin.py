@@ -41,7 +41,7 @@ def modules(model: Any) -> dict[str, torch.nn.Module]:
 
 def check_swapped(
     daemon: Daemon, subject: Twin, rounds: int = 2, **strategy: Any
-) -> protocol.StatusReply:
+) -> protocol.Status:
     """Run it attached by `strategy`, then detached; return the status after the last round."""
     pointers = _pointers(subject)
     with (

@@ -18,7 +18,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Welcome
 from swapd.shared.system import LimitError, start
 from swapd.shared.units import size
-from swapd_client.errors import DeviceFailed, DeviceMemoryExhausted, DeviceUnavailable
+from swapd_client.errors import DeviceFailed, OutOfMemory
 from swapd_client.memory.layout import Remote
 from swapd_client.session.files import Files
 from swapd_client.session.gpu import fetching
@@ -83,7 +83,7 @@ class Card:
         All driver calls of this client are made in here. The process's threads may be capturing
         graphs meanwhile, this one too; captures are not disturbed.
 
-        Raises: DeviceUnavailable; DeviceFailed in place of any DeviceError of the block.
+        Raises: DeviceFailed; DeviceFailed in place of any DeviceError of the block.
         """
         driver = self._open()
         try:
@@ -227,7 +227,7 @@ class Card:
     # --- memory of this process's own ----------------------------------------------------
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
-        """Private memory: its handle, and size. Raises: DeviceMemoryExhausted."""
+        """Private memory: its handle, and size. Raises: OutOfMemory."""
         with self.using() as driver:
             whole = vm.round_up(nbytes, driver.granularity())
             try:
@@ -236,7 +236,7 @@ class Card:
                 if not exc.out_of_memory:
                     raise
                 free, _ = driver.memory()
-                raise DeviceMemoryExhausted(
+                raise OutOfMemory(
                     f"{self._name} has no room for a private copy of {size(whole)}: {size(free)} "
                     f"are free, {size(max(whole - free, 0))} are missing. Free as much GPU "
                     "memory of this process (torch.cuda.empty_cache()), or lower swapd's --budget"
@@ -294,7 +294,7 @@ class Card:
                 try:
                     self._driver = Driver.by_uuid(self._uuid)
                 except DeviceError as exc:
-                    raise DeviceUnavailable(
+                    raise DeviceFailed(
                         f"swapd serves {self._name} ({self._uuid}), which this process cannot "
                         f"use: {exc}"
                     ) from exc

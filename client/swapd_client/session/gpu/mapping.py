@@ -40,7 +40,7 @@ class GpuRange:
         """`before`: a private range of this GPU whose addresses and memory this one takes over.
 
         It has as many bytes, and room for the chunks. This one keeps that memory until chunks are
-        shown, or `give_up_private`. Raises: DeviceUnavailable, DeviceFailed.
+        shown, or `give_up_private`. Raises: DeviceFailed.
         """
         self._card = card
         self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
@@ -151,7 +151,7 @@ class GpuRange:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
-        """Allocate for `make_private`. Raises: DeviceMemoryExhausted."""
+        """Allocate for `make_private`. Raises: OutOfMemory."""
         with self._lock:
             if self._own is None and self.nbytes:
                 self._own = self._card.allocate(self.nbytes)
@@ -170,7 +170,7 @@ class GpuRange:
 
         The bytes are copied from `master`, or are zeros. With `keep_shown`, if the chunks have
         later bytes, the range keeps the chunks, which the daemon must have given up. Raises:
-        DeviceMemoryExhausted, DeviceFailed; then nothing is mapped.
+        OutOfMemory, DeviceFailed; then nothing is mapped.
         """
         with self._lock:
             if self._private:

@@ -47,7 +47,7 @@ class Layer(NamedTuple):
     stride: int
 
 
-class InUse:
+class BlocksInUse:
     """Blocks with contents, as the scheduler reports them. Pure."""
 
     def __init__(self, *, prefixes: bool) -> None:
@@ -152,7 +152,7 @@ class StageCache:
         self.component = component
         self.terms = terms
         self.counts = counts
-        self.in_use = InUse(prefixes=terms.prefixes or terms.fate == "save")
+        self.in_use = BlocksInUse(prefixes=terms.prefixes or terms.fate == "save")
         #: Number of losses here of contents that the scheduler counted on.
         self.losses = 0
         #: Whether the contents are void since the last turn.

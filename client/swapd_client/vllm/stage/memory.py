@@ -13,7 +13,7 @@ import torch
 from torch.nn import Module
 
 from swapd.shared import vm
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, SessionEnded, TooLarge
@@ -77,7 +77,7 @@ class StageMemory:
 
         `models`: the stage's model under "", and others (a drafter) under their names. `outside`,
         `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be leased with
-        them. Raises: InvalidSettings, and as `Client.register`; then the models are unchanged.
+        them. Raises: InvalidArgument, and as `Client.register`; then the models are unchanged.
         """
         client, stage = self._connection.client, self._connection.stage
         parts = parts_of(models, self._options, stage, outside, aliases)
@@ -179,7 +179,7 @@ class StageMemory:
                 self._connection.closed.wait(RETURN_STEP_S)
 
 
-def _lends(status: StatusReply, session: int) -> bool:
+def _lends(status: Status, session: int) -> bool:
     return any(c.session == session and c.kind == "workspace" for c in status.components)
 
 

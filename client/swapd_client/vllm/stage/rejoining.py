@@ -14,7 +14,7 @@ from pathlib import Path
 from swapd.shared.runtime_dir import LIFELINE
 from swapd.shared.units import size
 from swapd_client.client import Client
-from swapd_client.errors import NotRunning, SessionEnded
+from swapd_client.errors import NotRunning, SessionEnded, Timeout
 from swapd_client.vllm.stage.components import sizes_of
 from swapd_client.vllm.stage.connection import close, connect
 from swapd_client.vllm.stage.room import check_others
@@ -97,7 +97,7 @@ class Rejoining:
             if self._connection.stopped is not None or not self._refusals.may_ask(endpoint):
                 return
             client = connect(endpoint, self._connection.stage)
-        except (NotRunning, SessionEnded):
+        except (NotRunning, SessionEnded, Timeout):
             return
         except Exception as exc:  # noqa: BLE001 - the stage goes on without a daemon
             return self._could_not_join(exc)

@@ -5,7 +5,7 @@ but for the status that they read.
 from collections.abc import Iterable
 
 from swapd.shared import vm
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import TooLarge
@@ -13,7 +13,7 @@ from swapd_client.errors import TooLarge
 MIB = 1 << 20
 
 
-def lendable(status: StatusReply) -> int:
+def lendable(status: Status) -> int:
     """The most bytes that a daemon can lend: all but components that stay, loaded or not."""
     stays = sum(one.stays_bytes for one in status.sessions)
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
@@ -44,7 +44,7 @@ def check_turn(client: Client, stage: str, sizes: Iterable[int], cache: int = 0)
     )
 
 
-def check_others(status: StatusReply, mine: int, stage: str) -> None:
+def check_others(status: Status, mine: int, stage: str) -> None:
     """Raise TooLarge if components of the stage that stay leave no room for another stage's turn.
 
     `mine`: its session, which has registered all of them. The daemon knows the size of another
@@ -71,7 +71,7 @@ def check_others(status: StatusReply, mine: int, stage: str) -> None:
     )
 
 
-def _budget(status: StatusReply, short: int) -> str:
+def _budget(status: Status, short: int) -> str:
     return f"{-(-(status.budget_bytes + short) // MIB)}MiB"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from swapd.shared import vm
-from swapd.shared.protocol import StatusReply
+from swapd.shared.protocol import Status
 from swapd_client.errors import SwapdError
 from swapd_client.vllm.stage.connection import Connection
 
@@ -144,7 +144,7 @@ class ChunkStreaming:
         return False
 
 
-def staying(status: StatusReply) -> set[int]:
+def staying(status: Status) -> set[int]:
     """Pure: sessions that fit beside the largest one's turn: the smallest, as many as fit."""
     nbytes: dict[int, int] = defaultdict(int)
     for part in status.components:

@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 
 from swapd.shared.units import seconds
 from swapd_client.errors import (
-    AcquireTimeout,
     ClientClosed,
     SessionEnded,
     SessionFenced,
     SwapdError,
+    Timeout,
 )
 from swapd_client.lease import Lease
 from swapd_client.tracing import in_traces_of
@@ -243,7 +243,7 @@ class Turns:
         held = self._lease
         try:
             self._lease = self.connection.client.acquire(*names, timeout=0)
-        except (AcquireTimeout, SessionEnded):
+        except (Timeout, SessionEnded):
             return False
         self._held = names
         if held is not None:
