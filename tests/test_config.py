@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from swapd.cli import serve as serve_module
 from swapd.cli.app import app
+from swapd.shared import config
 from swapd.shared import config as module
 from swapd.shared.config import Config, ConfigError, default_folder, load
 
@@ -342,3 +343,43 @@ def test_under_strict_isolation_chunks_are_as_by_auto_unless_said() -> None:
     assert load(None, {**over, "chunk": "64MiB"}, {}).chunk_bytes == 64 * MIB
     assert load(None, {**over, "budget": "8GiB"}, {}).chunk_bytes == 64 * MIB
     assert load(None, {**over, "device": "host"}, {}).chunk_bytes == 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("there", "listed", "device", "gpus"),
+    [
+        ((), None, "host", 0),
+        ((), "0", "host", 0),
+        (("nvidiactl", "nvidia-uvm"), None, "host", 0),
+        (("nvidiactl", "nvidia0"), None, "cuda:0", 1),
+        (("nvidia0", "nvidia3"), None, "cuda:0", 2),
+        (("nvidia0", "nvidia3"), "3", "cuda:0", 1),
+        (("nvidia0",), "", "host", 0),
+        (("nvidia0",), "-1", "host", 0),
+    ],
+)
+def test_the_usual_device_is_a_gpu_that_this_process_may_use(
+    there: tuple[str, ...],
+    listed: str | None,
+    device: str,
+    gpus: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(config, "_DEVICES", tmp_path)
+    if listed is None:
+        monkeypatch.delenv(config.VISIBLE_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(config.VISIBLE_VARIABLE, listed)
+    assert (config.usual_device(), config.gpus_here()) == (device, gpus)
+
+
+def test_the_usual_device_gives_way_to_every_setting(tmp_path: Path) -> None:
+    usual = {"device": "cuda:0"}
+    assert load(None, {}, {}, usual).device == "cuda:0"
+    assert load(None, {}, {"SWAPD_DEVICE": "host"}, usual).device == "host"
+    assert load(None, {"device": "cuda:1"}, {"SWAPD_DEVICE": "host"}, usual).device == "cuda:1"
+    (tmp_path / "swapd.toml").write_text('device = "cuda:2"')
+    assert load(tmp_path / "swapd.toml", {}, {}, usual).device == "cuda:2"

@@ -55,7 +55,7 @@ async def connect_async(
     device: str | None = None,
     label: str | None = None,
     timeout: float = ANSWER_S,
-    faults: Literal["explain"] | None = None,
+    faults: Literal["explain"] | None = "explain",
     start: bool = False,
     budget: int | str | None = None,
     tracing: bool | None = None,

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import msgspec
 
 from swapd.shared import protocol
+from swapd_client.errors import InvalidArgument
 from swapd_client.leases.book import Record
 from swapd_client.session.session import Session
 
@@ -29,6 +30,22 @@ def stop_if_cancelled() -> None:
     if event is not None and event.is_set():
         event.clear()
         raise CancelledError
+
+
+def check_names(names: Iterable[object]) -> None:
+    """Raise InvalidArgument unless all are text."""
+    for name in names:
+        if not isinstance(name, str):
+            own = getattr(name, "name", None)
+            named = isinstance(own, str)
+            hint = f"give its name, {own!r}" if named else "give names one by one, as in 'a', 'b'"
+            raise InvalidArgument(f"{name!r} is not the name of a component: {hint}")
+
+
+def check_seconds(timeout_s: object) -> None:
+    """Raise InvalidArgument unless it is a number, or None."""
+    if not (timeout_s is None or isinstance(timeout_s, (int, float))):
+        raise InvalidArgument(f"timeout={timeout_s!r}: give a number of seconds, or None")
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -53,6 +70,8 @@ def of_components(
     overtake: int | None = None,
 ) -> Asked:
     """An acquire of components."""
+    check_names(names)
+    check_seconds(timeout_s)
     # on a GPU the daemon does not wait for the copies: `bring_in` does
     at_once = early or session.processor.works_late
 
@@ -75,6 +94,7 @@ def of_components(
 
 def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
     """An acquire of device memory for the process's own allocator; `said`: its size in messages."""
+    check_seconds(timeout_s)
 
     def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireWorkspace:
         return protocol.AcquireWorkspace(
@@ -86,6 +106,7 @@ def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: i
 
 def of_start(timeout_s: float | None) -> Asked:
     """An acquire of the right to start alone."""
+    check_seconds(timeout_s)
 
     def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireStart:
         return protocol.AcquireStart(number, timeout_s)
@@ -123,6 +144,8 @@ def prefetch_of(
     timeout_s: float | None = None,
 ) -> protocol.Prefetch:
     """The request of `Client.prefetch`."""
+    check_names(names)
+    check_seconds(timeout_s)
     return protocol.Prefetch(number, names, None if over is None else tuple(over), timeout_s)
 
 

@@ -16,6 +16,7 @@ from swapd_client import registration
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     cheapest_first,
+    check_names,
     each_once,
     of_components,
     of_start,
@@ -54,7 +55,7 @@ def connect(
     device: str | None = None,
     label: str | None = None,
     timeout: float = ANSWER_S,
-    faults: Literal["explain"] | None = None,
+    faults: Literal["explain"] | None = "explain",
     start: bool = False,
     budget: int | str | None = None,
     tracing: bool | None = None,
@@ -63,10 +64,12 @@ def connect(
 
     `endpoint` is a device ("cuda:0", "host"), or the runtime folder of its daemon (write "./host"
     for a folder of such a name). A device is as `device=`: its daemon is that of `$SWAPD_ENDPOINT`
-    if that is set, else the one in its default folder. Default: the host's. `label` names this
-    process in the swap log. `faults="explain"` calls `explain_faults()`. Blocks for one round trip,
-    `timeout` seconds at most. Raises: NotRunning, Timeout, VersionMismatch, DaemonGone,
-    InvalidArgument.
+    if that is set, else the one in its default folder. Default: this user's only daemon; if none
+    runs, where `swapd serve` would serve. `label` names this process in the swap log. By default an
+    access outside of a lease names its component before the process dies (`explain_faults()`); with
+    `faults=None` it does not. Blocks for one round trip, `timeout` seconds at most. Raises:
+    NotRunning, Timeout, VersionMismatch, DaemonGone, and InvalidArgument, also if several daemons
+    run.
 
     `start=True`: if no daemon runs there, start one as this user, with `budget` ("40GiB"; else
     $SWAPD_BUDGET, or the daemon's default), and wait for it. The daemon is not tied to this
@@ -394,7 +397,9 @@ class Client:
                 session, names, timeout, priority, await_registration, early, overtake
             )
             return leasing.acquire(asked, lease)
-        except BaseException:
+        except BaseException as exc:
+            if isinstance(exc, TypeError):
+                check_names(names)  # a list of names is no key of a lease: nothing is held
             leasing.give_up(lease)
             raise
 

@@ -30,6 +30,7 @@ from swapd.log.records import OtherSchema
 from swapd.log.replay import ReplayError
 from swapd.plan.advise import PlanError
 from swapd.shared.config import ConfigError
+from swapd.shared.daemons import SeveralDaemons
 from swapd.shared.extras import MissingExtra
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd.shared.system import LimitError
@@ -77,6 +78,7 @@ _EXPECTED = (
     MissingExtra,
     PlanError,
     RuntimeDirError,
+    SeveralDaemons,
     SwapdError,
     OtherSchema,
     ReplayError,

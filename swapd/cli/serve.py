@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -17,7 +18,7 @@ from swapd.daemon.daemon import Daemon
 from swapd.daemon.logs import StderrHandler
 from swapd.device import open_device
 from swapd.shared import runtime_dir, system
-from swapd.shared.config import Config, load, shown
+from swapd.shared.config import Config, gpus_here, load, shown, usual_device
 from swapd.shared.extras import needed
 from swapd.shared.text import plain, plain_lines
 from swapd.shared.units import size
@@ -88,7 +89,12 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
         logging.INFO
     )  # it may delay a start for long
     config = config and config.absolute()
-    run(load(config, given), lambda: load(config, given))
+    usual = {"device": usual_device()}
+    read = partial(load, config, given, defaults=usual)
+    settings = read()
+    if settings.device == usual["device"] == "cuda:0" and gpus_here() > 1:
+        log.warning("of %d GPUs this serves cuda:0; --device takes another", gpus_here())
+    run(settings, read)
 
 
 class LogFormatter(logging.Formatter):
@@ -108,7 +114,8 @@ def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[...,
     for name, hint in get_type_hints(Config, include_extras=True).items():
         kind, meta = get_args(hint)
         default = getattr(Config(), name)
-        said = "" if default is None else f" ({shown(name, default).replace(' ', '')})"
+        there = default is not None and name != "device"
+        said = f" ({shown(name, default).replace(' ', '')})" if there else ""
         option = typer.Option(None, help=meta.description + said, show_default=False)
         parameters.append(_parameter(name, _flag_type(kind), option))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

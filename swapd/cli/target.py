@@ -17,10 +17,6 @@ Device = Annotated[
 ]
 
 
-class SeveralDaemons(SwapdError):
-    """Several daemons match. The message names them."""
-
-
 def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
     """The runtime folder of the chosen daemon.
 
@@ -30,22 +26,11 @@ def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
     """
     if endpoint is not None:
         return Path(endpoint)
-    if device is None and (named := config.endpoint_from_environment()):
-        return Path(named)
-    found = [daemon for daemon in daemons.running() if not daemon.unreachable]
     if device is None:
-        return only(found) or config.default_folder("host")
+        named = config.endpoint_from_environment()
+        return Path(named) if named else daemons.usual_folder()
+    found = [daemon for daemon in daemons.running() if not daemon.unreachable]
     return _of_device(found, device, timeout)
-
-
-def only(found: list[RunningDaemon]) -> Path | None:
-    """The folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
-    if len(found) > 1:
-        raise SeveralDaemons(
-            f"{len(found)} daemons of this user run: {daemons.named(found)}. Choose one: "
-            f"--endpoint {found[0].folder}, or --device; `swapd ps` lists them"
-        )
-    return found[0].folder if found else None
 
 
 def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
@@ -54,7 +39,7 @@ def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
     if any(daemon.folder == usual.resolve() for daemon in found):
         return usual
     wanted = "cuda:0" if device == "cuda" else device
-    return only([d for d in found if _device_of(d.folder, timeout) == wanted]) or usual
+    return daemons.only([d for d in found if _device_of(d.folder, timeout) == wanted]) or usual
 
 
 def _device_of(folder: Path, timeout: float) -> str | None:

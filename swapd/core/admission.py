@@ -52,7 +52,9 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     if missing:
         missing.sort(key=lambda n: not is_workspace(n))
         if not w.await_registration or is_workspace(missing[0]):
-            return ledger.refuse(key, "unknown_component", explain.unknown(ledger, missing[0]))
+            return ledger.refuse(
+                key, "unknown_component", explain.not_to_acquire(ledger, missing[0])
+            )
     _ask(ledger, w, missing)
 
 

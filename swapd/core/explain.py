@@ -198,16 +198,17 @@ def _unpin(staying: Iterable[Component]) -> str:
 
 
 def unknown(ledger: Ledger, name: str) -> str:
-    if is_workspace(name):
-        return f"{name!r} is no component; a workspace is held by its lease alone"
     if name in ledger.components:
-        return (
-            f"{name!r} is still being registered, or going away; acquire it with "
-            "await_registration=True"
-        )
+        return f"{name!r} is still being registered, or going away."
     near = _like(name, ledger.names)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else _registered(ledger)
-    return f"nobody has registered {name!r}; {hint} Use await_registration=True to wait for it"
+    return f"nobody has registered {name!r}; {hint}"
+
+
+def not_to_acquire(ledger: Ledger, name: str) -> str:
+    if is_workspace(name):
+        return f"{name!r} is no component; a workspace is held by its lease alone"
+    return f"{unknown(ledger, name)} Use await_registration=True to wait for it"
 
 
 def _like(name: str, known: list[str]) -> list[str]:

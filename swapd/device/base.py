@@ -183,9 +183,10 @@ def chunks_in(budget: int, chunk: int, unit: int = 1) -> int:
     if chunk <= 0 or chunk % unit:
         raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
     if budget < chunk:
+        unit = f" (did you mean {budget}MiB?)" if budget < 1 << 20 else ""
         raise DeviceError(
-            f"budget of {budget} bytes is less than one chunk of {chunk}; raise --budget, or "
-            "lower --chunk"
+            f"a budget of {budget} bytes is less than one chunk of {size(chunk)}{unit}: raise "
+            "--budget, or lower --chunk"
         )
     return budget // chunk
 

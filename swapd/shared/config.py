@@ -52,6 +52,8 @@ HOST_CHUNK = 2 << 20
 
 #: Kubernetes sets SWAPD_PORT to the address of a service called swapd.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
+#: The driver of NVIDIA has a file there for each GPU: nvidia0, nvidia1.
+_DEVICES = Path("/dev")
 #: The longest path.
 _TEXT_MAX_CHARS = 4096
 
@@ -63,9 +65,13 @@ class ConfigError(Exception):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of `swapd serve`, in bytes and seconds unless noted otherwise."""
 
-    device: Annotated[str, Meta(description="What to swap onto: host, or a GPU, as in cuda:0")] = (
-        "host"
-    )
+    device: Annotated[
+        str,
+        Meta(
+            description="What to swap onto: host, or a GPU, as in cuda:0; default: a GPU if it "
+            "has one"
+        ),
+    ] = "host"
     budget: Annotated[int, Meta(description="Device memory to own, as in 40GiB", gt=0)] = 1 << 30
     chunk: Annotated[
         Annotated[int, Meta(gt=0)] | Literal["auto"] | None,
@@ -178,9 +184,13 @@ _KINDS = get_type_hints(Config, include_extras=True)
 
 
 def load(
-    path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    path: Path | None,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Read the settings; `flags` has only the flags that were given.
+    """Read the settings; `flags` has only the flags that were given. `defaults`: in place of those
+    of `Config`.
 
     Ignores unknown variables, with a warning in the log. Raises: ConfigError, naming the setting
     and its source.
@@ -189,6 +199,7 @@ def load(
     if path is None and (named := _unless_service(environ.get(CONFIG_VARIABLE))):
         path = Path(named)
     merged = {
+        **(defaults or {}),
         **(parsed(read_toml(path), f"{path}: ") if path else {}),
         **_from_environment(environ),
         **{name: _parse(name, value, _flag(name)) for name, value in flags.items()},
@@ -250,6 +261,19 @@ def endpoint_from_environment() -> str | None:
 def variable(name: str) -> str | None:
     """The value of one of the variables above; None if it is empty or not set."""
     return os.environ.get(name) or None  # noqa: TID251
+
+
+def usual_device() -> str:
+    """The device that `swapd serve` takes by default: a GPU that this process may use, or host."""
+    return "cuda:0" if gpus_here() else "host"
+
+
+def gpus_here() -> int:
+    """The number of GPUs that this process may use, as the driver's devices and
+    $CUDA_VISIBLE_DEVICES show them."""
+    there = len([path for path in _DEVICES.glob("nvidia*") if path.name[6:].isdigit()])
+    listed = listed_gpus()
+    return there if listed is None or not there else len(listed)
 
 
 def listed_gpus() -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from swapd.shared import config
 from swapd.shared.runtime_dir import LIFELINE, LOCK
 
 _PROC = Path("/proc")
@@ -43,6 +44,30 @@ def running() -> list[RunningDaemon]:
         holders = [name for name in os.listdir(_PROC) if name.isdigit()]
     found = {daemon for pid in holders for daemon in _served_by(_PROC / pid)}
     return sorted(found, key=lambda daemon: (str(daemon.folder), daemon.pid))
+
+
+class SeveralDaemons(Exception):
+    """Several daemons match. The message names them."""
+
+
+def usual_folder() -> Path:
+    """The runtime folder of the only daemon in a default folder, else of this user's only one, else
+    where `swapd serve` would serve. Blocks as `running`. Raises: SeveralDaemons."""
+    found = [daemon for daemon in running() if not daemon.unreachable]
+    usual = config.default_folder(config.usual_device())
+    beside = [daemon for daemon in found if daemon.folder.parent == usual.parent.resolve()]
+    return only(beside or found) or usual
+
+
+def only(found: list[RunningDaemon]) -> Path | None:
+    """The folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
+    if len(found) > 1:
+        raise SeveralDaemons(
+            f"{len(found)} daemons of this user run: {named(found)}. Choose one: --endpoint "
+            f"{found[0].folder}, --device or ${config.ENDPOINT_VARIABLE}, and in Python "
+            "connect(FOLDER) or connect(DEVICE); `swapd ps` lists them"
+        )
+    return found[0].folder if found else None
 
 
 def named(found: list[RunningDaemon]) -> str:

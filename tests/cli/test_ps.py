@@ -14,10 +14,11 @@ import pytest
 
 from swapd.cli.daemons import Listed
 from swapd.cli.daemons import ps_page as page
-from swapd.cli.target import SeveralDaemons, only, where
+from swapd.cli.target import where
 from swapd.shared import config, daemons
-from swapd.shared.daemons import RunningDaemon, running
-from swapd_client import NotRunning, connect
+from swapd.shared.daemons import RunningDaemon, SeveralDaemons, only, running
+from swapd_client import InvalidArgument, NotRunning, connect
+from swapd_client.session.endpoint import resolve
 from tests.processes import output_of
 
 from .conftest import Running, swapd
@@ -104,17 +105,43 @@ def test_the_only_one_there_is_is_meant(monkeypatch: pytest.MonkeyPatch) -> None
     one = RunningDaemon(HERE, Path("/run/a"))
     hidden = RunningDaemon(HERE, Path("/run/b"), "in another mount namespace")
     monkeypatch.setattr(daemons, "running", lambda: [one, hidden])
-    assert where(None, None, BRIEF) == Path("/run/a")
-    assert where("/run/c", None, BRIEF) == Path("/run/c")
+    assert where(None, None, BRIEF) == resolve(None, None) == Path("/run/a")
+    assert where("/run/c", None, BRIEF) == resolve("/run/c", None) == Path("/run/c")
     monkeypatch.setenv(config.ENDPOINT_VARIABLE, "/run/d")
-    assert where(None, None, BRIEF) == Path("/run/d")
+    assert where(None, None, BRIEF) == resolve(None, None) == Path("/run/d")
+
+
+def test_a_daemon_in_a_default_folder_is_meant_before_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(config.ENDPOINT_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    others = [RunningDaemon(HERE, Path("/run/a")), RunningDaemon(HERE, Path("/run/b"))]
+    usual = RunningDaemon(HERE, tmp_path / "swapd" / "cuda1")
+    monkeypatch.setattr(daemons, "running", lambda: [*others, usual])
+    assert where(None, None, BRIEF) == resolve(None, None) == usual.folder
+    monkeypatch.setattr(daemons, "running", lambda: others)
+    with pytest.raises(InvalidArgument, match=r"/run/a.*, /run/b.* connect\(FOLDER\)"):
+        resolve(None, None)
+
+
+def test_without_a_daemon_it_is_where_serve_would_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(config.ENDPOINT_VARIABLE, raising=False)
+    monkeypatch.delenv(config.VISIBLE_VARIABLE, raising=False)
+    monkeypatch.setattr(daemons, "running", list)
+    monkeypatch.setattr(config, "_DEVICES", tmp_path)
+    assert resolve(None, None) == config.default_folder("host")
+    (tmp_path / "nvidia0").touch()
+    assert resolve(None, None) == config.default_folder("cuda:0")
 
 
 def test_of_several_each_is_named() -> None:
     found = [RunningDaemon(7, Path("/run/a")), RunningDaemon(8, Path("/run/b"))]
     with pytest.raises(SeveralDaemons, match=r"2 daemons .*: /run/a \(process 7\), /run/b") as said:
         only(found)
-    assert "--endpoint /run/a, or --device" in str(said.value)
+    assert "--endpoint /run/a, --device or" in str(said.value)
     assert only([]) is None
 
 

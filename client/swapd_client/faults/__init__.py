@@ -107,7 +107,7 @@ def explain_faults() -> bool:
     """
     global _table
     if not runs_here():
-        log.warning("faults are not explained: there is no handler for this machine")
+        log.info("faults are not explained: there is no handler for this machine")
         return False
     with ranges.moving:
         if _table is None:
@@ -119,7 +119,7 @@ def explain_faults() -> bool:
             try:
                 _handlers.append(Handler(number, _table.address, _table.rows, _tail))
             except OSError as exc:
-                log.warning("faults are not explained: %s", exc.strerror)
+                log.info("faults are not explained: %s", exc.strerror)
                 return False
     return True
 
@@ -129,7 +129,7 @@ def explain_if(faults: str | None) -> None:
     if faults == "explain":
         explain_faults()
     elif faults is not None:
-        raise InvalidArgument(f"faults={faults!r}: give 'explain', or leave it out")
+        raise InvalidArgument(f"faults={faults!r}: give 'explain', or None")
 
 
 def _text(one: ranges.Lying) -> bytes:

@@ -1,14 +1,15 @@
 """The arguments of `Client.attach`, checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 from swapd.shared.protocol import Policy
 from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.offload.installing import Methods
 from swapd_client.offload.private import Trainable
-from swapd_client.offload.settings import OffloadSettings, from_keywords
+from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
 from swapd_client.offload.strategy import Kind, Sharing
 
 _Names = TypeVar("_Names")
@@ -40,6 +41,7 @@ class Arguments:
 
 def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
     """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidArgument."""
+    _check_names(flags)
     settings, components = given.settings, given.components
     if flags and settings is not None:
         names = ", ".join(flags)
@@ -62,6 +64,14 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
         stay=_listed(given.stay),
         trainable=_listed(given.trainable),
     )
+
+
+def _check_names(flags: Mapping[str, Any]) -> None:
+    """That none of them is a misspelt argument. Raises: InvalidArgument."""
+    own = [field.name for field in fields(Arguments)]
+    for name in flags.keys() - set(NAMES):
+        if near := get_close_matches(name, own, n=1):
+            raise InvalidArgument(f"attach({name}=...): did you mean {near[0]}=?")
 
 
 def _listed(names: _Names) -> _Names:

@@ -13,7 +13,7 @@ from swapd.shared import config, daemons, fds, runtime_dir
 from swapd.shared.runtime_dir import Folder, Untrusted
 from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
-from swapd_client.errors import LimitReached, NotRunning, Timeout
+from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
 
 #: Label prefix of command-line sessions, which belong to no stage.
 _COMMAND_LINE = "swapd"
@@ -22,12 +22,18 @@ _PROGRAM_MAX_CHARS = TEXT_MAX_CHARS - 20
 
 
 def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path:
-    """The runtime folder to connect to: as given, `$SWAPD_ENDPOINT`, or the device's."""
+    """The runtime folder to connect to: as given, `$SWAPD_ENDPOINT`, the device's, or that of the
+    daemon that runs. Raises: InvalidArgument if several run."""
     if endpoint is not None:
         return Path(endpoint)
     if named := config.endpoint_from_environment():
         return Path(named)
-    return config.default_folder(device or "host")
+    if device is not None:
+        return config.default_folder(device)
+    try:
+        return daemons.usual_folder()
+    except daemons.SeveralDaemons as exc:
+        raise InvalidArgument(str(exc)) from None
 
 
 def default_label() -> str:

@@ -7,6 +7,7 @@ process may die at any moment.
 
 import fcntl
 import os
+import re
 import select
 import signal
 import socket
@@ -51,6 +52,9 @@ _LOG_MAX_BYTES = 1 << 20
 #: Bytes of a failed daemon's output in the error.
 _SAID_BYTES = 4096
 
+#: A host and a port.
+_ADDRESS = re.compile(r"(\w+://)?[\w.-]+:\d+/?")
+
 
 def open_session(
     endpoint: str | os.PathLike[str] | None,
@@ -66,6 +70,7 @@ def open_session(
         if device not in (None, endpoint):
             raise InvalidArgument(f"connect({endpoint!r}, device={device!r}) names two devices")
         endpoint, device = None, endpoint
+    _check(endpoint, device)
     folder = resolve(endpoint, device)
     opened = partial(Session, folder, label_of(label), timeout)
     if start:
@@ -73,6 +78,16 @@ def open_session(
     if budget is not None:
         raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
     return opened()
+
+
+def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:
+    if device is not None and not DEVICE_NAME.fullmatch(device):
+        raise InvalidArgument(f"device={device!r}: give a device, as in 'cuda:0', or 'host'")
+    if isinstance(endpoint, str) and _ADDRESS.fullmatch(endpoint) and not os.path.exists(endpoint):
+        raise InvalidArgument(
+            f"connect({endpoint!r}): a daemon serves its own machine alone, and has no address on "
+            "the network. Give its device, as in 'cuda:0', or its folder, as `swapd ps` prints it"
+        )
 
 
 def connected(
@@ -119,7 +134,7 @@ def _command(folder: Path, device: str | None, budget: int | str | None) -> list
     # -P: no imports from the working directory, which others may write to
     command = [sys.executable, "-P", "-m", "swapd", "serve", "--runtime-dir", str(folder)]
     if device is None and folder == config.default_folder("host"):
-        device = "host"
+        device = "host"  # also beside a GPU
     command += [] if device is None else ["--device", device]
     return command if budget is None else [*command, "--budget", str(budget)]
 

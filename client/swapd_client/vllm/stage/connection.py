@@ -23,7 +23,7 @@ class Stopped(SwapdError, RuntimeError):
 
 def connect(folder: Path, stage: str) -> Client:
     """A client for a stage. Raises as `swapd_client.connect`."""
-    return swapd_client.connect(folder, label=f"{stage}:{os.getpid()}")
+    return swapd_client.connect(folder, label=f"{stage}:{os.getpid()}", faults=None)
 
 
 def connect_to_start(folder: Path, stage: str) -> Client:

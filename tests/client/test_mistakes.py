@@ -1,0 +1,71 @@
+"""What newcomers get wrong is an error that tells how it is done right, and nothing is held."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import swapd_client
+from swapd import spawn
+from swapd_client import Client, InvalidArgument
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with spawn.daemon(budget="16MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+        client.register("a", {"x": bytearray(1 << 20)})
+        yield client
+
+
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a list": (lambda c: c.acquire(["a"]), "names one by one, as in 'a', 'b'"),
+    "a number": (lambda c: c.acquire(7), "7 is not the name of a component"),
+    "no text": (lambda c: c.acquire("a", None), "None is not the name"),
+    "a component": (lambda c: c.acquire(c.register("b", {"x": bytearray(8)})), "its name, 'b'"),
+    "a list to prefetch": (lambda c: c.prefetch(["a"]), "names one by one"),
+    "seconds as text": (lambda c: c.acquire("a", timeout="10s"), "timeout='10s': give a number"),
+    "a workspace": (lambda c: c.acquire_workspace("1MiB", timeout="1"), "timeout='1'"),
+    "a start": (lambda c: c.acquire_start(timeout="1"), "timeout='1'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_says_how_it_is_done(client: Client, case: str) -> None:
+    call, said = WRONG[case]
+    with pytest.raises(InvalidArgument) as refused:
+        call(client)
+    assert said in str(refused.value)
+    assert not client.leasing.in_use()
+    client.acquire("a").release()  # and the next one is granted
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"device": "gpu0"}, "device='gpu0': give a device, as in 'cuda:0', or 'host'"),
+        ({"endpoint": "localhost:9470"}, "has no address on the network"),
+        ({"endpoint": "tcp://127.0.0.1:9470"}, "has no address on the network"),
+    ],
+)
+def test_a_wrong_daemon_says_where_daemons_are(where: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        swapd_client.connect(**where)
+    assert said in str(refused.value)
+
+
+def test_a_misspelt_argument_of_attach_names_the_right_one(client: Client) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InvalidArgument, match=r"attach\(polcy=...\): did you mean policy=\?"):
+        client.attach(torch.nn.Linear(4, 4), polcy="permanent")
+    with pytest.raises(InvalidArgument, match="did you mean cpu_offload_strategy"):
+        client.attach(torch.nn.Linear(4, 4), cpu_offload_stratgy="sequential")
+
+
+def test_a_command_speaks_of_the_name_alone(client: Client) -> None:
+    """A waiting acquire is no remedy there."""
+    for call in (client.pin, client.evict, client.prefetch):
+        with pytest.raises(swapd_client.UnknownComponent) as refused:
+            call("nope")
+        assert "await_registration" not in str(refused.value)
+    with pytest.raises(swapd_client.UnknownComponent, match="await_registration=True"):
+        client.acquire("nope")
