@@ -171,8 +171,8 @@ class HostCopyOrders:
                 progress = LoadProgress(connection.boards, ends, order.nbytes, self._chunk_bytes)
         except IndexError:
             copy.close()
-            why = f"this session has {SLOTS} components, and no room for another on its board"
-            return events.HostCopyFailed(now, order.uid, "bad_request", why)
+            why = f"a session has {SLOTS} components at most; connect once more for others"
+            return events.HostCopyFailed(now, order.uid, "limit", why)
         self.progress[order.uid] = progress
         message = protocol.Master(order.name, order.nbytes, progress.slot, order.request, filled)
         connection.lifeline.send(message, [copy])

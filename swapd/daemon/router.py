@@ -53,7 +53,7 @@ UNREAD_MAX_BYTES = 64 << 20
 PEERS_MAX = 512
 PEERS_SHARE = 10
 
-_RPC_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"REQ", b"ROUTER"), REQUEST_MAX_BYTES)
+_RPC_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
 class Router(Peers):

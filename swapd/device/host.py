@@ -25,7 +25,7 @@ from swapd.device.base import (
     numbers,
     split,
 )
-from swapd.shared import vm
+from swapd.shared import cgroups, vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.system import Threads
@@ -39,34 +39,23 @@ SLOW_PIECE_BYTES = 1 << 20
 COPY_THREADS_MAX = 4
 
 
-_CGROUPS = Path("/sys/fs/cgroup")
-#: Limit and use of memory, in version 2 and in version 1.
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
-#: How version 1 says "no limit": the largest number of whole pages in 63 bits.
-_NO_LIMIT = 1 << 62
-
-
 def available_bytes() -> int:
-    """Host memory that is still available: the kernel's estimate, or the cgroup's if less.
+    """Host memory that is still available: the kernel's estimate, or what the control groups leave.
 
     Raises: DeviceError if the kernel does not answer just now.
     """
     estimate = _meminfo("MemAvailable")
-    group = _cgroup()
-    return estimate if group is None else min(estimate, group[0] - group[1])
+    return min(estimate, cgroups.available(estimate))
 
 
 def total_bytes() -> int:
-    """Host memory in total: the machine's, or the limit of the cgroup if less.
+    """Host memory in total: the machine's, or the least limit of its control groups.
 
     Raises: DeviceError as `available_bytes`.
     """
     total = _meminfo("MemTotal")
-    group = _cgroup()
-    return total if group is None else min(total, group[0])
+    group = cgroups.least_limit()
+    return total if group is None else min(total, group.limit)
 
 
 def _meminfo(field: str) -> int:
@@ -76,24 +65,6 @@ def _meminfo(field: str) -> int:
         raise DeviceError(f"the size of host memory is unknown: {exc}") from exc
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields[field].split()[0]) * 1024
-
-
-def cgroup_limit() -> int | None:
-    """The limit of the visible cgroup on host memory, if it has one."""
-    group = _cgroup()
-    return None if group is None else group[0]
-
-
-def _cgroup() -> tuple[int, int] | None:
-    """(limit, used) of the visible cgroup, if it has a limit."""
-    for limit_file, used_file in _CGROUP_FILES:
-        try:
-            limit = int((_CGROUPS / limit_file).read_text())
-            used = int((_CGROUPS / used_file).read_text())
-        except (OSError, ValueError):  # not that version, or the limit is "max"
-            continue
-        return (limit, used) if limit < _NO_LIMIT else None
-    return None
 
 
 class HostDevice:

@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from swapd.shared import runtime_dir, vm
+from swapd.shared.cgroups import Group
 from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
@@ -174,10 +175,11 @@ def peer_credentials() -> Check:
 # --- limits ----------------------------------------------------------------------------------
 
 
-def memory(available: int, cgroup: int | None) -> Check:
-    """Host memory for arena and host copies. `cgroup`: the limit of its control group."""
+def memory(available: int, group: Group | None) -> Check:
+    """Host memory for arena and host copies. `group`: the control group with the least limit."""
     found = f"{size(available)} available"
-    found += ", no cgroup limit" if cgroup is None else f", cgroup limit {size(cgroup)}"
+    limit = "no cgroup limit" if group is None else f"{size(group.limit)} in cgroup {group.path}"
+    found += f", {limit}"
     if available < MEMORY_WANTED:
         advice = f"arena and host copies live there; {size(MEMORY_WANTED)} is little already"
         return Check("memory", "warn", found, advice)

@@ -14,6 +14,7 @@ from swapd.doctor import Check
 from swapd.doctor import host as doctor
 from swapd.doctor.daemon import examine, of_status
 from swapd.shared import vm
+from swapd.shared.cgroups import Group
 from swapd.shared.protocol import SessionStatus
 
 from .conftest import Running, on_terminal, swapd
@@ -30,7 +31,7 @@ GIB = 1 << 30
         (doctor.kernel("Linux", "6.1"), "ok", ""),
         (doctor.kernel("Darwin", "23.1"), "fail", "swapd needs Linux"),
         (doctor.memory(20 * GIB, None), "ok", "20 GiB available, no cgroup limit"),
-        (doctor.memory(8 * GIB, 8 * GIB), "ok", "cgroup limit 8 GiB"),
+        (doctor.memory(8 * GIB, Group(Path("/cg/a"), 8 * GIB, 0)), "ok", "8 GiB in cgroup /cg/a"),
         (doctor.memory(GIB, None), "warn", "arena and host copies live there"),
         (doctor.open_files(256), "warn", "ulimit -n"),
         (doctor.open_files(65536), "ok", "up to 65536"),

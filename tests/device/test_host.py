@@ -160,55 +160,6 @@ def test_what_cannot_be_taken_back_whole_is_not_taken_back_at_all(
             assert os.fstat(fd.fileno()).st_blocks * 512 == 2 * CHUNK
 
 
-# --- the memory of a control group -------------------------------------------------------
-
-
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(host, "_CGROUPS", tmp_path)
-    (tmp_path / "memory").mkdir()
-    return tmp_path
-
-
-VERSIONS = {
-    2: ("memory.max", "memory.current"),
-    1: ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_limit_of_a_control_group_is_seen_in_either_version(groups: Path, version: int) -> None:
-    limit, used = VERSIONS[version]
-    (groups / limit).write_text("3145728\n")
-    (groups / used).write_text("1048576\n")
-    assert host.cgroup_limit() == host.total_bytes() == 3 << 20
-    assert host.available_bytes() == 2 << 20
-
-
-@pytest.mark.parametrize(
-    ("version", "written"), [(2, "max"), (1, "9223372036854771712"), (1, "9223372036854710272")]
-)
-def test_a_control_group_without_a_limit_is_none(groups: Path, version: int, written: str) -> None:
-    limit, used = VERSIONS[version]
-    (groups / limit).write_text(f"{written}\n")
-    (groups / used).write_text("1048576\n")
-    assert host.cgroup_limit() is None
-    assert host.available_bytes() > 64 << 20
-
-
-def test_where_both_versions_are_mounted_the_one_with_a_limit_counts(groups: Path) -> None:
-    """As on a hybrid system, where version 2 has no memory controller."""
-    (groups / "memory.max").write_text("max\n")
-    (groups / "memory.current").write_text("5\n")
-    (groups / VERSIONS[1][0]).write_text("3145728\n")
-    (groups / VERSIONS[1][1]).write_text("1048576\n")
-    assert host.cgroup_limit() == 3 << 20
-
-
-def test_without_control_groups_there_is_no_limit(groups: Path) -> None:
-    assert host.cgroup_limit() is None
-
-
 def test_a_kernel_that_cannot_be_asked_for_memory_is_an_error_of_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

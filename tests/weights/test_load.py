@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import swapd_client
 from swapd import spawn
 from swapd_client import Client, DuplicateName, InvalidSource
 from swapd_client.weights import contents
+from swapd_client.weights.safetensors import File
 from tests.weights.test_update import await_host_copies, copies, same, seen
 
 KIB = 1 << 10
@@ -390,3 +392,28 @@ def test_other_tensors_names_dtypes_or_bytes_are_not_shared(client: Client, save
     before = client.status().host_copy_bytes
     part = client.load("copy", copy)
     assert client.status().host_copy_bytes == before + part.nbytes
+
+
+@pytest.mark.parametrize("lost", ["unlinked", "replaced"])
+def test_a_file_whose_name_goes_while_it_is_open_is_what_it_was(tmp_path: Path, lost: str) -> None:
+    """As caches of models do it: a new file under the name, and the old one without any."""
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.zeros(8)}, path)
+    with closing(File(path)) as opened:
+        if lost == "unlinked":
+            path.unlink()
+        else:
+            save_file({"w": torch.ones(8)}, tmp_path / "new")
+            (tmp_path / "new").replace(path)
+        opened.check_unchanged()
+
+
+def test_a_file_that_was_written_and_unlinked_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.zeros(8)}, path)
+    with closing(File(path)) as opened:
+        with path.open("ab") as file:
+            file.write(b"more")
+        path.unlink()
+        with pytest.raises(swapd_client.InvalidSource, match="changed while it was read"):
+            opened.check_unchanged()

@@ -65,12 +65,14 @@ class File:
         except (OSError, ValueError) as exc:  # a name with a null byte is a ValueError
             why = exc.strerror if isinstance(exc, OSError) else exc
             raise InvalidSource(f"{path} cannot be read: {why}") from exc
-        if not stat.S_ISREG(os.fstat(self.fd.fileno()).st_mode):
+        status = os.fstat(self.fd.fileno())
+        if not stat.S_ISREG(status.st_mode):
             self.fd.close()
             raise InvalidSource(f"{path} is no regular file")
         #: Device, inode, size, mtime and ctime (no program can set that one). Another file has
         #: another identity, and so has this file after a write.
-        self.identity = self._identify()
+        self.identity = _identity(status)
+        self._links = status.st_nlink
 
     def __repr__(self) -> str:
         return f"<File {self.path}>"
@@ -80,16 +82,24 @@ class File:
         return self.identity[2]
 
     def check_unchanged(self) -> None:
-        """Raise InvalidSource if the file has changed since it was opened."""
-        if self._identify() != self.identity:
+        """Raise InvalidSource if the file has changed since it was opened.
+
+        A file that lost its name, or gave it to another one, has another ctime and the same bytes.
+        """
+        status = os.fstat(self.fd.fileno())
+        now = _identity(status)
+        if status.st_nlink < self._links:
+            now = (*now[:-1], self.identity[-1])
+        if now != self.identity:
             raise InvalidSource(f"{self.path} changed while it was read; load it again")
 
     def close(self) -> None:
         self.fd.close()
 
-    def _identify(self) -> tuple[int, int, int, int, int]:
-        now = os.fstat(self.fd.fileno())
-        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int, int]:
+    device, inode = status.st_dev, status.st_ino
+    return device, inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class _Tensor(msgspec.Struct):
