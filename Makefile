@@ -3,6 +3,7 @@
 # `make docs`: the pages as a site in build/site; it fails on a link that leads nowhere, and on a
 # page that is wider than a phone, if there is a Chromium.
 # `make test-tools`: the tests of examples/ and benchmarks/, gpu-check too; CI runs them.
+# `make test-floors`: some tests with the least versions that pyproject.toml allows; CI runs them.
 # `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make package` builds the sdist and the wheel, unpacks the one and installs the other.
@@ -17,7 +18,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: deep harm measure mutants zoo demo test test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
+.PHONY: deep harm measure mutants zoo demo test test-floors test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -39,6 +40,19 @@ check: .venv/ready
 UNIT :=
 unit: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(UNIT)
+
+# The least versions that pyproject.toml allows: their own deprecations are not ours.
+AT_FLOORS := tests/cli/test_help.py tests/cli/test_log_selection.py tests/cli/test_status.py \
+  tests/cli/test_top.py tests/client/test_errors.py tests/client/test_mistakes.py \
+  tests/test_config.py tests/web/test_page.py
+test-floors: .venv-floors/ready
+	.venv-floors/bin/python -m pytest -W ignore::DeprecationWarning --numprocesses 2 $(AT_FLOORS)
+
+.venv-floors/ready: pyproject.toml tests/floors.py
+	$(PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python tests/floors.py > .venv-floors/floors.txt
+	.venv-floors/bin/pip install --quiet --disable-pip-version-check --requirement .venv-floors/floors.txt --editable .
+	touch $@
 
 test-tools: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist worksteal tests/tools
