@@ -159,17 +159,20 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     freed = _spend(ledger, w)
     if w.spent and eviction.fits_in(ledger, asked, freed):
         return admit(ledger, w)  # nobody else gets their room in between
+    _have_it_wait(ledger, w)
+
+
+def _have_it_wait(ledger: Ledger, w: Waiter) -> None:
+    """It was queued for memory: decide anew where that may matter, else record that it waits."""
     if w.owner in ledger.holders.by_agent:
         ledger.queue.push_holding(w)
         _refuse_deadlocked(ledger)
         ledger.replan = True
-    elif ledger.queue.head(ledger.now) is w:
-        ledger.replan = True
-    elif w.queued and len(ledger.queue.queued) <= backfill.LOOKED_AT:
+    elif w.queued and ledger.queue.head(ledger.now) is not w:
+        if len(ledger.queue.queued) > backfill.LOOKED_AT:
+            return tell_waiting(ledger, w)
         ledger.queue.untold[w.key] = w
-        ledger.replan = True
-    elif w.queued:
-        tell_waiting(ledger, w)
+    ledger.replan |= w.queued
 
 
 def _spend(ledger: Ledger, w: Waiter) -> int:

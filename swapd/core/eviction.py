@@ -7,6 +7,7 @@ picks them.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
@@ -136,10 +137,8 @@ def _going(
     """The rivals that are not leaving already, and the victims; None if one of the rivals cannot
     go, or all victims are too few."""
     staying = [r for r in rivals if not r.evicting]
-    for r in staying:  # 2
-        if r.name not in ledger.idle or not may_evict(r):
-            return None
-    if short > ledger.idle.chunks:
+    may_all_go = all(r.name in ledger.idle and may_evict(r) for r in staying)  # 2
+    if not may_all_go or short > ledger.idle.chunks:
         return None
     may_go = _idle(ledger, [*asked, *staying], may_evict, over)
     if short > 0 and w is not None and ledger.foresight.rules:
@@ -218,10 +217,17 @@ def _in_the_way(
     two holders that take turns could keep out a waiter that needs both for ever.
     """
     leased = (c for c in ledger.holders.to_give_way() if c.agents.keys() != {w.owner})
-    coming = (m.component for m in ledger.moves.values() if m.component.state is State.LOADING)
-    promised = (c for c in coming if c.promised and not c.leases and ledger.is_current(c))
-    others = chain(ledger.idle, leased, promised)
+    others = chain(ledger.idle, leased, filter(partial(_is_promised, ledger), _loading(ledger)))
     spare = {c.name for c in (*asked, *rivals)}
     chosen, short = oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
     going = needed(chosen, short)
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
+
+
+def _loading(ledger: Ledger) -> Iterable[Component]:
+    return (m.component for m in ledger.moves.values() if m.component.state is State.LOADING)
+
+
+def _is_promised(ledger: Ledger, c: Component) -> bool:
+    """Whether it comes in for waiters alone."""
+    return bool(c.promised) and not c.leases and ledger.is_current(c)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
-from operator import itemgetter
 
 from swapd.core import eviction, explain, sharing, staying
 from swapd.core.actions import Urgency
@@ -279,11 +278,14 @@ def _ahead(
     """The components whose loads, ordered already, end before the last copy of the acquire; in the
     order of their ranks."""
     own: Urgency = (0, *w.order)
+
+    def rank(c: Component) -> Urgency:
+        return min(c.urgency, own) if c in asked else c.urgency
+
     moving = (m.component for m in ledger.moves.values())
-    coming = [c for c in moving if c.state is State.LOADING and not c.workspace]
-    ranks = [(min(c.urgency, own) if c in asked else c.urgency, c) for c in coming]
-    last = own if loads else max((r for r, c in ranks if c in asked), default=(-1, 0, 0))
-    return [c for rank, c in sorted(ranks, key=itemgetter(0)) if rank <= last]
+    coming = sorted([c for c in moving if c.state is State.LOADING and not c.workspace], key=rank)
+    last = own if loads else max([rank(c) for c in coming if c in asked], default=(-1, 0, 0))
+    return [c for c in coming if rank(c) <= last]
 
 
 def _copy_s(c: Component, rate: float | None) -> float | None:
