@@ -183,9 +183,9 @@ def chunks_in(budget: int, chunk: int, unit: int = 1) -> int:
     if chunk <= 0 or chunk % unit:
         raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
     if budget < chunk:
-        unit = f" (did you mean {budget}MiB?)" if budget < 1 << 20 else ""
+        meant = f" (did you mean {budget}MiB?)" if budget < 1 << 20 else ""
         raise DeviceError(
-            f"a budget of {budget} bytes is less than one chunk of {size(chunk)}{unit}: raise "
+            f"a budget of {budget} bytes is less than one chunk of {size(chunk)}{meant}: raise "
             "--budget, or lower --chunk"
         )
     return budget // chunk

@@ -47,7 +47,7 @@ def test_a_wrong_argument_says_how_it_is_done(client: Client, case: str) -> None
         ({"endpoint": "tcp://127.0.0.1:9470"}, "has no address on the network"),
     ],
 )
-def test_a_wrong_daemon_says_where_daemons_are(where: dict[str, str], said: str) -> None:
+def test_a_wrong_daemon_says_where_daemons_are(where: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         swapd_client.connect(**where)
     assert said in str(refused.value)
