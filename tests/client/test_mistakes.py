@@ -55,8 +55,8 @@ def test_a_wrong_daemon_says_where_daemons_are(where: dict[str, Any], said: str)
 
 def test_a_misspelt_argument_of_attach_names_the_right_one(client: Client) -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(InvalidArgument, match=r"attach\(polcy=...\): did you mean policy=\?"):
-        client.attach(torch.nn.Linear(4, 4), polcy="permanent")
+    with pytest.raises(InvalidArgument, match=r"attach\(policyy=...\): did you mean policy=\?"):
+        client.attach(torch.nn.Linear(4, 4), policyy="permanent")
     with pytest.raises(InvalidArgument, match="did you mean cpu_offload_strategy"):
         client.attach(torch.nn.Linear(4, 4), cpu_offload_stratgy="sequential")
 
