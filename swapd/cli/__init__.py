@@ -1,5 +1,6 @@
 """The command line. Needs the `daemon` extra; without it there are `--version` and `--help`."""
 
+import io
 import sys
 
 from swapd import __version__
@@ -38,6 +39,9 @@ Let the stages of a multi-stage model take turns on one device.
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a stream that cannot show a character shows a "?"
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         from swapd.cli.app import app
     except ModuleNotFoundError as exc:

@@ -51,6 +51,8 @@ class LogView:
         self._only = only
         self._everything = everything
         self._seen = Seen()
+        #: Whether any record was wanted.
+        self.found = False
 
     def show(
         self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
@@ -70,6 +72,7 @@ class LogView:
             if each.record.start is not None:
                 self._seen = Seen()
             if self._only.wants(each.record, self._seen):
+                self.found = True
                 yield each
             self._seen.note(each.record)
 
@@ -242,6 +245,11 @@ def log(
     view = _view(only, everything, blocks=blocks, json=json, text=text)
     if not follow:
         _show(view, swap_log(folder, file, timeout), lines, all_runs=all_runs)
+        if only.components and not view.found:
+            say_error(
+                f"no record is about {' or '.join(only.components)}; `swapd status` has names"
+            )
+            sys.exit(1)
         return
     if file or all_runs:
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")

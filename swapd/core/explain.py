@@ -39,6 +39,12 @@ TOO_MANY_REQUESTS = (
 )
 
 
+TOO_MANY_NAMES = (
+    "the requests of this session that wait for their reply name too many components: wait for "
+    "some of them, or cancel them"
+)
+
+
 def unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
     """Why an acquire with any names is refused, or None: its number is taken, or swapd stops."""
     session = ledger.sessions.get(key[0])

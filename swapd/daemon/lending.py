@@ -43,6 +43,9 @@ FILES_MAX = 16
 #: Descriptors that no new session takes, so that existing ones may use more threads.
 SPARE_FOR_PEERS = 4
 
+#: A request with more names is counted by their characters, too.
+FEW_NAMES = 16
+
 #: When a session has let go of files.
 LetGo = asyncio.Future[None]
 
@@ -57,9 +60,25 @@ class WorkerConnection:
         fds.keep(self.boards.fd, SPARE_FOR_PEERS)
         #: The peer for the reply to each open request.
         self.unanswered: dict[int, Peer] = {}
+        #: Characters of the names in those of them that have many; and in all these.
+        self._names: dict[int, int] = {}
+        self.names_chars = 0
         self._device = device
         #: (file, writable): files sent to it that it has not let go of.
         self._files: set[tuple[int, bool]] = set()
+
+    def opens(self, request: protocol.AnyRequest, peer: Peer) -> None:
+        """A request that `answers` ends."""
+        self.unanswered[request.id] = peer
+        if len(names := getattr(request, "names", ())) > FEW_NAMES:
+            chars = self._names[request.id] = sum(map(len, names))
+            self.names_chars += chars
+
+    def answers(self, request: int) -> Peer | None:
+        """Who asked; None if nobody waits for the answer."""
+        if self._names:
+            self.names_chars -= self._names.pop(request, 0)
+        return self.unanswered.pop(request, None)
 
     def welcome(self, rpc: str, *, strict: bool) -> None:
         device = self._device

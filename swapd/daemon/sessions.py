@@ -3,7 +3,7 @@
 Decides nothing. Everything here runs in the loop and never blocks.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
 from swapd.core import Residency, actions, events, explain
@@ -24,6 +24,8 @@ END_STEP = 32
 #: Most sessions at a time, and of one process: each has two connections and a board.
 SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
+#: Characters of the names in a session's open requests: a wait keeps about two bytes for each.
+NAMES_CHARS_MAX = 16 << 20
 #: Their share of all descriptors.
 SESSIONS_SHARE = 10
 
@@ -103,14 +105,18 @@ class Sessions:
     # --- requests and messages become events ---------------------------------------------
 
     def _on_request(self, session: int, peer: Peer, request: protocol.AnyRequest) -> None:
-        unanswered = self._connections[session].unanswered
+        connection = self._connections[session]
+        code: protocol.Code = "bad_request"
         problem = self._core.problem_with(request)
-        if not isinstance(request, protocol.Release | protocol.Cancel):
-            problem = problem or _one_too_many(request.id, unanswered)
-            if not problem:
-                unanswered[request.id] = peer
+        if not problem and not isinstance(request, protocol.Release | protocol.Cancel):
+            if request.id in connection.unanswered:
+                problem = explain.REPLAYED
+            elif problem := _one_too_many(connection):
+                code = "limit"
+            else:
+                connection.opens(request, peer)
         if problem:
-            self._router.reply(peer, protocol.Refused(request.id, "bad_request", problem))
+            self._router.reply(peer, protocol.Refused(request.id, code, problem))
             return
         self._serve(session, request)
         if isinstance(request, protocol.Release) and request.ack:
@@ -126,7 +132,7 @@ class Sessions:
                 self._statuses.ask(request.id, partial(self.reply, session))
                 return
             case protocol.Cancel():
-                self._connections[session].unanswered.pop(request.acquire, None)
+                self._connections[session].answers(request.acquire)
                 self._dispatch.traces.drop(session, request.acquire)
             case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
                 if request.traced:
@@ -230,7 +236,7 @@ class Sessions:
         """Answer an open request of an open session."""
         if (connection := self._connections.get(session)) is None:
             return
-        if (peer := connection.unanswered.pop(reply.id, None)) is not None:
+        if (peer := connection.answers(reply.id)) is not None:
             self._router.reply(peer, reply)
 
     def _tell(self, session: int, message: protocol.FromDaemon) -> None:
@@ -269,10 +275,8 @@ class Sessions:
             self._tell(c.session, protocol.Saved(a.name, a.generation, anew=c.kept == ()))
 
 
-def _one_too_many(request: int, unanswered: Collection[int]) -> str | None:
-    """Why a session with these unanswered requests may not make this one; None if it may."""
-    if request in unanswered:
-        return explain.REPLAYED
-    if len(unanswered) >= protocol.UNANSWERED_MAX:
+def _one_too_many(connection: WorkerConnection) -> str | None:
+    """Why a session with these unanswered requests may make no more; None if it may."""
+    if len(connection.unanswered) >= protocol.UNANSWERED_MAX:
         return explain.TOO_MANY_REQUESTS
-    return None
+    return explain.TOO_MANY_NAMES if connection.names_chars >= NAMES_CHARS_MAX else None

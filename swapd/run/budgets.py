@@ -41,9 +41,8 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonS
     if not weights or len(weights) < len(commands):  # nobody knows how much the others register
         share = f"{GPU_SHARE:.0%} of the free memory"
         usual = (Config().budget, "the default on the host")
-        found, why = max(
-            (found, why), usual if device == "host" else (int(free * GPU_SHARE), share)
-        )
+        most = max((found, why), usual if device == "host" else (int(free * GPU_SHARE), share))
+        return DaemonSpec(device, *most, least=found)
     return DaemonSpec(device, found, why)
 
 

@@ -41,6 +41,8 @@ class DaemonSpec(NamedTuple):
     others: tuple[tuple[str, str], ...] = ()
     #: The file with these settings, if there is one.
     file: Path | None = None
+    #: The budget of a daemon that runs already and is enough; None: as much.
+    least: int | None = None
 
     @property
     def line(self) -> str:
@@ -94,13 +96,14 @@ def joinable(wanted: DaemonSpec) -> Path | None:
                 f"{size(status.chunk_bytes)}, and {wanted.why} counts in {size(wanted.chunk)}: "
                 f"{end_it}, and this run starts its own"
             )
-        if status.budget_bytes >= wanted.budget:
+        needed = wanted.budget if wanted.least is None else wanted.least
+        if status.budget_bytes >= needed:
             return found.folder
         less = size(status.budget_bytes).replace(" ", "")
         how = f'budget = "{less}" in {wanted.file}' if wanted.file else f"--budget {less}"
         raise SwapdError(
             f"the swapd at {found.folder} has a budget of {size(status.budget_bytes)} on "
-            f"{wanted.device}, and {size(wanted.budget)} is needed ({wanted.why}): {end_it}, or "
+            f"{wanted.device}, and {size(needed)} is needed ({wanted.why}): {end_it}, or "
             f"give {how}"
         )
     return None

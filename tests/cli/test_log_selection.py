@@ -191,6 +191,8 @@ def test_the_command_selects_in_both_forms(tmp_path: Path, told: Told) -> None:
 def test_what_cannot_be_selected_says_what_can(tmp_path: Path, told: Told) -> None:
     path = tmp_path / "log"
     path.write_bytes(render(told.records[0]) + b"\n")
+    nothing = swapd("log", "-c", "nope", "-c", "b*x", "--file", path, status=1)
+    assert "no record is about nope or b*x" in nothing.stderr
     for words, says in (
         (("-k", "copied-in"), "did you mean copied_in"),
         (("--min-duration", "soon"), "write it like 50ms"),

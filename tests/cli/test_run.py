@@ -129,6 +129,8 @@ def test_a_daemon_that_is_there_is_joined_and_stays(home: Path) -> None:
         assert f"swapd on host at {home} (joined)" in done.stderr
         assert "of 20 MiB used" in done.stderr
         assert daemon.process.poll() is None
+        done = swapd("run", "--", sys.executable, PROGRAM, "end")  # nobody asked for a budget
+        assert f"swapd on host at {home} (joined)" in done.stderr
         said = swapd("run", "--budget", "1GiB", "--", "true", status=1).stderr
         assert f"the swapd at {home} has a budget of 20 MiB on host, and 1 GiB is needed" in said
         assert f"`swapd stop --endpoint {home}`, or give --budget 20MiB" in said

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from swapd.cli.status import page
 from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, Status
 from tests.samples import bare
 
-from .conftest import Running, on_terminal, start, swapd
+from .conftest import Running, environment, on_terminal, start, swapd
 
 GIB = 1 << 30
 
@@ -180,3 +182,12 @@ def test_last_use_swaps_hits_and_swap_in_time() -> None:
     c = _component("vae", idle_s=3.1, loads=7, evictions=6, hits=41, swap_in_s=0.0142)
     words = _line(_shown(_reply(components=(c,))), "vae").split()
     assert words[-7:] == ["3.1", "s", "ago", "7/6", "41", "14.2", "ms"]
+
+
+def test_an_output_without_unicode_shows_what_it_can(daemon: Running) -> None:
+    daemon.client("worker", **{"d\u00fcnn": 4})
+    command = [sys.executable, "-m", "swapd", "status", "--endpoint", str(daemon.folder)]
+    env = environment(PYTHONIOENCODING="ascii")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "d?nn" in done.stdout
+    assert not done.stderr

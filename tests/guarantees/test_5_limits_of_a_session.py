@@ -5,7 +5,11 @@ import zmq
 
 import swapd_client
 from swapd import spawn
+from swapd.daemon.sessions import NAMES_CHARS_MAX
+from swapd.shared import protocol
 from swapd.shared.runtime_dir import RPC
+
+from . import harness
 
 #: A daemon in which a session has few components.
 FEW = r"""
@@ -45,3 +49,19 @@ def test_a_socket_whose_requests_would_never_be_answered_is_not_let_in() -> None
             socket.connect(f"ipc://{daemon.folder / RPC}")
             assert events.poll(20_000)
             socket.disable_monitor()
+
+
+def test_waits_for_many_long_names_are_bounded_by_their_characters() -> None:
+    names = tuple(f"{number:04}".ljust(protocol.NAME_MAX_CHARS, "x") for number in range(1024))
+    bound = NAMES_CHARS_MAX // sum(map(len, names)) + 1
+    with spawn.daemon(budget="16MiB") as daemon, harness.RawSession(daemon.folder) as raw:
+        for _ in range(bound):
+            wait = protocol.Acquire(raw.next_id(), names, await_registration=True)
+            raw.rpc.send(protocol.encode(wait))
+        refused = raw.ask(protocol.Acquire(raw.next_id(), ("a",), await_registration=True))
+        assert isinstance(refused, protocol.Refused)
+        assert (refused.code, "too many components" in refused.message) == ("limit", True)
+        raw.rpc.send(protocol.encode(protocol.Cancel(raw.next_id(), 1)))  # there is room again
+        reply = raw.ask(protocol.Acquire(raw.next_id(), ("a",)))
+        assert isinstance(reply, protocol.Refused)
+        assert reply.code == "unknown_component"
