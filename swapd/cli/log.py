@@ -245,11 +245,7 @@ def log(
     view = _view(only, everything, blocks=blocks, json=json, text=text)
     if not follow:
         _show(view, swap_log(folder, file, timeout), lines, all_runs=all_runs)
-        if only.components and not view.found:
-            say_error(
-                f"no record is about {' or '.join(only.components)}; `swapd status` has names"
-            )
-            sys.exit(1)
+        _refuse_nothing(view, only.components)
         return
     if file or all_runs:
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
@@ -272,6 +268,13 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
     view.show(found.lines, lines)
     if found.left_out:
         say_error(f"{found.left_out} records are left out: another version of swapd wrote them")
+
+
+def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
+    """A name without a record is an error, as in grep."""
+    if components and not view.found:
+        say_error(f"no record is about {' or '.join(components)}; `swapd status` has names")
+        sys.exit(1)
 
 
 def swap_log(endpoint: str | None, file: Path | None, timeout: float) -> Path:

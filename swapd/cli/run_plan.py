@@ -122,10 +122,9 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
             )
     read = {name: _deploy_of(command) for name, command in seen.items()}
     if omni:
-        said = "vllm-omni runs with its own settings, since swapd plans it for GPUs only"
-        if not all(one and one.has_components for one in read.values()):
-            said += ": have its --deploy-config name swapd's workers"
-        note(said)
+        theirs = all(one and one.has_components for one in read.values())
+        workers = "" if theirs else ": have its --deploy-config name swapd's workers"
+        note(f"vllm-omni runs with its own settings, since swapd plans it for GPUs only{workers}")
     check_names(found, read)
     daemons = [one for table in found.daemons for one in _usual(table, found)]
     return RunPlan(_with(found, daemons), daemons)

@@ -142,6 +142,9 @@ def _names(ledger: Ledger) -> None:
     _same("families", ledger.families, _by((c.part_of, c) for c in components))
     assert not ledger.families.keys() & ledger.components.keys(), "a name has two meanings"
     assert ledger.automatic.keys() <= ledger.families.keys(), "a family that is gone keeps room"
+
+
+def _owners(ledger: Ledger) -> None:
     for name, family in ledger.families.items():
         assert len({c.session for c in family.values()}) == 1, f"{name} has several owners"
 
@@ -226,13 +229,20 @@ def _idle(ledger: Ledger) -> None:
     idle = [c.name for c in ledger.components.values() if c.name in ledger.idle]
     _same("idle", sorted(c.name for c in order), sorted(idle))
     _same("idle chunks", ledger.idle.chunks, sum(c.chunks for c in order))
-    in_ = [c for c in order if c.state is State.RESIDENT and c.policy != "sequential"]
-    parts = _by((c.part_of, c) for c in in_)
+    parts = _by((c.part_of, c) for c in order if c.state is State.RESIDENT and _lasts(c))
     places = [_place(ledger, parts, c) for c in order]
     _same("the order of eviction", places, sorted(places))
     for family in parts.values():
-        since = [c.idle_since for c in family.values()]
-        _same("the order in a family", since, sorted(since, reverse=True))
+        _idle_family(family.values())
+
+
+def _lasts(c: Component) -> bool:
+    return c.policy != "sequential"
+
+
+def _idle_family(parts: Iterable[Component]) -> None:
+    since = [c.idle_since for c in parts]
+    _same("the order in a family", since, sorted(since, reverse=True))
 
 
 def _place(
@@ -341,6 +351,7 @@ _CHECKS = (
     _leaving,
     _staying,
     _names,
+    _owners,
     _groups,
     _host_copies,
     _counts,

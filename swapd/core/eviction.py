@@ -137,14 +137,21 @@ def _going(
     """The rivals that are not leaving already, and the victims; None if one of the rivals cannot
     go, or all victims are too few."""
     staying = [r for r in rivals if not r.evicting]
-    may_all_go = all(r.name in ledger.idle and may_evict(r) for r in staying)  # 2
-    if not may_all_go or short > ledger.idle.chunks:
+    if short > ledger.idle.chunks or not _may_all_go(ledger, staying, may_evict):  # 2
         return None
     may_go = _idle(ledger, [*asked, *staying], may_evict, over)
     if short > 0 and w is not None and ledger.foresight.rules:
         may_go = _foreseen(ledger, short, list(may_go), asked)
-    chosen = victims(short, ((c, c.chunks) for c in may_go))  # 3
+    chosen = victims(short, map(_sized, may_go))  # 3
     return None if chosen is None else (staying, chosen)
+
+
+def _may_all_go(ledger: Ledger, rivals: list[Component], may_evict: MayEvict) -> bool:
+    return all(r.name in ledger.idle and may_evict(r) for r in rivals)
+
+
+def _sized(c: Component) -> tuple[Component, int]:
+    return c, c.chunks
 
 
 def _idle(
@@ -219,7 +226,7 @@ def _in_the_way(
     leased = (c for c in ledger.holders.to_give_way() if c.agents.keys() != {w.owner})
     others = chain(ledger.idle, leased, filter(partial(_is_promised, ledger), _loading(ledger)))
     spare = {c.name for c in (*asked, *rivals)}
-    chosen, short = oldest(short, ((c, c.chunks) for c in others if c.name not in spare))
+    chosen, short = oldest(short, (_sized(c) for c in others if c.name not in spare))
     going = needed(chosen, short)
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
 

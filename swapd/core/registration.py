@@ -168,6 +168,10 @@ def on_unregister(ledger: Ledger, session: int, asked: Unregister) -> None:
         return ledger.refuse(key, "not_owner", explain.not_owner(ledger, c, "unregister"))
     if c.leases or c.answer is not None or c.renewal is not None:
         return ledger.refuse(key, "in_use", explain.in_use(ledger, c))
+    _unregister(ledger, c, asked)
+
+
+def _unregister(ledger: Ledger, c: Component, asked: Unregister) -> None:
     c.answer = asked.id
     registry.set_unregistering(ledger, c, True)
     admission.turn_away(ledger, c, explain.unregistered(ledger, c))

@@ -235,6 +235,11 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
     elif c.on_device:
         _free(ledger, c.runs, writer)
     registry.remove(ledger, c)
+    _drop_host_copies(ledger, c, move)
+
+
+def _drop_host_copies(ledger: Ledger, c: Component, move: Transfer | None) -> None:
+    """A host copy that `move` reads or writes goes when that ends."""
     if not (move and move.uid == c.uid):
         registry.drop_host_copy(ledger, c.uid)
     if c.renewal is not None:

@@ -282,10 +282,14 @@ def _ahead(
     def rank(c: Component) -> Urgency:
         return min(c.urgency, own) if c in asked else c.urgency
 
-    moving = (m.component for m in ledger.moves.values())
-    coming = sorted([c for c in moving if c.state is State.LOADING and not c.workspace], key=rank)
+    coming = sorted(_coming(ledger), key=rank)
     last = own if loads else max([rank(c) for c in coming if c in asked], default=(-1, 0, 0))
     return [c for c in coming if rank(c) <= last]
+
+
+def _coming(ledger: Ledger) -> Iterable[Component]:
+    moving = (m.component for m in ledger.moves.values())
+    return (c for c in moving if c.state is State.LOADING and not c.workspace)
 
 
 def _copy_s(c: Component, rate: float | None) -> float | None:

@@ -208,8 +208,9 @@ def test_a_component_on_two_devices_is_refused(client: Client) -> None:
     model = seeded(Tied)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.second.weight = nn.Parameter(torch.empty(2, 2, device="cuda:1"))
+        group = ownership.TensorGroup("dit", dict(model.named_parameters()))
         with pytest.raises(InvalidSource, match=r"'first.weight' on cpu and 'second.weight' on cu"):
-            ownership._check("dit", dict(model.named_parameters()))
+            ownership._check(group, "")
 
 
 def test_parameters_without_bytes_are_refused_by_name_and_told_of_load(client: Client) -> None:

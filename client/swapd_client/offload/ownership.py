@@ -97,16 +97,13 @@ def own(
             result.left[cluster[0].path] = _nbytes(cluster)
             continue
         there = part_at(client, cluster[0].tensor)
-        part: Part | None = None if there is None else there.name
-        if part is None:
-            if any(one.stays for one in cluster):
-                result.trained_bytes += _nbytes(cluster)
-                continue
-            part = _piece(cluster, result, owners, inside)
+        if there is None and any(one.stays for one in cluster):
+            result.trained_bytes += _nbytes(cluster)
+            continue
+        part = there.name if there else _piece(cluster, result, owners, inside)
         _use(part, cluster, result, owners)
     for piece in result.pieces.values():
-        start = inside.get(piece.name, "")
-        _check(piece.name, {f"{start}{path}": tensor for path, tensor in piece.tensors.items()})
+        _check(piece, inside.get(piece.name, ""))
     return result
 
 
@@ -346,10 +343,12 @@ def _collect(path: str, value: Any, known: set[int], plain: dict[str, torch.Tens
             _collect(f"{path}.{key}", item, known, plain)
 
 
-def _check(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise for a component without bytes, or with bytes on two devices."""
+def _check(piece: TensorGroup, start: str) -> None:
+    """Raise for a component without bytes, or with bytes on two devices. `start`: the path of its
+    tensors."""
     places: dict[torch.device, str] = {}
-    for path, tensor in tensors.items():
+    for name, tensor in piece.tensors.items():
+        path = f"{start}{name}"
         if isinstance(tensor, _UNINITIALISED):
             raise InvalidSource(
                 f"{path!r} is not initialised: run the model once, or have it made by client.load"
@@ -363,4 +362,6 @@ def _check(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
             places.setdefault(tensor.device, path)
     if len(places) > 1:
         said = " and ".join(f"{path!r} on {device}" for device, path in places.items())
-        raise InvalidSource(f"{name!r} is on two devices, {said}: one lease cannot cover both")
+        raise InvalidSource(
+            f"{piece.name!r} is on two devices, {said}: one lease cannot cover both"
+        )

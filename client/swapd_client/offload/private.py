@@ -46,18 +46,23 @@ def trained_of(
         return _named(modules, trainable)
     trained: Trained = {}
     for component in components:
-        parameters = {
-            id(p): p for module in component for p in module._parameters.values() if _has_bytes(p)
-        }
-        mine = {key: p for key, p in parameters.items() if p.requires_grad}
-        could = {
-            key: p
-            for key, p in parameters.items()
-            if (p.is_floating_point() or p.is_complex()) and not is_wrapper(p)
-        }
-        if trainable or 2 * _nbytes(mine) < _nbytes(mine | could):
+        parameters = [p for module in component for p in module._parameters.values()]
+        with_bytes = {id(p): p for p in filter(_has_bytes, parameters)}
+        mine = {key: p for key, p in with_bytes.items() if p.requires_grad}
+        if trainable or _are_fewer(mine, with_bytes):
             trained |= mine
     return trained
+
+
+def _are_fewer(mine: Trained, parameters: Trained) -> bool:
+    """Whether these are less than half of those that could require gradients."""
+    could = {key: p for key, p in parameters.items() if _could_be_trained(p)}
+    return 2 * _nbytes(mine) < _nbytes(mine | could)
+
+
+def _could_be_trained(parameter: torch.Tensor) -> bool:
+    numbers = parameter.is_floating_point() or parameter.is_complex()
+    return numbers and not is_wrapper(parameter)
 
 
 def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
@@ -195,12 +200,14 @@ def staying(
         if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
             result.packed.append(path)
         for name, buffer in module._buffers.items():
-            if buffer is None or id(buffer) in seen:
-                continue
-            seen.add(id(buffer))
-            if not isinstance(buffer, UninitializedBuffer) and (nbytes := nbytes_of(buffer)):
-                result.buffers[_place(f"{path}.{name}".lstrip("."), found)] += nbytes
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                result.buffers[_place(f"{path}.{name}".lstrip("."), found)] += _bytes_there(buffer)
     return result
+
+
+def _bytes_there(buffer: torch.Tensor) -> int:
+    return 0 if isinstance(buffer, UninitializedBuffer) else nbytes_of(buffer)
 
 
 def _place(path: str, found: Sequence[str]) -> str:

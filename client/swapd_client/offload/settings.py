@@ -90,6 +90,9 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument(
                 f"cpu_offload_strategy goes with cpu_offload_enabled; {other} has its own"
             )
+        self._warn_of_idle_ones()
+
+    def _warn_of_idle_ones(self) -> None:
         if self.enable_cpu_offload and self.enable_layerwise_offload:
             _warn("enable_layerwise_offload is set too, so enable_cpu_offload is ignored")
         if not self.cpu_offload_pin_memory:
