@@ -58,7 +58,10 @@ POLL_MAX_S = 1e6
 
 
 class Line:
-    """A socket that one thread uses at a time; two at once would end the process."""
+    """A socket that one thread uses at a time, and that any thread may close.
+
+    Use or closing of a ZeroMQ socket by two threads at once ends the process.
+    """
 
     __slots__ = ("_closing", "_lock", "_users", "socket", "unheard")
 
@@ -84,7 +87,11 @@ class Line:
                     self.socket.close(linger=0)
 
     def close(self) -> bool:
-        """Close it after its user; False if that is the caller, interrupted: it closes it then."""
+        """Close it after its user, which leaves at once when the session ends.
+
+        False if the user is the caller itself, in a signal handler: then the interrupted call
+        closes it.
+        """
         with self._lock:
             if self._users:
                 self._closing = True
@@ -261,7 +268,10 @@ class Channel:
             raise
 
     def collect(self, request: int, within_s: float) -> AnyReply | None:
-        """The reply to an `ask`; None if it does not come in time. Raises why the session ended."""
+        """The reply to an earlier `ask`, which may be a refusal; None if it does not come in time.
+
+        Raises: the error that ended the session.
+        """
 
         def collect(socket: "zmq.Socket[bytes]") -> AnyReply | None:
             self._session.check()

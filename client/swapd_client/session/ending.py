@@ -15,7 +15,10 @@ from swapd_client.session.registry import Registry
 def make_all_private(
     registry: Registry, processor: Processor, error: SwapdError | None
 ) -> list[Part]:
-    """Make every component private memory; return those without memory. `error`: of the end."""
+    """Make every component private memory; return those without memory, for `warn_of`.
+
+    `error`: the reason for the end of the session.
+    """
     parts = registry.all()
     processor.before_private(parts)
     # a GPU may have no room for copies of components in use; if the daemon is dead they need none,
@@ -30,7 +33,10 @@ def make_all_private(
 
 
 def _stays(part: Part, *, spares: bool) -> bool:
-    """Whether its chunks, complete before the end, may have later bytes than its host copy."""
+    """Whether its chunks may have later bytes than its host copy, or the same.
+
+    A component that was still loading when the session ended is complete in the host copy only.
+    """
     return not part.incomplete and (part.mutable or (spares and bool(part.holders)))
 
 

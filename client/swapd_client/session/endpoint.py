@@ -52,7 +52,11 @@ def label_of(label: str | None) -> str:
 
 
 def need_descriptors(count: int, what: str) -> None:
-    """Raise LimitReached unless so many descriptors can open: libzmq would end the process."""
+    """Check that this process may open `count` more descriptors, for `what`. Raises: LimitReached.
+
+    Call it before an action that could not be completed without them: libzmq ends the process if it
+    gets none, and a message on the lifeline that cannot be received ends the session.
+    """
     try:
         fds.make_sure(count)
     except OSError as exc:
@@ -64,7 +68,11 @@ def need_descriptors(count: int, what: str) -> None:
 
 
 def need_threads(count: int, what: str) -> None:
-    """Raise LimitReached unless so many threads can start, and one more: libzmq would end all."""
+    """Check that this process may start so many threads, and one in reserve. Raises: LimitReached.
+
+    libzmq ends the process where it gets no thread. The reserve is for the memory of the threads'
+    allocators, and for a thread that the program starts meanwhile.
+    """
     leave = threading.Event()
     started: list[threading.Thread] = []
     try:
@@ -92,7 +100,10 @@ def find(path: Path) -> Folder:
 
 
 def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]:
-    """A lifeline, and the daemon's process id. Blocks. Raises: NotRunning, Timeout."""
+    """A lifeline to the daemon, and the daemon's process id.
+
+    Blocks while others wait to be accepted. Raises: NotRunning, Timeout.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # not settimeout: connecting would fail at once while others wait

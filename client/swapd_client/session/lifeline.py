@@ -63,7 +63,10 @@ class Lifeline:
         self._thread: threading.Thread | None = None
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
-        """The daemon's welcome, and the board's descriptor, the caller's. Raises as `Session`."""
+        """The daemon's welcome, and the board's descriptor, which the caller then owns.
+
+        Raises: InvalidArgument, DaemonGone, Timeout, VersionMismatch, or the daemon's refusal.
+        """
         if problem := problem_with_text("the label", label):
             raise InvalidArgument(problem)
         self._sock.settimeout(self._answer_s)
@@ -141,7 +144,10 @@ class Lifeline:
         return is_alive(self._daemon_pid)
 
     def let_go(self, token: bytes) -> None:
-        """Tell the daemon that nothing is mapped here; blocks until it knows, LET_GO_S at most."""
+        """Tell the daemon after `close` that nothing of that session is mapped here.
+
+        Blocks until it knows, for LET_GO_S at most. No-op if the daemon is gone.
+        """
         with suppress(SwapdError, OSError):
             with find(self._endpoint) as folder:
                 sock, _ = open_lifeline(folder, LET_GO_S)
@@ -186,7 +192,8 @@ class Lifeline:
             on_end(None)
 
     def _await_message(self) -> bool:
-        """Sweep, then wait for the next sweep; return whether there is a message."""
+        """Sweep, then wait for a message, the bell, or the time of the next sweep; return whether
+        there is a message."""
         try:
             after_s = self.sweep()
         except Exception:  # what a sweep missed, the next one finds

@@ -57,7 +57,10 @@ class Processor:
         return None
 
     def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
-        """A range; `before`: a private one to use. Raises: DeviceFailed."""
+        """Reserve a range of `nbytes`; `before`: a private range to take over.
+
+        Raises: DeviceFailed.
+        """
         assert before is None or isinstance(before, Range)
         return Range(nbytes, self._chunk_bytes, self._files, writable=writable, before=before)
 
@@ -76,7 +79,10 @@ class Processor:
         return ()
 
     def mark(self, streams: Iterable[int], before: Work | None) -> Work | None:
-        """Work on `streams` now, and the rest of `before`, used up; None if done. Never blocks."""
+        """Work queued on `streams` until now, and the rest of `before`, which becomes invalid.
+
+        None if all of it is done. Does not block. Streams may be destroyed afterwards.
+        """
         return None
 
     def everything(self) -> Work | None:
@@ -98,7 +104,10 @@ class Processor:
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map these, each once its bytes are there. Raises: DeviceFailed, and as `arrival`."""
+        """Map these into their ranges, each once all of its bytes are there. Blocks.
+
+        Raises: DeviceFailed, SessionEnded, and errors of `arrival`.
+        """
         for part, place in placed:  # the daemon grants them only when they have arrived
             part.where.show(place.generation, place.runs)
 
@@ -115,7 +124,10 @@ class Processor:
         return True  # files of the host's memory are lent as holes in them, not as a whole
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """Unmap clean parts that others are about to use. `end()` ends the session, all waits."""
+        """Unmap all chunks of these clean parts, because others are about to use them.
+
+        `end()` ends the session, and all its waits.
+        """
         for part in parts:  # running computations find the same bytes in the host copy
             with self._lock:
                 if part.where.shown:

@@ -95,7 +95,11 @@ class Registry:
         part_of: str = "",
         stays: bool = False,
     ) -> Part:
-        """Reserve a range, or take over a former one. Raises: DeviceFailed, InvalidSource."""
+        """Reserve a range for `source`, or take over its range if it was a component before.
+
+        Nothing is copied or rebound yet. On a GPU it blocks for a moment the first time. Raises:
+        DeviceFailed on a GPU; InvalidSource if `stays` is set and it cannot keep its address.
+        """
         self._life.check()
         with self._lock:
             if name in self.parts:
@@ -183,7 +187,11 @@ class Registry:
         )
 
     def fill(self, part: Part) -> None:
-        """Copy into the host copy, or compare with another's. Blocks. Raises: OtherBytes."""
+        """Copy the source into the host copy that the daemon has sent. Blocks for the copy.
+
+        If another process has filled it, compare instead: the daemon only knows that both processes
+        named the same source. Raises: OtherBytes if the bytes differ.
+        """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
         if part.nbytes and message.filled:
@@ -236,7 +244,11 @@ class Registry:
     # --- in use --------------------------------------------------------------------------
 
     def map_master(self, part: Part) -> int | None:
-        """A private mapping of its host copy, the caller's to free; None if there is none."""
+        """A private mapping of a component's host copy, which the caller frees (`part.span` bytes).
+
+        None if it is no longer a component: its bytes are then private memory. The host copy of a
+        mutable component has the bytes as last written back.
+        """
         with self._lock:  # a host copy stays open until its component is removed
             return part.map_master() if self.parts.get(part.name) is part else None
 
@@ -250,7 +262,11 @@ class Registry:
             raise OutOfMemory(f"{part.name!r} stays registered: {exc}") from exc
 
     def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
-        """Make tensors private memory. Raises on a GPU: OutOfMemory, DeviceFailed."""
+        """Make a component's tensors private memory, with the same values and addresses.
+
+        On a GPU it blocks for the copy. Raises there: OutOfMemory, DeviceFailed; then the
+        range is unmapped.
+        """
         assert part.master is not None
         try:
             is_saved = self._board.is_saved(part.slot, part.where.generation)
@@ -291,7 +307,11 @@ class Registry:
         part.close()
 
     def _keep(self, part: Part) -> None:
-        """Remember private memory for the next daemon; that of `unregister` may be shared."""
+        """Remember its private memory, so that its tensors can be registered with the next daemon.
+
+        Memory from `unregister` or `close` is not remembered: the caller may share it with tensors
+        that are unknown to swapd.
+        """
         if part.where.taken_over or self.deserted:
             found = Former(part.where, part.layout.spans(part.address))
             former.keep(self._processor.key, found)

@@ -46,7 +46,10 @@ class Session:
     """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
-        """Connect in `answer_s`. Raises: NotRunning, Timeout, VersionMismatch, DaemonGone."""
+        """Connect and shake hands, each within `answer_s`.
+
+        Raises: NotRunning, Timeout, VersionMismatch, DaemonGone, LimitReached.
+        """
         self.endpoint = endpoint
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
@@ -136,11 +139,15 @@ class Session:
         return self._masters.take(request)[1]
 
     def sweeps(self, sweep: Callable[[], float]) -> None:
-        """The lifeline calls `sweep` after messages, `ring`, and the seconds that it returned."""
+        """The lifeline's thread calls `sweep` after each message, and within the seconds that it
+        returned; or when `ring` is called."""
         self._lifeline.sweep = sweep
 
     def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
-        """Send releases; False if that would block. Other channels' requests may overtake them."""
+        """Send releases of leases that nobody uses; return False if that would block.
+
+        Requests on other channels may overtake them.
+        """
         return self._lifeline.try_send(protocol.GivenBack(releases))
 
     # --- the lifeline --------------------------------------------------------------------
@@ -241,7 +248,10 @@ class Session:
     # --- the end -------------------------------------------------------------------------
 
     def _cut_off(self, error: SwapdError) -> None:
-        """The daemon goes on without this session; others will use its chunks of clean parts."""
+        """The daemon goes on without this session, and others will use the chunks that it holds.
+
+        The daemon keeps the chunks of mutable components for this process.
+        """
         clean = [part for part in self.registry.all() if not part.mutable]
         self.processor.cut_off(clean, partial(self._end, error))
 
@@ -263,7 +273,10 @@ class Session:
         self.life.tell(error)
 
     def close(self, *, keep: bool = True) -> None:
-        """End it: components become private memory, unmapped without `keep`. Idempotent."""
+        """End the session: every component becomes private memory, with its weights.
+
+        Without `keep` their ranges are unmapped instead. Idempotent.
+        """
         if self.life.left_to_parent:  # first: the lock may be held for good
             return
         with self.life.lock:

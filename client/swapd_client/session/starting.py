@@ -93,7 +93,11 @@ def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:
 def connected(
     folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
 ) -> T:
-    """The result of `connect`; starts a daemon if there is none. Blocks. Raises: NotRunning."""
+    """The result of `connect`, once a daemon serves `folder`; starts one if there is none.
+
+    Blocks until it serves, for START_S at most. Raises: NotRunning, and as `connect`, except that
+    there is no daemon.
+    """
     give_up = time.monotonic() + START_S
     while True:
         try:
@@ -140,7 +144,10 @@ def _command(folder: Path, device: str | None, budget: int | str | None) -> list
 
 
 def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) -> bool:
-    """Start the daemon; False if another one has the folder. Raises: NotRunning."""
+    """Start the daemon, which inherits `lock`. Raises: NotRunning with the daemon's own message.
+
+    False if a daemon started by other means has the folder, and does not serve yet, or any more.
+    """
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
         folder.open(DAEMON_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND) as log,
@@ -168,7 +175,10 @@ def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) ->
 
 
 def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd) -> int:
-    """Start the daemon, its id: no child of this process, which may be ended with all of them."""
+    """Start the daemon outside of this process's children and session; return its process id.
+
+    So it survives programs that end a process's children, or its group, as Ray and terminals do.
+    """
     between = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _BETWEEN, *command],
         stdin=subprocess.DEVNULL,

@@ -17,7 +17,10 @@ class Told:
         self._listeners: list[Callable[[], None]] = []
 
     def when_wanted(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, which must not block, when `wanted` or `hurried` grows."""
+        """Call `listener` in the lifeline's thread when `wanted` grows, or `hurried` becomes true.
+
+        It must not block.
+        """
         self._listeners.append(listener)
 
     def hear(self, message: protocol.Wanted | protocol.Hurry) -> None:

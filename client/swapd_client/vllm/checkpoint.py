@@ -32,7 +32,8 @@ def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """Tensors that begin with the stage's name, or are borrowed, else all; None if unknown."""
+    """A stage's tensors: those that begin with its name, and borrowed ones; if there are none of
+    its name, all; None if unknown."""
     folder = Path(model) if Path(model).is_dir() else _cached(model)
     if folder is None:
         return None

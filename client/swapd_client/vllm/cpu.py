@@ -9,7 +9,11 @@ from swapd_client.vllm.worker import SwapdWorkerMixin
 
 
 def keep_weights() -> None:
-    """Make models loaded from now on compute with their parameters, not with packed copies."""
+    """Make all models loaded from now on compute with their parameters.
+
+    oneDNN, and the kernels for AMX, would pack weights into memory of their own, and leave nothing
+    to lend.
+    """
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
     # a process must ask the kernel before it uses AMX; oneDNN does, vLLM's attention does not, and

@@ -77,7 +77,11 @@ class _Swapd:
         self.loading = ExitStack()
 
     def begin_loading(self, nbytes: int | None) -> None:
-        """Reserve a workspace, and take the turn to start, until `loading` is closed."""
+        """Reserve a workspace to load in, and take the turn to start, so that no other stage
+        measures.
+
+        Until `loading` is closed, also if this raises.
+        """
         self.loading.callback(self._start.end)
         self._start.begin(self._share)
         self.loading.enter_context(self.stage.memory.loading(nbytes))
@@ -104,7 +108,10 @@ class _Swapd:
 
 
 class _Overriding(type):
-    """Metaclass: `dir` does not list overrides, of each of which vllm-omni would warn."""
+    """Metaclass of a class that overrides a worker's methods: `dir` does not list those.
+
+    vllm-omni warns that each listed one may conflict with the worker's; here that is intended.
+    """
 
     def __dir__(cls) -> list[str]:
         return [name for name in super().__dir__() if not hasattr(DiffusionWorker, name)]
@@ -132,7 +139,10 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
     # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load under a workspace, which `init_lora_manager` ends. Raises as `_Swapd`."""
+        """Load under a workspace lease, which `init_lora_manager` ends.
+
+        Raises: UnsupportedVersion, InvalidArgument, Unsupported, NotRunning.
+        """
         if self._swapd is None:
             self._swapd = _Swapd(self)
         swapd = self._swapd

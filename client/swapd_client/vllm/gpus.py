@@ -14,7 +14,12 @@ class NoEndpoint(SwapdError, ValueError):
 
 
 def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
-    """A rank's daemon's folder, `{gpu}` replaced by the machine's number. Raises: NoEndpoint."""
+    """The runtime folder of a rank's daemon.
+
+    `endpoint` is the setting, else `$SWAPD_ENDPOINT`, else the folder of the GPU; the first two may
+    contain `{gpu}`. `visible` is the GPU's number in this process, as torch counts; it is converted
+    to the number on the machine. None: no GPU, and `{gpu}` is the `rank`. Raises: NoEndpoint.
+    """
     said = endpoint or config.endpoint_from_environment()
     if said is None:
         return config.default_folder("host" if visible is None else f"cuda:{number_of(visible)}")
@@ -28,7 +33,10 @@ def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
 
 
 def number_of(visible: int) -> int:
-    """The number on the machine, by `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint for UUIDs."""
+    """The number on the machine of the GPU that has number `visible` in this process.
+
+    By `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint if that lists UUIDs instead of numbers.
+    """
     listed = config.variable(config.VISIBLE_VARIABLE)
     if listed is None:
         return visible

@@ -56,7 +56,8 @@ _LONG = 4096
 
 
 class Outside(NamedTuple):
-    """A tensor that is not a parameter. `name`: its path, from its module's on."""
+    """A tensor that is not a parameter. `name`: the path of its module, then the path from
+    there."""
 
     name: str
     tensor: torch.Tensor
@@ -80,7 +81,10 @@ class Candidates:
 
 
 def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Other tensors in the storages of `tensors` that Python knows, by address."""
+    """Other tensors of this process in the storages of `tensors`.
+
+    Only tensors that Python knows, ordered by address.
+    """
     given = list(tensors)
     known = {id(tensor) for tensor in given}
     stores = {start_of(tensor) for tensor in given} - {0}
@@ -102,7 +106,10 @@ def width_of(layer: Module, names: Iterable[str]) -> int | None:
 
 
 def packed_bytes(models: Mapping[str, Module], found: Iterable[Outside]) -> int:
-    """Bytes of linear layers whose weight a kernel has hidden, by their widths."""
+    """Bytes of the linear layers of vLLM that have no weight any more, by their widths.
+
+    Their kernels have packed it where nothing can see it, as oneDNN's do. `found`: of `found_in`.
+    """
     packed = 0
     for key, model in models.items():
         for path, layer in model.named_modules(prefix=key):

@@ -40,7 +40,10 @@ def block_tokens_of(config: "KVCacheConfig") -> list[int]:
 def problem_with(
     config: "KVCacheConfig", vllm_config: Any, terms: KvTerms, *, apart: bool
 ) -> str | None:
-    """Why this cache cannot take turns, or None. `apart`: not all weights are leased always."""
+    """The reason why this cache cannot take turns, with a remedy; None if it can.
+
+    `apart`: the stage has weights that are leased for some steps only.
+    """
     if connector := _connector_of(vllm_config):
         return f"a KV connector copies blocks at any time: leave out {connector}"
     if not terms.saved and (problem := _problem_with_dropping(vllm_config, terms, apart=apart)):
@@ -131,7 +134,10 @@ class _Zeros(TorchFunctionMode):
 
 @contextmanager
 def made_over(buffer: torch.Tensor) -> Iterator[None]:
-    """In the block vLLM makes its KV cache over `buffer` (zeros), or RuntimeError is raised."""
+    """In the block vLLM makes its KV cache over `buffer` (zeros); every layer is a view.
+
+    Raises: RuntimeError if vLLM has made it elsewhere.
+    """
     with _Zeros(buffer) as zeros:
         yield
     if not zeros.taken:

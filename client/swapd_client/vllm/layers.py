@@ -29,7 +29,11 @@ from swapd_client.vllm.window_size import SLOTS, number_of, slots_of
 def divide(
     parts: Collection[StagePart], models: Mapping[str, Module], chunk: int, room: int
 ) -> None:
-    """Divide components that take turns, unless all fits into `room` bytes, but not in parts."""
+    """Divide those components of a stage that take turns and are large enough.
+
+    `models`: as in `parts.parts_of`. `chunk`: the daemon's chunk in bytes. A stage that fits into
+    `room` bytes whole, but not in parts, stays whole.
+    """
     lists = _lists_of(models)
     divided = [part for part in parts if part.policy == "lru" and not part.encoder]
     for part in divided:
@@ -47,7 +51,10 @@ def _taken(parts: Iterable[StagePart], chunk: int) -> int:
 def by_layers(
     tensors: Tensors, lists: Iterable[Sequence[str]], least: int
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`tensors` in parts of `least` bytes or more, `rest` first; {} if one part would be all."""
+    """`tensors` in parts of at least `least` bytes each, except `rest`, which is first.
+
+    `lists`: the paths of consecutive layers. {} if there would be only one part of layers.
+    """
     lists = list(map(tuple, lists))
     of_layer = _by_layer(tensors, set(chain.from_iterable(lists)))
     parts: dict[str, dict[str, torch.Tensor]] = {}
@@ -83,7 +90,9 @@ def nbytes_of(tensors: Tensors) -> int:
 
 
 def _by_layer(tensors: Tensors, layers: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of each layer; under "" those of none, or in memory shared with others."""
+    """The tensors of each layer; under "" those in none, and those that share memory with others
+    elsewhere.
+    """
     layer_of = {name: _around(name, layers) for name in tensors}
     stores = {name: {start for start, _ in _stores(one)} for name, one in tensors.items()}
     while shared := _shared(stores, layer_of):  # all tensors inside one wrapper stay together
@@ -120,7 +129,10 @@ def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _grouped(sizes: Mapping[str, int], least: int) -> list[list[str]]:
-    """Neighbours together, of `least` bytes or more, the rest in the last; [] if all have less."""
+    """Groups of neighbours of at least `least` bytes together; the last one has the remainder.
+
+    [] if all have less. `sizes`: bytes by layer, in order.
+    """
     groups: list[list[str]] = []
     group: list[str] = []
     for layer in sizes:

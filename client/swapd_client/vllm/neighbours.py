@@ -24,7 +24,11 @@ ALONE = Neighbours()
 
 
 def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
-    """Neighbours of the stage that the daemon calls `name`. Raises: InvalidArgument."""
+    """Neighbours of the stage that is called `name` in the daemon.
+
+    `model_config`: vLLM's; vllm-omni's also has the stage and the pipeline. Raises:
+    InvalidArgument.
+    """
     if options.order is not None:
         return in_order(options.order, name)
     if (stage := getattr(model_config, "stage_id", None)) is None:
@@ -64,7 +68,10 @@ def _named(
 
 
 def _topology(config: Any, stage: int) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """Sources and names of a pipeline's stages, in vllm-omni's code; empty if it is unknown."""
+    """Sources and names of the stages of the pipeline, from vllm-omni; empty if it is unknown.
+
+    A worker process does not get the topology: it is in vllm-omni's code.
+    """
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, resolve_pipeline_config
 
     kind = getattr(config.hf_config, "model_type", None)

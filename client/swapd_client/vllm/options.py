@@ -79,7 +79,11 @@ NAMES = (*_OWN, *settings.NAMES)
 def options_of(
     additional_config: Mapping[str, Any] | None, stage: str, flags: Iterable[str] = ()
 ) -> Options:
-    """The options of `stage`, `flags` true. Raises: InvalidArgument, which names the option."""
+    """The options of a stage; messages name it `stage`. `flags`: further ones that are true.
+
+    Raises: InvalidArgument, which names the option that is unknown, of the wrong type, or in
+    contradiction to another.
+    """
     given = (additional_config or {}).get(KEY, {})
     where = f"{stage}: additional_config.{KEY}"
     if not isinstance(given, Mapping):

@@ -21,7 +21,10 @@ _CONFIG = "diffusion_offload_config"
 
 
 def options_of_stage(stage: Mapping[str, Any], where: str) -> Options:
-    """The options of a diffusion stage, with its own flags. Raises: InvalidArgument."""
+    """The options of a diffusion stage, its own flags among them; messages name it `where`.
+
+    Raises: InvalidArgument, as `options_of`, and for flags that contradict the options.
+    """
     flags = _flags_of(stage, where)
     try:
         return options_of(stage.get("additional_config"), where, flags)
@@ -33,7 +36,10 @@ def options_of_stage(stage: Mapping[str, Any], where: str) -> Options:
 
 
 def take_over(config: Any, where: str) -> Options:
-    """As `options_of_stage`; moves the flags, so that vllm-omni's own offloader finds none."""
+    """As `options_of_stage`, for vllm-omni's configuration of the stage.
+
+    Moves its flags into `additional_config`, so that vllm-omni's own offloader finds none.
+    """
     options = options_of_stage(vars(config), where)
     if not (flags := _flags_of(vars(config), where)):
         return options

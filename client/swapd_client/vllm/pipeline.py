@@ -54,7 +54,11 @@ class Components:
     def __init__(
         self, stage: Stage, options: Options, pipeline: Module, kinds: Mapping[str, Kind]
     ) -> None:
-        """Move the weights into swapd. Blocks. Raises: InvalidArgument, and as `attach`."""
+        """Move the weights into swapd. Blocks for the copies.
+
+        `kinds`: the pipeline's components, by path. Raises: InvalidArgument, and as
+        `Client.attach`; then the pipeline is unchanged.
+        """
         self._stage = stage
         self._options = options
         self._pipeline = pipeline
@@ -78,7 +82,10 @@ class Components:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """In the block, components stay until another one is called, or `finish_within_s`."""
+        """In the block, components that a call has loaded stay until another one is called.
+
+        Once others may have the memory, they stay for at most `finish_within_s`.
+        """
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
                 self._stage.turns.go_alone(error)
@@ -170,7 +177,10 @@ class Whole:
 
 
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:
-    """The options of a stage that is one component, or None. Raises: InvalidArgument."""
+    """The options of a stage that is one component, called `name`; None if it is several.
+
+    Raises: InvalidArgument for settings that are impossible with several ranks.
+    """
     offload = options.offload
     if offload.cpu_offload_components != (WHOLE,):
         if ranks == 1:
@@ -194,7 +204,11 @@ class _Component(NamedTuple):
 
 
 def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Component]:
-    """The components, each once, lists' members apart; inner ones join outer ones."""
+    """The declared components, by name, each once; a list of modules stands for its members.
+
+    A component inside another joins the outer one. A stage that held one, and waited for the other,
+    could wait for another stage that does the same.
+    """
     roots = find.roots_of(pipeline)
     found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]
     inner = {id(m) for one, _ in found for m in one.module.modules() if m is not one.module}

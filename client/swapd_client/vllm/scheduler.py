@@ -123,7 +123,10 @@ class ChunkCountingScheduler(_Above):  # type: ignore[misc]
 
 
 class TracedScheduler(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler of vLLM, first: tells its stage the traces of its requests."""
+    """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests.
+
+    vLLM does not pass them to workers.
+    """
 
     stage: ClassVar[Stage]
 
@@ -233,7 +236,10 @@ def _has_all_blocks(spec: Any) -> bool:
 
 
 def use_loss_aware(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that hears of losses by number, if it makes it in this process."""
+    """Make vLLM use a scheduler that learns of losses, if it will make it in this process.
+
+    Call it before vLLM makes one. Only for losses by number.
+    """
     if config.parallel_config.distributed_executor_backend != "uni":
         return
     base = config.scheduler_config.get_scheduler_cls()
@@ -243,7 +249,10 @@ def use_loss_aware(config: Any, stage: Stage) -> None:
 
 
 def use_chunk_counting(config: Any, stage: Stage) -> None:
-    """Make vLLM count the chunks that a streaming stage sends, if its scheduler will be here."""
+    """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes one.
+
+    Only if vLLM makes it in this process, and the stage streams.
+    """
     if not getattr(config.model_config, "async_chunk", False):
         return
     if config.parallel_config.distributed_executor_backend != "uni":
@@ -260,7 +269,10 @@ def _counts_no_chunks(stage: Stage, remedy: str) -> None:
 
 
 def use_traced(config: Any, stage: Stage) -> None:
-    """Make vLLM's scheduler, if it is here, tell traces of requests. After other changes."""
+    """Make vLLM use a scheduler that knows its requests' traces. Call it after all other changes.
+
+    Only if vLLM makes it in this process, and the process has a provider of spans.
+    """
     if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
         _extend(config, TracedScheduler, stage=stage)
 
@@ -273,7 +285,11 @@ def _extend(config: Any, mixin: type, **attributes: Stage | None) -> None:
 
 
 def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:
-    """A step's message, for when it has computed; `all_counts` if all does. Raises: CacheLost."""
+    """The message about a step that has its lease, made by a call; `all_counts` if it all counts.
+
+    Call the message when the step has computed: by then the other ranks have counted their losses.
+    Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
+    """
     note(cache.in_use, scheduler_output)
     if cache.counts_alone and getattr(scheduler_output, _KNOWN_LOSS, 0) >= cache.losses:
         return all_counts
@@ -304,13 +320,19 @@ def all_counts() -> None:
 
 
 def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
-    """The message about a step on memory of others; None if its output may be out already."""
+    """The message about a step that may have computed on others' memory; None if impossible.
+
+    It is so for a rank that vLLM does not ask: the output of that step may be out already.
+    """
     heard = cache.terms.by_number and cache.counts.reports
     return LossOutput(loss=cache.count_doubtful()) if heard else None
 
 
 def with_verdict(output: Any, verdict: StepVerdict) -> Any:
-    """A step's result with `verdict()`, called once it has computed. Raises as `verdict`."""
+    """A step's result, with the message about results that do not count. Raises as `verdict`.
+
+    `verdict()` is called after the step has computed.
+    """
     if isinstance(output, AsyncModelRunnerOutput):
         output.__class__, output.swapd_verdict = _counting(output.__class__), verdict
         return output

@@ -101,7 +101,10 @@ class RecordedCalls:
         ]
 
     def compare(self, stage: str, around: Around = nothing, hold: Hold = nullcontext) -> None:
-        """Repeat the calls under `hold(around(module))`. Raises: PointerKept, and as `hold`."""
+        """Repeat each call under `hold(around(module))`, after the weights have moved.
+
+        Raises: PointerKept, which names the first call that differs; and errors of `hold`.
+        """
         made = self._made(around, hold)
         for call, before, now in zip(self._calls, self._expected, made, strict=True):
             if before not in (None, now) and self._differs(call, before, around, hold):
@@ -115,7 +118,10 @@ class RecordedCalls:
         log.info("%s computes the same, bit for bit, in %d layers", stage, checked)
 
     def _differs(self, call: Call, before: Out, around: Around, hold: Hold) -> bool:
-        """Whether its output is another one each time, and not one of several by chance."""
+        """Whether its output never equals the old one, and always the same other one.
+
+        A kernel that adds in any order may return the same output twice by chance.
+        """
         with self._alone(), hold(around(call.module)):
             again = {_out_of(call) for _ in range(_AGAIN)}
         return before not in again and len(again) == 1
@@ -154,7 +160,10 @@ class OldMemory:
         self._were = [(one, one.data) for tensor in tensors for one in _plain(tensor)]
 
     def overwrite(self) -> list[torch.Tensor]:
-        """Overwrite the old place of moved tensors; return tensors that still use it."""
+        """Overwrite the old place with NaN, or zero, except of tensors that have not moved.
+
+        Returns tensors that still use the old memory, which is not overwritten.
+        """
         moved = [old for tensor, old in self._were if old.data_ptr() != tensor.data_ptr()]
         still = aliases_of(moved)
         used = {start_of(one) for one in still}
@@ -170,7 +179,11 @@ class OldMemory:
 
 
 def _computes_with_weights(module: Module, args: tuple[Any, ...]) -> bool:
-    """Whether to repeat its calls: not of modules with state, as attention has its cache."""
+    """Whether to repeat its calls: modules of modules may change state of their own.
+
+    Neither are calls of attention, or of other modules with a cache: without a cache they leave
+    their output buffer unchanged.
+    """
     if hasattr(module, "kv_cache"):
         return False
     if getattr(module, "quant_method", None) is not None:

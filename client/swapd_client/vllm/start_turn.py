@@ -32,7 +32,11 @@ class StartTurn:
         self._lease: Lease | None = None
 
     def begin(self, share: Callable[[str], Sequence[str]] | None = None) -> None:
-        """Wait for the turn. `share`: as in `Ranks`. Raises as `connect`; RuntimeError."""
+        """Wait for the turn and take it. `share`: as in `Ranks`, if there are several ranks.
+
+        Raises: NotRunning, with the command to run; VersionMismatch, SessionEnded; RuntimeError if
+        another rank cannot start.
+        """
         if share is None:
             return self._take()
         folder, daemon = daemon_at(self._folder)

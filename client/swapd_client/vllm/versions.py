@@ -18,7 +18,10 @@ class UnsupportedVersion(SwapdError, RuntimeError):
 
 
 def check() -> None:
-    """Raise UnsupportedVersion if a loaded package is not supported, or the two do not match."""
+    """Raise UnsupportedVersion if a loaded package is not supported, or the two do not match.
+
+    Reads the version from the package, because builds of vLLM have other distribution names.
+    """
     vllm, omni = _loaded("vllm"), _loaded("vllm_omni")
     for package, version in (("vllm", vllm), ("vllm_omni", omni)):
         if version is not None and _minor(version) not in SUPPORTED[package]:

@@ -28,7 +28,9 @@ class WeightMove:
     """The move of one stage's weights: `move`, then `compare` once they can be leased."""
 
     def __init__(self, name: str, *, keep_place: bool) -> None:
-        """`keep_place`: whether the weights' old memory is kept until `compare`."""
+        """`name`: the stage's. `keep_place`: whether the weights' old memory is kept until
+        `compare`.
+        """
         self._name = name
         self._keep_place = keep_place
         self._calls = RecordedCalls()
@@ -100,7 +102,10 @@ class WeightMove:
         self._calls = RecordedCalls()  # they hold inputs and outputs of every layer
 
     def warn_of_rest(self, read: int | None, moved: int) -> None:
-        """Warn if too few of the `read` bytes (None: unknown) were moved."""
+        """Warn if too few of the `read` bytes of weights (None: unknown) were moved.
+
+        `read`: from files, or `held`.
+        """
         if not read or moved >= read * ENOUGH:
             return
         left = kernel_tensors.largest(self._left, _NAMED)

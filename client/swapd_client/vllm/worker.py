@@ -39,7 +39,8 @@ log = logging.getLogger("swapd_client")
     "apply_model",  # its function may read the weights; writing to them is a fault
 )
 class SwapdWorkerMixin(WorkerStart):
-    """Mixed into vLLM's worker class, first: leases its weights, in swapd, for each call."""
+    """Mixed into a worker class of vLLM, first: its weights are in swapd, and leased for each
+    call."""
 
     #: The running weight update.
     _change = ExitStack()
@@ -82,7 +83,11 @@ class SwapdWorkerMixin(WorkerStart):
         return result
 
     def _end_with_others(self, error: SwapdError) -> None:
-        """End this rank unless vLLM listens to it: the others would wait for it for ever."""
+        """End this process if it is one of several ranks, and not the one that vLLM listens to.
+
+        The other ranks compute this step and would wait for it for ever; vLLM notices the end of a
+        process.
+        """
         if self.rank > 0:
             kind = type(error).__name__
             log.critical("rank %d of %s ends: %s: %s", self.rank, self._swapd.name, kind, error)

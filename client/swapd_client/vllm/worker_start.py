@@ -57,14 +57,20 @@ class WorkerStart(_Above):  # type: ignore[misc]
     # --- starting ------------------------------------------------------------------------
 
     def init_device(self) -> None:
-        """Take the turn to start before vLLM reads the free memory. Raises as `load_model`."""
+        """Take the turn to start before vLLM reads the device's free memory.
+
+        Raises: UnsupportedVersion, InvalidArgument, NotRunning.
+        """
         versions.check()
         self._take_over_offloading()
         with self._starting(), once_ranks_meet(gpu_worker, self._begin_start):
             super().init_device()
 
     def _take_over_offloading(self) -> None:
-        """Have swapd stream what vLLM's flags would offload, before its runner reads them."""
+        """Have swapd stream the layers that vLLM's own flags would offload.
+
+        vLLM's model runner reads these flags in its constructor, later.
+        """
         flags = self.vllm_config.offload_config
         theirs = {
             "offload_group_size": flags.prefetch.offload_group_size,
@@ -110,7 +116,10 @@ class WorkerStart(_Above):  # type: ignore[misc]
     # --- loading -------------------------------------------------------------------------
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load under a workspace lease, then move the weights. Raises as `Stage.take`."""
+        """Load under a workspace lease, then move the weights into swapd.
+
+        Raises: UnsupportedVersion, InvalidArgument, Unsupported, NotRunning, and as `Stage.take`.
+        """
         versions.check()
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
         name, options = self._settings()

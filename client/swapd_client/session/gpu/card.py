@@ -135,7 +135,10 @@ class Card:
     # --- chunks --------------------------------------------------------------------------
 
     def imports(self, chunks: Iterable[int], *, writable: bool) -> list[int]:
-        """The handles of chunks. Blocks for the lifeline's thread: hold no lock that it needs."""
+        """The handles of chunks, still owned here. Blocks until the daemon has sent them all.
+
+        Hold no lock that the lifeline's thread may need, because it brings them.
+        """
         return [self._import(chunk, writable) for chunk in chunks]
 
     def _import(self, chunk: int, writable: bool) -> int:
@@ -227,7 +230,10 @@ class Card:
     # --- memory of this process's own ----------------------------------------------------
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
-        """Private memory: its handle, and size. Raises: OutOfMemory."""
+        """Allocate private memory: its handle, and its size, which may be larger.
+
+        Raises: OutOfMemory, with the missing bytes.
+        """
         with self.using() as driver:
             whole = vm.round_up(nbytes, driver.granularity())
             try:
@@ -253,7 +259,10 @@ class Card:
             vm.free(source, span)
 
     def fetch(self, spans: Sequence[Remote]) -> None:
-        """Copy own memory on the GPU, after all work there. Blocks. Raises: DeviceFailed."""
+        """Copy this process's own memory on the GPU, after all work there, on any stream, is done.
+
+        Blocks. Raises: DeviceFailed.
+        """
         if not self.settle():
             raise DeviceFailed(
                 f"work on {self._name} still runs after {SETTLE_S:g} s: wait for that "
@@ -277,7 +286,10 @@ class Card:
 
     @contextmanager
     def _at_once(self) -> Iterator[tuple[Driver, Any]]:
-        """A stream, and a wait for its work: the default one would wait for others."""
+        """A stream of its own, and a wait for its work.
+
+        The default stream would wait for the process's other streams.
+        """
         with self.using() as driver:
             stream = driver.stream()
             try:

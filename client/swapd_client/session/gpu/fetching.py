@@ -32,7 +32,11 @@ class _Flying(NamedTuple):
 
 
 def fetch(driver: Driver, spans: Sequence[Remote]) -> str:
-    """Copy the contents. Blocks. Returns why nothing was pinned, or "". Raises: DeviceError."""
+    """Copy the contents as of the work done by now. Blocks. Its context is current.
+
+    If nothing can be pinned, the driver copies without, and this returns the reason, else "".
+    Raises: DeviceError, after all copies have ended.
+    """
     with ExitStack() as undo:
         stream = driver.stream()
         undo.callback(_quietly, driver.destroy_stream, stream)

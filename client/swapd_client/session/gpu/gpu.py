@@ -78,7 +78,12 @@ class Gpu(Processor):
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map chunks during the copy: when all is there, only the last chunk's calls remain."""
+        """Map chunks while they are filled, because the driver's calls take as long as part of the
+        copy.
+
+        It maps all chunks first, and makes them accessible when they are filled. When the last byte
+        has come, only the last chunk's calls remain.
+        """
         coming = []
         for part, place in placed:
             if arrival.has_come(part, place):

@@ -88,7 +88,11 @@ class GpuRange:
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
-        """Map this generation's chunks. Blocks for them. Raises: DeviceFailed, SessionEnded."""
+        """Map the chunks of this generation into the range.
+
+        Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then the range is
+        hidden, or unchanged.
+        """
         if self.is_shown(generation) or self._show_again(generation):
             return
         chunks, handles = self._imported(runs)
@@ -115,13 +119,20 @@ class GpuRange:
         self._say_left()
 
     def allow(self, generation: int, chunks: int) -> None:
-        """Make this generation's first `chunks` accessible, if mapped. Raises: DeviceFailed."""
+        """Make the first `chunks` of this generation accessible: they are filled.
+
+        No-op if they are no longer mapped: waits for the other chunks then raise the reason.
+        Raises: DeviceFailed.
+        """
         with self._lock:
             if generation == self.generation and self._mapped and not self._private:
                 self._allow(chunks, writable=self._writable)
 
     def hide(self, generation: int | None = None) -> None:
-        """Make all accesses fault, unless newer chunks are shown. Raises: DeviceFailed."""
+        """Make all accesses fault; the chunks can be shown again cheaply.
+
+        With `generation`, only if no newer one is shown. Raises: DeviceFailed.
+        """
         self._withdraw(self._forbid, generation)
 
     def revoke(self, generation: int | None = None) -> None:
@@ -151,7 +162,7 @@ class GpuRange:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
-        """Allocate for `make_private`. Raises: OutOfMemory."""
+        """Allocate memory for `make_private`. Raises: OutOfMemory; nothing has changed."""
         with self._lock:
             if self._own is None and self.nbytes:
                 self._own = self._card.allocate(self.nbytes)
@@ -192,7 +203,10 @@ class GpuRange:
             self._card.has_private |= self.nbytes > 0
 
     def give_up_private(self) -> None:
-        """Free the memory taken over, after all GPU work. Raises: DeviceFailed."""
+        """Free the memory taken over, because the component is registered.
+
+        Waits for all work of this process on the GPU. Raises: DeviceFailed.
+        """
         if self._pieces:
             self._card.settle()
         with self._lock:
@@ -234,7 +248,10 @@ class GpuRange:
             left()
 
     def _show_again(self, generation: int) -> bool:
-        """Show chunks that are already mapped or hidden; False if there are none."""
+        """Show chunks that are already mapped or hidden; False if there are none.
+
+        A thread waits for the last bytes, so this looks up nothing.
+        """
         with self._lock:
             if generation != self.generation or not self._mapped or self._pieces:
                 return False

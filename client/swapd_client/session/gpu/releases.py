@@ -88,7 +88,12 @@ class Releases:
         self._closed = False
 
     def mark(self, streams: Iterable[int], before: GpuWork | None = None) -> GpuWork | None:
-        """As `Processor.mark`, with events. Raises nothing: where the GPU is lost, work is over."""
+        """Work on `streams` now, and the rest of `before`, which becomes invalid.
+
+        None if all of it is done. Streams may be destroyed afterwards, because this uses events
+        only. Does not block, and raises nothing: if the GPU is lost for this process, its work is
+        over.
+        """
         try:
             with self._card.using() as driver:
                 marks = self._marks(driver, streams, before.marks if before else ())
@@ -171,7 +176,10 @@ class Releases:
         return list(marks.values())
 
     def _mark(self, driver: Driver, stream: int) -> _Mark | None:
-        """The stream's current place; None if it is idle, or capturing: nothing is executed."""
+        """The stream's current place; None if it is idle.
+
+        Does not query a capturing stream: its work is not executed now.
+        """
         try:
             if driver.is_capturing(stream) or driver.is_idle(stream):
                 return None

@@ -61,7 +61,11 @@ class Doorbell:
         self._passed: dict[int, Any] = {}
 
     def wait(self, stream: int, slot: int, target: int) -> bool:
-        """Have the stream wait for a word >= `target`; False if the host must. Never blocks."""
+        """Make the stream wait until the word in `slot` is at least `target`. Does not block.
+
+        False if it captures, or this GPU or driver cannot wait: then the host must. Raises:
+        DeviceFailed.
+        """
         with self._lock, self._card.using() as driver:
             if self._refused or driver.is_capturing(stream) or not self._open():
                 return False  # a replayed graph would wait for this old word each time
@@ -79,7 +83,10 @@ class Doorbell:
             return True
 
     def close(self, timeout_s: float = SETTLE_S) -> None:
-        """Unpin the board after the last wait, for `timeout_s` at most; else it stays pinned."""
+        """Unpin the board, once no stream waits on it. All words must have been raised before.
+
+        If streams still wait after `timeout_s`, it stays pinned until the process ends.
+        """
         with self._lock:
             if self._address is None:
                 return

@@ -83,7 +83,11 @@ class StageComponents:
     def lend_cache(
         self, client: Client, name: str, nbytes: int, terms: KvTerms, counts: LossCounts
     ) -> torch.Tensor:
-        """Register a KV cache that takes turns; its tensor. Raises as `Client.register_scratch`."""
+        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
+
+        `counts`: with the other ranks, if the stage has several. Raises as
+        `Client.register_scratch`.
+        """
         assert self.register_again is not None
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
         cache = self.cache = StageCache(component, terms, counts)

@@ -102,7 +102,10 @@ class Connection:
         return self.stopped
 
     def check(self, client: Client) -> None:
-        """Raise NotRunning, RanksApart unless the weights can be in that client's daemon."""
+        """Raise unless another client's daemon can take the weights at their addresses.
+
+        NotRunning, RanksApart.
+        """
         before, now = self.client.session.welcome, client.session.welcome
         if (before.uuid, before.device) != (now.uuid, now.device):
             raise NotRunning(

@@ -76,7 +76,10 @@ class StageKeeping:
         return going_on and not to_finish.isdisjoint(self.in_flight)
 
     def _finishing(self, now: float) -> tuple[frozenset[str], float]:
-        """The requests in flight when a stage began to wait, or now, and until when they may be."""
+        """The requests that were in flight when a stage began to wait, and until when they may be.
+
+        Now, if none waited.
+        """
         if self._asked is None:
             self._asked = frozenset(self.in_flight), now + self._finish_within_s
         return self._asked

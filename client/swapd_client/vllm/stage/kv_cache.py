@@ -214,7 +214,8 @@ class StageCache:
             )
 
     def count_doubtful(self) -> int:
-        """Count the last results as a loss; its number. From any thread."""
+        """Count the last results as a loss, because they may be wrong; its number. From any
+        thread."""
         self.losses += 1
         self.publish_losses()
         return self.counts.total

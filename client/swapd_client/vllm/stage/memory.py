@@ -148,7 +148,10 @@ class StageMemory:
                 yield
 
     def _workspace(self, nbytes: int | None) -> Lease:
-        """Lease `nbytes`, or as much as possible. Raises as `Client.acquire_workspace`."""
+        """A lease of `nbytes` of memory; of as much as possible, if that is less, or for None.
+
+        Blocks until others have given way. Raises as `Client.acquire_workspace`.
+        """
         client, stage = self._connection.client, self._connection.stage
         most = lendable(client.status())
         nbytes = most if nbytes is None else min(nbytes, most)
@@ -185,7 +188,10 @@ def _lends(status: Status, session: int) -> bool:
 
 @contextmanager
 def _no_other_starts(client: Client) -> Iterator[None]:
-    """In the block no other stage starts, to measure. Blocks, and raises as `acquire_start`."""
+    """In the block no other stage starts, so that none measures the device during a workspace.
+
+    Not with a lease. Blocks until running starts have ended. Raises as `Client.acquire_start`.
+    """
     turn = client.acquire_start()
     try:
         yield

@@ -138,7 +138,10 @@ class Rejoining:
                         client.close()
 
     def _await_free(self, client: Client) -> bool:
-        """Wait until no call is running. False if the stage, or the daemon, is gone by then."""
+        """Wait until no call is running: between requests, or after a while between two steps.
+
+        False if the stage is closed by then, or the daemon is gone again.
+        """
         gate, until = self._gate, time.monotonic() + self._within_s
         while not self._connection.closed.is_set() and client.session.error is None:
             left = until - time.monotonic()

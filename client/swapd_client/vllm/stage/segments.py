@@ -91,7 +91,11 @@ class Segments:
             undo()
 
     def arrive(self) -> None:
-        """After the layers: wait for, and check, all parts. Raises as `begin`, or goes alone."""
+        """Wait until all parts have arrived; where streams have waited, this checks the outcome.
+
+        In a call, after the layers have computed. Raises as `begin`, but for SessionEnded: then the
+        stage has gone alone.
+        """
         if not self._coming:
             return
         try:
@@ -147,7 +151,10 @@ class Segments:
 
 
 def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], None]:
-    """Make a layer's forward begin with `first()`; return the undoing, if none is set on top."""
+    """Make a layer's forward begin with `first()`; return a function that undoes it.
+
+    If another `forward` was set on top meanwhile, that one stays, and calls `first`.
+    """
     own, forward = layer.__dict__.get("forward"), layer.forward
 
     def waits(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +174,11 @@ def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], Non
 
 
 def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[Module]]:
-    """Parts whose layers may wait for them, as one `forward()` shows; none if uncertain."""
+    """Parts whose layers may wait for them, as far as one `forward()` shows.
+
+    These are the parts whose layers ran, outside of compiled code, if no part's weights were used
+    before one of its layers had begun; else none. Under a lease of all parts, in `eager`.
+    """
     owner: dict[int, str] = {}
     for name, (_, tensors) in layers.items():
         for tensor in tensors.values():

@@ -120,7 +120,10 @@ class Stage:
         return cls(client, options, name, ranks, neighbours)
 
     def close(self) -> None:
-        """End the session. Weights become private memory, but not on a GPU. Idempotent."""
+        """End the session; the weights become private memory. Idempotent.
+
+        Not on a GPU, which may have no room for them: do not use the weights afterwards there.
+        """
         connection = self.connection
         if connection.closed.is_set():
             return
@@ -137,7 +140,11 @@ class Stage:
     # --- sleep -----------------------------------------------------------------------------
 
     def sleep(self, what: Iterable[str] = EVERYTHING) -> None:
-        """Give the lease back and evict `what`; the cache's contents are lost. Between steps."""
+        """Give the lease back, and evict `what` at once. Between steps.
+
+        The contents of the KV cache are discarded. Weights stay in their host copies. A call that
+        needs them takes a lease of its own.
+        """
         with self._gate.lock:
             self._gate.await_open()
             self._asleep.update(what)
@@ -159,7 +166,10 @@ class Stage:
         return False
 
     def wake_up(self, what: Iterable[str] | None = None) -> None:
-        """`what` sleeps no more, or nothing does: then load all. Blocks. Raises as `begin`."""
+        """`what` sleeps no more; None: nothing does. Then take a turn.
+
+        Blocks until all is loaded. Raises as `begin`.
+        """
         if not self._asleep:
             return
         self._asleep.difference_update(EVERYTHING if what is None else what)
@@ -183,7 +193,11 @@ class Stage:
             self.turns.load_next()  # otherwise the turn's begin asks
 
     def begin(self, *, encoders: bool = False) -> None:
-        """Before a step, maybe of `encoders`: take the lease, or go alone. Raises as `acquire`."""
+        """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
+
+        Blocks until it is granted. Raises as `Client.acquire`, but for SessionEnded: then the stage
+        goes on alone.
+        """
         if not self._stepping:
             self._stepping = True
             self._gate.enter()
@@ -223,7 +237,10 @@ class Stage:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Context of any other call that uses weights; may be nested. Raises: SessionFenced."""
+        """Context of any other call that uses weights; may be nested, also in a step.
+
+        Raises: SessionFenced if its results may be wrong, as `fence` reports.
+        """
         self._gate.enter()
         try:
             self.turns.hold(encoders=True)
@@ -236,7 +253,10 @@ class Stage:
 
     @contextmanager
     def reading_all(self) -> Iterator[None]:
-        """As `using`, of all weights in any order. Raises also: Unsupported if layers stream."""
+        """Context of a call that reads all weights in any order. As `using`.
+
+        Raises also: Unsupported if layers stream, because then not all of them are in at once.
+        """
         if self.turns.window.first:
             raise Unsupported(
                 f"stage {self.name!r} streams its layers, so this call cannot read all weights: "
@@ -246,7 +266,10 @@ class Stage:
             yield
 
     def find_segments(self, models: Mapping[str, Module], forward: Callable[[], None]) -> None:
-        """Let steps begin before all layers are there, if `forward()` shows that each may wait."""
+        """Let steps begin before all layers have arrived, if each is used in its own forward only.
+
+        `forward()` computes with all of them, so that this can check it. Raises as `forward`.
+        """
         if self.connection.ranks is not None or not (layers := self.components.layers(models)):
             return
         with self.using(), eager(models.values()):
@@ -268,7 +291,10 @@ class Stage:
     # --- in the stage's own thread ---------------------------------------------------------
 
     def _attend(self) -> None:
-        """Give a wanted idle lease back; without a daemon, look for the next one."""
+        """Give the lease back once it is wanted and nothing has used it for a while.
+
+        While the daemon is gone there is no lease: then look for the next one.
+        """
         wake, closed = self.connection.wake, self.connection.closed
         while not closed.is_set():
             every_s = self._rejoining.looks_every_s()

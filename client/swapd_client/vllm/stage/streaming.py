@@ -31,7 +31,9 @@ class ChunkStreaming:
     """State of one stage, or of one of its ranks, even if it does not stream."""
 
     def __init__(self, connection: Connection, after: Sequence[str], chunks: int) -> None:
-        """`after`: consumers of its chunks; () is any. `chunks`: as in `Options`."""
+        """`after`: the stages that consume its chunks; (): any waiting stage. `chunks`: as in
+        `Options`.
+        """
         self._connection = connection
         self._after = after
         self._chunks = chunks
@@ -62,13 +64,19 @@ class ChunkStreaming:
         self._in_vain = 0 if found else self._in_vain + 1
 
     def may_go_on(self, in_flight: int, idle_s: float) -> bool:
-        """Whether a chunk may come for a request, though no step has computed for `idle_s`."""
+        """Whether there may be a chunk for one of the requests in flight, though no step computes.
+
+        `idle_s`: time since the last step that did.
+        """
         if not (self.receives and in_flight) or idle_s >= IDLE_S:
             return False
         return self._in_vain < LOOKS * in_flight
 
     def patience_s(self, in_flight: int, idle_s: float) -> float:
-        """Seconds without a step before it gives way; a server steps while it has requests."""
+        """Seconds that a stage with requests in flight may take no step before it gives way.
+
+        A streaming stage is a server's, which steps as long as it has requests.
+        """
         streams = self._sent is not None or self.receives
         return IDLE_S if streams and in_flight else idle_s
 
@@ -79,7 +87,11 @@ class ChunkStreaming:
             self._before = self._sent()
 
     def enough(self) -> bool:
-        """Whether a waiting stage has enough chunks to begin. Asks the daemon, for so many once."""
+        """Whether a waiting stage consumes the chunks, and has enough of a request to begin with.
+
+        Between two steps of a turn that is wanted. Asks the daemon for waiting stages, once in so
+        many chunks.
+        """
         if self._sent is None:
             return False
         sent, before = self._sent(), self._before
@@ -120,7 +132,10 @@ class ChunkStreaming:
         return bool(self._stays)
 
     def stays_beside(self, *, wanted: bool) -> bool:
-        """Whether it stays though it is `wanted`. Asks the daemon, once as long as it is wanted."""
+        """Whether it stays though it is `wanted`: there is room beside it once others give way.
+
+        Asks the daemon, once as long as it is wanted.
+        """
         if not (wanted and self._stays):
             self._beside = None
             return False
@@ -145,7 +160,11 @@ class ChunkStreaming:
 
 
 def staying(status: Status) -> set[int]:
-    """Pure: sessions that fit beside the largest one's turn: the smallest, as many as fit."""
+    """Sessions that can stay during the largest one's turn: the smallest, as many as fit.
+
+    Pure. The largest is none of them. Each session is a stage; its components that always stay have
+    room beside them all.
+    """
     nbytes: dict[int, int] = defaultdict(int)
     for part in status.components:
         if part.kind != "workspace":

@@ -118,13 +118,21 @@ class Turns:
             self.load_next()
 
     def load_next(self) -> None:
-        """Hint that the next stage loads while this one computes. Once this one holds its lease."""
+        """Have the daemon load the next stage while this one computes: its requests go there.
+
+        Uses free memory, and memory that stages which are done with these requests have released.
+        Call it once this stage holds its own lease. A hint: it costs a message and has no answer.
+        Blocks only as `Leasing.hint`.
+        """
         if self._after and not self.connection.alone:
             with suppress(SwapdError):  # the next acquire reports it
                 self.connection.client.leasing.hint(*self._after, over=self._before)
 
     def end(self) -> None:
-        """Give the lease back, after the GPU work under it; in a call, or under the lock."""
+        """Give the lease back if there is one; in a call, or under the lock.
+
+        Does not block: it ends after the GPU work under it.
+        """
         lease, self._lease = self._lease, None
         if lease is None:
             return
@@ -143,7 +151,10 @@ class Turns:
             lease.release()
 
     def sleep(self) -> None:
-        """End the turn, drop the KV cache's contents, until `wake`; under the lock."""
+        """End the turn and discard the KV cache's contents; under the lock.
+
+        Until `wake` no request counts as in flight. Does not block.
+        """
         self._sleeping |= self.keeping.in_flight
         self.keeping.in_flight.clear()
         if (cache := self.components.cache) is not None:
@@ -159,7 +170,10 @@ class Turns:
         self._sleeping.clear()
 
     def go_alone(self, error: SwapdError) -> None:
-        """The turn is lost with the daemon. In a call, or under the lock. Raises: Stopped."""
+        """The turn is lost with the daemon, and there are none until swapd is back.
+
+        In a call, or under the lock. Idempotent. Raises: Stopped.
+        """
         if not self.connection.alone:
             held, self._lease = self.held, None
             if held and self.gate.depth > 1 and isinstance(error, SessionFenced):
@@ -173,7 +187,10 @@ class Turns:
     # --- in a call -----------------------------------------------------------------------
 
     def hold(self, *, encoders: bool) -> None:
-        """Take the lease, or go alone. Blocks. Raises as `Client.acquire`; RankGone, Stopped."""
+        """Take the lease for a new call. Blocks for the ranks before, and until it is granted.
+
+        Nothing is held if the stage is alone. Raises as `Client.acquire`, RankGone, Stopped.
+        """
         names = self.components.all if encoders else self.components.main
         if self.gate.depth > 1:  # no rank lets go in the middle of a step
             return self._take(names)
@@ -268,7 +285,9 @@ class Turns:
             self.end()
 
     def end_if_idle(self) -> float:
-        """End if nothing uses the lease for a while; else return seconds to the next check."""
+        """End if nothing has used the lease for a while; otherwise return seconds until the next
+        check.
+        """
         if self.keeping.whole and self.keeping.in_flight:
             return IDLE_S
         if self._lease is not None and self.streaming.stays_beside(wanted=True):

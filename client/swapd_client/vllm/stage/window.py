@@ -70,7 +70,10 @@ class Window:
     # --- turns ---------------------------------------------------------------------------
 
     def begin(self, client: Client, names: tuple[str, ...], whole: Lease, *, early: bool) -> Lease:
-        """A turn begins: the lease of `names`, in place of `whole`. Raises as `Client.acquire`."""
+        """A turn begins with a lease of `names` and `first`, in the engine's thread.
+
+        Returns the lease of `names` alone; `whole` is over then. Raises as `Client.acquire`.
+        """
         if not self._parts:
             return whole
         with self._changed:
@@ -111,7 +114,11 @@ class Window:
     # --- in the engine's thread ----------------------------------------------------------
 
     def need(self, number: int) -> None:
-        """Wait until a layer's part is in, if in a turn. Raises as `acquire`, or goes alone."""
+        """A layer's forward begins: wait until its part is in; on a GPU the stream waits.
+
+        Nothing to do outside of turns: then the weights are in memory. Raises as
+        `Client.acquire`, but for SessionEnded: then the stage has gone alone.
+        """
         try:
             lease = self._await(number)
             if lease is not None:
