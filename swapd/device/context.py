@@ -95,7 +95,8 @@ def load() -> Any:
         api = importlib.import_module("cuda.bindings.driver")
     except ImportError as exc:
         raise DeviceError(
-            f"the CUDA driver's Python bindings are missing ({exc}): pip install 'swapd[cuda]'"
+            f"the CUDA driver's Python bindings are missing ({exc}): pip install 'swapd[cuda]', or "
+            "use --device host"
         ) from exc
     try:
         version = checked(api, api.cuDriverGetVersion)

@@ -46,7 +46,7 @@ def said_by(case: str, *args: object, faults: Sequence[str] = (), **knobs: objec
 def test_without_the_bindings_it_says_what_to_install() -> None:
     said = said_by("without_bindings")
     assert said.startswith("DeviceError: the CUDA driver's Python bindings are missing")
-    assert said.endswith("pip install 'swapd[cuda]'")
+    assert said.endswith("pip install 'swapd[cuda]', or use --device host")
 
 
 @pytest.mark.skipif(backends.gpu_here(), reason="there is a driver here")
