@@ -18,7 +18,6 @@ from swapd.shared import config
 from swapd.shared.protocol import Status
 from swapd.shared.units import parse_rate, size, typed_size
 from swapd_client.errors import NotRunning, Timeout
-from swapd_client.session.endpoint import resolve
 
 T = TypeVar("T", int, float)
 
@@ -47,7 +46,7 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
     """A daemon's status; None if none answers and it is not `needed`."""
     try:
         # if not needed, only the daemon in the default place: another may be unrelated to the plan
-        folder = endpoint if needed else str(resolve(endpoint, None))
+        folder = endpoint if needed else endpoint or _usual_place()
         with ask(folder, "plan", timeout) as client:
             return client.status(timeout=timeout)
     except NotRunning as exc:
@@ -59,6 +58,11 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
             raise
         say_error(f"{exc}. Planned without it")
         return None
+
+
+def _usual_place() -> str:
+    usual = config.default_folder(config.usual_device())
+    return config.endpoint_from_environment() or str(usual)
 
 
 def components_of(

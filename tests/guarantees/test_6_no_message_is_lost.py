@@ -187,7 +187,7 @@ def test_who_asks_past_that_all_the_same_is_refused_by_the_daemon(world: World) 
             )
         said = raw.ask(protocol.Acquire(number + 1, ("a",)))
         assert isinstance(said, protocol.Refused)
-        assert (said.id, said.code) == (number + 1, "bad_request")
+        assert (said.id, said.code) == (number + 1, "limit")
         assert f"{protocol.UNANSWERED_MAX} requests" in said.message
         other.use("a")
         raw.rpc.send(protocol.encode(protocol.Cancel(number + 2, 1)))
