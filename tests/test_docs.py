@@ -104,6 +104,33 @@ def test_the_mistake_of_the_tutorial_names_the_component_as_the_process_ends() -
     assert "swapd: a fault in component 'encoder'" in done.stderr
 
 
+MISTAKES = re.findall(
+    r"^\| `(client\.[^`]+|swapd\.[^`]+)`( under a lease)? \| `([^`]+)` \|$",
+    (ROOT / "docs/mistakes.md").read_text(),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("call", "lease", "says"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_says_what_its_page_says(call: str, lease: str, says: str) -> None:
+    program = f"""
+        import contextlib
+        import swapd, torch
+        client = swapd.connect()
+        model = torch.nn.Linear(2048, 2048)
+        client.register("talker", model)
+        with client.acquire("talker") if {bool(lease)} else contextlib.nullcontext():
+            try:
+                {call}
+            except swapd.SwapdError as exc:
+                print(f"{{type(exc).__name__}}: {{exc}}")
+    """
+    with spawn.daemon(budget="256MiB") as daemon:
+        said = output_of(program, env={"SWAPD_ENDPOINT": str(daemon.folder)})
+    holder = re.compile(r"by \S+ \(session \d+\)")
+    assert holder.sub("by X", said.replace("`", "").strip()) == holder.sub("by X", says)
+
+
 # --- commands ------------------------------------------------------------------------------
 
 COMMANDS = typer.main.get_command(app)
