@@ -204,6 +204,8 @@ def _unpin(staying: Iterable[Component]) -> str:
 
 
 def unknown(ledger: Ledger, name: str) -> str:
+    if is_workspace(name):
+        return f"{name!r} is no component; a workspace is held by its lease alone"
     if name in ledger.components:
         return f"{name!r} is still being registered, or going away."
     near = _like(name, ledger.names)
@@ -212,9 +214,8 @@ def unknown(ledger: Ledger, name: str) -> str:
 
 
 def not_to_acquire(ledger: Ledger, name: str) -> str:
-    if is_workspace(name):
-        return f"{name!r} is no component; a workspace is held by its lease alone"
-    return f"{unknown(ledger, name)} Use await_registration=True to wait for it"
+    advice = "" if is_workspace(name) else " Use await_registration=True to wait for it"
+    return f"{unknown(ledger, name)}{advice}"
 
 
 def _like(name: str, known: list[str]) -> list[str]:

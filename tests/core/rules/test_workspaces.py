@@ -303,3 +303,12 @@ def test_what_could_not_be_saved_is_kept_for_its_worker_when_the_session_ends(ma
     assert w.ledger.pool.free == 4
     w.exit(s)
     assert w.ledger.pool.free == 10
+
+
+def test_a_workspace_is_no_component_to_any_request(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    w.workspace(s, 6)
+    (name,) = w.ledger.components
+    for asked in (w.pin(s, name), w.prefetch(s, name), w.unregister(s, name), w.acquire(s, name)):
+        assert w.refusal(asked).message.endswith("a workspace is held by its lease alone")
