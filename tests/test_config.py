@@ -377,7 +377,7 @@ def test_the_usual_device_is_a_gpu_that_this_process_may_use(
 
 
 def test_the_usual_device_gives_way_to_every_setting(tmp_path: Path) -> None:
-    usual = {"device": "cuda:0"}
+    usual = {"device": lambda: "cuda:0"}
     assert load(None, {}, {}, usual).device == "cuda:0"
     assert load(None, {}, {"SWAPD_DEVICE": "host"}, usual).device == "host"
     assert load(None, {"device": "cuda:1"}, {"SWAPD_DEVICE": "host"}, usual).device == "cuda:1"

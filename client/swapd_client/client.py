@@ -383,8 +383,8 @@ class Client:
         With `early` it returns as soon as all copies are queued: access this process's components
         only after `lease.wait(segment)`. May be nested, and called from any thread.
 
-        Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, UnknownComponent,
-        DeviceFailed, SessionEnded; then nothing is held.
+        Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
+        SessionEnded; then nothing is held.
         """
         session, leasing = self.session, self.leasing
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
@@ -562,9 +562,8 @@ class Client:
         Changes nothing, and promises nothing: other requests may come first. Raises the errors that
         the acquire would raise at once; Timeout if the daemon is silent for `timeout` seconds.
         """
-        reply = self.leasing.question(
-            protocol.ForecastRequest(self.session.next_id(), names), timeout
-        )
+        request = protocol.ForecastRequest(self.session.next_id(), names)
+        reply = self.leasing.question(request, timeout)
         assert isinstance(reply, protocol.Forecast)
         return reply
 

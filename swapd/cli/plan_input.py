@@ -61,8 +61,7 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
 
 
 def _usual_place() -> str:
-    usual = config.default_folder(config.usual_device())
-    return config.endpoint_from_environment() or str(usual)
+    return config.endpoint_from_environment() or str(config.usual_folder())
 
 
 def components_of(

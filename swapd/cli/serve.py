@@ -89,12 +89,16 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
         logging.INFO
     )  # it may delay a start for long
     config = config and config.absolute()
-    usual = {"device": usual_device()}
-    read = partial(load, config, given, defaults=usual)
-    settings = read()
-    if settings.device == usual["device"] == "cuda:0" and gpus_here() > 1:
-        log.warning("of %d GPUs this serves cuda:0; --device takes another", gpus_here())
-    run(settings, read)
+    read = partial(load, config, given, defaults={"device": _device})
+    run(read(), read)
+
+
+def _device() -> str:
+    """The device, if no setting names it."""
+    device = usual_device()
+    if (gpus := gpus_here()) > 1:
+        log.warning("of %d GPUs this serves %s; --device takes another", gpus, device)
+    return device
 
 
 class LogFormatter(logging.Formatter):

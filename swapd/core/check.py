@@ -229,20 +229,21 @@ def _idle(ledger: Ledger) -> None:
     idle = [c.name for c in ledger.components.values() if c.name in ledger.idle]
     _same("idle", sorted(c.name for c in order), sorted(idle))
     _same("idle chunks", ledger.idle.chunks, sum(c.chunks for c in order))
-    parts = _by((c.part_of, c) for c in order if c.state is State.RESIDENT and _lasts(c))
+    parts = _idle_parts(ledger)
     places = [_place(ledger, parts, c) for c in order]
     _same("the order of eviction", places, sorted(places))
-    for family in parts.values():
-        _idle_family(family.values())
 
 
-def _lasts(c: Component) -> bool:
-    return c.policy != "sequential"
+def _idle_families(ledger: Ledger) -> None:
+    for family in _idle_parts(ledger).values():
+        since = [c.idle_since for c in family.values()]
+        _same("the order in a family", since, sorted(since, reverse=True))
 
 
-def _idle_family(parts: Iterable[Component]) -> None:
-    since = [c.idle_since for c in parts]
-    _same("the order in a family", since, sorted(since, reverse=True))
+def _idle_parts(ledger: Ledger) -> dict[str, dict[str, Component]]:
+    """The parts of each family that share its place in the order of eviction, in that order."""
+    lasting = [c for c in ledger.idle if c.policy != "sequential"]
+    return _by((c.part_of, c) for c in lasting if c.state is State.RESIDENT)
 
 
 def _place(
@@ -359,6 +360,7 @@ _CHECKS = (
     _agents,
     _leased,
     _idle,
+    _idle_families,
     _waiters,
     _queue,
     _holding,

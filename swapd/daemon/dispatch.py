@@ -7,6 +7,7 @@ accounts of traced acquires. `Inbox` is what each other part of the daemon sees 
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -48,7 +49,7 @@ _NAMES: dict[type, Callable[[Any], object]] = {
 }
 
 
-class Inbox:
+class Inbox(ABC):
     """What each part of the daemon has of the rest: the loop, a clock, tasks, and the way to the
     core. Used in the loop."""
 
@@ -65,9 +66,9 @@ class Inbox:
         """The clock of all events: the loop's own counts whole milliseconds under uvloop."""
         return time.monotonic()
 
+    @abstractmethod
     def post(self, event: AnyEvent) -> None:
         """Pass an event to the core."""
-        raise NotImplementedError
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run `work` as a task, until `stop` at most. An error of it ends the daemon."""

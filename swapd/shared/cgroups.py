@@ -52,10 +52,10 @@ def _folders() -> Iterator[tuple[Path, tuple[str, str]]]:
         # a path above the root of this process's own namespace begins with ".."
         below = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(below), -1, -1):
-            folder = mount.joinpath(*below[:depth])
-            if folder not in seen:
-                seen.add(folder)
-                yield folder, files
+            group = mount.joinpath(*below[:depth]), files
+            if group not in seen:
+                seen.add(group)
+                yield group
 
 
 def _group(path: Path, files: tuple[str, str]) -> Group | None:

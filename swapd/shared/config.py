@@ -187,10 +187,10 @@ def load(
     path: Path | None,
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Callable[[], Any]] = {},
 ) -> Config:
-    """Read the settings; `flags` has only the flags that were given. `defaults`: in place of those
-    of `Config`.
+    """Read the settings; `flags` has only the flags that were given. `defaults`: how to choose what
+    nothing names, in place of the defaults of `Config`.
 
     Ignores unknown variables, with a warning in the log. Raises: ConfigError, naming the setting
     and its source.
@@ -199,12 +199,12 @@ def load(
     if path is None and (named := _unless_service(environ.get(CONFIG_VARIABLE))):
         path = Path(named)
     merged = {
-        **(defaults or {}),
         **(parsed(read_toml(path), f"{path}: ") if path else {}),
         **_from_environment(environ),
         **{name: _parse(name, value, _flag(name)) for name, value in flags.items()},
     }
-    return Config(**merged)
+    chosen = {name: choose() for name, choose in defaults.items() if name not in merged}
+    return Config(**merged, **chosen)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -266,6 +266,11 @@ def variable(name: str) -> str | None:
 def usual_device() -> str:
     """The device that `swapd serve` takes by default: a GPU that this process may use, or host."""
     return "cuda:0" if gpus_here() else "host"
+
+
+def usual_folder() -> Path:
+    """The runtime folder of that device by default."""
+    return default_folder(usual_device())
 
 
 def gpus_here() -> int:

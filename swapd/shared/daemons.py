@@ -54,7 +54,7 @@ def usual_folder() -> Path:
     """The runtime folder of the only daemon in a default folder, else of this user's only one, else
     where `swapd serve` would serve. Blocks as `running`. Raises: SeveralDaemons."""
     found = [daemon for daemon in running() if not daemon.unreachable]
-    usual = config.default_folder(config.usual_device())
+    usual = config.usual_folder()
     beside = [daemon for daemon in found if daemon.folder.parent == usual.parent.resolve()]
     return only(beside or found) or usual
 

@@ -83,7 +83,7 @@ class Card:
         All driver calls of this client are made in here. The process's threads may be capturing
         graphs meanwhile, this one too; captures are not disturbed.
 
-        Raises: DeviceFailed; DeviceFailed in place of any DeviceError of the block.
+        Raises: DeviceFailed, also in place of any DeviceError of the block.
         """
         driver = self._open()
         try:
