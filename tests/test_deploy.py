@@ -1,13 +1,17 @@
 """The files under deploy/ agree with the code."""
 
 import ast
+import http.client
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,17 @@ from typing import Any
 import pytest
 import yaml
 
+from swapd.cli.page import parse_address
 from swapd.plan.deploy import WORKERS
 from swapd.shared.config import Config, load
 from swapd.shared.units import parse_size
+from swapd.web.serving import ANSWER_S
 from swapd_client.vllm import versions
 from swapd_client.vllm.options import NAMES, options_of
+from tests.guarantees import harness
+from tests.guarantees.harness import environment
 from tests.processes import PYTHONPATH
+from tests.web.conftest import free_port
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 
@@ -154,8 +163,13 @@ def image() -> dict[str, str]:
 
 def where(container: dict[str, Any]) -> str:
     """The folder that a container's commands and clients connect to."""
-    found = {e["name"]: str(e["value"]) for e in container.get("env", ())}
-    return {**image(), **found}["SWAPD_ENDPOINT"]
+    return variables(container)["SWAPD_ENDPOINT"]
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    """The environment of a container with swapd's image; without what it takes from a Secret."""
+    env = container.get("env", ())
+    return {**image(), **{e["name"]: str(e["value"]) for e in env if "value" in e}}
 
 
 def test_all_containers_run_as_one_user_who_is_not_root() -> None:
@@ -174,7 +188,7 @@ def test_workers_look_where_a_daemon_serves() -> None:
     assert image()["SWAPD_RUNTIME_DIR"] == image()["SWAPD_ENDPOINT"]
     served = set()
     for daemon in daemons():
-        env = {**image(), **{e["name"]: e["value"] for e in daemon["env"]}}
+        env = variables(daemon)
         assert env["SWAPD_RUNTIME_DIR"] == env["SWAPD_ENDPOINT"]
         served.add(env["SWAPD_ENDPOINT"])
     assert len(served) == 3
@@ -196,16 +210,72 @@ def test_daemon_and_workers_see_each_other_s_processes_and_sockets() -> None:
         assert "run:/run/swapd" in service["volumes"]
 
 
-def test_a_probe_that_takes_too_long_says_why_before_it_is_ended() -> None:
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def test_probes_ask_a_port_that_the_daemon_serves_longer_than_it_takes_to_say_why() -> None:
     assert len(daemons()) == 3
     for daemon in daemons():
-        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-            probe = daemon[kind]
-            words = probe["exec"]["command"]
-            assert words[:2] == ["swapd", "status"]
-            assert float(words[words.index("--timeout") + 1]) < probe["timeoutSeconds"]
-    lives = daemons()[0]["livenessProbe"]
-    assert lives["periodSeconds"] * lives["failureThreshold"] >= 300
+        (port,) = daemon["ports"]
+        address = parse_address(variables(daemon)["SWAPD_HTTP"])
+        assert (address.port, address.loopback) == (port["containerPort"], False)
+        for kind in PROBES:
+            assert daemon[kind]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+            assert daemon[kind]["timeoutSeconds"] > ANSWER_S
+        lives = daemon["livenessProbe"]
+        assert lives["periodSeconds"] * lives["failureThreshold"] >= 300
+    for pod in pods().values():
+        ports = [port for c in containers(pod) for port in c.get("ports", ())]
+        for key in ("name", "containerPort"):
+            assert len({port[key] for port in ports}) == len(ports), "of one pod, of one address"
+
+
+def test_the_images_have_what_their_daemons_are_told_to_serve() -> None:
+    for dockerfile in (DEPLOY / "Dockerfile", VLLM / "Dockerfile"):
+        (extras,) = re.findall(r"/src(?:/swapd)?\[([a-z,]+)\]'", dockerfile.read_text())
+        assert {"daemon", "cuda", "web"} <= set(extras.split(","))
+
+
+def test_a_daemon_of_the_manifests_answers_its_probes_without_the_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their address and a token; on the host device."""
+    manifest = daemons()[-1]
+    (secret,) = [e for e in manifest["env"] if "valueFrom" in e]
+    port, token = free_port(), "0123456789abcdef"
+    address = parse_address(variables(manifest)["SWAPD_HTTP"])._replace(port=port)
+    monkeypatch.setattr(harness, "environment", lambda: {**environment(), secret["name"]: token})
+    daemon = harness.Daemon(folder / "run", folder / "log", http=address)
+
+    def status(path: str, **headers: str) -> int:
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=harness.PATIENCE_S)
+        with closing(line):
+            line.request("GET", path, headers={"Host": f"10.0.0.1:{port}", **headers})
+            return line.getresponse().status
+
+    try:
+        for kind in PROBES:
+            assert status(manifest[kind]["httpGet"]["path"]) == 200
+        assert status("/metrics") == 401
+        assert status("/metrics", Authorization=f"Bearer {token}") == 200
+        harness.stop_process(daemon.pid)
+        while (answer := status("/healthz")) == 200:  # by a recent answer
+            continue
+        assert answer == 503
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+        daemon.close()
+
+
+def test_pods_go_to_nodes_with_gpus_and_a_daemon_is_not_put_out_for_others() -> None:
+    for pod in pods().values():
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod[
+            "tolerations"
+        ]
+    (priority,) = [d for d in documents("daemonset.yaml") if d["kind"] == "PriorityClass"]
+    assert priority["value"] > 0, "that of a pod without a class"
+    assert pods()["daemonset"]["priorityClassName"] == priority["metadata"]["name"]
+    assert "priorityClassName" not in pods()["worker"]
 
 
 def test_a_daemon_s_container_has_memory_for_all_host_copies() -> None:

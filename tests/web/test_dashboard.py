@@ -20,6 +20,8 @@ DASHBOARD = DEPLOY / "grafana" / "swapd.json"
 PROMTOOL = shutil.which("promtool")
 #: Labels that Prometheus adds, and the label of a bucket.
 ADDED = {"instance", "job", "le"}
+#: And its own metric of a scrape: 1, or 0 if nothing answered.
+UP = 'up{job="swapd"}'
 
 
 def expressions(within: Any) -> list[str]:
@@ -59,6 +61,9 @@ def live(served: Served) -> dict[str, set[str]]:
 def test_every_metric_that_dashboard_and_alerts_name_is_served(served: Served) -> None:
     names = live(served)
     for expression in used():
+        if UP in expression:
+            assert "swapd_" not in expression
+            continue
         asked = re.findall(r"(swapd_\w+)(?:\{([^}]*)\})?", expression)
         assert asked, expression
         for name, selector in asked:
@@ -74,6 +79,16 @@ def test_every_metric_that_is_served_is_explained(served: Served) -> None:
     page = (DEPLOY / "watching.md").read_text()
     for name in live(served):
         assert re.sub("_(bucket|sum|count)$", "", name) in page, name
+
+
+def test_alerts_watch_for_a_page_that_is_gone_in_the_job_that_the_pages_name() -> None:
+    """What a process exports says nothing any more once that process is gone."""
+    alerts = expressions(yaml.safe_load(RULES.read_text()))
+    assert {f"{UP} == 0", f"absent({UP})"} <= set(alerts)
+    for page in (DEPLOY / "watching.md", DEPLOY / "kubernetes" / "README.md"):
+        configs = re.findall(r"^scrape_configs:\n(?:[ #].*\n)+", page.read_text(), re.MULTILINE)
+        jobs = [yaml.safe_load(text)["scrape_configs"][0]["job_name"] for text in configs]
+        assert jobs == ["swapd"], page
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
