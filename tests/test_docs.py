@@ -6,6 +6,7 @@
 import re
 import shlex
 import signal
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ import typer.main
 
 from swapd import spawn
 from swapd.cli.app import app
+from swapd.device.context import NEEDED_VERSION
 from tests.processes import ROOT, output_of, run_python, start_python
 
 FILES = sorted(
@@ -172,6 +174,27 @@ def test_commands_of_swapd_are_understood() -> None:
         name, command, rest = COMMANDS.resolve_command(context, words)
         assert command is not None
         command.make_context(name, rest, parent=context)
+
+
+# --- what is needed ------------------------------------------------------------------------
+
+PAGE_OF_THE_DRIVER = "docs/operations/gpu.md"
+
+
+def test_pages_name_one_driver_that_is_needed_and_one_page_what_the_code_refuses() -> None:
+    pages = {str(path.relative_to(ROOT)): " ".join(path.read_text().split()) for path in FILES}
+    needed = {
+        page: set(re.findall(r"driver for CUDA ([\d.]+\d|\d+)", text))
+        for page, text in pages.items()
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (major,) = re.findall(r"cuda-bindings>=(\d+)", str(project["optional-dependencies"]["cuda"]))
+    assert {page for page, said in needed.items() if said} >= {"README.md", PAGE_OF_THE_DRIVER}
+    assert [page for page, said in needed.items() if said - {major}] == []
+    refused = re.compile(r"before CUDA ([\d.]+\d)")
+    least = f"{NEEDED_VERSION // 1000}.{NEEDED_VERSION % 1000 // 10}"
+    found = {page: refused.findall(text) for page, text in pages.items() if refused.search(text)}
+    assert found == {PAGE_OF_THE_DRIVER: [least]}
 
 
 # --- links ---------------------------------------------------------------------------------

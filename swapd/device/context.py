@@ -110,7 +110,7 @@ def load() -> Any:
         raise DeviceError(
             "the NVIDIA driver is too old: it is for CUDA "
             f"{version // 1000}.{version % 1000 // 10}, and CUDA 12.0 (driver 525) or newer is "
-            "needed; update the driver"
+            "needed, by torch's default builds CUDA 13 (driver 580); update the driver"
         )
     checked(api, api.cuInit, 0)
     return api

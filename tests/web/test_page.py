@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from swapd.shared.protocol import Status
+from swapd.web.serving import PAST_S
 from tests.web.conftest import MIB, Served
 
-PAGE = (Path(__file__).parents[2] / "swapd" / "web" / "page.html").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "swapd" / "web" / "page.html").read_text()
 
 
 def test_the_page_is_one_file_that_fetches_nothing_and_runs_nothing_else(served: Served) -> None:
@@ -107,6 +109,16 @@ def test_records_are_given_once_and_marks_since_a_time(served: Served) -> None:
         marks = served.records()["marks"]["told"]
         assert marks[-1][1:] == ["r", 1.0]
         assert "told" not in served.records(since=marks[-1][0])["marks"]
+
+
+def test_the_chart_its_heading_and_all_pages_name_the_past_that_is_kept() -> None:
+    assert re.findall(r"PAST_S = (\d+)", PAGE) == [f"{PAST_S:.0f}"]
+    tops = ("*.md", "docs/**/*.md", "deploy/**/*.md", "swapd/**/*.md")
+    texts = [PAGE, *(path.read_text() for top in tops for path in ROOT.glob(top))]
+    said = re.compile(r"residency(?:,| over) the\s+last\s+((?:\w+\s+)?minutes?)")
+    found = [each for text in texts for each in said.findall(text)]
+    assert len(found) >= 4, "the heading, and the pages about it"
+    assert set(found) == {{300.0: "five minutes"}[PAST_S]}
 
 
 @pytest.mark.parametrize("query", ["after=x", "after=" + "9" * 400, "a=b&" * 500, "after=1.2.3"])
