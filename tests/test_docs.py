@@ -3,6 +3,7 @@
 `make docs` checks the links of the site; these tests check those of all pages in the tree.
 """
 
+import json
 import re
 import shlex
 import signal
@@ -195,6 +196,18 @@ def test_pages_name_one_driver_that_is_needed_and_one_page_what_the_code_refuses
     least = f"{NEEDED_VERSION // 1000}.{NEEDED_VERSION % 1000 // 10}"
     found = {page: refused.findall(text) for page, text in pages.items() if refused.search(text)}
     assert found == {PAGE_OF_THE_DRIVER: [least]}
+
+
+def test_the_page_about_isolation_has_the_figures_of_the_results() -> None:
+    page = " ".join((ROOT / "docs/isolation.md").read_text().split())
+    results = json.loads((ROOT / "benchmarks/results/nvidia-h200-2026-11-27.json").read_text())
+    rows = {row["name"]: row["value"] for row in results["rows"]}
+    hits = [rows[f"strict hit of 8 GiB, by {chunk} MiB"] for chunk in (64, 256)]
+    out = {round(rows[f"eviction of a clean component of 8 GiB, by {n} MiB"], 1) for n in (64, 256)}
+    assert re.findall(r"([\d.]+) ms\b", page) == [*(f"{ms:.1f}" for ms in hits), *map(str, out)]
+    costs = (ROOT / "docs/costs.md").read_text()
+    (idle,) = re.findall(r"the calls alone, idle stream; .* \| (\d+ to \d+);", costs)
+    assert f"{idle} us on an idle stream" in page
 
 
 # --- links ---------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
 """Guarantee 1: a leased component is never evicted, moved or overwritten."""
 
 import signal
+from itertools import repeat
+from pathlib import Path
 
 import pytest
 
 from tests.guarantees.harness import MIB, WorkerDied, World
+from tests.guarantees.worker import pattern
+
+#: The host device's.
+CHUNK = 2 * MIB
 
 
 def test_a_leased_component_stays_while_others_want_its_memory(world: World) -> None:
@@ -111,6 +117,30 @@ def test_a_stray_read_outside_a_lease_kills_the_one_who_reads(world: World) -> N
         assert stray.wait() == -signal.SIGSEGV
         daemon.await_gone(stray)
         assert other.use("b")[1] == b
+
+
+def test_relaxed_a_stray_read_sees_its_bytes_then_others_until_its_worker_has_unmapped(
+    world: World,
+) -> None:
+    """As docs/isolation.md says. A stopped worker has not unmapped."""
+    daemon = world.daemon(isolation="relaxed")
+    stray, other = world.workers(daemon, "stray", "other")
+    a = stray.register("a", 8 * MIB, seed=1)
+    b = other.register("b", 16 * MIB, seed=2)
+    stray.use("a")
+    address, found = stray.look("a")
+    assert found == a
+    stray.stop()
+    assert other.use("b")[1] == b
+    with Path(f"/proc/{stray.pid}/mem").open("rb") as memory:
+        memory.seek(address)
+        seen = {memory.read(CHUNK) for _ in range(8 * MIB // CHUNK)}
+    data = pattern(2, 16 * MIB)
+    assert seen <= {bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)}
+    stray.go_on()
+    with pytest.raises(WorkerDied):
+        all(stray.look("a") for _ in repeat(None))
+    assert stray.wait() == -signal.SIGSEGV
 
 
 def test_a_write_to_a_clean_component_kills_the_writer_and_changes_nothing(world: World) -> None:
