@@ -24,7 +24,7 @@ from tests.processes import ROOT, output_of, run_python, start_python
 
 FILES = sorted(
     path
-    for top in ("*.md", "[cdbst]*/**/*.md")
+    for top in ("*.md", ".github/**/*.md", "[cdbst]*/**/*.md")
     for path in ROOT.glob(top)
     if path.name != "CHANGELOG.md" and "build" not in path.parts  # it describes the past
 )
