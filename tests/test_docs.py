@@ -82,6 +82,12 @@ def test_a_program_runs_as_printed(page: str) -> None:
     assert said == PROGRAMS[page]
 
 
+def test_the_page_about_ray_serve_shows_the_program_that_make_test_services_runs() -> None:
+    """Not run here: Ray is in an environment of its own."""
+    (shown,) = [block.text for block in PYTHON if block.page == "docs/guides/ray-serve.md"]
+    assert shown in (ROOT / "examples/ray_serve.py").read_text()
+
+
 def test_the_tutorial_runs_in_two_processes() -> None:
     """With fewer requests: each is a swap of 160 MiB."""
     (program,) = [b.text for b in PYTHON if b.page == TUTORIAL and b.first == "import sys"]

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray import serve
 
+import swapd
 from deploy.ray.share import connect
 
 MIB = 1 << 20
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "ray_actors.py"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 @ray.remote(num_gpus=0.5, num_cpus=0)
@@ -99,6 +101,23 @@ def test_a_daemon_outlives_the_actor_that_started_it(where: str) -> None:
 def test_the_example_shares_a_device_between_two_actors(
     cluster: None, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    runpy.run_path(str(EXAMPLE))["main"](f"{where}/host")
+    runpy.run_path(str(EXAMPLES / "ray_actors.py"))["main"](f"{where}/host")
     said = capfd.readouterr().out
     assert re.fullmatch(r"(answer of 2048 numbers\n){4}[1-9]\d* evictions\n", said), said
+
+
+@pytest.fixture
+def served(cluster: None) -> Iterator[None]:
+    serve.start(proxy_location="Disabled")  # no port, which others may have
+    yield
+    serve.shutdown()
+
+
+def test_replicas_of_two_deployments_share_a_device_and_one_that_is_killed_is_replaced(
+    served: None, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with swapd.connect(f"{where}/host", device="host", start=True, budget="192MiB") as client:
+        runpy.run_path(str(EXAMPLES / "ray_serve.py"))["main"](f"{where}/host")
+        assert client.status().evictions > 0
+    said = capfd.readouterr().out
+    assert said.endswith("1 of 4 replicas is new; answers are alike: True\n"), said
