@@ -3,12 +3,14 @@
 `make docs` checks the links of the site; these tests check those of all pages in the tree.
 """
 
+import inspect
 import json
 import re
+import runpy
 import shlex
 import signal
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +19,11 @@ from urllib.parse import unquote
 import pytest
 import typer.main
 
+import swapd_client
 from swapd import spawn
 from swapd.cli.app import app
 from swapd.device.context import NEEDED_VERSION
+from swapd_client import errors
 from tests.processes import ROOT, output_of, run_python, start_python
 
 FILES = sorted(
@@ -181,6 +185,25 @@ def test_commands_of_swapd_are_understood() -> None:
         name, command, rest = COMMANDS.resolve_command(context, words)
         assert command is not None
         command.make_context(name, rest, parent=context)
+
+
+# --- the reference -------------------------------------------------------------------------
+
+ERRORS = {name for name, one in vars(errors).items() if isinstance(one, type)}
+
+
+def test_the_reference_links_each_error_that_a_docstring_names_and_keeps_all_words() -> None:
+    shown: Callable[[str], str] = runpy.run_path(str(ROOT / "docs/raises.py"))["shown"]
+    link = re.compile(r"\[`(\w+)`\]\[swapd_client\.errors\.\1\]")
+    methods = [*vars(swapd_client.Client).values(), *vars(swapd_client.Lease).values()]
+    docstrings = [inspect.getdoc(one) or "" for one in (swapd_client.connect, *methods)]
+    assert sum("Raises:" in text for text in docstrings) > 10
+    for text in docstrings:
+        page = shown(text)
+        named = [word for word in re.findall(r"`[^`]*`|\w+", text) if word in ERRORS]
+        assert link.findall(page) == named
+        assert len(re.findall(r"Raises:\s", text)) == page.count("\n\n**Raises:** ")
+        assert link.sub(r"\1", page).replace("**", "").split() == text.split()
 
 
 # --- what is needed ------------------------------------------------------------------------
