@@ -26,7 +26,7 @@ from swapd.cli.common import (
     shown_json,
 )
 from swapd.cli.passes import Folding
-from swapd.cli.render import line
+from swapd.cli.render import Line, day, line
 from swapd.cli.story import show
 from swapd.cli.target import Device, where
 from swapd.log.history import Filter, Seen, unknown_kinds
@@ -51,6 +51,8 @@ class LogView:
         self._only = only
         self._everything = everything
         self._seen = Seen()
+        #: The day of the last line, which stands above the lines of that day.
+        self._day = ""
         #: Whether any record was wanted.
         self.found = False
 
@@ -60,9 +62,12 @@ class LogView:
         """Show them, or only the `last` so many. `more`: others follow soon."""
         shown = self._shown(lines, more)
         for each in shown if last is None else deque(shown, maxlen=last):
-            console.print(each, soft_wrap=True)
+            if (today := day(each.time)) != self._day:
+                self._day = today
+                console.print(Text(today, "bold"))
+            console.print(each.text, soft_wrap=True)
 
-    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Line]:
         for each in self._wanted(lines):
             if text := line(each.record, self._seen, everything=self._everything):
                 yield text
@@ -89,7 +94,7 @@ class FoldedView(LogView):
     def keeps_back(self) -> bool:  # type: ignore[override]
         return self._folding.open
 
-    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Text]:
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Line]:
         for each in lines:
             if each.record.start is not None:
                 yield from self._folding.flush(self._seen)
@@ -175,7 +180,6 @@ Follow = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", "-a", help="Every record: hits and releases too")]
 AllRuns = Annotated[bool, typer.Option("--all-runs", help="Include runs of earlier daemons")]
-AsText = Annotated[bool, typer.Option("--text", help="Force readable output")]
 Lines = Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Show the last N records")]
 Components = Annotated[
     list[str],
@@ -212,7 +216,6 @@ def log(
     follow: Follow = False,
     everything: All = False,
     json: Json = False,
-    text: AsText = False,
     lines: Lines = None,
     file: File = None,
     all_runs: AllRuns = False,
@@ -226,9 +229,9 @@ def log(
 ) -> None:
     """Show the swap log: loads, evictions and waits, with their causes.
 
-    On a terminal: swaps, waits and refusals of the daemon that ran last, blocks of one pass in one
-    line. Elsewhere, or with --json: all its records, as they were written. With a NAME: the records
-    of that component, each under its cause.
+    Swaps, waits and refusals of the daemon that ran last, blocks of one pass in one line; with
+    --json all its records, as they were written. With a NAME: the records of that component, each
+    under its cause.
     """
     only = Filter(tuple(component), tuple(session), tuple(kind), min_duration or 0.0, since or 0.0)
     _refuse_unknown(only.kinds)
@@ -242,7 +245,7 @@ def log(
         records = last_run(read(swap_log(folder, file, timeout)))
         show(records, name, everything=everything, json=json)
         return
-    view = _view(only, everything, blocks=blocks, json=json, text=text)
+    view = _view(only, everything, blocks=blocks, json=json)
     if not follow:
         _show(view, swap_log(folder, file, timeout), lines, all_runs=all_runs)
         _refuse_nothing(view, only.components)
@@ -252,8 +255,8 @@ def log(
     follow_log(folder, view, lines, timeout)
 
 
-def _view(only: Filter, everything: bool, *, blocks: bool, json: bool, text: bool) -> LogView:
-    if not text and (json or not sys.stdout.isatty()):
+def _view(only: Filter, everything: bool, *, blocks: bool, json: bool) -> LogView:
+    if json:
         return JsonView(only)
     if any((everything, blocks, only.kinds, only.min_s)):
         return LogView(only, everything=everything)

@@ -32,24 +32,31 @@ class Said(NamedTuple):
     swap: bool = False
 
 
-def line(record: Record, seen: Seen, *, everything: bool = False) -> Text | None:
+class Line(NamedTuple):
+    """A line of the readable log, with its Unix time."""
+
+    time: float
+    text: Text
+
+
+def line(record: Record, seen: Seen, *, everything: bool = False) -> Line | None:
     """One line of the readable log, or None if the record is not for this view."""
     said = say(record, seen)
     return in_columns(record.time, said, seen) if said.swap or everything else None
 
 
-def in_columns(time: float, said: Said, seen: Seen) -> Text:
+def in_columns(time: float, said: Said, seen: Seen) -> Line:
     low, high = _SUBJECT_CELLS
     width = min(max(map(len, seen.sizes), default=low), high)
     text = Text.assemble(
-        (f"{stamp(time)}  ", "dim"),
+        (f"{clock(time)}  ", "dim"),
         (said.verb.ljust(_VERB_CELLS), said.style),
         said.subject.ljust(max(width, low)),
         "  ",
         (said.detail, QUIET if said.style == QUIET else ""),
     )
     text.rstrip()
-    return text
+    return Line(time, text)
 
 
 def sentence(record: Record, seen: Seen) -> Text:
@@ -62,9 +69,15 @@ def sentence(record: Record, seen: Seen) -> Text:
     return words
 
 
-def stamp(time: float) -> str:
-    """Local date and time with milliseconds, and the zone."""
-    return datetime.fromtimestamp(time).astimezone().isoformat(" ", "milliseconds")
+def clock(time: float) -> str:
+    """Local time of day, to the millisecond."""
+    return datetime.fromtimestamp(time).time().isoformat("milliseconds")
+
+
+def day(time: float) -> str:
+    """Local date, and its offset from UTC."""
+    local = datetime.fromtimestamp(time).astimezone()
+    return f"{local.date()} UTC{local.isoformat()[-len('+00:00') :]}"
 
 
 def say(record: Record, seen: Seen) -> Said:

@@ -8,7 +8,7 @@ import msgspec
 from rich.text import Text
 
 from swapd.cli.common import console, shown_json
-from swapd.cli.render import sentence, stamp
+from swapd.cli.render import clock, day, sentence
 from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import Seen, StoryStep
@@ -18,8 +18,8 @@ from swapd.shared import protocol
 from swapd.shared.text import plain
 from swapd_client import UnknownComponent
 
-#: Width of a date with its time and zone.
-_STAMP_CELLS = len(stamp(0.0))
+#: Width of a time.
+_CLOCK_CELLS = len(clock(0.0))
 #: From so many on, consecutive uses without a copy become one line.
 _MANY = 3
 
@@ -59,11 +59,15 @@ def _story(
     said = _said(lines, chapters)
     yield _head(name, history.belonging(lines, name), chapters)
     width = len(str(chapters[-1][-1].line.record.seq)) + 1
+    last = ""
     for told in _chapters(chapters, fold=not everything):
         if isinstance(told, Text):
-            yield Text.assemble(" " * (_STAMP_CELLS + width + 4), told)
+            yield Text.assemble(" " * (_CLOCK_CELLS + width + 4), told)
             continue
         for step in told:
+            if (today := day(step.line.record.time)) != last:
+                last = today
+                yield Text(today, "bold")
             yield _line(step, said[step.line.record.seq], width)
 
 
@@ -105,7 +109,7 @@ def _line(step: StoryStep, said: Text, width: int) -> Text:
     if not step.about:
         said.stylize("dim")
     return Text.assemble(
-        (stamp(record.time), "dim"),
+        (clock(record.time), "dim"),
         "  ",
         (f"#{record.seq}".rjust(width), "dim"),
         "  ",
@@ -132,7 +136,7 @@ def _folded(quiet: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:
         yield from quiet
     else:
         first, last = quiet[0][0].line.record, quiet[-1][-1].line.record
-        span = f"from {stamp(first.time)} to {stamp(last.time)}"
+        span = f"from {clock(first.time)} to {clock(last.time)}"
         yield Text(f"... {uses} uses without a copy, {span}", "dim")
 
 

@@ -45,7 +45,7 @@ def swap_log(tmp_path: Path) -> Path:
 
 
 def test_the_log_for_people(swap_log: Path) -> None:
-    assert_harmless(swapd("log", "--text", "--all", "--file", swap_log).stdout)
+    assert_harmless(swapd("log", "--all", "--file", swap_log).stdout)
     assert_harmless(on_terminal("log", "--all", "--file", swap_log))
 
 

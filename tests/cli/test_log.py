@@ -1,13 +1,16 @@
 """`swapd log` reads a file, and follows it as it grows, without a missing or a doubled record."""
 
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from .conftest import Running, json_lines, on_terminal, serve, start, swapd
@@ -31,14 +34,15 @@ def _run(folder: Path) -> Running:
     return daemon
 
 
-def test_without_a_terminal_the_records_as_they_are(folder: Path) -> None:
+def test_json_is_the_records_as_they_are(folder: Path) -> None:
     swap_log = _run(folder).swap_log
-    done = swapd("log", "--file", swap_log)
+    done = swapd("log", "--json", "--file", swap_log)
     assert done.stdout == swap_log.read_text()
 
 
-def test_on_a_terminal_the_swaps(folder: Path) -> None:
-    text = on_terminal("log", "--file", _run(folder).swap_log)
+@pytest.mark.parametrize("shown", [on_terminal, lambda *words: swapd(*words).stdout])
+def test_the_swaps_on_a_terminal_as_in_a_pipe(folder: Path, shown: Callable[..., str]) -> None:
+    text = shown("log", "--file", _run(folder).swap_log)
     assert "evict" in text
     assert "to make room for talker, asked by worker (session 1)" in text
     assert "MiB" in text
@@ -48,28 +52,48 @@ def test_on_a_terminal_the_swaps(folder: Path) -> None:
 
 
 def test_all_shows_hits_and_releases(folder: Path) -> None:
-    text = swapd("log", "--text", "--all", "--file", _run(folder).swap_log).stdout
-    words = [line.split()[2] for line in text.splitlines()]
+    text = swapd("log", "--all", "--file", _run(folder).swap_log).stdout
+    words = [line.split()[1] for line in text.splitlines()]
     assert words.count("hit") == 1
     assert words.count("release") >= 3
 
 
 def test_lines_are_those_shown_last(folder: Path) -> None:
     swap_log = _run(folder).swap_log
-    text = swapd("log", "--text", "--file", swap_log).stdout.splitlines()
-    assert swapd("log", "--text", "-n", 3, "--file", swap_log).stdout.splitlines() == text[-3:]
+    day, *text = swapd("log", "--file", swap_log).stdout.splitlines()
+    last = swapd("log", "-n", 3, "--file", swap_log).stdout.splitlines()
+    assert last == [day, *text[-3:]]
     raw = swap_log.read_text().splitlines()
-    assert swapd("log", "-n", 2, "--file", swap_log).stdout.splitlines() == raw[-2:]
+    assert swapd("log", "--json", "-n", 2, "--file", swap_log).stdout.splitlines() == raw[-2:]
     assert swapd("log", "-n", 0, "--file", swap_log).stdout == ""
+
+
+@pytest.mark.parametrize("name", [[], ["talker"]])
+def test_each_day_stands_once_above_its_lines(folder: Path, name: list[str]) -> None:
+    swap_log = _run(folder).swap_log
+    today, *rest = swapd("log", *name, "--file", swap_log).stdout.splitlines()
+    if name:
+        today, *rest = rest
+    zone = datetime.now().astimezone().isoformat()[-6:]
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d UTC{re.escape(zone)}", today)
+    assert all(re.match(r"(\d\d:){2}\d\d\.\d{3}  | +\.\.\. ", each) for each in rest)
+    records = [msgspec.json.decode(raw) for raw in swap_log.read_bytes().splitlines()]
+    middle = len(records) // 2
+    for record in records[middle:]:
+        record["t"] += 86400.0
+    swap_log.write_bytes(msgspec.json.Encoder().encode_lines(records))
+    again = swapd("log", *name, "--file", swap_log).stdout.splitlines()
+    assert sum(bool(re.match(r"\d{4}-", each)) for each in again) == 2
 
 
 def test_the_last_run_only_unless_all_are_asked_for(folder: Path) -> None:
     _run(folder)
     one = (folder / "swap-log.jsonl").read_text()
     swap_log = _run(folder).swap_log
-    assert swapd("log", "--file", swap_log).stdout == swap_log.read_text()[len(one) :]
-    assert swapd("log", "--all-runs", "--file", swap_log).stdout == swap_log.read_text()
-    text = swapd("log", "--all-runs", "--text", "--file", swap_log).stdout
+    assert swapd("log", "--json", "--file", swap_log).stdout == swap_log.read_text()[len(one) :]
+    every = swapd("log", "--all-runs", "--json", "--file", swap_log).stdout
+    assert every == swap_log.read_text()
+    text = swapd("log", "--all-runs", "--file", swap_log).stdout
     assert text.count(" start ") == 2
 
 
@@ -77,8 +101,8 @@ def test_a_log_in_another_schema_is_one_clear_line(folder: Path) -> None:
     swap_log = _run(folder).swap_log
     whole = swap_log.read_bytes()
     swap_log.write_bytes(whole.replace(b'"schema":1', b'"schema":7') + whole)
-    assert swapd("log", "--file", swap_log).stdout.encode() == whole
-    done = swapd("log", "--all-runs", "--file", swap_log)
+    assert swapd("log", "--json", "--file", swap_log).stdout.encode() == whole
+    done = swapd("log", "--all-runs", "--json", "--file", swap_log)
     assert done.stdout.encode() == whole
     count = whole.count(b"\n")
     assert done.stderr == (
@@ -115,7 +139,7 @@ def _read_until(process: "subprocess.Popen[str]", words: str) -> str:
 
 def test_following_misses_nothing_and_doubles_nothing(daemon: Running) -> None:
     _swap(daemon)
-    with _following(daemon) as process:
+    with _following(daemon, "--json") as process:
         shown = _read_until(process, '"label":"swapd log"')
         _swap(daemon)
         daemon.stop()
@@ -126,14 +150,14 @@ def test_following_misses_nothing_and_doubles_nothing(daemon: Running) -> None:
 
 
 def test_following_shows_what_happens_as_it_happens(daemon: Running) -> None:
-    with _following(daemon, "--text") as process:
+    with _following(daemon) as process:
         _read_until(process, "start")
         _swap(daemon)
         assert "evict" in _read_until(process, "gone")
 
 
 def test_a_daemon_that_dies_ends_it_with_a_clear_line(daemon: Running) -> None:
-    with _following(daemon) as process:
+    with _following(daemon, "--json") as process:
         _read_until(process, '"label":"swapd log"')
         daemon.stop(signal.SIGKILL)
         _, err = process.communicate(timeout=60)
@@ -142,7 +166,7 @@ def test_a_daemon_that_dies_ends_it_with_a_clear_line(daemon: Running) -> None:
 
 
 def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
-    with _following(daemon) as process:
+    with _following(daemon, "--json") as process:
         _read_until(process, '"label":"swapd log"')
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -178,7 +202,7 @@ def test_a_daemon_without_named_folders_keeps_its_log_where_it_stays(
     assert process.stdout.readline()
     folder = run / "swapd/host"
     found = (state / "swapd/host" if writable else folder) / "swap-log.jsonl"
-    assert json_lines(swapd("log", "-e", folder).stdout)[0]["type"] == "start"
+    assert json_lines(swapd("log", "--json", "-e", folder).stdout)[0]["type"] == "start"
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert found.exists()

@@ -64,7 +64,7 @@ class Told:
             shown += list(folding.lines(record, seen))
             seen.note(record)
         shown += list(folding.flush(seen))
-        words = [" ".join(text.plain.split()[2:]) for text in shown]
+        words = [" ".join(each.text.plain.split()[1:]) for each in shown]
         return [text for text in words if not text.startswith(("opened", "register"))]
 
     def wanted(self, **only: object) -> list[Record]:
@@ -176,16 +176,16 @@ def test_the_command_selects_in_both_forms(tmp_path: Path, told: Told) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"".join(render(record) + b"\n" for record in told.records))
     of_file = ("--file", path)
-    raw = swapd("log", *of_file, "-k", "copied_in", "-k", "register", "-c", "dit").stdout
+    raw = swapd("log", "--json", *of_file, "-k", "copied_in", "-k", "register", "-c", "dit").stdout
     kinds = [json.loads(line)["kind"] for line in raw.splitlines()]
     assert kinds == ["register"] * 6 + ["copied_in"] * 6
-    assert swapd("log", *of_file, "--since", "1m").stdout == ""
-    assert len(swapd("log", *of_file, "--since", "2023-11-14").stdout.splitlines()) == len(
-        told.records
-    )
-    text = swapd("log", "--text", *of_file).stdout
+    assert swapd("log", "--json", *of_file, "--since", "1m").stdout == ""
+    assert len(
+        swapd("log", "--json", *of_file, "--since", "2023-11-14").stdout.splitlines()
+    ) == len(told.records)
+    text = swapd("log", *of_file).stdout
     assert text.count(" stream ") == 1
-    assert swapd("log", "--text", "--blocks", *of_file).stdout.count(" in  ") == 6
+    assert swapd("log", "--blocks", *of_file).stdout.count(" in  ") == 6
 
 
 def test_what_cannot_be_selected_says_what_can(tmp_path: Path, told: Told) -> None:

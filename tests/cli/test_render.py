@@ -6,7 +6,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from swapd.cli.render import line, say, sentence
+from swapd.cli.render import day, line, say, sentence
 from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
@@ -58,7 +58,7 @@ def _text(
 ) -> str | None:
     """The line without its time."""
     shown = line(_record(item, **where), seen, everything=everything)
-    return None if shown is None else " ".join(shown.plain.split()[2:])
+    return None if shown is None else " ".join(shown.text.plain.split()[1:])
 
 
 TALKER = "talker-worker (session 2)"
@@ -174,7 +174,7 @@ def test_a_grant_is_shown_if_it_waited_and_a_hit_only_with_all(seen: Seen) -> No
     assert line(hit, seen) is None
     shown = line(hit, seen, everything=True)
     assert shown is not None
-    assert "hit" in shown.plain
+    assert "hit" in shown.text.plain
 
 
 def test_a_workspace_is_asked_for_lent_and_taken_back(seen: Seen) -> None:
@@ -220,25 +220,28 @@ def test_the_start_says_the_device(seen: Seen) -> None:
     start = Start("9.9", "host", 20, 2 * MIB, Rules())
     shown = line(Record(1, 0, NOON, start=start), seen)
     assert shown is not None
-    assert "swapd 9.9 on host: 20 chunks of 2 MiB" in shown.plain
+    assert "swapd 9.9 on host: 20 chunks of 2 MiB" in shown.text.plain
 
 
-def test_every_line_has_its_date_and_zone(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_line_has_its_time_and_its_day_with_the_zone(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
     try:
         shown = line(_record(events.Stopping(0.0)), seen)
+        assert shown is not None
+        assert shown.text.plain.split()[0] == "03:43:20.250"
+        assert day(shown.time) == "2023-11-15 UTC+05:30"
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert shown is not None
-    assert shown.plain.split()[:2] == ["2023-11-15", "03:43:20.250+05:30"]
 
 
 def test_missing_records_are_counted(seen: Seen) -> None:
     shown = line(Record(7, 0, NOON, dropped=12), seen)
     assert shown is not None
-    assert "12 records: the disk was full, or" in shown.plain
+    assert "12 records: the disk was full, or" in shown.text.plain
 
 
 def test_columns_line_up(seen: Seen) -> None:
@@ -247,15 +250,15 @@ def test_columns_line_up(seen: Seen) -> None:
     two = line(_record(actions.Evict("thinker", 1, "room", (2, 5))), seen)
     assert one is not None
     assert two is not None
-    assert one.plain.index("talker") == two.plain.index("thinker")
-    assert one.plain.index("MiB") == two.plain.index("MiB")
+    assert one.text.plain.index("talker") == two.text.plain.index("thinker")
+    assert one.text.plain.index("MiB") == two.text.plain.index("MiB")
 
 
 def test_what_workers_say_cannot_reach_the_terminal(seen: Seen) -> None:
     seen.note(_record(events.SessionOpened(0.0, 7, "evil\x1b[2J\r\n")))
     shown = line(_record(actions.Waiting(7, 1, ("a",), "held by \x1b]0;x\a")), seen)
     assert shown is not None
-    assert shown.plain.isprintable()
+    assert shown.text.plain.isprintable()
 
 
 def test_a_log_that_lost_its_beginning_still_reads() -> None:
@@ -302,4 +305,4 @@ def assert_has_words(record: Record, seen: Seen) -> None:
     assert sentence(record, seen).plain.isprintable()
     shown = line(record, seen, everything=True)
     assert shown is not None
-    assert shown.plain.isprintable()
+    assert shown.text.plain.isprintable()

@@ -24,8 +24,8 @@ def _evict(daemon: Running, size_mib: int) -> None:
 
 def _said(daemon: Running, name: str) -> list[str]:
     """The readable log of a component, without the times."""
-    lines = swapd("log", "--text", "--file", daemon.swap_log).stdout.splitlines()
-    return [" ".join(line.split()[2:]) for line in lines if f" {name} " in line]
+    lines = swapd("log", "--file", daemon.swap_log).stdout.splitlines()
+    return [" ".join(line.split()[1:]) for line in lines if f" {name} " in line]
 
 
 def test_status_says_scratch(daemon: Running) -> None:
@@ -91,7 +91,7 @@ def test_the_log_of_a_turn_says_what_came_in_by_part_and_what_became_of_the_cach
         _evict(daemon, 16 if used else 14)
     client.close()
     daemon.stop()
-    said = swapd("log", "--text", "--file", daemon.swap_log).stdout.splitlines()
+    said = swapd("log", "--file", daemon.swap_log).stdout.splitlines()
     turns = [line.partition(": ")[2] for line in said if " granted " in line and "kv" in line]
     assert turns == [
         "weights 3 MiB in 3 of 3 parts, kv 8 MiB of zeros",
@@ -115,7 +115,7 @@ def test_the_log_says_why_a_cache_is_lost(tmp_path: Path) -> None:
                 pass
             with client.acquire("kv") as lease:
                 assert lease.fresh("kv")
-        said = swapd("log", "kv", "--text", "--file", daemon.swap_log).stdout
+        said = swapd("log", "kv", "--file", daemon.swap_log).stdout
         assert "lost kv " in " ".join(said.split())
         assert "the bus has failed" in said
         daemon.close()
