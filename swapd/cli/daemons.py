@@ -32,7 +32,7 @@ from swapd.shared.daemons import RunningDaemon
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Status
 from swapd.shared.system import is_stopped
-from swapd.shared.text import plain
+from swapd.shared.text import counted, plain
 from swapd.shared.units import seconds, size
 from swapd_client.errors import SwapdError, Timeout
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
@@ -188,8 +188,9 @@ def _open_sessions(reply: Status) -> str:
         return ""
     leases = sum(s.leases for s in reply.sessions)
     return (
-        f"{', '.join(labels[:3])}{', ...' if len(labels) > 3 else ''}: {len(labels)} open "
-        f"sessions, {leases} leases held, {reply.waiting} waiting. Stop the daemon?"
+        f"{', '.join(labels[:3])}{', ...' if len(labels) > 3 else ''}: "
+        f"{counted(len(labels), 'open session')}, {counted(leases, 'lease')} held, "
+        f"{reply.waiting} waiting. Stop the daemon?"
     )
 
 

@@ -36,6 +36,7 @@ from swapd.log.trace import rendered
 from swapd.shared.config import logs_left_by
 from swapd.shared.fds import OwnedFd
 from swapd.shared.system import open_pidfd
+from swapd.shared.text import counted
 from swapd.shared.units import parse_span
 from swapd_client import Client, NotRunning, Timeout
 from swapd_client.session.endpoint import find, resolve
@@ -270,7 +271,9 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
     found = read_runs(path)
     view.show(found.lines, lines)
     if found.left_out:
-        say_error(f"{found.left_out} records are left out: another version of swapd wrote them")
+        say_error(
+            f"left out: {counted(found.left_out, 'record')}, which another version of swapd wrote"
+        )
 
 
 def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:

@@ -8,11 +8,12 @@ from rich.text import Text
 
 from swapd.cli.common import OWN_LABEL
 from swapd.core import actions, events
+from swapd.core.chunks import count
 from swapd.core.requests import deadline
 from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
 from swapd.shared import protocol
-from swapd.shared.text import plain
+from swapd.shared.text import counted, plain
 from swapd.shared.units import rate, seconds, size
 
 _VERB_CELLS = 11
@@ -96,11 +97,11 @@ def say(record: Record, seen: Seen) -> Said:
 
 def _of_log(record: Record) -> Said:
     if (start := record.start) is not None:
-        chunks = f"{start.chunks} chunks of {size(start.chunk_bytes)}"
+        chunks = f"{counted(start.chunks, 'chunk')} of {size(start.chunk_bytes)}"
         about = plain(f"swapd {start.version} on {start.device}: {chunks}")
         return Said("start", about, "", "bold", True)
     why = "the disk was full, or the disk or this reader was too slow"
-    return Said("missing", f"{record.dropped} records: {why}", "", BAD, True)
+    return Said("missing", f"{counted(record.dropped, 'record')}: {why}", "", BAD, True)
 
 
 class _Words(dict[str, str]):
@@ -128,7 +129,7 @@ _FIELDS: dict[str, Callable[[_Words], str]] = {
     "ordered": lambda w: f"{_amount(w.item)}{_of_all(w.item)}",
     "after": lambda w: _after(w.item.generation, w.record, w.seen),
     "where": lambda w: (
-        f"in part: {sum(n for _, n in w.item.runs)} chunks" if w.item.runs else "in the arena"
+        f"in part: {counted(count(w.item.runs), 'chunk')}" if w.item.runs else "in the arena"
     ),
     "terms": lambda w: _terms(w.item),
     "registration": lambda w: _registration(w.item),

@@ -22,7 +22,7 @@ from swapd.cli.common import (
 )
 from swapd.cli.target import Device
 from swapd.shared.protocol import ComponentStatus, Status, part_name
-from swapd.shared.text import plain
+from swapd.shared.text import counted, plain
 from swapd.shared.units import seconds, size
 
 
@@ -193,7 +193,7 @@ def _state(row: Family) -> Text:
     if not row.streamed:
         state = row.parts[0].state
         return Text(state, STATE_STYLES.get(state, ""))
-    count = f"{len(row.parts)} parts" if len(row.parts) > 1 else "1 part"
+    count = counted(len(row.parts), "part")
     return Text(f"{count}, {len(row.inside)} in", "green" if row.inside else "dim")
 
 

@@ -15,7 +15,7 @@ from swapd.log.history import Seen, StoryStep
 from swapd.log.reader import LogLine
 from swapd.log.records import Record
 from swapd.shared import protocol
-from swapd.shared.text import plain
+from swapd.shared.text import counted, plain
 from swapd_client import UnknownComponent
 
 #: Width of a time.
@@ -100,7 +100,9 @@ def _head(name: str, names: set[str], chapters: list[list[StoryStep]]) -> Text:
         isinstance(record.action, actions.Evicted) and record.action.name in names
         for record in about
     )
-    return Text.assemble((plain(name), "bold"), f": {len(about)} records, in {loads}x, out {gone}x")
+    return Text.assemble(
+        (plain(name), "bold"), f": {counted(len(about), 'record')}, in {loads}x, out {gone}x"
+    )
 
 
 def _line(step: StoryStep, said: Text, width: int) -> Text:

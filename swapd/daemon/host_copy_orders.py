@@ -21,6 +21,7 @@ from swapd.shared import fds, protocol
 from swapd.shared.board import SLOTS, LoadProgress
 from swapd.shared.fds import OwnedFd
 from swapd.shared.system import Threads
+from swapd.shared.text import counted
 from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.host_copy_orders")
@@ -157,7 +158,7 @@ class HostCopyOrders:
         if connection is None or (order.replaces and replaced is None):
             return events.HostCopyMade(now, order.uid)  # no component needs it any more
         if (unread := connection.lifeline.unread) >= UNREAD_MAX:
-            why = f"this session does not read: {unread} messages unread on its lifeline"
+            why = f"this session does not read: {counted(unread, 'message')} unread on its lifeline"
             return events.HostCopyFailed(now, order.uid, "bad_request", why)
         try:
             copy = fds.keep(OwnedFd(os.dup(fd)), SPARE_FOR_PEERS)

@@ -8,7 +8,7 @@ from swapd.device import DeviceError
 from swapd.device.host import available_bytes
 from swapd.doctor.host import Check
 from swapd.shared.protocol import Status
-from swapd.shared.text import plain
+from swapd.shared.text import counted, plain
 from swapd.shared.units import size
 from swapd_client import NotRunning, SwapdError, Timeout, connect
 
@@ -46,7 +46,8 @@ def of_status(status: Status) -> list[Check]:
 
 
 def _version(status: Status) -> Check:
-    found = f"swapd {status.version} serves {status.device}, {len(status.components)} components"
+    components = counted(len(status.components), "component")
+    found = f"swapd {status.version} serves {status.device}, {components}"
     if status.version == __version__:
         return Check("daemon", "ok", found)
     advice = f"this is swapd {__version__}: restart the daemon with the version that is installed"
@@ -99,7 +100,7 @@ def _swap_log(path: Path) -> Check:
 
 def _sessions(status: Status) -> Check:
     others = [s for s in status.sessions if s.label != OWN_LABEL]
-    found = f"{len(others)} sessions, {status.waiting} requests wait"
+    found = f"{counted(len(others), 'session')}; requests that wait: {status.waiting}"
     deaf = [f"{plain(s.label)} (session {s.session})" for s in others if s.unread]
     if deaf:
         advice = "look at these processes: a session that reads nothing for long is ended"

@@ -15,7 +15,7 @@ import msgspec
 from swapd.core import actions, events
 from swapd.log.history import Seen, Slow, copied_bytes
 from swapd.log.records import Record
-from swapd.shared.text import plain
+from swapd.shared.text import counted, plain
 
 Event = dict[str, Any]
 
@@ -58,7 +58,7 @@ class TraceBuilder:
         elif record.action is not None:
             yield from self._action(record.action)
         elif record.dropped:
-            yield self._mark(f"{record.dropped} records are missing", COMPONENTS, 0, "p")
+            yield self._mark(f"{counted(record.dropped, 'record')} missing", COMPONENTS, 0, "p")
         self._seen.note(record)
 
     def end(self) -> Iterator[Event]:

@@ -12,6 +12,7 @@ from swapd.core import actions, events
 from swapd.log.history import Seen, copied_bytes
 from swapd.log.records import Record
 from swapd.run.stages import StageState
+from swapd.shared.text import counted
 from swapd.shared.units import seconds, size
 
 
@@ -26,10 +27,11 @@ class Sums(msgspec.Struct, kw_only=True):
     refusals: int = 0
 
     def __str__(self) -> str:
-        waited = f"{self.waits} requests waited {seconds(self.waited_s)}"
+        waited = f"{counted(self.waits, 'request')} waited {seconds(self.waited_s)}"
         refused = f", {self.refusals} refused" if self.refusals else ""
         return (
-            f"{self.swaps} swaps, {size(self.bytes_in)} in and {size(self.bytes_out)} out; "
+            f"{counted(self.swaps, 'swap')}, "
+            f"{size(self.bytes_in)} in and {size(self.bytes_out)} out; "
             f"{waited if self.waits else 'no request waited'}{refused}"
         )
 

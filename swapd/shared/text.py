@@ -26,6 +26,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, what: str) -> str:
+    """A number and a noun that takes an "s" in the plural."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def reason(error: Exception) -> str:
     """The text of an error, in one line that is safe to show, and short."""
     said = plain(str(error))

@@ -124,8 +124,8 @@ def test_a_daemon_that_runs_and_one_that_does_not(daemon: Running, tmp_path: Pat
     daemon.client("worker", vae=2)
     found = {check.name: check for check in examine(daemon.folder, 60)}
     assert {check.status for check in found.values()} == {"ok"}
-    assert found["daemon"].found.endswith("serves host, 1 components")
-    assert found["sessions"].found == "1 sessions, 0 requests wait"
+    assert found["daemon"].found.endswith("serves host, 1 component")
+    assert found["sessions"].found == "1 session; requests that wait: 0"
     assert found["daemon budget"].found.startswith("16 MiB; host copies have 2 MiB, and ")
     assert found["swap log"].found.startswith(f"{daemon.swap_log}, ")
     assert examine(tmp_path, 60) == [

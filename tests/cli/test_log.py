@@ -106,7 +106,7 @@ def test_a_log_in_another_schema_is_one_clear_line(folder: Path) -> None:
     assert done.stdout.encode() == whole
     count = whole.count(b"\n")
     assert done.stderr == (
-        f"swapd: {count} records are left out: another version of swapd wrote them\n"
+        f"swapd: left out: {count} records, which another version of swapd wrote\n"
     )
     swap_log.write_bytes(whole.replace(b'"schema":1', b'"schema":7'))
     for command in ("log", "log"):

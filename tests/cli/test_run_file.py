@@ -117,9 +117,9 @@ def test_stages_share_a_daemon_and_are_told_apart_in_what_is_told_of_them(
     assert (out, process.returncode) == ("thinker | SIGTERM\n", 7), err
     of_all, thinker, talker, last = err.splitlines()[-4:]
     assert of_all.startswith("swapd: host: 2 swaps, 24 MiB in and 0 B out; ")
-    assert thinker.startswith("swapd: talker: 1 swaps, 12 MiB in and 0 B out; ")
+    assert thinker.startswith("swapd: talker: 1 swap, 12 MiB in and 0 B out; ")
     assert thinker.endswith("; status 0")
-    assert talker.startswith("swapd: thinker: 1 swaps, 12 MiB in and 0 B out; ")
+    assert talker.startswith("swapd: thinker: 1 swap, 12 MiB in and 0 B out; ")
     assert talker.endswith("; status 7")
     assert "ended with status 7 after" in last
     assert "no swapd at" in swapd("status", "-e", home, status=1).stderr

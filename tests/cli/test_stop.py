@@ -58,7 +58,7 @@ def test_on_a_terminal_it_asks_before_it_ends_sessions(daemon: Running) -> None:
     os.close(leader)
     os.close(follower)
     assert process.returncode == 1
-    assert "worker: 1 open sessions, 0 leases held, 0 waiting. Stop the daemon? [y/N]" in said
+    assert "worker: 1 open session, 0 leases held, 0 waiting. Stop the daemon? [y/N]" in said
     assert daemon.process.poll() is None
 
 

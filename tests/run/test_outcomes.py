@@ -56,9 +56,9 @@ def test_copies_are_of_the_stage_that_has_the_component_and_waits_of_the_one_tha
         states[name].starts, states[name].status = starts, status
     a, b, c = of_stages(states, [before + since, before], 100.0)
     assert str(a) == (
-        "a: 1 swaps, 8 MiB in and 8 MiB out; no request waited, 1 refused; status 0, 2 starts"
+        "a: 1 swap, 8 MiB in and 8 MiB out; no request waited, 1 refused; status 0, 2 starts"
     )
-    assert str(b) == "b: 0 swaps, 0 B in and 0 B out; 1 requests waited 500 ms; status 7"
+    assert str(b) == "b: 0 swaps, 0 B in and 0 B out; 1 request waited 500 ms; status 7"
     assert str(c) == "c: 0 swaps, 0 B in and 0 B out; no request waited; was not started"
 
 
@@ -97,6 +97,6 @@ def test_what_was_before_the_command_is_not_counted_but_its_memory_is() -> None:
     assert (found.swaps, found.bytes_in, found.waits, found.waited_s) == (1, 4 * MIB, 1, 0.25)
     assert (found.refusals, found.peak_bytes) == (1, 12 * MIB)
     assert str(found) == (
-        "host: 1 swaps, 4 MiB in and 0 B out; 1 requests waited 250 ms, 1 refused; at most 12 MiB "
+        "host: 1 swap, 4 MiB in and 0 B out; 1 request waited 250 ms, 1 refused; at most 12 MiB "
         "of 16 MiB used"
     )

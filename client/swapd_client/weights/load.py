@@ -10,6 +10,7 @@ from hashlib import blake2b
 import torch
 
 from swapd.shared import protocol
+from swapd.shared.text import counted
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import dlpack, ranges
 from swapd_client.memory.layout import Packer, Ready, Segments, Spans, by_segment, whose_prefix
@@ -195,7 +196,7 @@ def _nothing(stored: Mapping[str, Stored], prefix: str, renamed: bool) -> str:
     why += ", and rename leaves out the others" if prefix and renamed else ""
     why = why or ", and rename leaves out all of them"
     some = ", ".join(list(stored)[:3])
-    return f"nothing to load: the files have {len(stored)} tensors ({some}, ...){why}"
+    return f"nothing to load: the files have {counted(len(stored), 'tensor')} ({some}, ...){why}"
 
 
 def _dtype(stored: Stored, dtype: torch.dtype | None) -> torch.dtype:

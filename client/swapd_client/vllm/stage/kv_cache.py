@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from swapd.shared.text import counted
 from swapd.shared.units import seconds
 from swapd_client.client import Client
 from swapd_client.errors import SwapdError
@@ -243,8 +244,8 @@ class StageCache:
         gone = self._lost_blocks.step(shares)
         if gone and self.terms.unreported:
             raise CacheLost(
-                f"{len(gone)} blocks of {self.name} are gone, which requests would read: start the "
-                "stage again, because it would go on with zeros. swapd's log has the reason. To "
-                f"have such requests computed again, {self.terms.unreported}"
+                f"{self.name} has lost {counted(len(gone), 'block')}, which requests would read: "
+                "start the stage again, because it would go on with zeros. swapd's log has the "
+                f"reason. To have such requests computed again, {self.terms.unreported}"
             )
         return gone
