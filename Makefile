@@ -4,6 +4,7 @@
 # page that is wider than a phone, if there is a Chromium.
 # `make test-tools`: the tests of examples/ and benchmarks/, gpu-check too; CI runs them.
 # `make test-floors`: some tests with the least versions that pyproject.toml allows; CI runs them.
+# `make test-pythons`: the client's tests with the other versions of Python that are installed.
 # `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make package` builds the sdist and the wheel, unpacks the one and installs the other.
@@ -18,7 +19,7 @@ VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 
-.PHONY: deep harm measure mutants zoo demo test test-floors test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
+.PHONY: deep harm measure mutants zoo demo test test-floors test-pythons test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -52,6 +53,24 @@ test-floors: .venv-floors/ready
 	$(PYTHON) -m venv .venv-floors
 	.venv-floors/bin/python tests/floors.py > .venv-floors/floors.txt
 	.venv-floors/bin/pip install --quiet --disable-pip-version-check --requirement .venv-floors/floors.txt --editable .
+	touch $@
+
+# pyenv wants to hear the version, too
+OTHER_PYTHONS := 3.12 3.13
+OF_CLIENT := tests/client/test_async_client.py tests/client/test_client.py \
+  tests/client/test_closing.py tests/client/test_errors.py tests/client/test_leases.py
+test-pythons: $(OTHER_PYTHONS:%=test-python-%)
+test-python-%: export PYENV_VERSION = $*
+test-python-%:
+	@if python$* -c '' 2>/dev/null; then \
+	  $(MAKE) --no-print-directory .venv-python-$*/ready && \
+	  .venv-python-$*/bin/python -m pytest --numprocesses 2 $(OF_CLIENT); \
+	else echo "*** NOT TESTED: python$* is not installed ***" >&2; fi
+
+.venv-python-%/ready: pyproject.toml tests/floors.py
+	python$* -m venv .venv-python-$*
+	.venv-python-$*/bin/python tests/floors.py | sed 's/==\(.*\)\.\*/>=\1/' > .venv-python-$*/requirements.txt
+	.venv-python-$*/bin/pip install --quiet --disable-pip-version-check --requirement .venv-python-$*/requirements.txt --editable .
 	touch $@
 
 test-tools: .venv/ready
@@ -169,4 +188,4 @@ install-triton:
 	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $(VLLM_VENV)/triton --requirement tests/vllm/triton.txt
 
 clean:
-	rm -rf build .venv .venv-services .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf build .venv .venv-floors .venv-python-* .venv-services .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
