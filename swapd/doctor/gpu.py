@@ -16,7 +16,7 @@ CHUNK_BYTES = 64 << 20
 SPARE_FILES = 256
 
 #: Printed with each GPU, as advice.
-MEASURED = "no figure of swapd was measured on a GPU yet: `make gpu-check` measures this one"
+MEASURED = "docs/costs.md has the figures of an H200: `make gpu-check` measures this one"
 
 _NEEDED = {
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": "virtual memory management",
