@@ -63,6 +63,7 @@ def test_every_message_is_carried_by_some_channel() -> None:
         protocol.Used,
         protocol.Victim,
         protocol.WaitStatus,
+        protocol.Wasted,
     }
     bases = {protocol.Request, protocol.Reply}
     declared = {

@@ -5,6 +5,7 @@ changes, each with the actions that it orders.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Iterable
 
 from swapd.core.actions import Accept, AnyAction, MakeHostCopy, Refuse, SendHurry, SendWanted
@@ -25,7 +26,16 @@ from swapd.core.records import (
     Transfer,
 )
 from swapd.core.requests import names_of
-from swapd.shared.protocol import AnyOrder, Code, Counts, Histogram, Runs, Tally
+from swapd.shared.protocol import (
+    WASTED_LAST,
+    WASTED_S,
+    AnyOrder,
+    Code,
+    Counts,
+    Histogram,
+    Runs,
+    Tally,
+)
 
 #: Number of names with counts of their own: the components and families beyond them share one.
 NAMES_MAX = 500
@@ -163,6 +173,9 @@ class Ledger:
         self.loads = self.evictions = self.hits = 0
         self.peak_chunks = 0
         self.counts = _new_counts()
+        #: The last wasted loads: when each ended, its component or family, and until then the hits
+        #: and the seconds of loads.
+        self.wasted: deque[tuple[float, str, int, float]] = deque(maxlen=WASTED_LAST)
 
         # The current event: its time, its request if it has one, and its actions so far.
         self.now = 0.0
@@ -219,10 +232,13 @@ class Ledger:
         others. So sums over all names never fall."""
         del self.names[bisect_left(self.names, name)]
         self.foresight.forget(name)
+        if any(of == name for _, of, *_ in self.wasted):
+            self.wasted = deque((w for w in self.wasted if w[1] != name), WASTED_LAST)
         tally, others = self.counts.of.pop(name, None), self.counts.of[OTHERS]
         if tally is None:
             return
         others.loads += tally.loads
+        others.wasted += tally.wasted
         others.evictions += tally.evictions
         others.hits = min(others.hits + tally.hits, HITS_MAX)
         others.skips += tally.skips
@@ -233,6 +249,17 @@ class Ledger:
         c.hits = min(c.hits + uses, HITS_MAX)
         c.tally.hits = min(c.tally.hits + uses, HITS_MAX)
         self.hits = min(self.hits + uses, HITS_MAX)
+
+    def count_load(self, c: Component) -> None:
+        c.loads += 1
+        c.tally.loads += 1
+        self.loads += 1
+        if c.made_way_at is None or c.load_started - c.made_way_at > WASTED_S:
+            return
+        c.wasted += 1
+        c.tally.wasted += 1
+        if not (c.part_of and self.wasted and self.wasted[-1][1] == c.part_of):
+            self.wasted.append((self.now, c.side, self.hits, self.lane_in.busy_s))
 
     # --- what is there -------------------------------------------------------------------
 

@@ -207,7 +207,10 @@ class Component:
     #: When the current or last leases that overlap began, and the number of their uses.
     used_since: float = 0.0
     uses: int = 0
+    #: When it left for others; None: it left for another reason, or never.
+    made_way_at: float | None = None
     loads: int = 0
+    wasted: int = 0
     evictions: int = 0
     hits: int = 0
     #: The counts of its name since the start, which outlive it.
@@ -292,6 +295,8 @@ class Lane:
     #: Bytes copied so far, and the end of the last copy, on the events' clock.
     nbytes: int = 0
     ended_at: float = 0.0
+    #: Seconds in which one of them was under way.
+    busy_s: float = 0.0
     #: Speed of the last copy; None before the first.
     bytes_per_s: float | None = None
 

@@ -18,6 +18,7 @@ from swapd.core.sessions import LIFELINE, REPLIES
 from swapd.shared.protocol import (
     NAMES_SHOWN,
     WAITS_SHOWN,
+    WASTED_LAST,
     ComponentStatus,
     CopyStatus,
     Forecast,
@@ -27,6 +28,7 @@ from swapd.shared.protocol import (
     SessionStatus,
     Victim,
     WaitStatus,
+    Wasted,
 )
 from swapd.shared.units import seconds
 
@@ -51,6 +53,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         part_of=c.part_of,
         kind="workspace" if c.workspace else "scratch" if c.scratch else "component",
         pinned=c.pinned,
+        wasted=c.wasted,
     )
 
 
@@ -78,6 +81,17 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
         stays_bytes=stays * ledger.chunk_bytes,
         turn_bytes=turn * ledger.chunk_bytes,
     )
+
+
+def wasted(ledger: Ledger, now: float) -> Wasted | None:
+    """The last wasted loads; None before there were enough."""
+    if len(ledger.wasted) < WASTED_LAST:
+        return None
+    (first, _, hits, busy_s), (last, _, hits_then, busy_then_s) = (
+        ledger.wasted[0],
+        ledger.wasted[-1],
+    )
+    return Wasted(now - last, last - first, busy_then_s - busy_s, hits_then - hits)
 
 
 def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:

@@ -88,6 +88,7 @@ def copied(
         lane.bytes_per_s = nbytes / alone_s
     lane.nbytes += nbytes
     lane.ended_at = now
+    lane.busy_s += alone_s
     return alone_s
 
 
@@ -99,9 +100,7 @@ def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
     ledger.holders.rank(c)
     if not c.workspace:
         c.copy_s = copy_s
-        c.loads += 1
-        c.tally.loads += 1
-        ledger.loads += 1
+        ledger.count_load(c)
 
 
 def load_failed(ledger: Ledger, c: Component) -> None:
@@ -258,6 +257,7 @@ def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
     c.enter(State.ABSENT)
     ledger.recount(c)
     makes_way_no_more(ledger, c)
+    c.made_way_at = ledger.now if c.reason in ("room", "alternating") else None
     c.evictions += 1
     c.tally.evictions += 1
     ledger.evictions += 1

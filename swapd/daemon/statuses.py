@@ -135,6 +135,7 @@ class Statuses:
             waits=status.waits(self._core, now),
             copies=status.copies(ledger, now),
             counts=ledger.counts,
+            wasted=status.wasted(ledger, now),
             records=records,
             records_lost=lost,
         )

@@ -467,6 +467,7 @@ class ComponentStatus(msgspec.Struct, frozen=True):
     copy_s: float | None = None  # of the last swap-in, without its wait for other copies
     kind: ComponentKind = "component"
     pinned: bool = False  # a session pinned it; its policy is "permanent" meanwhile
+    wasted: int = 0  # loads at most WASTED_S after it had left for others
 
     @property
     def inside(self) -> bool:
@@ -518,10 +519,12 @@ class CopyStatus(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, omit_defaults=True):
-    """Counts of one component, or of a family. `skips`: acquires with a timeout of 0 that did not
-    get it; `refusals` by code, once for each request that named it."""
+    """Counts of one component, or of a family. `wasted`: those of its loads at most WASTED_S after
+    it had left for others; `skips`: acquires with a timeout of 0 that did not get it; `refusals` by
+    code, once for each request that named it."""
 
     loads: int = 0
+    wasted: int = 0
     evictions: int = 0
     hits: int = 0
     skips: int = 0
@@ -545,6 +548,26 @@ class Counts(msgspec.Struct):
     copy_in_s: Histogram  # from the order of a copy to its end
     copy_out_s: Histogram
     hold_s: Histogram  # from a grant to its release
+
+
+#: A load is wasted if its component left at most so long before it, to make room or for a member
+#: of its alternating group.
+WASTED_S = 60.0
+#: So many wasted loads, the last ones, say how it goes now.
+WASTED_LAST = 8
+
+
+class Wasted(msgspec.Struct, frozen=True):
+    """The last WASTED_LAST wasted loads; parts of a family in a row count as one.
+
+    `copying_s`: seconds of `took_s` in which loads were copied. `hits`: uses, in `took_s`, that
+    found their component on the device.
+    """
+
+    ago_s: float  # since the last one
+    took_s: float  # from the first one to the last one
+    copying_s: float
+    hits: int
 
 
 #: Most waiting acquires, and copies, that a status lists; and most names of one acquire.
@@ -590,6 +613,7 @@ class Status(Reply, frozen=True, tag="status"):
     waits: tuple[WaitStatus, ...] = ()
     copies: tuple[CopyStatus, ...] = ()
     counts: Counts | None = None
+    wasted: Wasted | None = None  # None before there were WASTED_LAST
     #: Records of the swap log so far, and those that its file lost because the disk did not take
     #: them.
     records: int = 0

@@ -1,6 +1,7 @@
 """The counts in the status are those of the recorded events and actions."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from swapd.core.events import AnyEvent
 from swapd.core.ledger import HITS_MAX, NAMES_MAX, OTHERS, Ledger, observe
 from swapd.core.records import Rules
 from swapd.shared import protocol
-from swapd.shared.protocol import NAMES_SHOWN, WAITS_SHOWN
+from swapd.shared.protocol import NAMES_SHOWN, WAITS_SHOWN, WASTED_LAST, WASTED_S
 from tests.core import driver
 from tests.core.world import World
 
@@ -161,3 +162,99 @@ def test_a_copy_is_under_way_and_the_next_waits() -> None:
     first, second = status.copies(w.ledger, w.now + 1.0)
     assert (first.name, first.nbytes, first.since_s, first.bytes_per_s) == ("b", 8, 1.0, 2.0)
     assert (second.name, second.since_s) == ("c", None)
+
+
+def in_turn(w: World, rounds: int, *names: str, pause_s: float = 1.0) -> None:
+    """Use these in turn, each load a second long."""
+    session = w.owner[names[0]]
+    for _ in range(rounds):
+        for name in names:
+            key = w.acquire(session, name)
+            w.now += 1.0
+            w.settle()
+            w.release(key)
+            w.sleep(pause_s)
+
+
+def a_pair(**terms: Any) -> World:
+    """Two components, of which one fits at a time."""
+    w = World(10, residency_bound_s=0.0)
+    s = w.open()
+    for name in ("a", "b"):
+        w.register(s, name, 6, **terms)
+    return w
+
+
+def test_a_load_soon_after_its_component_made_room_is_wasted() -> None:
+    w = a_pair()
+    in_turn(w, 5, "a", "b")
+    of = w.ledger.counts.of
+    assert [(of[n].loads, of[n].wasted) for n in "ab"] == [(5, 4), (5, 4)]
+    found = [status.component_status(w.ledger, w.ledger.components[n], w.now) for n in "ab"]
+    assert [c.wasted for c in found] == [4, 4]
+
+
+def test_the_last_wasted_loads_say_how_long_they_took_and_what_was_found() -> None:
+    w = a_pair()
+    in_turn(w, 4, "a", "b")
+    assert status.wasted(w.ledger, w.now) is None, "of eight loads six are wasted"
+    in_turn(w, 1, "a", "b")
+    assert status.wasted(w.ledger, w.now + 3.0) == protocol.Wasted(4.0, 14.0, 7.0, 0)
+    w.touch(w.owner["b"], "b")
+    in_turn(w, 1, "a")
+    assert status.wasted(w.ledger, w.now) == protocol.Wasted(1.0, 14.0, 7.0, 1)
+
+
+def test_a_load_long_after_its_component_left_is_not_wasted() -> None:
+    w = a_pair()
+    in_turn(w, 6, "a", "b", pause_s=WASTED_S)
+    assert w.ledger.counts.of["a"].loads == 6
+    assert not any(tally.wasted for tally in w.ledger.counts.of.values())
+
+
+def test_what_leaves_on_its_own_or_as_it_is_told_wastes_no_load() -> None:
+    w = World(10)
+    s = w.open()
+    w.register(s, "passes", 6, policy="sequential")
+    w.register(s, "told", 2)
+    for _ in range(2 * WASTED_LAST):
+        w.touch(s, "passes")
+        w.touch(s, "told")
+        w.evict_now(s, "told")
+        w.settle()
+    assert w.ledger.counts.of["told"].loads == 2 * WASTED_LAST
+    assert not any(tally.wasted for tally in w.ledger.counts.of.values())
+
+
+def test_members_of_an_alternating_group_waste_the_loads_of_each_other() -> None:
+    w = World(20, residency_bound_s=0.0)
+    s = w.open()
+    for name in ("a", "b"):
+        w.register(s, name, 6, policy="alternating", group="g")
+    in_turn(w, 5, "a", "b")
+    assert w.ledger.counts.of["a"].wasted == 4
+
+
+def test_the_parts_of_a_family_come_back_as_one() -> None:
+    w = World(10, residency_bound_s=0.0)
+    s = w.open()
+    parts = [f"m/{at}" for at in range(WASTED_LAST)]
+    for part in parts:
+        w.register(s, part, 1, part_of="m")
+    w.register(s, "b", 10)
+    for _ in range(3):
+        w.touch(s, "m")
+        w.touch(s, "b")
+    assert w.ledger.counts.of["m"].wasted == 2 * WASTED_LAST
+    assert status.wasted(w.ledger, w.now) is None
+    assert len(w.ledger.wasted) == 4
+
+
+def test_what_is_gone_has_wasted_as_much_and_takes_turns_no_more() -> None:
+    w = a_pair()
+    in_turn(w, 5, "a", "b")
+    assert status.wasted(w.ledger, w.now)
+    w.unregister(w.owner["a"], "a")
+    assert w.ledger.counts.of[OTHERS].wasted == 4
+    assert status.wasted(w.ledger, w.now) is None, "b has nobody to take turns with"
+    assert len(w.ledger.wasted) == 4

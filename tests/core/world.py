@@ -5,6 +5,7 @@ compares: after every event of every test it checks the promises of the core, an
 than a worker does. It decides nothing.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -1141,7 +1142,7 @@ def _search(value: object, number: int, path: str, found: list[str], seen: set[i
         for k, v in value.items():
             _search(k, number, f"{path} key", found, seen)
             _search(v, number, f"{path}[{k!r}]", found, seen)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         for v in value:
             _search(v, number, f"{path}[]", found, seen)
     else:
