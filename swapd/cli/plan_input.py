@@ -9,6 +9,7 @@ import msgspec
 
 from swapd.bench import swap_in
 from swapd.cli.common import ask, errors, say_error
+from swapd.cli.conclusions import measured_loads
 from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
@@ -250,11 +251,11 @@ def bandwidth_of(given: str | None, status: Status | None, device: str | None) -
 def _by_daemon(status: Status | None) -> Bandwidth | None:
     if status is None:
         return None
-    copied = [(c.nbytes, c.copy_s) for c in status.components if c.copy_s and c.nbytes]
-    if not copied:
+    found = measured_loads(status.components)
+    if found is None:
         return None
-    nbytes, took_s = map(sum, zip(*copied, strict=True))
-    return Bandwidth(nbytes / took_s, f"measured by the daemon, in {len(copied)} swap-ins")
+    bytes_per_s, count = found
+    return Bandwidth(bytes_per_s, f"measured by the daemon, in {count} swap-ins")
 
 
 def _measured(device: str) -> float:

@@ -20,10 +20,11 @@ from swapd.cli.common import (
     facts,
     print_json,
 )
+from swapd.cli.conclusions import Report, report
 from swapd.cli.target import Device
 from swapd.shared.protocol import ComponentStatus, Status, part_name
 from swapd.shared.text import counted, plain
-from swapd.shared.units import seconds, size
+from swapd.shared.units import rate, seconds, size
 
 
 class Family(NamedTuple):
@@ -62,6 +63,10 @@ class Family(NamedTuple):
     @property
     def moves(self) -> str:
         return f"{sum(c.loads for c in self.parts)}/{sum(c.evictions for c in self.parts)}"
+
+    @property
+    def wasted(self) -> int:
+        return sum(c.wasted for c in self.parts)
 
     @property
     def amount(self) -> str:
@@ -137,7 +142,7 @@ def status(
     with ask(endpoint, "status", timeout, device) as client:
         reply = client.status(timeout=timeout)
     if json:
-        print_json(reply)
+        print_json(report(reply))
     else:
         console.print(page(reply, wide=console.width >= _WIDE, parts=parts))
 
@@ -155,7 +160,7 @@ def page(reply: Status, *, wide: bool = True, parts: bool = False) -> Renderable
         components: RenderableType = _components(rows, wide)
     else:
         components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
-    return Group(head, "", components, "", _summary(reply))
+    return Group(head, "", components, "", _summary(report(reply)))
 
 
 def _components(rows: Iterable[Family], wide: bool) -> Table:
@@ -169,7 +174,7 @@ def _components(rows: Iterable[Family], wide: bool) -> Table:
             max_width=None if wide else narrow,
             overflow="fold",
         )
-    for heading in ("in/out", "hits", "swap-in") if wide else ():
+    for heading in ("in/out", "wasted", "hits", "swap-in") if wide else ():
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*islice(_cells(row), len(table.columns)))
@@ -185,6 +190,7 @@ def _cells(row: Family) -> Iterator[str | Text]:
     yield Text(f"{row.leases}: {plain(', '.join(row.holders))}" if row.leases else "")
     yield _last_use(row)
     yield row.moves
+    yield str(row.wasted)
     yield str(sum(c.hits for c in row.parts))
     yield "" if row.streamed or first.swap_in_s is None else seconds(first.swap_in_s)
 
@@ -225,7 +231,7 @@ def _private(reply: Status) -> str:
     return f"; {size(reply.private_bytes)} more of unregistered components with live tensors"
 
 
-def _summary(reply: Status) -> Table:
+def _summary(reply: Report) -> Table:
     rows: list[tuple[str, RenderableType]] = [("arena", _arena(reply))]
     if reply.device_bytes:
         rows.append(("device", _device(reply)))
@@ -239,9 +245,24 @@ def _summary(reply: Status) -> Table:
         ),
         ("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody"),
     ]
+    rows += [("times", times)] if (times := times_of(reply)) else []
     if reply.starting:
         rows.append(("starting", plain(_starting(reply.starting))))
-    return facts([*rows, *(("note", Text(plain(each), "yellow")) for each in reply.notes)])
+    rows += [("note", Text(plain(each), "yellow")) for each in reply.notes]
+    for found in reply.conclusions:
+        rows.append((found.kind.replace("_", " "), Text(plain(found.text), "bold yellow")))
+    return facts(rows)
+
+
+def times_of(reply: Report) -> str:
+    """How long acquires waited, and how fast loads are; "" before the first."""
+    words = []
+    if reply.wait_p50_s is not None and reply.wait_p95_s is not None:
+        waited = f"p50 {seconds(reply.wait_p50_s)}, p95 {seconds(reply.wait_p95_s)}"
+        words.append(f"acquires wait {waited}")
+    if reply.load_bytes_per_s is not None:
+        words.append(f"loads at {rate(reply.load_bytes_per_s)}")
+    return "; ".join(words)
 
 
 def _starting(labels: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ Pure. Names follow Prometheus: they have units, bytes and seconds; counters end 
 """
 
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -15,6 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
+from swapd.cli.conclusions import Kind, conclusions
 from swapd.shared.protocol import Counts, Histogram, Status
 
 
@@ -40,6 +42,9 @@ def _families(status: Status, age_s: float) -> Iterator[Metric]:
     yield about
     for name, text, value in _gauges(status, age_s):
         yield GaugeMetricFamily(name, text, value)
+    found = {each.kind for each in conclusions(status)}
+    kinds = {kind: int(kind in found) for kind in get_args(Kind)}
+    yield _gauge("swapd_conclusion", "1 while swapd status draws this conclusion", kinds, "kind")
     assert status.counts is not None
     yield from _of_components(status, status.counts)
     yield from _times(status, status.counts)
@@ -98,6 +103,7 @@ def _of_components(status: Status, counts: Counts) -> Iterator[Metric]:
 #: Counters of each component, with their fields.
 _COUNTED = {
     "swapd_loads": ("loads", "Copies of the component to the device"),
+    "swapd_wasted_loads": ("wasted", "Loads soon after it had left for others"),
     "swapd_evictions": ("evictions", "Times it left the device"),
     "swapd_hits": ("hits", "Uses that found it on the device"),
     "swapd_skips": ("skips", "Optional acquires that did not get it"),
@@ -114,10 +120,10 @@ def _times(status: Status, counts: Counts) -> Iterator[Metric]:
     yield _histogram("swapd_hold_seconds", "From a grant to the release", {"": counts.hold_s})
 
 
-def _gauge(name: str, about: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, about, labels=("component",))
-    for label, value in values.items():
-        family.add_metric((label,), value)
+def _gauge(name: str, about: str, values: dict[str, int], label: str = "component") -> Metric:
+    family = GaugeMetricFamily(name, about, labels=(label,))
+    for each, value in values.items():
+        family.add_metric((each,), value)
     return family
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from swapd.cli.common import encoded_json
+from swapd.cli.conclusions import report
 from swapd.cli.last_lines import LastLines, Spoken
 from swapd.cli.page import PageSettings
 from swapd.shared import fds
@@ -199,7 +200,8 @@ class Site:
         return Answer(200, b"ok\n")
 
     async def _status(self, request: HttpRequest) -> Answer:
-        return Answer(200, encoded_json(await self._watched.ask()), "application/json")
+        told = report(await self._watched.ask())
+        return Answer(200, encoded_json(told), "application/json")
 
     async def _records(self, request: HttpRequest) -> Answer:
         after, since = _number(request.query, "after"), _number(request.query, "since")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
+from swapd.cli.conclusions import report
 from swapd.cli.last_lines import Spoken
 from swapd.cli.live import screen
 from swapd.cli.live.screen import Choice, Snapshot
@@ -36,7 +37,7 @@ def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -
         copies=status.copies(ledger, w.now),
         **more,
     )
-    return Snapshot(told, lines, w.now, amiss)
+    return Snapshot(report(told), lines, w.now, amiss)
 
 
 def shown(w: World, choice: Choice | None = None, width: int = 80, height: int = 24) -> list[str]:

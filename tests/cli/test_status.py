@@ -179,9 +179,9 @@ def test_no_daemon_is_one_clear_line(folder: Path) -> None:
 
 
 def test_last_use_swaps_hits_and_swap_in_time() -> None:
-    c = _component("vae", idle_s=3.1, loads=7, evictions=6, hits=41, swap_in_s=0.0142)
+    c = _component("vae", idle_s=3.1, loads=7, wasted=5, evictions=6, hits=41, swap_in_s=0.0142)
     words = _line(_shown(_reply(components=(c,))), "vae").split()
-    assert words[-7:] == ["3.1", "s", "ago", "7/6", "41", "14.2", "ms"]
+    assert words[-8:] == ["3.1", "s", "ago", "7/6", "5", "41", "14.2", "ms"]
 
 
 def test_an_output_without_unicode_shows_what_it_can(daemon: Running) -> None:

@@ -7,15 +7,18 @@ import re
 import signal
 import threading
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from swapd.shared.protocol import Status
+from swapd.cli.conclusions import Kind, Report
+from swapd.shared.protocol import WASTED_LAST, Status
 from swapd.web.serving import PAST_S
 from tests.web.conftest import MIB, Served
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "swapd" / "web" / "page.html").read_text()
+KINDS = get_args(Kind)
 
 
 def test_the_page_is_one_file_that_fetches_nothing_and_runs_nothing_else(served: Served) -> None:
@@ -37,7 +40,7 @@ def test_words_of_others_never_become_html() -> None:
 
 def test_status_is_the_document_that_the_command_prints(served: Served) -> None:
     told = served.ask("/status").json
-    assert told.keys() == {"op", *Status.__struct_fields__}
+    assert told.keys() == {"op", *Report.__struct_fields__}
     assert told["runtime_dir"] == str(served.daemon.folder)
 
 
@@ -161,4 +164,26 @@ def test_a_daemon_that_does_not_answer_is_not_healthy() -> None:
         assert one.metrics()["swapd_status_age_seconds"] > 0
     finally:
         os.kill(one.daemon.pid, signal.SIGCONT)
+        one.close()
+
+
+def test_a_daemon_that_thrashes_says_so_to_page_and_prometheus() -> None:
+    one = Served()
+    try:
+        with one.connect() as client:
+            for name in ("encoder", "decoder"):
+                client.register(name, {"w": bytearray(10 * MIB)})
+            assert one.ask("/status").json["conclusions"] == []
+            assert one.metrics()['swapd_conclusion{kind="thrashing"}'] == 0
+            for name in ("encoder", "decoder") * (WASTED_LAST // 2 + 1):
+                client.acquire(name).release()
+            while not (found := one.ask("/status").json["conclusions"]):
+                continue
+            (said,) = found
+            assert "encoder need 20 MiB in turn, and 16 MiB are there" in said["text"]
+            samples = one.metrics()
+            told = {kind: samples[f'swapd_conclusion{{kind="{kind}"}}'] for kind in KINDS}
+            assert told == {kind: kind == said["kind"] for kind in KINDS}
+            assert samples['swapd_wasted_loads_total{component="encoder"}'] == WASTED_LAST // 2
+    finally:
         one.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import swapd_client
 from swapd.cli.common import OWN_LABEL
+from swapd.cli.conclusions import report
 from swapd.cli.last_lines import LastLines
 from swapd.cli.live.screen import Snapshot
 from swapd.shared.runtime_dir import RuntimeDirError
@@ -73,7 +74,7 @@ class Poller:
         self.client = client
 
     def _poll(self, client: Client) -> None:
-        status = client.status(timeout=self._timeout)
+        status = report(client.status(timeout=self._timeout))
         at = time.monotonic()
         if self._lines is None:
             self._lines = LastLines(Path(status.swap_log), LINES_MAX)

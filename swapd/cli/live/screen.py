@@ -13,9 +13,10 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from swapd.cli.conclusions import Report
 from swapd.cli.last_lines import Spoken
-from swapd.cli.status import STATE_STYLES, Family, fold, in_group
-from swapd.shared.protocol import CopyStatus, Status
+from swapd.cli.status import STATE_STYLES, Family, fold, in_group, times_of
+from swapd.shared.protocol import CopyStatus
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -47,7 +48,7 @@ _PROGRESS = 12
 class Snapshot(NamedTuple):
     """A daemon at one moment."""
 
-    status: Status
+    status: Report
     lines: Sequence[Spoken]
     #: The time of the status, monotonic.
     at: float
@@ -69,6 +70,7 @@ class Row(NamedTuple):
     idle_s: float | None
     #: Loads and evictions.
     moves: str
+    wasted: int
 
 
 @dataclass
@@ -137,6 +139,7 @@ def _row(family: Family, since_s: float, chunk: int) -> Row:
         holders=holders,
         idle_s=0.0 if holders else idle_s,
         moves=family.moves,
+        wasted=family.wasted,
     )
 
 
@@ -163,6 +166,7 @@ _COLUMNS = (
     _Column("holders", 18, 76, False, lambda row: plain(", ".join(row.holders))),
     _Column("last use", 8, 44, True, lambda row: _last_use(row)),
     _Column("in/out", 9, 100, True, lambda row: row.moves),
+    _Column("wasted", 6, 100, True, lambda row: str(row.wasted)),
 )
 
 
@@ -296,7 +300,7 @@ def _block(title: str, lines: list[str], count: int, most: int) -> list[Text]:
 def lines(view: Snapshot, choice: Choice, width: int, height: int, now: float) -> list[Text]:
     """Exactly `height` lines of at most `width` cells. `now`: monotonic time."""
     every = all_rows(view, now)
-    foot = _foot(view, choice, width)
+    foot = _foot(view, choice, width, height)
     shown: list[Text] = [_head(view, every, width)]
     if height >= _FLAT:
         shown.append(bar(every, view.status.budget_bytes, width))
@@ -320,9 +324,14 @@ def lines(view: Snapshot, choice: Choice, width: int, height: int, now: float) -
     return shown[-height:] if height < len(foot) + 1 else shown[:height]
 
 
-def _foot(view: Snapshot, choice: Choice, width: int) -> list[Text]:
-    amiss = wrap(plain(view.amiss), max(width, 1))[:_NOTE_LINES_MAX]
-    foot = [Text(line, "bold red") for line in amiss]
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(plain(text), max(width, 1))[:_NOTE_LINES_MAX]
+
+
+def _foot(view: Snapshot, choice: Choice, width: int, height: int) -> list[Text]:
+    foot = [Text(line, "bold red") for line in _wrapped(view.amiss, width)]
+    for conclusion in view.status.conclusions if height >= _LOW else ():
+        foot += [Text(line, "bold yellow") for line in _wrapped(conclusion.text, width)]
     if choice.only:
         foot.append(Text(f"only names with {plain(choice.only)!r}; escape shows all", "yellow"))
     return [*foot, Text(KEYS, "dim")]
@@ -331,7 +340,8 @@ def _foot(view: Snapshot, choice: Choice, width: int) -> list[Text]:
 def _below(view: Snapshot, now: float) -> list[Text]:
     moved = [_copy(each, now - view.at) for each in view.status.copies]
     waits = _block("waiting", _waits(view, now), view.status.waiting, _WAITS_MAX)
-    return waits + _block("copies", moved, 0, _TRANSFERS_MAX)
+    times = [Text(times_of(view.status), "dim")] if times_of(view.status) else []
+    return times + waits + _block("copies", moved, 0, _TRANSFERS_MAX)
 
 
 def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:

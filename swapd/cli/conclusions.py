@@ -1,0 +1,232 @@
+"""What the figures of a status mean, in words, and the setting to change.
+
+Pure, over the status alone: `swapd status`, `swapd top`, the page and, by `/metrics`, the alerts
+all say what `conclusions` finds.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from swapd.shared.protocol import (
+    WASTED_LAST,
+    WASTED_S,
+    ComponentStatus,
+    Histogram,
+    Status,
+    Wasted,
+)
+from swapd.shared.units import size
+
+#: `thrashing`: loads are copied for most of the time; `swapping`: most uses wait for a load;
+#: `never_fits`: acquires of a component are refused.
+Kind = Literal["thrashing", "swapping", "never_fits"]
+
+#: The last WASTED_LAST wasted loads say nothing if they took longer.
+LAST_S = 300.0
+#: More than this share of the time is most of it.
+_MOST = 0.5
+#: Most names in a conclusion, and most characters of each.
+_NAMES, _CHARS = 3, 40
+_MIB = 1 << 20
+
+
+class Conclusion(msgspec.Struct, frozen=True):
+    """`text` is one line for people, with names as their sessions wrote them."""
+
+    kind: Kind
+    text: str
+
+
+class Report(Status, frozen=True, tag="status"):
+    """A status as JSON shows it, with what follows from it; None: nothing was measured yet."""
+
+    conclusions: tuple[Conclusion, ...] = ()
+    #: So long, at most, half of all acquires waited, and 95 of 100; estimates from the histogram.
+    wait_p50_s: float | None = None
+    wait_p95_s: float | None = None
+    load_bytes_per_s: float | None = None
+
+
+def report(status: Status) -> Report:
+    waits = status.counts.wait_s if status.counts else Histogram((0.0,), [0, 0])
+    measured = measured_loads(status.components)
+    return Report(
+        **msgspec.structs.asdict(status),
+        conclusions=conclusions(status),
+        wait_p50_s=quantile(waits, 0.5),
+        wait_p95_s=quantile(waits, 0.95),
+        load_bytes_per_s=measured and measured[0],
+    )
+
+
+def quantile(times: Histogram, share: float) -> float | None:
+    """Seconds that this share of the times does not exceed, as Prometheus estimates it: evenly
+    spread within a class, and the last bound for the open one. None if there are no times."""
+    rank, below = share * sum(times.counts), 0
+    bounds = zip((0.0, *times.bounds), (*times.bounds, times.bounds[-1]), strict=True)
+    for (low, high), count in zip(bounds, times.counts, strict=True):
+        if count and below + count >= rank:
+            return low + (high - low) * (rank - below) / count
+        below += count
+    return None
+
+
+def measured_loads(components: Iterable[ComponentStatus]) -> tuple[float, int] | None:
+    """Bytes per second of the last load of each component, and their number; None if there was
+    none. Scratch does not count: it may have been loaded in part."""
+    loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
+    took_s = sum(c.copy_s or 0.0 for c in loaded)
+    return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
+
+
+def conclusions(status: Status) -> tuple[Conclusion, ...]:
+    """What is amiss in this status, and the setting to change; () if nothing is.
+
+    The time grows with the number of components. A daemon that is idle has no conclusion about
+    swaps after WASTED_S.
+    """
+    found = (_of_swaps(status), _of_what_never_fits(status))
+    return tuple(each for each in found if each is not None)
+
+
+# --- swaps -------------------------------------------------------------------------------
+
+
+class _Turn(NamedTuple):
+    """The components that are used in turn now."""
+
+    #: Their names, or those of their families, the largest first; and those that come and go.
+    names: list[str]
+    swapped: list[str]
+    #: Room for all of them at once, and for all that stays.
+    need: int
+    #: An alternating group of which several come and go; "" if there is none.
+    group: str
+
+
+def _of_swaps(status: Status) -> Conclusion | None:
+    last = status.wasted
+    if last is None or last.ago_s > WASTED_S or last.took_s > LAST_S:
+        return None
+    share = min(last.copying_s / last.took_s, 1.0) if last.took_s else 1.0
+    if share <= _MOST and last.hits >= WASTED_LAST:
+        return None
+    turn = _in_turn(status, last)
+    if not turn.swapped:
+        return None
+    often = f"{WASTED_LAST} swaps with {last.hits} hits" if last.hits else "each use is a swap"
+    cost = f"{often}, and copies take {share:.0%} of the time"
+    text = f"{_why(status, turn)}: {cost}; {_remedy(status, turn)}"
+    return Conclusion("thrashing" if share > _MOST else "swapping", text)
+
+
+def _in_turn(status: Status, last: Wasted) -> _Turn:
+    since_s = max(last.ago_s + last.took_s, WASTED_S)
+    used = [c for c in status.components if _is_used(c, since_s)]
+    stay = sum(_room(status, c) for c in used if not _passes(c))
+    swapped = [c for c in used if c.wasted]
+    sides: dict[str, set[str]] = {}
+    for c in swapped:
+        if c.group is not None:
+            sides.setdefault(c.group, set()).add(c.part_of or c.name)
+    group = next((name for name, of in sides.items() if len(of) > 1), "")
+    need = stay + max([_room(status, c) for c in used if _passes(c)], default=0)
+    return _Turn(_sides(used), _sides(swapped), need, group)
+
+
+def _is_used(c: ComponentStatus, since_s: float) -> bool:
+    stays = c.policy == "permanent" and c.inside
+    return bool(stays or c.leases or (c.idle_s is not None and c.idle_s <= since_s))
+
+
+def _passes(c: ComponentStatus) -> bool:
+    """Whether it leaves when it is released: one after the other has the same room."""
+    return c.policy == "sequential" and c.kind != "workspace"
+
+
+def _why(status: Status, turn: _Turn) -> str:
+    have = status.budget_bytes - status.quarantined_bytes
+    if turn.need > have:
+        return f"{_need(turn.names, turn.need)} in turn, and {size(have)} are there"
+    if turn.group:
+        group = f"the alternating group {_short(turn.group)}"
+        return f"{_words(turn.swapped)} exclude each other, in {group}"
+    return f"{_words(turn.swapped)} make room, though all fits: {size(turn.need)} of {size(have)}"
+
+
+def _remedy(status: Status, turn: _Turn) -> str:
+    have = status.budget_bytes - status.quarantined_bytes
+    if turn.need <= have and not turn.group:
+        return f"for workspaces, perhaps: swapd log {_short(turn.swapped[0])} says for what"
+    words = ['policy="lru" in place of "alternating"'] if turn.group else []
+    if turn.need > have:
+        words.append(_budget(turn.need))
+    said = f"{' and '.join(words)} would end it"
+    most = status.budget_bytes + status.device_free_bytes
+    if not status.device_bytes or turn.need <= most:
+        return said
+    return (
+        f"{said}, and the device has {size(most)} for it: keep less of {_short(turn.names[0])} "
+        "there (attach(blocks=...), then swapd resize)"
+    )
+
+
+# --- what never fits ---------------------------------------------------------------------
+
+
+def _of_what_never_fits(status: Status) -> Conclusion | None:
+    """Components that never fit beside those that never leave."""
+    stays = [c for c in status.components if c.policy == "permanent"]
+    kept = sum(_room(status, c) for c in stays)
+    left = status.budget_bytes - kept
+    others = [c for c in status.components if c.policy != "permanent" and c.kind != "workspace"]
+    over = [c for c in others if _room(status, c) > left]
+    if not stays or not over:
+        return None
+    need = max(_room(status, c) for c in over)
+    pinned = next(iter(_sides(c for c in stays if c.pinned)), "")
+    less = f"swapd unpin {_short(pinned)}" if pinned else 'fewer of policy="permanent"'
+    text = (
+        f"{_need(_sides(over), need)} at once, and what stays "
+        f"({_words(_sides(stays))}) leaves {size(max(left, 0))}: acquires are refused; {less}, or "
+        f"{_budget(kept + need)}, would end it"
+    )
+    return Conclusion("never_fits", text)
+
+
+# --- words -------------------------------------------------------------------------------
+
+
+def _room(status: Status, c: ComponentStatus) -> int:
+    """Bytes of the arena that it takes: whole chunks."""
+    return -(-c.nbytes // status.chunk_bytes) * status.chunk_bytes
+
+
+def _sides(components: Iterable[ComponentStatus]) -> list[str]:
+    """Names of components, with a family in place of its parts, the largest first."""
+    sizes: dict[str, int] = {}
+    for c in components:
+        name = c.part_of or c.name
+        sizes[name] = sizes.get(name, 0) + c.nbytes
+    return sorted(sizes, key=lambda name: (-sizes[name], name))
+
+
+def _need(names: Sequence[str], nbytes: int) -> str:
+    return f"{_words(names)} need{'s' if len(names) == 1 else ''} {size(nbytes)}"
+
+
+def _words(names: Sequence[str]) -> str:
+    said = [_short(name) for name in names[:_NAMES]]
+    if len(names) > _NAMES:
+        said.append(f"{len(names) - _NAMES} more")
+    return " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _CHARS else f"{name[: _CHARS - 3]}..."
+
+
+def _budget(nbytes: int) -> str:
+    return f"a --budget of {-(-nbytes // _MIB)}MiB ($SWAPD_BUDGET)"
