@@ -202,6 +202,16 @@ def test_top_says_it_where_it_has_lines_for_it(height: int) -> None:
     assert any(line.startswith("encoder") for line in lines) == (height > 3)
 
 
+def test_top_says_the_setting_behind_names_without_end() -> None:
+    longest = told(*LONG, device_bytes=80 * MIB, device_free_bytes=16 * MIB)
+    view = screen.Snapshot(report(longest), (), 0.0)
+    lines = [line.plain for line in screen.lines(view, screen.Choice(), 80, 24, 0.0)]
+    said = " ".join(map(str.strip, lines))
+    assert "a --budget of 8192MiB ($SWAPD_BUDGET) would end it" in said
+    assert "then swapd resize)" in said
+    assert any(line.startswith("0000") for line in lines)
+
+
 # --- a real daemon -----------------------------------------------------------------------
 
 

@@ -41,6 +41,8 @@ _RANKS = {state: rank for rank, state in enumerate(STATE_STYLES)}
 #: Fewer lines show only the table, and still fewer no bar.
 _LOW, _FLAT = 14, 6
 _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
+#: A conclusion ends with the setting to change, and may have this part of the lines.
+_NOTE_SHARE = 3
 #: Cells of the bar of a copy's progress.
 _PROGRESS = 12
 
@@ -324,14 +326,16 @@ def lines(view: Snapshot, choice: Choice, width: int, height: int, now: float) -
     return shown[-height:] if height < len(foot) + 1 else shown[:height]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap(plain(text), max(width, 1))[:_NOTE_LINES_MAX]
+def _wrapped(text: str, width: int, most: int) -> list[str]:
+    return wrap(plain(text), max(width, 1))[:most]
 
 
 def _foot(view: Snapshot, choice: Choice, width: int, height: int) -> list[Text]:
-    foot = [Text(line, "bold red") for line in _wrapped(view.amiss, width)]
-    for conclusion in view.status.conclusions if height >= _LOW else ():
-        foot += [Text(line, "bold yellow") for line in _wrapped(conclusion.text, width)]
+    amiss = _wrapped(view.amiss, width, _NOTE_LINES_MAX)
+    foot = [Text(line, "bold red") for line in amiss]
+    for found in view.status.conclusions if height >= _LOW else ():
+        said = _wrapped(found.text, width, max(height // _NOTE_SHARE, _NOTE_LINES_MAX))
+        foot += [Text(line, "bold yellow") for line in said]
     if choice.only:
         foot.append(Text(f"only names with {plain(choice.only)!r}; escape shows all", "yellow"))
     return [*foot, Text(KEYS, "dim")]
