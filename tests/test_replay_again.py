@@ -13,7 +13,7 @@ from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.log.records import Start
 from swapd.log.replay import Step as Recorded
-from swapd.replay import RecordedWork, run_again
+from swapd.replay import RecordedWork, fewest_of, run_again
 from swapd.replay.again import SimulatedMachine
 from swapd.replay.work import WorkReader
 from swapd.shared import protocol
@@ -128,6 +128,7 @@ def test_the_same_settings_give_what_happened(work: RecordedWork) -> None:
     for name in ("loads", "bytes_in", "bytes_out", "evictions", "refused", "waiting"):
         assert getattr(again, name) == getattr(work.happened, name)
     assert again.seconds == pytest.approx(work.happened.seconds)
+    assert again.uses == work.happened.uses
     assert work.bytes_per_s == pytest.approx(RATE)
 
 
@@ -137,6 +138,27 @@ def test_another_rule_of_eviction_loads_less_as_it_would_have() -> None:
     assert cyclic().happened.loads == 30
     assert again.loads == cyclic(rules=other).happened.loads < 20
     assert sum(again.waits) == pytest.approx(again.loads)
+
+
+def test_the_fewest_bytes_of_a_cycle_are_those_of_who_knows_what_comes() -> None:
+    work = cyclic()
+    assert fewest_of(work, work.happened, 8) == (4 * (3 + 27 // 2), True)
+    assert fewest_of(work, work.happened, 12) == (12, True)
+    site = Site(8)
+    site.thread("a", "b", uses=4, hold_s=1.0)
+    site.machine.at(50.0, lambda: site.ask(1, protocol.Update(99, "a")))
+    updated = site.work()
+    assert not fewest_of(updated, updated.happened, 8).exact
+
+
+def test_what_is_leased_at_a_time_must_be_there_together() -> None:
+    site = Site(12)
+    site.thread("a", uses=1, hold_s=20.0)
+    site.thread("b", "c", uses=6, hold_s=1.0, at=2.0)
+    work = site.work()
+    assert work.happened.uses[1:] == [frozenset("ab"), frozenset("ac")] * 3
+    assert fewest_of(work, work.happened, 8) == (7 * 4, True)
+    assert fewest_of(work, work.happened, 12) == (3 * 4, True)
 
 
 def test_more_memory_takes_one_load_for_each() -> None:
@@ -217,3 +239,5 @@ def test_any_history_may_be_run_again(seed: int) -> None:
     for chunks in (5, 10, 20):
         again = run_again(work, work.start.rules, chunks, RATE)
         assert again.waits or again.refused
+        assert fewest_of(work, again, chunks).nbytes <= again.bytes_in
+    assert fewest_of(work, work.happened, 10).nbytes <= work.happened.bytes_in

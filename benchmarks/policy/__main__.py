@@ -22,8 +22,9 @@ from statistics import mean
 from typing import Literal, get_args
 
 from benchmarks.policy.clients import Asking, Clients, Request, Served
-from benchmarks.policy.workloads import Workload, optimum, workloads
+from benchmarks.policy.workloads import Workload, workloads
 from swapd.core.records import Rules
+from swapd.replay.optimum import fewest
 
 HEADER = (
     f"{'room':>4} {'load s':>6} {'asks':>8} {'overtake':>8} {'loads/request':>13} {'of FCFS':>7} "
@@ -66,6 +67,13 @@ def _say_evictions(seeds: Iterable[int]) -> None:
             for kind in kinds
         ]
         _say(f"{alike[0].name:<15} " + "".join(f"{ratio:>9.3f}" for ratio in ratios))
+
+
+def optimum(workload: Workload) -> int:
+    """The fewest bytes that any choice of evictions loads."""
+    least = fewest([frozenset((one,)) for one in workload.requests], workload.sizes, workload.room)
+    assert least.exact
+    return least.nbytes
 
 
 def loaded(workload: Workload, eviction: Eviction) -> int:

@@ -1,4 +1,4 @@
-"""Workloads of a few large components, W1 to W7, and the fewest bytes that any schedule loads.
+"""Workloads of a few large components, W1 to W7.
 
 A request names one component, which must be in as a whole before it runs. W1: the three stages of
 an omni model, one after the other. W2: the same by the sizes of a real one, GiB. W3: half of the
@@ -8,8 +8,6 @@ six components in no order, some more often than others. W7: two pipelines, in p
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from itertools import combinations
 from typing import NamedTuple
 
 SPEECH = ("thinker", "talker", "code2wav")
@@ -48,30 +46,3 @@ def _mixed(
     while len(requests) < length:
         requests += often if chance.random() < share else else_
     return requests
-
-
-def optimum(workload: Workload) -> int:
-    """The fewest bytes: to load on demand is enough, and to keep as much as fits."""
-    sizes, room = workload.sizes, workload.room
-
-    @cache
-    def kept(there: frozenset[str], asked: str) -> list[frozenset[str]]:
-        """The largest sets that may stay when `asked` comes in."""
-        found: list[frozenset[str]] = []
-        for n in range(len(there), -1, -1):
-            for some in map(frozenset, combinations(sorted(there), n)):
-                fits = sum(sizes[one] for one in some) + sizes[asked] <= room
-                if fits and not any(some < larger for larger in found):
-                    found.append(some)
-        return found
-
-    least = {frozenset[str](): 0}
-    for asked in workload.requests:
-        after: dict[frozenset[str], int] = {}
-        for there, moved in least.items():
-            ends = [there] if asked in there else [s | {asked} for s in kept(there, asked)]
-            cost = moved if asked in there else moved + sizes[asked]
-            for end in ends:
-                after[end] = min(cost, after.get(end, cost))
-        least = after
-    return min(least.values())

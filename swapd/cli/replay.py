@@ -24,7 +24,7 @@ from swapd.cli.target import Device, where
 from swapd.core.records import Rules
 from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
-from swapd.replay import RecordedWork, ReplayTally, read_work, run_again
+from swapd.replay import RecordedWork, ReplayTally, fewest_of, read_work, run_again
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
 
 Budget = Annotated[
@@ -67,7 +67,9 @@ def replay(
     long after its last answer as it did, and holds each lease for as long. A thread that waited for
     another one, unseen by the daemon, is not known to do so.
 
-    "as recorded" shows how well that describes the run: compare it with "what happened".
+    "as recorded" shows how well that describes the run: compare it with "what happened". "fewest"
+    are the bytes that the best choice of evictions loads for the same uses in the same order; ">="
+    stands before a bound, where there are too many choices.
     """
     folder = None if file else str(where(endpoint, device, timeout))
     path = swap_log(folder, file, timeout)
@@ -82,13 +84,15 @@ def replay(
     given = {"eviction": eviction, "overtake": overtake, "turn_s": turn}
     asked = msgspec.structs.replace(rules, **{k: v for k, v in given.items() if v is not None})
     recorded_rate = work.bytes_per_s or PUBLISHED
+    before = work.start.chunks
+    again = run_again(work, rules, before, recorded_rate)
     rows = [
-        row("what happened", work.happened),
-        row("as recorded", run_again(work, rules, work.start.chunks, recorded_rate)),
+        row("what happened", work, work.happened, before),
+        row("as recorded", work, again, before),
     ]
-    if (asked, chunks, bandwidth) != (rules, work.start.chunks, None):
+    if (asked, chunks, bandwidth) != (rules, before, None):
         outcome = run_again(work, asked, chunks, bandwidth or recorded_rate)
-        rows.append(row(_said(work, asked, chunks, bandwidth), outcome))
+        rows.append(row(_said(work, asked, chunks, bandwidth), work, outcome, chunks))
     if json:
         print_json(rows)
     else:
@@ -116,14 +120,18 @@ def _said(work: RecordedWork, asked: Rules, chunks: int, bandwidth: float | None
     return ", ".join(said)
 
 
-def row(what: str, outcome: ReplayTally) -> dict[str, Any]:
+def row(what: str, work: RecordedWork, outcome: ReplayTally, chunks: int) -> dict[str, Any]:
     """A line of the table, as `--json` prints it."""
+    least = fewest_of(work, outcome, chunks)
     waits = sorted(outcome.waits) or [0.0]
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     totals = msgspec.structs.asdict(outcome)
+    del totals["uses"]
     return {
         "what": what,
         "acquires": len(totals.pop("waits")),
+        "fewest_bytes_in": least.nbytes,
+        "fewest_is_exact": least.exact,
         "wait_mean_s": mean(waits),
         **{
             f"wait_{name}_s": waits[min(int(part * len(waits)), len(waits) - 1)]
@@ -134,14 +142,17 @@ def row(what: str, outcome: ReplayTally) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]]) -> Table:
-    headings = ["", "loads", "in", "back", "evicted", "acquires", "wait", "p50", "p99", "longest"]
+    headings = ["", "loads", "in", "fewest", "back", "evicted", "acquires"]
+    headings += ["wait", "p50", "p99", "longest"]
     waits = ("wait_mean_s", "wait_p50_s", "wait_p99_s", "wait_max_s")
     left_over = any(one["refused"] or one["waiting"] for one in rows)
     cells = [
         [
             one["what"],
             str(one["loads"]),
-            *map(size, (one["bytes_in"], one["bytes_out"])),
+            size(one["bytes_in"]),
+            ("" if one["fewest_is_exact"] else ">= ") + size(one["fewest_bytes_in"]),
+            size(one["bytes_out"]),
             *map(str, (one["evictions"], one["acquires"])),
             *(seconds(one[name]) for name in waits),
             *([f"{one['refused']}, {one['waiting']}"] if left_over else []),

@@ -16,7 +16,15 @@ from swapd.core.actions import Urgency
 from swapd.core.events import AnyEvent
 from swapd.core.records import Rules
 from swapd.log.history import copied_bytes
-from swapd.replay.work import Asking, CopiesUnderWay, Key, RecordedWork, ReplayTally, WorkStep
+from swapd.replay.work import (
+    Asking,
+    CopiesUnderWay,
+    Key,
+    RecordedWork,
+    ReplayTally,
+    WorkStep,
+    spares,
+)
 from swapd.shared import protocol
 
 #: The core looks again at what waits for ever, for ever.
@@ -198,9 +206,8 @@ class _Again:
             self._waits_for.append(len(step.after))
             for before in step.after:
                 self._then.setdefault(before, []).append(number)
-        #: Acquires that do not have their bytes yet; and the names of each lease.
+        #: Acquires that do not have their bytes yet.
         self._asked: dict[Key, _Asked] = {}
-        self._held: dict[Key, tuple[str, ...]] = {}
         #: Leases whose release the log has.
         self._ends = {
             (step.event.session, step.event.request.lease)
@@ -246,8 +253,8 @@ class _Again:
 
     def _note_asked(self, number: int, session: int, request: Asking) -> None:
         names = getattr(request, "names", ())
-        spares = [one.lease for one in getattr(request, "spare", ())]
-        ended = tuple(lease for lease in spares if (session, lease) not in self._ends)
+        spared = spares(self._steps[number])
+        ended = tuple(lease for lease in spared if (session, lease) not in self._ends)
         self._asked[session, request.id] = _Asked(number, names, self._machine.now, ended)
 
     # --- leases --------------------------------------------------------------------------
@@ -268,8 +275,6 @@ class _Again:
         assert isinstance(event, events.SessionRequest)
         idle_s = self._machine.now - unused_since
         request = msgspec.structs.replace(event.request, idle_s=idle_s)
-        self._copies.released(key)
-        self._held.pop(key, None)
         self._machine.feed(events.SessionRequest(self._machine.now, key[0], request))
         self._over(number)
 
@@ -278,6 +283,12 @@ class _Again:
             case events.CopiedIn() | events.CopyStopped():
                 for key in self._copies.ends(said.generation):
                     self._there(key)
+            case events.SessionRequest(session=session, request=protocol.Release(lease=lease)):
+                self._copies.released((session, lease))
+            case events.SessionRequest(session=session, request=protocol.Cancel(acquire=lease)):
+                self._copies.released((session, lease))
+            case events.SessionGone(session=session):
+                self._copies.gone(session)
             case actions.CopyIn():
                 self._copies.begins(said.generation, said.name)
             case actions.Grant():
@@ -295,23 +306,22 @@ class _Again:
 
     def _note_granted(self, key: Key, grant: actions.Grant) -> None:
         asked = self._asked[key]
-        self._held[key] = grant.names or asked.names
+        names, step = grant.names or asked.names, self._steps[asked.step]
         if not grant.spent:
             for lease in asked.spares:
                 self._give_up((key[0], lease))
-        if self._copies.granted(key, self._held[key]):
+        if self._copies.granted(key, names, step, spent=grant.spent):
             self._there(key)
 
     def _there(self, key: Key) -> None:
         asked = self._asked.pop(key)
-        self._outcome.waits.append(self._machine.now - asked.at)
+        self._outcome.there(self._machine.now - asked.at, self._copies.leased())
         if self._steps[asked.step].in_vain:
             self._give_up(key)
         self._machine.at(self._machine.now, partial(self._over, asked.step))
 
     def _give_up(self, key: Key) -> None:
         """Nothing in the log says when this lease ends: it was refused, or spent."""
-        self._held.pop(key, None)
         request = protocol.Release(0, key[1])
         self._machine.at(self._machine.now, partial(self._say, key[0], request))
 
@@ -320,5 +330,5 @@ class _Again:
 
     def _give_back_kept(self, session: int, name: str | None = None) -> None:
         for key in [k for k in self._kept if k[0] == session]:
-            if name is None or name in self._held.get(key, ()):
+            if name is None or name in self._copies.held.get(key, ()):
                 self._machine.at(self._machine.now, partial(self._give_back, key))

@@ -5,6 +5,7 @@ time. Both times are its own, and stay. How long it waits is what another settin
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +51,8 @@ class ReplayTally(msgspec.Struct):
     seconds: float = 0.0
     #: Seconds from each acquire until its bytes were there; tries that were refused are none.
     waits: list[float] = []
+    #: Each time that an acquire had its bytes: the names of all leases, if some were new.
+    uses: list[frozenset[str]] = []
 
     def note(self, said: AnyEvent | actions.AnyAction) -> None:
         match said:
@@ -62,6 +65,12 @@ class ReplayTally(msgspec.Struct):
                 self.evictions += 1
             case actions.Refuse():
                 self.refused += not said.tried
+
+    def there(self, waited_s: float, leased: frozenset[str]) -> None:
+        """An acquire has its bytes; `leased`: the names of all leases, this one too."""
+        self.waits.append(waited_s)
+        if not self.uses or not leased <= self.uses[-1]:
+            self.uses.append(leased)
 
     def end(self, waiting: int, seconds: float) -> "ReplayTally":
         self.waiting, self.seconds = waiting, seconds
@@ -99,12 +108,15 @@ def read_work(lines: Iterable[bytes], start: Start) -> RecordedWork:
 
 
 class CopiesUnderWay:
-    """The copies under way, and when what is acquired is there: also of an early grant."""
+    """The copies under way, and when what is acquired is there: also of an early grant. And what
+    all leases hold."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         #: Keys that were granted and wait for copies of these names.
         self._pending: dict[Key, set[str]] = {}
+        #: The names of each lease.
+        self.held: dict[Key, tuple[str, ...]] = {}
 
     def begins(self, generation: int, name: str) -> None:
         self._names[generation] = name
@@ -120,13 +132,31 @@ class CopiesUnderWay:
                 done.append(key)
         return done
 
-    def granted(self, key: Key, names: Iterable[str]) -> bool:
+    def granted(self, key: Key, names: tuple[str, ...], step: WorkStep, *, spent: bool) -> bool:
+        """`step` asked; `spent`: the leases that it named as spare have ended."""
+        for lease in spares(step) if spent else ():
+            self.released((key[0], lease))
+        self.held[key] = names
         if pending := set(names) & set(self._names.values()):
             self._pending[key] = pending
         return not pending
 
     def released(self, key: Key) -> None:
         self._pending.pop(key, None)
+        self.held.pop(key, None)
+
+    def gone(self, session: int) -> None:
+        for key in [k for k in self.held if k[0] == session]:
+            self.released(key)
+
+    def leased(self) -> frozenset[str]:
+        return frozenset(chain.from_iterable(self.held.values()))
+
+
+def spares(step: WorkStep) -> tuple[int, ...]:
+    """The leases that an acquire spends if it needs a load."""
+    assert isinstance(step.event, events.SessionRequest)
+    return tuple(one.lease for one in getattr(step.event.request, "spare", ()))
 
 
 class _Demand(NamedTuple):
@@ -236,9 +266,9 @@ class WorkReader:
         self._over[asked.step] = self._now
 
     def _note_gone(self, session: int) -> None:
+        self._copies.gone(session)
         for key in [k for k in self._asked if k[0] == session]:
             asked = self._asked.pop(key)
-            self._copies.released(key)
             if asked.step not in self._over:
                 self._give_up(asked)
         done = self._done.pop(session, [])
@@ -258,13 +288,17 @@ class WorkReader:
             case actions.Grant():
                 key = (action.session, action.request)
                 asked = self._asked.get(key)
-                if asked and self._copies.granted(key, action.names or asked.names):
+                if asked and self._granted(key, asked, action):
                     self._there(key)
             case actions.Refuse():
                 asked = self._asked.pop((action.session, action.request), None)
                 if asked is not None:
                     self._steps[asked.step] = self._steps[asked.step]._replace(in_vain=True)
                     self._end(action.session, asked.step)
+
+    def _granted(self, key: Key, asked: _Demand, grant: actions.Grant) -> bool:
+        names, step = grant.names or asked.names, self._steps[asked.step]
+        return self._copies.granted(key, names, step, spent=grant.spent)
 
     def _note_copied(self, generation: int, *, whole: bool) -> None:
         for key in self._copies.ends(generation):
@@ -278,7 +312,7 @@ class WorkReader:
 
     def _there(self, key: Key) -> None:
         asked = self._asked[key]
-        self._outcome.waits.append(self._now - asked.at)
+        self._outcome.there(self._now - asked.at, self._copies.leased())
         self._end(key[0], asked.step)
 
     # --- steps ---------------------------------------------------------------------------

@@ -30,6 +30,8 @@ def test_the_same_settings_load_as_often_and_others_are_beside_them(recorded: Pa
     *_, other = json.loads(swapd(*words, "--eviction", "next_use").stdout)
     assert other["what"] == "eviction next_use"
     assert other["loads"] < happened["loads"]
+    assert happened["fewest_bytes_in"] <= other["fewest_bytes_in"] <= other["bytes_in"]
+    assert happened["fewest_is_exact"]
     *_, other = json.loads(swapd(*words, "--budget", "1GiB", "--bandwidth", "1GB/s").stdout)
     assert other["loads"] == 3
     assert other["what"] == "budget 1 GiB, 1 GB/s"
@@ -37,7 +39,7 @@ def test_the_same_settings_load_as_often_and_others_are_beside_them(recorded: Pa
 
 def test_on_a_terminal_a_table(recorded: Path) -> None:
     text = on_terminal("replay", "--file", recorded, "--overtake", 3)
-    for words in ("what happened", "as recorded", "overtake 3", "longest"):
+    for words in ("what happened", "as recorded", "overtake 3", "fewest", "longest"):
         assert words in text
 
 

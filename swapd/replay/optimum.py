@@ -1,0 +1,137 @@
+"""The fewest bytes that any choice of evictions loads for the same uses in the same order. Pure.
+
+To load on demand is enough for the fewest, and to keep as much as fits: a load ahead of its use
+saves time, no bytes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from heapq import heappop, heappush
+from itertools import combinations
+from math import inf
+from typing import NamedTuple
+
+from swapd.core.events import SessionRequest
+from swapd.replay.work import RecordedWork, ReplayTally
+from swapd.shared import protocol
+
+Names = frozenset[str]
+
+#: All choices are tried while they are so few: components at a time, sets of them, and in all.
+_AT_A_TIME_MAX = 12
+_SETS_MAX = 1_000
+_TRIED_MAX = 500_000
+
+
+class Fewest(NamedTuple):
+    """Bytes that must be loaded."""
+
+    nbytes: int
+    #: Whether some choice loads so few. Else it is a bound: none loads fewer.
+    exact: bool
+
+
+def fewest_of(work: RecordedWork, outcome: ReplayTally, chunks: int) -> Fewest:
+    """For what was in use in this outcome of the work. A bound if the work has more than
+    components of one registration each: workspaces, scratch, new weights."""
+    sizes: dict[str, int] = {}
+    plain = True
+    for step in work.steps:
+        match step.event:
+            case SessionRequest(request=protocol.Register(name=name, nbytes=nbytes) as asked):
+                plain &= name not in sizes and not asked.scratch
+                sizes[name] = 0 if asked.scratch else min(nbytes, sizes.get(name, nbytes))
+            case SessionRequest(request=protocol.Update() | protocol.AcquireWorkspace()):
+                plain = False
+    known = frozenset(sizes)
+    found = fewest([names & known for names in outcome.uses], sizes, chunks, work.start.chunk_bytes)
+    return found._replace(exact=found.exact and plain)
+
+
+def fewest(
+    uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int = 1
+) -> Fewest:
+    """Each of the `uses` needs all its components at once, of `sizes` in bytes, each in whole
+    chunks of a device that is empty at first.
+
+    Exact for a few components, and where those that are needed last fill the room of what comes;
+    else the bound by which parts of components could go.
+    """
+    bound = _by_next_use(uses, sizes, chunks, chunk_bytes)
+    found = None if bound.exact else _of_all_choices(uses, sizes, chunks, chunk_bytes)
+    return bound if found is None else Fewest(found, True)
+
+
+def _of_all_choices(
+    uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int
+) -> int | None:
+    """The fewest of all choices; None if there are too many."""
+    taken = {name: -(-nbytes // chunk_bytes) for name, nbytes in sizes.items()}
+
+    @cache
+    def moves(there: Names, asked: Names) -> tuple[int, list[Names]]:
+        """The bytes to load for `asked`, and what may be there then: the largest sets."""
+        if asked <= there:
+            return 0, [there]
+        room = chunks - sum(taken[one] for one in asked)
+        others, found = sorted(there - asked), list[Names]()
+        for n in range(len(others), -1, -1):
+            for some in map(frozenset, combinations(others, n)):
+                fits = not n or sum(taken[one] for one in some) <= room
+                if fits and not any(some < larger for larger in found):
+                    found.append(some)
+        return sum(sizes[one] for one in asked - there), [some | asked for some in found]
+
+    least, tried = {Names(): 0}, 0
+    for asked in uses:
+        after: dict[Names, int] = {}
+        tried += len(least)
+        many = len(least) > _SETS_MAX or any(len(there) > _AT_A_TIME_MAX for there in least)
+        if many or tried > _TRIED_MAX:
+            return None
+        for there, moved in least.items():
+            nbytes, ends = moves(there, asked)
+            for end in ends:
+                if moved + nbytes < after.get(end, inf):
+                    after[end] = moved + nbytes
+        least = after
+    return min(least.values())
+
+
+def _by_next_use(
+    uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int
+) -> Fewest:
+    """What is needed last goes first, a byte at a time, which no choice of whole ones betters."""
+    room, loaded, whole = chunks * chunk_bytes, 0, True
+    there: dict[str, int] = {}
+    next_of: dict[str, int] = {}
+    last: list[tuple[int, str]] = []
+    for asked, later in zip(uses, _next_uses(uses), strict=True):
+        missing = sum(sizes[name] - there.get(name, 0) for name in asked)
+        loaded += missing
+        room -= missing
+        for name in asked:
+            there[name], next_of[name] = sizes[name], later[name]
+        while room < 0 and last:
+            when, name = heappop(last)
+            if name in asked or next_of[name] != -when:
+                continue  # it was used since
+            goes = min(there[name], -room)
+            room += goes
+            there[name] -= goes
+            if there[name]:
+                whole = False
+                heappush(last, (when, name))
+        for name in asked:
+            heappush(last, (-next_of[name], name))
+    return Fewest(loaded, whole and all(nbytes % chunk_bytes == 0 for nbytes in sizes.values()))
+
+
+def _next_uses(uses: Sequence[Names]) -> Iterator[dict[str, int]]:
+    """For each use, the number of the next use of each of its components."""
+    coming: dict[str, int] = {}
+    found = []
+    for number in range(len(uses) - 1, -1, -1):
+        found.append({name: coming.get(name, len(uses)) for name in uses[number]})
+        coming.update(dict.fromkeys(uses[number], number))
+    return reversed(found)
