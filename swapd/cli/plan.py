@@ -30,8 +30,10 @@ from swapd.cli.plan_input import (
     memory_of,
     status_of,
 )
+from swapd.cli.plan_log import plan_log
 from swapd.cli.plan_page import page as vllm_page
 from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
+from swapd.cli.replay import Budget
 from swapd.plan import asked, deploy, omni, paste, sizes
 from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
@@ -82,6 +84,13 @@ _Passes = Annotated[
     list[str],
     typer.Option(help="Passes over a component's weights in a request, as in dit=20"),
 ]
+_FromLog = Annotated[
+    Path | None,
+    typer.Option(
+        help="A daemon's swap log: plan from its last run, by running it again, with --budget and "
+        "--bandwidth"
+    ),
+]
 _Blocks = Annotated[list[str], typer.Option(help="How many blocks a component has, as in dit=40")]
 _Compute = Annotated[list[str], typer.Option(help="Seconds that one pass computes, as in dit=0.4")]
 
@@ -122,6 +131,8 @@ def plan(
     passes: _Passes = [],  # noqa: B006
     blocks: _Blocks = [],  # noqa: B006
     compute: _Compute = [],  # noqa: B006
+    from_log: _FromLog = None,
+    budget: Budget = None,
     device: Annotated[str | None, typer.Option(help="host, or a GPU, as in cuda:0")] = None,
     endpoint: Endpoint = None,
     json: Json = False,
@@ -130,20 +141,30 @@ def plan(
     """Plan which components to keep on a device, stream or swap, and the costs.
 
     With --vllm: the same for the stages of a deploy file, and the values to set in it.
+
+    With --from-log: the settings of the daemon under which the last run in its swap log would have
+    waited least, of those that are tried by running it again, as `swapd replay` does: rules,
+    pins, sizes of streamed components. Without --budget, for other budgets, too.
     """
+    of_parts = {
+        "--kv-cache": kv_cache,
+        "--activations": activations,
+        "--passes": passes,
+        "--blocks": blocks,
+        "--compute": compute,
+        "--device": device,
+        "--endpoint": endpoint,
+    }
+    if from_log is not None:
+        of_stages = {"--vllm": vllm, "--room": room, "--config": config, "--overlay": overlay}
+        of_files = {"--device-memory": device_memory, "--overhead": overhead, "--chunk": chunk}
+        _refuse("--from-log", {"sources": sources, **of_stages, **of_files, **of_parts})
+        given = bandwidth_of(bandwidth, None, None).bytes_per_s if bandwidth else None
+        return plan_log(from_log, budget, given, json)
+    if budget is not None:
+        raise PlanError("--budget goes with --from-log LOG; --device-memory is for a plan of files")
     if vllm is not None:
-        _refuse(
-            "has no effect with --vllm; leave it out",
-            {
-                "--kv-cache": kv_cache,
-                "--activations": activations,
-                "--passes": passes,
-                "--blocks": blocks,
-                "--compute": compute,
-                "--device": device,
-                "--endpoint": endpoint,
-            },
-        )
+        _refuse("--vllm", of_parts)
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy_of(vllm, sources), sources, room, config)
         (planned,) = reports_of([file], settings).reports
@@ -193,9 +214,9 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
     return deploy.read(path, own, installed)
 
 
-def _refuse(why: str, given: Mapping[str, object]) -> None:
+def _refuse(beside: str, given: Mapping[str, object]) -> None:
     if mixed := [option for option, said in given.items() if said]:
-        raise PlanError(f"{', '.join(mixed)} {why}")
+        raise PlanError(f"{', '.join(mixed)} has no effect with {beside}; leave it out")
 
 
 def _status(

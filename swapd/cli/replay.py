@@ -73,13 +73,8 @@ def replay(
     """
     folder = None if file else str(where(endpoint, device, timeout))
     path = swap_log(folder, file, timeout)
-    work = _work(path)
-    chunks = work.start.chunks if budget is None else budget // work.start.chunk_bytes
-    if not chunks:
-        raise typer.BadParameter(
-            f"--budget {size(budget or 0)} is less than one chunk of the recorded run: "
-            f"{size(work.start.chunk_bytes)}"
-        )
+    work = work_of(path)
+    chunks = chunks_of(work, budget)
     rules = work.start.rules
     given = {"eviction": eviction, "overtake": overtake, "turn_s": turn}
     asked = msgspec.structs.replace(rules, **{k: v for k, v in given.items() if v is not None})
@@ -99,7 +94,8 @@ def replay(
         console.print(page(rows))
 
 
-def _work(path: Path) -> RecordedWork:
+def work_of(path: Path) -> RecordedWork:
+    """The work of the last run in a log. Raises: ReplayError, OtherSchema, OSError."""
     lines = last_run(read(path))
     start = lines[0].record.start if lines else None
     if start is None:
@@ -108,6 +104,17 @@ def _work(path: Path) -> RecordedWork:
             "more of it: `swapd serve --swap-log-size`"
         )
     return read_work((line.raw for line in lines), start)
+
+
+def chunks_of(work: RecordedWork, budget: int | None) -> int:
+    """The memory of a run with this budget; None: as recorded. Raises: BadParameter."""
+    chunks = work.start.chunks if budget is None else budget // work.start.chunk_bytes
+    if not chunks:
+        raise typer.BadParameter(
+            f"--budget {size(budget or 0)} is less than one chunk of the recorded run: "
+            f"{size(work.start.chunk_bytes)}"
+        )
+    return chunks
 
 
 def _said(work: RecordedWork, asked: Rules, chunks: int, bandwidth: float | None) -> str:

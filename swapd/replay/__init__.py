@@ -2,7 +2,8 @@
 
 `work.py` reads from a log who asked for what, and how long after what. `again.py` runs that on a
 device without bytes or a clock, around the real core. `optimum.py` says how few bytes any choice of
-evictions would have loaded. None does I/O; `swapd replay` prints the result.
+evictions would have loaded, and `search.py` looks for better settings. None does I/O; `swapd
+replay` and `swapd plan --from-log` print the results.
 """
 
 from swapd.replay.again import run_again

@@ -279,18 +279,11 @@ class _Again:
         self._over(number)
 
     def _heard(self, said: AnyEvent | actions.AnyAction) -> None:
+        self._copies.heard(said)
         match said:
             case events.CopiedIn() | events.CopyStopped():
                 for key in self._copies.ends(said.generation):
                     self._there(key)
-            case events.SessionRequest(session=session, request=protocol.Release(lease=lease)):
-                self._copies.released((session, lease))
-            case events.SessionRequest(session=session, request=protocol.Cancel(acquire=lease)):
-                self._copies.released((session, lease))
-            case events.SessionGone(session=session):
-                self._copies.gone(session)
-            case actions.CopyIn():
-                self._copies.begins(said.generation, said.name)
             case actions.Grant():
                 self._note_granted((said.session, said.request), said)
             case actions.Refuse():

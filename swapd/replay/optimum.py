@@ -74,13 +74,8 @@ def _of_all_choices(
         if asked <= there:
             return 0, [there]
         room = chunks - sum(taken[one] for one in asked)
-        others, found = sorted(there - asked), list[Names]()
-        for n in range(len(others), -1, -1):
-            for some in map(frozenset, combinations(others, n)):
-                fits = not n or sum(taken[one] for one in some) <= room
-                if fits and not any(some < larger for larger in found):
-                    found.append(some)
-        return sum(sizes[one] for one in asked - there), [some | asked for some in found]
+        ends = [some | asked for some in _largest(there - asked, taken, room)]
+        return sum(sizes[one] for one in asked - there), ends
 
     least, tried = {Names(): 0}, 0
     for asked in uses:
@@ -96,6 +91,17 @@ def _of_all_choices(
                     after[end] = moved + nbytes
         least = after
     return min(least.values())
+
+
+def _largest(names: Names, taken: Mapping[str, int], room: int) -> list[Names]:
+    """The sets of these names that fit in the room, without those that are part of another."""
+    found: list[Names] = []
+    for n in range(len(names), -1, -1):
+        for some in map(frozenset, combinations(sorted(names), n)):
+            fits = not n or sum(taken[one] for one in some) <= room
+            if fits and not any(some < larger for larger in found):
+                found.append(some)
+    return found
 
 
 def _by_next_use(

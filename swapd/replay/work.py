@@ -118,8 +118,17 @@ class CopiesUnderWay:
         #: The names of each lease.
         self.held: dict[Key, tuple[str, ...]] = {}
 
-    def begins(self, generation: int, name: str) -> None:
-        self._names[generation] = name
+    def heard(self, said: AnyEvent | actions.AnyAction) -> None:
+        match said:
+            case actions.CopyIn():
+                self._names[said.generation] = said.name
+            case events.SessionRequest(
+                request=protocol.Release(lease=lease) | protocol.Cancel(acquire=lease)
+            ):
+                self._released((said.session, lease))
+            case events.SessionGone(session=session) | events.SessionEnds(session=session):
+                for key in [k for k in self.held if k[0] == session]:
+                    self._released(key)
 
     def ends(self, generation: int) -> list[Key]:
         """Returns what is there by this."""
@@ -135,19 +144,15 @@ class CopiesUnderWay:
     def granted(self, key: Key, names: tuple[str, ...], step: WorkStep, *, spent: bool) -> bool:
         """`step` asked; `spent`: the leases that it named as spare have ended."""
         for lease in spares(step) if spent else ():
-            self.released((key[0], lease))
+            self._released((key[0], lease))
         self.held[key] = names
         if pending := set(names) & set(self._names.values()):
             self._pending[key] = pending
         return not pending
 
-    def released(self, key: Key) -> None:
+    def _released(self, key: Key) -> None:
         self._pending.pop(key, None)
         self.held.pop(key, None)
-
-    def gone(self, session: int) -> None:
-        for key in [k for k in self.held if k[0] == session]:
-            self.released(key)
 
     def leased(self) -> frozenset[str]:
         return frozenset(chain.from_iterable(self.held.values()))
@@ -199,6 +204,7 @@ class WorkReader:
     def note(self, recorded: Recorded) -> None:
         event = recorded.event
         self._now = event.now
+        self._copies.heard(event)
         if self._first is None:
             self._first = event.now
         match event:
@@ -245,7 +251,6 @@ class WorkReader:
         asked = self._asked.pop(key, None)
         if asked is None:
             return
-        self._copies.released(key)
         if asked.step not in self._over:
             return self._give_up(asked)
         kept_s = request.idle_s if isinstance(request, protocol.Release) else 0.0
@@ -266,7 +271,6 @@ class WorkReader:
         self._over[asked.step] = self._now
 
     def _note_gone(self, session: int) -> None:
-        self._copies.gone(session)
         for key in [k for k in self._asked if k[0] == session]:
             asked = self._asked.pop(key)
             if asked.step not in self._over:
@@ -279,9 +283,9 @@ class WorkReader:
 
     def _note_action(self, action: actions.AnyAction) -> None:
         self._outcome.note(action)
+        self._copies.heard(action)
         match action:
             case actions.CopyIn():
-                self._copies.begins(action.generation, action.name)
                 self._loading[action.generation] = copied_bytes(action)
                 if self._busy_since is None:
                     self._busy_since = self._now

@@ -1,0 +1,131 @@
+"""`swapd plan --from-log`: settings under which a recorded run would have waited less."""
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from rich.console import Group
+from rich.text import Text
+
+from swapd.cli import replay
+from swapd.cli.common import console, print_json
+from swapd.cli.plan_input import PUBLISHED
+from swapd.log.replay import ReplayError
+from swapd.plan import paste
+from swapd.replay import RecordedWork, ReplayTally, search
+from swapd.replay.search import Changes
+from swapd.shared.text import plain_lines
+from swapd.shared.units import seconds, size
+
+#: The search runs the first acquires, and for so long at each budget; the table has whole runs.
+_SEARCHED_ACQUIRES = 1_000
+_SEARCH_S = 30.0
+#: Other budgets to look at, as quarters of the recorded one.
+_QUARTERS = (3, 5)
+
+
+class _Found(NamedTuple):
+    """The best settings for so much memory."""
+
+    chunks: int
+    changes: Changes
+    outcome: ReplayTally
+    tried: int
+
+
+def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bool) -> None:
+    """Print the best settings found for the last run in a log, and what they come to. Raises:
+    ReplayError, OtherSchema, OSError."""
+    began, work = time.monotonic(), replay.work_of(log)
+    acquires = len(work.happened.waits)
+    if not acquires:
+        raise ReplayError(f"no acquire in the last run of {log} was granted: let its stages work")
+    before, bytes_per_s = work.start.chunks, bandwidth or work.bytes_per_s or PUBLISHED
+    chunks = replay.chunks_of(work, budget)
+    budgets = [chunks] if budget else [before, *(before * part // 4 for part in _QUARTERS)]
+    again = {one: search.run_at(work, [], (), one, bytes_per_s) for one in {before, *budgets}}
+    found = [_best(work, one, again[one], bytes_per_s) for one in budgets]
+    rows = [
+        replay.row("what happened", work, work.happened, before),
+        replay.row("as recorded", work, again[before], before),
+        *(
+            replay.row(f"best at {_room(work, one)}", work, one.outcome, one.chunks)
+            for one in found
+        ),
+    ]
+    said = [
+        _saved(again[before], found[0].outcome),
+        f"{sum(one.tried for one in found)} settings tried on the first "
+        f"{min(acquires, _SEARCHED_ACQUIRES)} of {acquires} acquires, the best on all: "
+        f"{seconds(time.monotonic() - began)}",
+    ]
+    pasted = [{"budget": _room(work, one), **_pasted(work, one)} for one in found]
+    if as_json:
+        return print_json({"rows": rows, "best": pasted, "notes": said})
+    texts = "\n".join([*said, *(line for one in pasted for line in _block(one))])
+    console.print(Group(replay.page(rows), "", Text(plain_lines(texts))))
+
+
+def _best(work: RecordedWork, chunks: int, as_recorded: ReplayTally, bytes_per_s: float) -> _Found:
+    """The best settings that are found on a part of the work; none if all of it gains nothing."""
+    settings, part = search.settings_of(work), search.beginning(work, _SEARCHED_ACQUIRES)
+    ends, tried = time.monotonic() + _SEARCH_S, 0
+
+    def cost(point: search.Point) -> search.Cost:
+        nonlocal tried
+        tried += 1
+        outcome = search.run_at(part, settings, point, chunks, bytes_per_s)
+        return search.cost_of(outcome, bytes_per_s)
+
+    point = search.search(settings, cost, lambda: time.monotonic() < ends)
+    outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
+    if search.cost_of(outcome, bytes_per_s) < search.cost_of(as_recorded, bytes_per_s):
+        return _Found(chunks, search.changes(settings, point), outcome, tried)
+    return _Found(chunks, {}, as_recorded, tried)
+
+
+# --- for people --------------------------------------------------------------------------
+
+
+def _room(work: RecordedWork, found: _Found) -> str:
+    return size(found.chunks * work.start.chunk_bytes)
+
+
+def _saved(before: ReplayTally, after: ReplayTally) -> str:
+    moved = before.bytes_in + before.bytes_out - after.bytes_in - after.bytes_out
+    waited_s = mean(before.waits or [0.0]) - mean(after.waits or [0.0])
+    parts = (_less(size, moved), _less(str, before.loads - after.loads, "loads"))
+    return f"saved: {', '.join(parts)}, {_less(seconds, waited_s, 'of waiting an acquire')}"
+
+
+def _less(shown: Callable[[Any], str], saved: float, what: str = "moved") -> str:
+    return f"{'-' if saved < 0 else ''}{shown(abs(saved))} {what}"
+
+
+def _pasted(work: RecordedWork, found: _Found) -> dict[str, list[str]]:
+    """Lines of the daemon's TOML file; and lines for a shell, of what that file does not set."""
+    settings, commands = list[str](), list[str]()
+    if found.chunks != work.start.chunks:
+        settings.append(f'budget = "{paste.amount(found.chunks * work.start.chunk_bytes)}"')
+    for (kind, name), value in found.changes.items():
+        if kind == "rule":
+            settings.append(f"{name.removesuffix('_s')} = {json.dumps(value)}")
+        elif kind == "pin":
+            commands.append(f"swapd {'pin' if value else 'unpin'} {shlex.quote(name)}")
+        else:
+            kept = value if value == "auto" else paste.amount(value)
+            commands.append(f"swapd resize {shlex.quote(name)} {kept}")
+    return {"settings": settings, "commands": commands}
+
+
+def _block(pasted: dict[str, Any]) -> Iterator[str]:
+    settings, commands = pasted["settings"], pasted["commands"]
+    yield f"\n# at {pasted['budget']}" + ("" if settings or commands else ": nothing to change")
+    if settings:
+        yield from ("# in the daemon's configuration file:", *settings)
+    if commands:
+        yield from ("# once its stages run:", *commands)

@@ -1,0 +1,245 @@
+"""Looks for settings under which a recorded run waits less, by running it again. Pure.
+
+A point has a value for each setting; None: as recorded. The settings are those that a daemon has:
+its rules, which components are pinned, and how much of a family is resident.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from swapd.core import events
+from swapd.replay.again import run_again
+from swapd.replay.work import RecordedWork, ReplayTally, WorkStep
+from swapd.shared import protocol
+
+#: Names to pin, and families to resize: those that move the most bytes if they come in each time.
+_NAMES_MAX = 12
+_FAMILIES_MAX = 6
+_MIB = 1 << 20
+
+#: The values to try; the daemon's defaults are among them.
+_RULES: dict[str, tuple[Any, ...]] = {
+    "eviction": ("next_use", "lru"),
+    "overtake": (0, 4, 16, 64),
+    "turn_s": (10.0, 60.0, 600.0),
+    "residency_factor": (0.0, 2.0, 8.0, 32.0),
+    "residency_bound_s": (0.5, 2.0, 8.0),
+}
+
+#: Settings whose effect is smaller than this share of all waiting stay as recorded.
+WORTH = 0.01
+#: Bytes count so much of the time of their copies: of two that wait as long, the one that moves
+#: less is better.
+_COPIES = 0.01
+#: Other points to start from, drawn at random.
+_RESTARTS = 4
+_SEED = 7
+
+
+class Setting(NamedTuple):
+    """One that can be changed, with all its values; the first is None."""
+
+    kind: Literal["rule", "pin", "resize"]
+    name: str
+    values: tuple[Any, ...]
+
+
+Point = tuple[Any, ...]
+#: By kind and name: the values that are not as recorded.
+Changes = dict[tuple[str, str], Any]
+
+
+class Cost(NamedTuple):
+    """Of a run; the least is the best."""
+
+    unserved: int
+    seconds: float
+
+
+NO_TIME = Cost(1 << 62, 0.0)
+
+
+def settings_of(work: RecordedWork) -> list[Setting]:
+    """What can be changed for this work."""
+    registered = {
+        request.name: request
+        for _, request in _requests(work)
+        if isinstance(request, protocol.Register)
+    }
+    sizes, moved = Counter[str](), Counter[str]()
+    for one in registered.values():
+        sizes[one.part_of or one.name] += one.nbytes
+    for _, request in _requests(work):
+        if isinstance(request, protocol.Acquire):
+            for name in request.names:
+                part = registered.get(name)
+                target, nbytes = (part.part_of, part.nbytes) if part else (name, sizes[name])
+                moved[target or name] += nbytes
+    names = [name for name, _ in moved.most_common() if name in sizes]
+    fixed = {one.name for one in registered.values() if one.policy in ("permanent", "alternating")}
+    pinned = {request.name for _, request in _requests(work) if isinstance(request, protocol.Pin)}
+    rules = msgspec.structs.asdict(work.start.rules)
+    found = [
+        Setting("rule", name, (None, *(value for value in values if value != rules[name])))
+        for name, values in _RULES.items()
+    ]
+    found += [
+        Setting("pin", name, (None, True, False) if name in pinned else (None, True))
+        for name in [name for name in names if name not in fixed][:_NAMES_MAX]
+    ]
+    families = [name for name in names if name not in registered][:_FAMILIES_MAX]
+    return found + [Setting("resize", name, _parts_of(sizes[name])) for name in families]
+
+
+def _parts_of(nbytes: int) -> tuple[Any, ...]:
+    """Resident sizes of a family, as `swapd resize` takes them: "auto", none, to all of it."""
+    sizes = (nbytes * quarters // 4 // _MIB * _MIB for quarters in range(4))
+    return (None, "auto", *dict.fromkeys(sizes), -(-nbytes // _MIB) * _MIB)
+
+
+def _requests(work: RecordedWork) -> Iterator[tuple[int, protocol.AnyOrder]]:
+    for number, step in enumerate(work.steps):
+        if isinstance(step.event, events.SessionRequest):
+            yield number, step.event.request
+
+
+# --- a run under a point -----------------------------------------------------------------
+
+
+def run_at(
+    work: RecordedWork, settings: Sequence[Setting], point: Point, chunks: int, bytes_per_s: float
+) -> ReplayTally:
+    """What comes of the work under this point, with so many chunks."""
+    given = changes(settings, point)
+    changed = {name: value for (kind, name), value in given.items() if kind == "rule"}
+    rules = msgspec.structs.replace(work.start.rules, **changed)
+    return run_again(_ordered(work, given), rules, chunks, bytes_per_s)
+
+
+def changes(settings: Sequence[Setting], point: Point) -> Changes:
+    """What is not as recorded at this point."""
+    found = zip(settings, point, strict=True)
+    return {(one.kind, one.name): value for one, value in found if value is not None}
+
+
+def _ordered(work: RecordedWork, given: Changes) -> RecordedWork:
+    """The work with other pins and sizes, from when a name may be acquired, in place of those that
+    were recorded for it."""
+    if all(kind == "rule" for kind, _ in given):
+        return work
+    nothing = events.Tick(0.0)
+    steps = [step._replace(event=nothing) if _kind(step) in given else step for step in work.steps]
+    for number, session, name in _complete(work):
+        for order in _orders(given, name):
+            event = events.SessionRequest(0.0, session, order)
+            steps.append(WorkStep(event, (number,), 0.0))
+    return work._replace(steps=steps)
+
+
+def _kind(step: WorkStep) -> tuple[str, str] | None:
+    match step.event:
+        case events.SessionRequest(request=protocol.Pin(name=name)):
+            return "pin", name
+        case events.SessionRequest(request=protocol.Resize(name=name)):
+            return "resize", name
+    return None
+
+
+def _orders(given: Changes, name: str) -> Iterator[protocol.Pin | protocol.Resize]:
+    if (kept := given.get(("resize", name))) is not None:
+        yield protocol.Resize(protocol.NUMBER_MAX, name, None if kept == "auto" else kept)
+    if given.get(("pin", name)):
+        yield protocol.Pin(protocol.NUMBER_MAX, name)
+
+
+def _complete(work: RecordedWork) -> Iterator[tuple[int, int, str]]:
+    """The steps by which a component may be acquired, or all parts of a family that are registered
+    by then: with the session and the name."""
+    filling: dict[tuple[int, str], set[str]] = {}
+    target: dict[tuple[int, str], str] = {}
+    for number, request in _requests(work):
+        session = getattr(work.steps[number].event, "session", 0)
+        if isinstance(request, protocol.Register):
+            name = target[session, request.name] = request.part_of or request.name
+            filling.setdefault((session, name), set()).add(request.name)
+        elif isinstance(request, protocol.Commit):
+            for committed in (request.name, *request.also):
+                name = target.get((session, committed), "")
+                parts = filling.get((session, name), set())
+                parts.discard(committed)
+                if not parts and filling.pop((session, name), None) is not None:
+                    yield number, session, name
+
+
+def beginning(work: RecordedWork, acquires: int) -> RecordedWork:
+    """The work up to so many acquires. Leases that are held then end at once."""
+    asked: dict[tuple[int, int], int] = {}
+    held: dict[tuple[int, int], int] = {}
+    cut = len(work.steps)
+    for number, request in _requests(work):
+        session = getattr(work.steps[number].event, "session", 0)
+        if isinstance(request, protocol.AnyAcquire):
+            if len(asked) == acquires:
+                cut = number
+                break
+            asked[session, request.id] = held[session, request.id] = number
+        elif isinstance(request, protocol.Release):
+            held.pop((session, request.lease), None)
+    ends = [
+        WorkStep(events.SessionRequest(0.0, session, protocol.Release(0, lease)), (number,), 0.0)
+        for (session, lease), number in held.items()
+    ]
+    return work if cut == len(work.steps) else work._replace(steps=[*work.steps[:cut], *ends])
+
+
+# --- the search --------------------------------------------------------------------------
+
+
+def cost_of(outcome: ReplayTally, bytes_per_s: float) -> Cost:
+    copies_s = (outcome.bytes_in + outcome.bytes_out) / bytes_per_s
+    return Cost(outcome.refused + outcome.waiting, sum(outcome.waits) + _COPIES * copies_s)
+
+
+def search(
+    settings: Sequence[Setting], cost: Callable[[Point], Cost], goes_on: Callable[[], bool]
+) -> Point:
+    """The best point that is found while it `goes_on`: one setting after the other takes its best
+    value until none gets better, from the recorded values and from a few random ones. What has no
+    effect stays as recorded."""
+    known: dict[Point, Cost] = {}
+
+    def of(point: Point) -> Cost:
+        if point not in known:
+            known[point] = cost(point) if not known or goes_on() else NO_TIME
+        return known[point]
+
+    draw = Random(_SEED)
+    best = _descend(settings, tuple(None for _ in settings), of)
+    for _ in range(_RESTARTS):
+        start = tuple(draw.choice(one.values) for one in settings)
+        best = min(best, _descend(settings, start, of), key=of)
+    return _simplest(best, cost)
+
+
+def _descend(settings: Sequence[Setting], point: Point, of: Callable[[Point], Cost]) -> Point:
+    before = None
+    while before != point:
+        before = point
+        for i, one in enumerate(settings):
+            others = ((*point[:i], value, *point[i + 1 :]) for value in one.values)
+            point = min((point, *others), key=of)
+    return point
+
+
+def _simplest(point: Point, cost: Callable[[Point], Cost]) -> Point:
+    """The same without settings that are not worth it."""
+    unserved, seconds = cost(point)
+    for i in range(len(point)):
+        other = (*point[:i], None, *point[i + 1 :])
+        if other != point and cost(other) <= Cost(unserved, seconds * (1 + WORTH)):
+            point = other
+    return point
