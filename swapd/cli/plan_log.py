@@ -82,9 +82,10 @@ def _best(work: RecordedWork, chunks: int, as_recorded: ReplayTally, bytes_per_s
         return search.cost_of(outcome, bytes_per_s)
 
     point = search.search(settings, cost, lambda: time.monotonic() < ends)
-    outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
-    if search.cost_of(outcome, bytes_per_s) < search.cost_of(as_recorded, bytes_per_s):
-        return _Found(chunks, search.changes(settings, point), outcome, tried)
+    if changes := search.changes(settings, point):
+        outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
+        if search.cost_of(outcome, bytes_per_s) < search.cost_of(as_recorded, bytes_per_s):
+            return _Found(chunks, changes, outcome, tried)
     return _Found(chunks, {}, as_recorded, tried)
 
 
@@ -96,6 +97,10 @@ def _room(work: RecordedWork, found: _Found) -> str:
 
 
 def _saved(before: ReplayTally, after: ReplayTally) -> str:
+    if (more := after.refused + after.waiting - before.refused - before.waiting) > 0:
+        return (
+            f"{more} requests more than as recorded are refused or wait for ever: give more memory"
+        )
     moved = before.bytes_in + before.bytes_out - after.bytes_in - after.bytes_out
     waited_s = mean(before.waits or [0.0]) - mean(after.waits or [0.0])
     parts = (_less(size, moved), _less(str, before.loads - after.loads, "loads"))

@@ -59,6 +59,12 @@ def test_a_budget_that_holds_all_needs_no_other_setting(recorded: Path) -> None:
     assert "fewest" in shown
 
 
+def test_a_budget_that_is_too_small_says_so_in_place_of_savings(recorded: Path) -> None:
+    found = planned(recorded, "--budget", "4MiB")
+    assert found["rows"][-1]["refused"] > 0
+    assert found["notes"][0].endswith("are refused or wait for ever: give more memory")
+
+
 def test_a_log_that_cannot_be_planned_from_is_named_with_what_to_do(
     recorded: Path, tmp_path: Path
 ) -> None:
