@@ -46,7 +46,7 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
         raise ReplayError(f"no acquire in the last run of {log} was granted: let its stages work")
     before, bytes_per_s = work.start.chunks, bandwidth or work.bytes_per_s or PUBLISHED
     chunks = replay.chunks_of(work, budget)
-    budgets = [chunks] if budget else [before, *(before * part // 4 for part in _QUARTERS)]
+    budgets = [chunks] if budget else budgets_around(before)
     again = {one: search.run_at(work, [], (), one, bytes_per_s) for one in {before, *budgets}}
     found = [_best(work, one, again[one], bytes_per_s) for one in budgets]
     rows = [
@@ -68,6 +68,12 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
         return print_json({"rows": rows, "best": pasted, "notes": said})
     texts = "\n".join([*said, *(line for one in pasted for line in _block(one))])
     console.print(Group(replay.page(rows), "", Text(plain_lines(texts))))
+
+
+def budgets_around(chunks: int) -> list[int]:
+    """A recorded budget and others near it, in chunks: one at least."""
+    others = (chunks * part // 4 for part in _QUARTERS)
+    return list(dict.fromkeys((chunks, *filter(None, others))))
 
 
 def _best(work: RecordedWork, chunks: int, as_recorded: ReplayTally, bytes_per_s: float) -> _Found:

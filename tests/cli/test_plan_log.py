@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swapd.cli.plan_log import budgets_around
 from swapd.log.reader import read
 from swapd.shared import config
 
@@ -63,6 +64,11 @@ def test_a_budget_that_is_too_small_says_so_in_place_of_savings(recorded: Path) 
     found = planned(recorded, "--budget", "4MiB")
     assert found["rows"][-1]["refused"] > 0
     assert found["notes"][0].endswith("are refused or wait for ever: give more memory")
+
+
+def test_the_budgets_beside_the_recorded_one_differ_and_hold_a_chunk() -> None:
+    assert budgets_around(320) == [320, 240, 400]
+    assert [budgets_around(chunks) for chunks in (1, 2)] == [[1], [2, 1]]
 
 
 def test_a_log_that_cannot_be_planned_from_is_named_with_what_to_do(
