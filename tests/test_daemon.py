@@ -1,6 +1,5 @@
 """Promises of the composition root: readiness, modes, and a clean end."""
 
-import asyncio
 import os
 import pty
 import signal
@@ -8,21 +7,17 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import swapd_client
 from swapd import spawn
 from swapd.core.events import RulesChanged
-from swapd.daemon.daemon import Daemon
-from swapd.device import HostDevice
 from swapd.log.reader import read
 from swapd.log.replay import replay
 from swapd.shared import protocol, runtime_dir
-from swapd.shared.config import Config, watchdog_s
+from swapd.shared.config import watchdog_s
 from swapd.web.serving import LABEL
 from tests import forked
 from tests.guarantees.harness import RawSession
@@ -242,28 +237,35 @@ def test_a_daemon_whose_terminal_closes_stops(tmp_path: Path) -> None:
             process.kill()
 
 
-async def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Path) -> None:
-    class Broken(HostDevice):
-        def copy_in(self, *args: Any, **options: Any) -> None:
-            raise ZeroDivisionError("a bug")
+BROKEN = """
+from swapd.cli import main
+from swapd.device import HostDevice
 
-    def use() -> None:
-        with swapd_client.connect(tmp_path / "run") as client:
+def copy_in(*args, **options):
+    raise ZeroDivisionError("a bug")
+
+HostDevice.copy_in = copy_in
+main()
+"""
+
+
+def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with forked.Popen(
+        [sys.executable, "-c", BROKEN, "serve", "--budget", "8MiB", "--runtime-dir", str(folder)],
+        env={"PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        with swapd_client.connect(folder) as client:
             client.register("a", {"w": bytearray(4096)})
-            client.acquire("a")
-
-    ready = asyncio.Event()
-    with (
-        runtime_dir.claim(tmp_path / "run") as folder,
-        closing(Broken(4 << 20, 2 << 20)) as device,
-    ):
-        daemon = Daemon(Config(), device, folder)
-        serving = asyncio.get_running_loop().create_task(daemon.run(ready.set))
-        await ready.wait()
-        used = asyncio.get_running_loop().run_in_executor(None, use)
-        with pytest.raises(ZeroDivisionError, match="a bug"):
-            await serving
-        with pytest.raises(swapd_client.SwapdError):
-            await used
+            with pytest.raises(swapd_client.SwapdError):
+                client.acquire("a")
+        assert process.wait(30) == 1
+        assert "ZeroDivisionError: a bug" in process.stderr.read()
         for name in (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS):
-            assert not (tmp_path / "run" / name).exists()
+            assert not (folder / name).exists()

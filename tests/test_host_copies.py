@@ -62,6 +62,11 @@ class Copies(HostCopies):
         self.announce_drop()
         self.drop(uid)
 
+    def close(self) -> None:
+        for uid in list(self._copies):
+            self.dropped(uid)
+        self._pinner.shutdown()
+
 
 @pytest.fixture
 def copies() -> Iterator[Copies]:

@@ -43,8 +43,7 @@ async def test_what_a_session_shares_that_has_ended_can_be_shared_on(device: Hos
         orders.make(MakeHostCopy(7, uid, f"c{uid}", NBYTES, mutable=False, original=original))
         orders.drop(original)
     assert await posted.some(2) == [HostCopyMade(NOW, 2), HostCopyMade(NOW, 3)]
-    await orders.finish()
-    orders.close()
+    orders._drops.shutdown()
     assert copies.address(3)
     assert posted.crashes.empty()
     copies.close()
@@ -133,7 +132,7 @@ async def test_a_stop_waits_for_a_step_and_does_no_other(slices: TimeSlices) -> 
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     posted.inbox.stop()
     asyncio.get_running_loop().call_later(0.01, gate.set)
-    await slices.threads.finish()
+    await asyncio.wrap_future(slices.threads.submit(int))  # behind the step
     assert await asyncio.to_thread(closed.wait, PATIENCE_S), "its file is not closed"
     assert not log
     assert posted.crashes.empty()
@@ -269,11 +268,3 @@ def test_nothing_is_said_of_a_device_that_needs_no_pins(clock: Clock, report: Pi
     clock.register(GIB)
     report.begin()
     assert not clock.due
-
-
-def test_nothing_is_said_once_it_is_closed(clock: Clock, report: PinReport) -> None:
-    clock.register(GIB)
-    report.begin()
-    report.close()
-    clock.run(60)
-    assert not clock.posted

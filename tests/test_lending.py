@@ -98,8 +98,7 @@ async def lender_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LenderOf]:
     yield make
     for lender, posted in made:
         posted.inbox.stop()
-        await lender.finish()
-        lender.close()
+        lender._thread.shutdown()
 
 
 async def test_who_has_none_of_it_is_not_asked(lender_of: LenderOf) -> None:
@@ -225,8 +224,8 @@ async def test_closing_in_the_middle_tells_nobody(lender_of: LenderOf) -> None:
     lender.lend(ORDER)
     assert await asyncio.to_thread(device.began.wait, 60)
     told.inbox.stop()
-    asyncio.get_running_loop().call_later(0.01, device.gate.set)
-    await lender.finish()
+    device.gate.set()
+    await asyncio.wrap_future(lender._thread.submit(int))  # after the order, which goes on
     assert told.events.empty()
 
 

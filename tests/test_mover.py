@@ -52,7 +52,7 @@ async def mover_of(posted: Posted) -> AsyncIterator[MoverOf]:
 
     yield make
     for mover in movers:
-        mover.close()
+        await mover.finish()
 
 
 @pytest.fixture
@@ -236,24 +236,19 @@ async def test_a_stopped_load_ends_between_two_pieces_and_the_next_begins(
     assert posted.crashes.empty()
 
 
-async def test_close_waits_for_the_copies_and_then_tells_nobody(
-    mover_of: MoverOf, posted: Posted, master: int
+async def test_its_end_waits_for_the_copies_and_then_tells_nobody(
+    posted: Posted, master: int
 ) -> None:
     with closing(GatedDevice()) as device:
-        mover = mover_of(device)
+        mover = Mover(device, posted.inbox)
         start(mover, into(1), master)
         device.began.wait()
         start(mover, into(2), master)
-
-        def close() -> None:
-            mover.close()
-            device.ended.append("close")
-
-        closing_ = threading.Thread(target=close)
-        closing_.start()
-        asyncio.get_running_loop().call_later(0.01, device.gate.set)
-        await asyncio.to_thread(closing_.join)
-        assert device.ended == ["copy", "close"], "what has not begun never begins"
+        finishing = asyncio.get_running_loop().create_task(mover.finish())
+        await asyncio.sleep(0)
+        device.gate.set()
+        await finishing
+        assert device.ended == ["copy"], "what has not begun never begins"
         for _ in range(3):
             await asyncio.sleep(0)  # the loop runs the callbacks that the copies have posted to it
     assert posted.events.empty()

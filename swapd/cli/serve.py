@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -26,31 +26,27 @@ from swapd.shared.units import size
 log = logging.getLogger("swapd")
 
 
-def run(config: Config, read_again: Callable[[], Config] | None = None) -> None:
-    """Serve until told to stop; read the settings again on SIGHUP.
+def run(config: Config, read_again: Callable[[], Config] | None = None) -> NoReturn:
+    """Serve until told to stop, then end the process; read the settings again on SIGHUP.
 
     Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
     with needed("swapd serve"):
         import uvloop
     system.raise_open_files()
-    with runtime_dir.claim(config.folder) as folder, _page(config) as page:
-        log.info("allocating %s", size(config.budget))
-        device = open_device(
-            config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
-        )
-        try:
+    with runtime_dir.claim(config.folder) as folder:
+        with _page(config) as page:
+            log.info("allocating %s", size(config.budget))
+            device = open_device(
+                config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
+            )
             for note in device.use().notes:
                 log.warning("%s", note)
             own = (lambda: None) if page is None else (lambda: page.pid)
             daemon = Daemon(config, device, folder, read_again, own)
             gc.freeze()  # the loop waits for collections: they need not look at imported modules
-            if not uvloop.run(daemon.run(lambda: _ready(config, page))):
-                logging.shutdown()
-                os._exit(0)  # its threads still use the device, and would delay a normal exit
-        finally:
-            if page is not None:
-                page.close()  # first, because closing a device may take long
-            device.close()
+            uvloop.run(daemon.run(lambda: _ready(config, page)))
+        logging.shutdown()
+        os._exit(0)  # its threads may use the device; the folder is locked until its memory is free
 
 
 @contextmanager

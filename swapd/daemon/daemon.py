@@ -78,13 +78,13 @@ class Daemon:
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
 
-    async def run(self, ready: Callable[[], None] = lambda: None) -> bool:
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM, SIGINT or `stop`; call `ready` when clients may connect.
 
-        Returns True after an orderly end. Returns False after a second request to stop: then its
-        threads still use the device, which must not be closed, and the process must end without
-        waiting for them. Raises: any error that broke the daemon itself; then workers keep their
-        mappings.
+        When it returns, all bytes are saved that were nowhere else, unless it was told twice to
+        stop. Host copies stay mapped, and its threads may still use the device, which must not be
+        closed: the process must end without waiting for them (`os._exit`). Raises: any error that
+        broke the daemon itself; then workers keep their mappings.
         """
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -106,8 +106,7 @@ class Daemon:
             await self._wind_down()
         finally:
             stopping.cancel()
-            finished = await self._close()
-        return finished
+            await self._close()
 
     def _beat(self) -> None:
         """Tell systemd's watchdog that the loop runs, twice in the interval that systemd sets."""
@@ -127,7 +126,7 @@ class Daemon:
     def _stop_unused(self, linger_s: float) -> None:
         """Stop, and let no more clients in: new ones must find the next daemon."""
         log.info("stopping: no session for %s, as --linger says", seconds(linger_s))
-        self._sessions.say_goodbye()
+        self._sessions.close()
         self.stop()
 
     def _on_hangup(self, had_terminal: bool) -> None:
@@ -246,7 +245,6 @@ class Daemon:
             self._count_users,
         )
         dispatch.perform = self._orders()
-        self._threaded = lender, self._mover, self._copy_orders, self._statuses
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device
@@ -286,46 +284,43 @@ class Daemon:
         log.info("stopping: %s", self._core)
         notify_systemd("STOPPING=1")
         self._dispatch.post(events.Stopping(self._dispatch.clock()))
-        try:
-            await asyncio.wait_for(self._dispatch.quiet.wait(), self._config.stop_timeout)
-        except TimeoutError:
-            log.warning(
-                "stopping with leases still %s; --stop-timeout (%g s) is over",
-                explain.held(self._core.ledger),
-                self._config.stop_timeout,
-            )
+        timeout = self._loop.call_later(self._config.stop_timeout, self._stop_waiting)
+        await self._dispatch.quiet.wait()
+        timeout.cancel()
 
-    async def _close(self) -> bool:
-        """End everything; return whether nothing still runs."""
-        self._sessions.say_goodbye()
+    def _stop_waiting(self) -> None:
+        """Serve nobody from now on: each later turn of the loop would else take as long as a
+        request of each session."""
+        self._dispatch.quiet.set()
+        log.warning(
+            "stopping with leases still %s; --stop-timeout (%g s) is over",
+            explain.held(self._core.ledger),
+            self._config.stop_timeout,
+        )
+        self._sessions.close()
+
+    async def _close(self) -> None:
+        """Say goodbye and save. Frees nothing: that is work for each component, and on a busy
+        machine takes many times as long as when the system does it, at the end of the process."""
+        self._sessions.close()
         self._dispatch.close()
-        finished = await self._finish()
+        self._dispatch.stop()
+        await self._saved()
         for timer in (self._watchdog, self._linger):
             if timer is not None:
                 timer.cancel()
         self._swap_log.close()
-        self._sessions.close()
         self._publisher.close()
         self._folder.remove_sockets()
-        if not finished:
-            return False
-        for part in (*self._threaded, self._copies):
-            part.close()
-        for connection in self._connections.values():
-            connection.boards.close()
-        return True
 
-    async def _finish(self) -> bool:
-        """Wait for the threads until the second request to stop; return whether they are done."""
-        self._dispatch.stop()
-        work = asyncio.gather(*(part.finish() for part in self._threaded))
+    async def _saved(self) -> None:
+        """Wait for the copies that `Mover.finish` names, until the second request to stop."""
+        work = self._loop.create_task(self._mover.finish(), name="save")
         told = self._loop.create_task(self._at_once.wait(), name="at once")
         await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
-        finished = work.done()
-        told.cancel()
-        work.cancel()
+        for task in (work, told):
+            task.cancel()
         await asyncio.gather(work, told, return_exceptions=True)
-        return finished
 
 
 def _rules(config: Config) -> Rules:

@@ -298,12 +298,6 @@ class HostCopies:
         for at in range(0, copy.span, SLICE_BYTES):  # each page fault of the process waits for it
             vm.free(copy.address + at, min(SLICE_BYTES, copy.span - at))
 
-    def close(self) -> None:
-        for uid in list(self._copies):
-            self.announce_drop()
-            self.drop(uid)
-        self._pinner.shutdown()
-
     # --- room ----------------------------------------------------------------------------
 
     def _take_room(self, nbytes: int) -> bool:

@@ -118,16 +118,6 @@ class HostCopyOrders:
         self._copies.announce_drop()
         self._drops.submit(self._copies.drop, uid)  # unmapping gigabytes takes a while
 
-    async def finish(self) -> None:
-        """Wait for the current steps and all drops, after `Inbox.stop`."""
-        self._pins.close()
-        await asyncio.gather(self._slices.threads.finish(), self._drops.finish())
-
-    def close(self) -> None:
-        """End the threads. Blocks."""
-        self._slices.threads.shutdown()
-        self._drops.shutdown()
-
     def _start(
         self, uid: int, session: int, work: Work[T], event_of: Callable[[T], AnyEvent]
     ) -> None:
@@ -203,10 +193,6 @@ class PinReport:
             self._begun = self._inbox.clock()
             self._ended = False
             self._look_again()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _look_again(self) -> None:
         self._timer = self._inbox.loop.call_later(LOOK_S, self._look)

@@ -189,14 +189,6 @@ class Lender:
         """For `status`: which memory is not back yet, and why."""
         return tuple(self._overdue.values())
 
-    async def finish(self) -> None:
-        """Wait for the current work of the device, after `Inbox.stop`."""
-        await self._thread.finish()
-
-    def close(self) -> None:
-        """End the thread. Blocks."""
-        self._thread.shutdown()
-
     def _told_to_drop(self, generation: int, runs: Runs) -> list[LetGo]:
         """Tell the sessions that have files of these chunks to drop them."""
         files = whole_files(runs, self._device.chunks_per_file)

@@ -202,20 +202,14 @@ class Mover:
 
     async def finish(self) -> None:
         """Wait for the load in flight, and for all write-backs: only those have their bytes. Loads
-        that have not begun are dropped. No more events are posted."""
+        that have not begun are dropped. No more events are posted, and the threads end."""
         self._closed = True
         ended = asyncio.Semaphore(0)
         for copier in (self._in, self._out):
             copier.steps.put(partial(self._in_loop, ended.release))
+            copier.steps.put(None)
         for _ in (self._in, self._out):
             await ended.acquire()
-
-    def close(self) -> None:
-        """The same, and end the threads. Blocks."""
-        self._closed = True
-        for copier in (self._in, self._out):
-            copier.steps.put(None)
-            copier.join()
 
     def _report(self, order: CopyIn | CopyOut, error: BaseException | None, took_s: float) -> None:
         """Post the event for the end of a copy."""

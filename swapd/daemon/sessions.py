@@ -94,12 +94,10 @@ class Sessions:
             actions.Fence: lambda a: self._fence(a.session, a.why),
         }
 
-    def say_goodbye(self) -> None:
-        """End all sessions, and let no more in."""
-        self._server.close("stopping", explain.STOPPING)
-
     def close(self) -> None:
-        """Answer no more requests."""
+        """Say goodbye to all sessions, let no more in, and answer no more requests. May be called
+        more than once."""
+        self._server.close("stopping", explain.STOPPING)
         self._router.close()
 
     # --- requests and messages become events ---------------------------------------------

@@ -140,14 +140,6 @@ class Statuses:
             records_lost=lost,
         )
 
-    async def finish(self) -> None:
-        """Wait for the current question to the device, after `Inbox.stop`."""
-        await self._queries.finish()
-
-    def close(self) -> None:
-        """End the thread. Blocks."""
-        self._queries.shutdown()
-
 
 def _private_copies(pids: Iterable[int]) -> int:
     """Bytes of host copies that these processes have mapped privately: former registrations whose

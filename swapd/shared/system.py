@@ -153,7 +153,7 @@ class Threads(ThreadPoolExecutor):
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
         super().__init__(threads, name)
-        meeting = self._meeting = threading.Barrier(threads)
+        meeting = threading.Barrier(threads)
         try:
             # each task holds one thread until all tasks have come, so each needs its own thread
             wait([self.submit(meeting.wait) for _ in range(threads)])
@@ -166,11 +166,6 @@ class Threads(ThreadPoolExecutor):
         """The result of a call in one of the threads. If this is cancelled, a call that has not
         begun never begins; another goes on."""
         return await asyncio.wrap_future(self.submit(call, *args, **kwargs))
-
-    async def finish(self) -> None:
-        """Wait until the threads have done all work that was submitted before."""
-        meet = self._meeting.wait
-        await asyncio.gather(*(self.run(meet) for _ in range(self._meeting.parties)))
 
 
 def start(thread: threading.Thread) -> None:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from swapd.core.events import SessionRequest
+from swapd.log.reader import read
+from swapd.log.records import parse
 from swapd.shared import protocol
 from swapd_client import connect
+from tests.guarantees import held_save
 from tests.guarantees.harness import MIB, Daemon, RawSession, World
 
 
@@ -72,6 +76,54 @@ def test_told_twice_it_waits_for_no_copy_and_no_weight_is_lost(world: World) -> 
     assert "told twice" in daemon.log
     owner.disconnect()
     assert owner.look("a")[1] == a
+
+
+def steps_of_an_end(world: World, components: int) -> int:
+    """Calls of a daemon from its goodbye on, with a lease held beyond the timeout."""
+    daemon = world.daemon(
+        program="tests.guarantees.counted_stop", budget="512MiB", stop_timeout=0.01
+    )
+    with connect(daemon.folder) as client:
+        for number in range(components):
+            client.register(f"c{number}", {"data": bytearray(4096)}, mutable=bool(number % 2))
+        with client.acquire(*(f"c{number}" for number in range(components))):
+            daemon.terminate()
+            ended_after(daemon)
+    assert "--stop-timeout (0.01 s) is over" in daemon.log
+    return int(daemon.log.splitlines()[-1])
+
+
+def test_the_end_takes_no_step_for_each_component(world: World) -> None:
+    """On a busy machine a daemon has a small share of the processors, so its steps take long."""
+    few, many = steps_of_an_end(world, 10), steps_of_an_end(world, 200)
+    assert many < 1.2 * few
+
+
+def test_nobody_is_served_after_the_goodbye(world: World) -> None:
+    """The save takes as long as it takes; what clients ask meanwhile does not delay it."""
+    door = held_save.door(world.folder / "d")
+    os.mkfifo(door)
+    daemon = world.daemon(program="tests.guarantees.held_save", stop_timeout=0.01)
+    with RawSession(daemon.folder) as raw:
+        raw.ask(protocol.StatusRequest(raw.next_id()))
+        owner, other = world.workers(daemon, "owner", "other")
+        owner.register("m", 8 * MIB, mutable=True)
+        other.register("b", 16 * MIB)
+        owner.acquire("m")
+        written = owner.write("m", 5)
+        owner.release("m")
+        other.start("acquire", "b")
+        daemon.await_record("CopyOut", name="m")
+        daemon.terminate()
+        assert isinstance(raw.end()[-1], protocol.Goodbye)
+        raw.rpc.send(protocol.encode(protocol.Prefetch(raw.next_id(), ("b",))))
+        with door.open("w"):
+            ended_after(daemon)
+        said = [parse(line.raw).event for line in read(daemon.swap_log)]
+        assert raw.session not in [one.session for one in said if isinstance(one, SessionRequest)]
+    owner.await_end()
+    owner.disconnect()
+    assert owner.look("m")[1] == written
 
 
 # --- the swap log --------------------------------------------------------------------------
