@@ -13,11 +13,13 @@ import time
 from collections import deque
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
+from functools import partial
 from math import inf
 
 import msgspec
 
 from swapd.shared import protocol
+from swapd_client import across
 from swapd_client.asked import (
     Asked,
     agent_ahead,
@@ -255,7 +257,13 @@ class Leasing:
         request = asked.request(record.id, me, few(holds), spare)
         if trace is not None:
             request = trace.marked(request)
-        reply = self.channel().call(request, asked.timeout_s, in_place_of=in_place_of)
+        look = partial(across.look, across.Wait(self.factory, cache, request, asked.names))
+        try:
+            reply = self.channel().call(
+                request, asked.timeout_s, in_place_of=in_place_of, still_waits=look
+            )
+        finally:
+            across.over()
         if trace is not None:
             trace.answered(reply)
         if offered and isinstance(reply, protocol.Granted):

@@ -49,6 +49,8 @@ CHANNEL_DESCRIPTORS = 10
 ZMQ_THREADS = 2
 #: Seconds beyond its own timeout that a request waits for a silent daemon.
 GRACE_S = 5.0
+#: Time after which a thread that waits may look around, and again each time.
+STILL_MS = 1000
 #: Messages that a thread sends before it waits until the daemon has received them.
 UNHEARD_MAX = 512
 #: Number of names in a message.
@@ -227,10 +229,12 @@ class Channel:
         timeout_s: float | None = None,
         *,
         in_place_of: int | None = None,
+        still_waits: Callable[[], None] | None = None,
     ) -> AnyReply:
         """Send and wait for the reply, which may be a refusal.
 
-        `in_place_of`: an earlier request, to abandon once the daemon has this one. Raises: the
+        `in_place_of`: an earlier request, to abandon once the daemon has this one.
+        `still_waits()` is called every STILL_MS until the reply comes, and may raise. Raises: the
         error that ended the session; Timeout after `timeout_s` and the grace; InvalidArgument if
         it is too long.
         """
@@ -241,7 +245,7 @@ class Channel:
             if in_place_of is not None:
                 self._asked.pop(in_place_of, None)
                 socket.send(encode(Cancel(self._session.next_id(), in_place_of)), zmq.NOBLOCK)
-            return self._wait(socket, request, timeout_s)
+            return self._wait(socket, request, timeout_s, still_waits)
 
         try:
             reply = self._line.run(call)
@@ -304,13 +308,17 @@ class Channel:
             self._asked[reply.id] = reply  # else it is late: its wait was given up
 
     def _wait(
-        self, socket: "zmq.Socket[bytes]", request: AnyRequest, timeout_s: float | None
+        self,
+        socket: "zmq.Socket[bytes]",
+        request: AnyRequest,
+        timeout_s: float | None,
+        still_waits: Callable[[], None] | None = None,
     ) -> AnyReply:
         limit_ms = None
         if timeout_s is not None and timeout_s < POLL_MAX_S:
             limit_ms = int((timeout_s + GRACE_S) * 1000)
         while True:
-            ready = self._poller.poll(limit_ms)
+            ready = self._ready(limit_ms, still_waits)
             if not ready:
                 raise unanswered(self._session, request, (limit_ms or 0) / 1000)
             if ready[0][0] is not socket:
@@ -319,6 +327,18 @@ class Channel:
             if reply.id == request.id:
                 return reply
             self._keep(reply)
+
+    def _ready(
+        self, limit_ms: int | None, still_waits: Callable[[], None] | None
+    ) -> list[tuple[Any, int]]:
+        """The sockets that have something; none after `limit_ms`."""
+        waited_ms = 0
+        while still_waits is not None and (limit_ms is None or waited_ms + STILL_MS < limit_ms):
+            if ready := self._poller.poll(STILL_MS):
+                return ready
+            still_waits()
+            waited_ms += STILL_MS
+        return self._poller.poll(limit_ms and limit_ms - waited_ms)
 
 
 def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:

@@ -1,0 +1,82 @@
+"""Threads of one process that wait for each other at two daemons.
+
+Each daemon sees the waits for its own device alone. So a thread that has waited for a while looks
+for another one that waits at another daemon, and holds leases where the first one waits. Whether
+these are in the way, each daemon knows: it is asked for the same on behalf of the holder, and
+refuses that as a deadlock if it does not fit beside what the holder has.
+"""
+
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.shared import protocol
+from swapd_client.asked import few
+from swapd_client.errors import Deadlock, SwapdError
+from swapd_client.leases.cache import Cache
+from swapd_client.session.channel import Channel, ChannelFactory
+
+#: Bound of a request on behalf of another: the daemon refuses a deadlock at once.
+PROBE_S = 0.001
+
+
+class Wait(NamedTuple):
+    """An acquire that a thread waits for, at one client."""
+
+    factory: ChannelFactory
+    #: The leases of that client.
+    cache: Cache
+    request: protocol.AnyAcquire
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{' + '.join(map(repr, self.names))} at {self.factory.session.endpoint}"
+
+
+#: By thread: waits that have lasted for a while.
+_waits: dict[int, Wait] = {}
+
+
+def look(mine: Wait) -> None:
+    """Raise Deadlock if this wait and that of another thread can only end together.
+
+    Called in the thread that waits, from time to time; `over` ends that.
+    """
+    if isinstance(mine.request, protocol.AcquireStart):
+        return  # it waits for no leases
+    me = threading.get_ident()
+    _waits[me] = mine
+    for thread, other in _waits.copy().items():
+        if thread >= me or other.cache is mine.cache:
+            continue  # of two threads one looks; of one client, its daemon sees both
+        if _blocks(thread, mine) and _blocks(me, other) and _waits.get(thread) is other:
+            raise Deadlock(
+                f"{mine} could never be granted: thread {thread} holds what it needs, and waits "
+                f"for {other}, for which this thread, {me}, holds what it needs. Release before "
+                "acquiring more, or acquire from the daemons in one order"
+            )
+
+
+def over() -> None:
+    """The wait of this thread is over."""
+    _waits.pop(threading.get_ident(), None)
+
+
+def _blocks(holder: int, wait: Wait) -> bool:
+    """Whether a wait can never end while this thread keeps the leases that it has there."""
+    if not (held := wait.cache.used(holder)):
+        return False
+    session = wait.factory.session
+    number = session.next_id()
+    probe = msgspec.structs.replace(
+        wait.request, id=number, agent=holder, timeout_s=PROBE_S, holds=few(held), spare=()
+    )
+    with suppress(SwapdError):  # that session has ended, and its waits with it
+        channel = Channel(wait.factory)
+        reply = channel.call(probe, PROBE_S)
+        if isinstance(reply, protocol.Refused):
+            return reply.code == "deadlock"
+        channel.send(protocol.Cancel(session.next_id(), number))
+    return False
