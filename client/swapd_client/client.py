@@ -31,7 +31,7 @@ from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.part import Part
-from swapd_client.memory.sources import Source
+from swapd_client.memory.sources import Source, watch
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.session import Session
@@ -169,7 +169,7 @@ class Client:
             segments=segments,
             part_of=part_of,
         )
-        return self._register(prepare, policy, group)
+        return self._register(prepare, policy, group, source)
 
     def register_family(
         self,
@@ -194,6 +194,8 @@ class Client:
         prepare = partial(self.session.registry.prepare_family, name, parts, mutable=mutable)
         keeping = partial(protocol.Resize, name=name, resident_bytes=nbytes_of(resident))
         made = registration.register(self.leasing, prepare, lambda _: policy, group, keeping)
+        for part, source in zip(made, parts.values(), strict=True):
+            watch(part, source)
         return [Component(part) for part in made]
 
     def register_scratch(
@@ -226,9 +228,14 @@ class Client:
         return self._register(prepare, policy, group)
 
     def _register(
-        self, prepare: Callable[[], Part], policy: protocol.Policy, group: str | None
+        self,
+        prepare: Callable[[], Part],
+        policy: protocol.Policy,
+        group: str | None,
+        source: object = None,
     ) -> Component:
         (part,) = registration.register(self.leasing, lambda: [prepare()], lambda _: policy, group)
+        watch(part, source)
         return Component(part)
 
     def load(

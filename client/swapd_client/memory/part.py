@@ -1,5 +1,6 @@
 """A registered component of this process, as the session keeps it; users see `component.py`."""
 
+import weakref
 from typing import NamedTuple
 
 from swapd.shared import vm
@@ -68,6 +69,8 @@ class Part:
         self.placed: Placement | None = None
         #: Whether bytes were still missing on the device when the session ended.
         self.incomplete = False
+        #: The storages of a module's parameters, until it is unregistered (`abandoned.py`).
+        self.watched: list[weakref.ref[object]] = []
 
     def __repr__(self) -> str:
         return f"<Part {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
@@ -126,5 +129,6 @@ class Part:
             self.where.used_by([self])  # views are made later, too
 
     def close(self) -> None:
+        self.watched.clear()
         if self.master is not None:
             self.master.close()

@@ -14,6 +14,7 @@ from swapd_client.memory.layout import (
     Segments,
     extent_of_buffer,
 )
+from swapd_client.memory.part import Part
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,15 @@ def layout_of(
         f"cannot register a {type(source).__name__}; give a torch module, or a dict of tensors "
         "or of buffers"
     )
+
+
+def watch(part: Part, source: object) -> None:
+    """Warn if a module leaves `part` while that is registered; no other source is watched."""
+    torch = _torch()
+    if torch is not None and isinstance(source, torch.nn.Module):
+        from swapd_client.memory import abandoned
+
+        abandoned.watch(part, source)
 
 
 def _torch() -> Any:
