@@ -31,7 +31,7 @@ from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
 from swapd_client.memory.part import Part
-from swapd_client.memory.sources import Source, watch
+from swapd_client.memory.sources import Source
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.session import Session
@@ -161,15 +161,14 @@ class Client:
         Blocks for the copy. Raises: DuplicateName, TooLarge, OutOfMemory, InvalidSource,
         DeviceFailed, SessionEnded; after any of them the source is unchanged.
         """
-        prepare = partial(
-            self.session.registry.prepare,
-            name,
-            source,
-            mutable=mutable,
-            segments=segments,
-            part_of=part_of,
+        registry = self.session.registry
+        return self._register(
+            lambda: registry.prepare(
+                name, source, mutable=mutable, segments=segments, part_of=part_of
+            ),
+            policy,
+            group,
         )
-        return self._register(prepare, policy, group, source)
 
     def register_family(
         self,
@@ -193,10 +192,7 @@ class Client:
         """
         prepare = partial(self.session.registry.prepare_family, name, parts, mutable=mutable)
         keeping = partial(protocol.Resize, name=name, resident_bytes=nbytes_of(resident))
-        made = registration.register(self.leasing, prepare, lambda _: policy, group, keeping)
-        for part, source in zip(made, parts.values(), strict=True):
-            watch(part, source)
-        return [Component(part) for part in made]
+        return registration.register(self.leasing, prepare, lambda _: policy, group, keeping)
 
     def register_scratch(
         self,
@@ -224,19 +220,16 @@ class Client:
         memory is private: it holds the contents last saved, or zeros.
         """
         scratch = registration.scratch_of(self.session, nbytes_of(size), mutable=mutable)
-        prepare = partial(self.session.registry.prepare, name, part_of=part_of, **scratch)
-        return self._register(prepare, policy, group)
+        registry = self.session.registry
+        return self._register(
+            lambda: registry.prepare(name, part_of=part_of, **scratch), policy, group
+        )
 
     def _register(
-        self,
-        prepare: Callable[[], Part],
-        policy: protocol.Policy,
-        group: str | None,
-        source: object = None,
+        self, prepare: Callable[[], Part], policy: protocol.Policy, group: str | None
     ) -> Component:
-        (part,) = registration.register(self.leasing, lambda: [prepare()], lambda _: policy, group)
-        watch(part, source)
-        return Component(part)
+        (made,) = registration.register(self.leasing, lambda: [prepare()], lambda _: policy, group)
+        return made
 
     def load(
         self,

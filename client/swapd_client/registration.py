@@ -15,11 +15,15 @@ from swapd_client.errors import (
     InvalidSource,
     OutOfMemory,
     SwapdError,
+    UnknownComponent,
 )
+from swapd_client.leases.covered import to_its_end
 from swapd_client.leasing import Leasing
+from swapd_client.memory.component import Component
 from swapd_client.memory.layout import OtherBytes
 from swapd_client.memory.part import Part
 from swapd_client.memory.scratch import Scratch
+from swapd_client.memory.sources import watch
 from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
@@ -38,9 +42,9 @@ def register(
     policy_of: Callable[[Part], protocol.Policy],
     group: str | None,
     keeping: Callable[[int], protocol.Resize] | None = None,
-) -> list[Part]:
+) -> list[Component]:
     """Have host copies made and filled for the parts that `prepare()` makes, and rebind their
-    tensors when all of that succeeded; return the parts.
+    tensors when all of that succeeded; return the components.
 
     `keeping` makes the request that sets the kept parts of a family; until its grant, all parts
     leave the device at their release. Blocks for the copies. After an error, or an interrupt, none
@@ -59,14 +63,23 @@ def register(
                 _take_out(leasing, registered)
                 registered.clear()
                 registry.start_over(parts, lie)
+        made = [Component(part) for part in parts]
     except BaseException:
         _take_out(leasing, registered)
         for part in parts:
             registry.discard(part)
         raise
-    for part in parts:
-        registry.bind(part)
-    return parts
+    try:
+        for part in parts:
+            to_its_end(partial(registry.bind, part))
+            watch(part)
+        return made
+    except BaseException:  # an interrupt: some tensors have moved
+        for part in parts:
+            to_its_end(partial(registry.bind, part))
+            with suppress(SwapdError):
+                unregister(leasing, part.name)
+        raise
 
 
 def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -> dict[str, Any]:
@@ -93,11 +106,12 @@ def register_again(
     `part_of`: the family, by name, of each component that is part of one. Blocks and raises as
     `Client.register`; InvalidSource if a component would move.
     """
-    prepare = partial(leasing.session.registry.prepare, mutable=False, stays=True)
+    registry = leasing.session.registry
 
     def prepared() -> Iterable[Part]:
         for name, (source, _) in sources.items():
-            yield prepare(name, source, part_of=part_of.get(name, ""))
+            of = part_of.get(name, "")
+            yield registry.prepare(name, source, mutable=False, part_of=of, stays=True)
 
     register(leasing, prepared, lambda part: sources[part.name][1], None)
 
@@ -120,12 +134,12 @@ def _fill(
             group=group,
             transient=keeping is not None,
         )
+        registered.append(part)  # first: an interrupt may come after the daemon's answer
         try:
-            call(request(next_id()))
-        except DuplicateName:
-            dropped.settle(AWAIT_S)
-            call(request(next_id()))
-        registered.append(part)
+            _ask(leasing, request)
+        except SwapdError:
+            registered.pop()
+            raise
     for part in parts:
         stop_if_cancelled()
         registry.fill(part)
@@ -133,6 +147,15 @@ def _fill(
         call(protocol.Commit(next_id(), part.name))
     if keeping is not None:
         call(keeping(next_id()))
+
+
+def _ask(leasing: Leasing, request: Callable[[int], protocol.Register]) -> None:
+    """Register a component that has a name to itself, also one that garbage still has."""
+    try:
+        leasing.call(request(leasing.session.next_id()))
+    except DuplicateName:
+        dropped.settle(AWAIT_S)
+        leasing.call(request(leasing.session.next_id()))
 
 
 def _take_out(leasing: Leasing, registered: Sequence[Part]) -> None:
@@ -167,13 +190,20 @@ def unregister(leasing: Leasing, name: str) -> None:
     part = session.registry.own(name)
     session.check()
     session.leases.drain()
-    session.registry.before_unbind(part)
-    try:
-        leasing.call(protocol.Unregister(session.next_id(), name))
-    except BaseException:
-        part.where.give_memory_back()
-        raise
-    session.registry.unbind(part)
+
+    def leave() -> None:
+        if session.components.get(name) is not part:
+            return
+        session.registry.before_unbind(part)
+        try:
+            with suppress(UnknownComponent):  # the daemon heard of it before an interrupt
+                leasing.call(protocol.Unregister(session.next_id(), name))
+        except BaseException:
+            part.where.give_memory_back()
+            raise
+        session.registry.unbind(part)
+
+    to_its_end(leave)
 
 
 def take_back_mutable(leasing: Leasing) -> None:

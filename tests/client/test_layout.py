@@ -96,6 +96,7 @@ def test_the_source_is_let_go_once_it_is_bound(memory: int) -> None:
         source.extend(b"6")  # the buffer still has a user
     fill(layout, memory)
     layout.bind(memory)
+    layout.let_go()
     source.extend(b"6")
     assert bytes(layout.view("a", memory)) == b"12345"
 

@@ -1,11 +1,13 @@
-"""Functions whose `try` statement covers all of them.
+"""Functions whose `try` statement covers all of them, and steps that are not left half done.
 
 CPython lets a signal handler run before the first instruction of a function. An exception that it
 raises there is outside of the function's `try` statement. `covered` extends the statement to that
 instruction. No handler runs between two instructions that call nothing.
 """
 
+from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -23,6 +25,22 @@ def covered(function: Function) -> Function:
     first = bytes([_FIRST]) + _bytes_of(start + size) + code.co_exceptiontable[at:]
     function.__code__ = code.replace(co_exceptiontable=first)
     return function
+
+
+def to_its_end(step: Callable[[], object], tries: int = 3) -> None:
+    """Call `step()`; after an interrupt, call it again before the interrupt goes on.
+
+    What the step has done before, it must not do twice, or may. Raises as `step`.
+    """
+    try:
+        step()
+    except (Exception, CancelledError):
+        raise
+    except BaseException:
+        if tries:
+            with suppress(Exception):  # the interrupt is the one to report
+                to_its_end(step, tries - 1)
+        raise
 
 
 def _number(table: bytes, at: int) -> tuple[int, int]:

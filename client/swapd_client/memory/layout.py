@@ -74,8 +74,12 @@ class Layout(Protocol):
     def bind(self, address: int) -> Iterable[object]:
         """The component is registered: point the source at its address.
 
-        Returns the objects that have bytes there, for as long as they live.
+        Returns the objects that have bytes there, for as long as they live. After an interrupt it
+        may be called again.
         """
+
+    def let_go(self) -> None:
+        """It is bound: keep no reference to the source."""
 
     def lies(self) -> Spans:
         """Where all of the source's storages are now; empty if any cannot stay there."""
@@ -223,8 +227,10 @@ class BufferLayout(InMemory):
         return frozenset()
 
     def bind(self, address: int) -> Iterable[object]:
-        self._sources.clear()  # the caller keeps its buffers; `view` has the component's
         return ()
+
+    def let_go(self) -> None:
+        self._sources.clear()  # the caller keeps its buffers; `view` has the component's
 
     def names(self) -> Iterable[str]:
         return self._places

@@ -118,10 +118,12 @@ class Range:
             self._has_before = False
             try:
                 self._put(runs)
-            except OSError as exc:  # perhaps after some of the runs
+            except BaseException as exc:  # perhaps after some of the runs
                 self._shown, self._runs = False, ()
                 vm.revoke(self.address, self._span)
-                raise _refused(self.nbytes, exc) from exc
+                if isinstance(exc, OSError):
+                    raise _refused(self.nbytes, exc) from exc
+                raise
 
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on. With `generation`, only if the range shows none newer."""
@@ -130,10 +132,10 @@ class Range:
                 return
             if generation is not None and generation < self.generation:
                 return
-            self._shown = False
             if not self._shelve():
                 vm.revoke(self.address, self._span)
                 self._runs = ()
+            self._shown = False  # last: after an interrupt all of it is done again
 
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`: shelved pages do not keep the daemon from lending the chunks."""
@@ -172,14 +174,11 @@ class Range:
                 return
             try:
                 self._move_home(master, keep_shown=keep_shown)
-            except BaseException:
+            except OSError:
                 vm.revoke(self.address, self._span)  # its tensors fault, until they are garbage
-                raise
-            finally:
-                vm.free(self._shelf, self._span)
-                self._runs = ()
-                self._has_before = False
                 self._be_private()
+                raise
+            self._be_private()
         free_unused()
 
     def _move_home(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
@@ -208,8 +207,6 @@ class Range:
         with self._lock:
             if not self._has_before:
                 return self._private
-            vm.free(self._shelf, self._span)
-            self._has_before = False
             self._be_private()
         free_unused()
         return True
@@ -227,11 +224,14 @@ class Range:
         return self._uses
 
     def _be_private(self) -> None:
-        self._shown = self._private = True
         _private.add(self)
         self._uses.ended = self._end_of_uses
+        self._runs = ()
+        self._has_before = False
+        self._shown = self._private = True
         if not self._uses:
             _unused.append(self)
+        vm.free(self._shelf, self._span)  # last: after an interrupt it may be free already
 
     def _end_of_uses(self) -> None:
         """The garbage collector calls this, under any lock."""

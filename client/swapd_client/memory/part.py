@@ -1,7 +1,7 @@
 """A registered component of this process, as the session keeps it; users see `component.py`."""
 
 import weakref
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
@@ -9,6 +9,9 @@ from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Scratch, Used
 from swapd_client.memory.layout import Layout
 from swapd_client.memory.place import Place
 from swapd_client.memory.scratch import told
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Claim(NamedTuple):
@@ -69,7 +72,9 @@ class Part:
         self.placed: Placement | None = None
         #: Whether bytes were still missing on the device when the session ended.
         self.incomplete = False
-        #: The storages of a module's parameters, until it is unregistered (`abandoned.py`).
+        #: The module that it is made of, if it is one.
+        self.module: weakref.ref[torch.nn.Module] | None = None
+        #: The storages of that module's parameters, until it is unregistered (`abandoned.py`).
         self.watched: list[weakref.ref[object]] = []
 
     def __repr__(self) -> str:
@@ -127,6 +132,7 @@ class Part:
         self.where.used_by(self.layout.bind(self.address))
         if self.layout.has_views:
             self.where.used_by([self])  # views are made later, too
+        self.layout.let_go()
 
     def close(self) -> None:
         self.watched.clear()

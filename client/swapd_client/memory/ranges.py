@@ -6,7 +6,7 @@ read, so tensors inside one may not move into another component, and copying the
 
 import os
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -31,9 +31,8 @@ class Lying(NamedTuple):
 
 #: Held while tensors are checked and moved: another thread would copy from freed memory.
 moving = threading.RLock()
-#: Sorted, parallel to `_starts`; they do not overlap.
+#: Sorted by their starts; they do not overlap.
 _lying: list[Lying] = []
-_starts: list[int] = []
 #: By address.
 _claims: dict[int, Claim] = {}
 #: Called when a range is added or removed: see `faults`.
@@ -71,9 +70,7 @@ def add(part: Part, owner: object) -> None:
     with moving:
         remove(part)
         one = Lying(part.address, part.address + part.span, part.name, owner, part)
-        at = bisect_left(_starts, one.start)
-        _starts.insert(at, one.start)
-        _lying.insert(at, one)
+        _lying.insert(_at(one.start), one)
         for added, _ in _listeners:
             added(one)
 
@@ -81,24 +78,28 @@ def add(part: Part, owner: object) -> None:
 def remove(part: Part, *, is_gone: bool = False) -> None:
     """Its range is private memory; or, if `is_gone`, freed."""
     with moving:
-        at = bisect_left(_starts, part.address)
-        if at == len(_starts) or _starts[at] != part.address:
+        at = _at(part.address)
+        if at == len(_lying) or _lying[at].start != part.address:
             return
         if is_gone:
             _lying[at] = _lying[at]._replace(part=None)
             for added, _ in _listeners:
                 added(_lying[at])
             return
-        del _starts[at]
-        one = _lying.pop(at)
         for _, left in _listeners:
-            left(one)
+            left(_lying[at])
+        del _lying[at]
+
+
+def _at(start: int) -> int:
+    """The index of the first range that starts there, or later."""
+    return bisect_left(_lying, (start,))
 
 
 def find(start: int, nbytes: int) -> Lying | None:
     """The component that any of these bytes are in."""
     with moving:
-        at = bisect_right(_starts, start + nbytes - 1) - 1
+        at = _at(start + nbytes) - 1
         return _lying[at] if nbytes and at >= 0 and _lying[at].end > start else None
 
 

@@ -78,6 +78,9 @@ class Scratch(Ready):
     def bind(self, address: int) -> Iterable[object]:
         return () if self.tensor is None else [self.tensor.untyped_storage()]
 
+    def let_go(self) -> None:
+        pass
+
     def lies(self) -> Spans:
         if self.tensor is None:
             return frozenset()

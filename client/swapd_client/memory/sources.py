@@ -1,6 +1,7 @@
 """Accepted sources of components, and their addresses. Imports torch only for torch's types."""
 
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -53,13 +54,20 @@ def layout_of(
     )
 
 
-def watch(part: Part, source: object) -> None:
-    """Warn if a module leaves `part` while that is registered; no other source is watched."""
+def module_of(source: object) -> "weakref.ref[torch.nn.Module] | None":
+    """The source if it is a module, without keeping it."""
     torch = _torch()
-    if torch is not None and isinstance(source, torch.nn.Module):
+    if torch is None or not isinstance(source, torch.nn.Module):
+        return None
+    return weakref.ref(source)
+
+
+def watch(part: Part) -> None:
+    """Warn if the module of `part` leaves it while it is registered."""
+    if part.module is not None and (module := part.module()) is not None:
         from swapd_client.memory import abandoned
 
-        abandoned.watch(part, source)
+        abandoned.watch(part, module)
 
 
 def _torch() -> Any:

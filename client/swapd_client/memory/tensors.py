@@ -109,6 +109,8 @@ class TensorLayout(PlacedTensors, InMemory):
                     self._grouped[-1].append(key)
             packer.end_segment()
         self._named = named
+        #: The new tensors, from when the first takes the place of an old one.
+        self._views: list[torch.Tensor | None] = []
         #: Whether the tensors are at their places already, and stay there.
         self._stays = False
         self._place_all(packer.nbytes, packer.ends)
@@ -177,23 +179,26 @@ class TensorLayout(PlacedTensors, InMemory):
     def bind(self, address: int) -> Iterable[object]:
         if not self._stays:
             self._move(address)
-        storages = [t.untyped_storage() for _, t in self._named if t.numel()]
         self._buffers.replace()
-        self._named.clear()
+        return [t.untyped_storage() for _, t in self._named if t.numel()]
+
+    def let_go(self) -> None:
+        self._named, self._views = [], []
+        self._buffers.let_go()
         if self._remote:
             self._remote.clear()
             torch.cuda.empty_cache()  # return their old memory to the driver
-        return storages
 
     def _move(self, address: int) -> None:
-        # one storage for each old one: code that asks which tensors share a storage (to save them,
-        # to register them again) gets the same answer as before
-        bases = {
-            key: dlpack.bytes_at(address + place, nbytes, self._target).untyped_storage()
-            for key, (_, place, nbytes) in self._spans.items()
-        }
-        views = [self._view(bases, tensor) for _, tensor in self._named]
-        for (_, tensor), view in zip(self._named, views, strict=True):
+        if not self._views:
+            # one storage for each old one: code that asks which tensors share a storage (to save
+            # them, to register them again) gets the same answer as before
+            bases = {
+                key: dlpack.bytes_at(address + place, nbytes, self._target).untyped_storage()
+                for key, (_, place, nbytes) in self._spans.items()
+            }
+            self._views = [self._view(bases, tensor) for _, tensor in self._named]
+        for (_, tensor), view in zip(self._named, self._views, strict=True):
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 if view is not None:
                     tensor.data = view
@@ -297,9 +302,11 @@ class Buffers:
                 self._copies[id(buffer)] = buffer.to(self._target.device)
 
     def replace(self) -> None:
-        """Put the copies in their places; one buffer in two places stays one."""
+        """Put the copies in their places; one buffer in two places stays one. May be repeated."""
         for buffers, name in self._places:
-            buffers[name] = self._copies[id(buffers[name])]
+            buffers[name] = self._copies.get(id(buffers[name]), buffers[name])
+
+    def let_go(self) -> None:
         self._places.clear()
         self._copies.clear()
 

@@ -25,7 +25,10 @@ from swapd.shared.protocol import (
     AnyReply,
     AnyRequest,
     Cancel,
+    Commit,
+    Register,
     Release,
+    Unregister,
     decode_reply,
     encode,
 )
@@ -55,6 +58,8 @@ STILL_MS = 1000
 UNHEARD_MAX = 512
 #: Number of names in a message.
 NAMED_MAX = 3
+#: A cancel does not end these, and the daemon refuses all else of a component before their answer.
+_ANSWERED = Register | Commit | Unregister
 #: Seconds; longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
@@ -255,7 +260,11 @@ class Channel:
             self._session.check()
             raise _closed(self._session, exc) from exc
         except BaseException:
-            self.send(Cancel(self._session.next_id(), request.id))
+            if isinstance(request, _ANSWERED):
+                with suppress(SwapdError, zmq.ZMQError):
+                    self._line.run(lambda socket: self._wait(socket, request, 0.0))
+            else:
+                self.send(Cancel(self._session.next_id(), request.id))
             raise
 
     def unheard_elsewhere(self) -> list[AnyRequest]:

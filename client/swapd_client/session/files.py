@@ -131,7 +131,7 @@ class Masters(_Coming[int]):
         """Close a host copy that is not needed, now or when it comes."""
         with self._came:
             if fd := self._fds.pop(request, None):
-                del self._said[request]
+                self._said.pop(request, None)
                 fd.close()
             else:
                 self._unwanted.add(request)

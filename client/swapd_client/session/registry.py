@@ -23,7 +23,7 @@ from swapd_client.memory.former import Former
 from swapd_client.memory.layout import Layout, OtherBytes, Segments
 from swapd_client.memory.part import Claim, Part
 from swapd_client.memory.place import Place
-from swapd_client.memory.sources import layout_of
+from swapd_client.memory.sources import layout_of, module_of
 from swapd_client.session.endpoint import need_descriptors
 from swapd_client.session.files import Masters
 from swapd_client.session.life import Life
@@ -104,17 +104,21 @@ class Registry:
         with self._lock:
             if name in self.parts:
                 raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
-        with ranges.moving:
-            processor = self._processor
-            layout = layout_of(source, segments, processor.index, processor.fetch)
-            claim = Claim(self._owner, part_of or name, tuple(layout.memory))
-            ranges.claim(claim, layout.origins())
+        claim: Claim | None = None
         try:
+            with ranges.moving:
+                processor = self._processor
+                layout = layout_of(source, segments, processor.index, processor.fetch)
+                claim = Claim(self._owner, part_of or name, tuple(layout.memory))
+                ranges.claim(claim, layout.origins())
             where = self._place(name, layout, writable=mutable, stays=stays)
+            part = Part(name, layout, where, claim, mutable=mutable, part_of=part_of)
+            part.module = module_of(source)
+            return part
         except BaseException:
-            ranges.release(claim)
+            if claim is not None:
+                ranges.release(claim)
             raise
-        return Part(name, layout, where, claim, mutable=mutable, part_of=part_of)
 
     def _place(self, name: str, layout: Layout, *, writable: bool, stays: bool) -> Place:
         before = self._take_back(layout)
@@ -150,8 +154,9 @@ class Registry:
         prepared: list[Part] = []
         for part, source in parts.items():
             called = protocol.part_name(name, part)
-            prepared.append(self.prepare(called, source, mutable=mutable, part_of=name))
-            yield prepared[-1]
+            one = self.prepare(called, source, mutable=mutable, part_of=name)
+            yield one  # at once: an interrupt would lose it
+            prepared.append(one)
         _check_apart(prepared)
 
     def request(
@@ -203,7 +208,10 @@ class Registry:
             self.parts[part.name] = part
 
     def bind(self, part: Part) -> None:
-        """The daemon has accepted the host copy: the source now uses the range."""
+        """The daemon has accepted the host copy: the source now uses the range.
+
+        After an interrupt all of it may be done again.
+        """
         with ranges.moving:
             part.bind()
             ranges.add(part, self._owner)
@@ -265,7 +273,7 @@ class Registry:
         """Make a component's tensors private memory, with the same values and addresses.
 
         On a GPU it blocks for the copy. Raises there: OutOfMemory, DeviceFailed; then the
-        range is unmapped.
+        range is unmapped. After an interrupt all of it may be done again.
         """
         assert part.master is not None
         try:
@@ -275,11 +283,11 @@ class Registry:
             part.where.make_private(bytes_of, keep_shown=keep_shown and not is_saved)
             self._keep(part)
             ranges.remove(part)
-        except BaseException:
+        except Exception:
             ranges.remove(part, is_gone=True)
-            raise
-        finally:
             self._leave(part)
+            raise
+        self._leave(part)
 
     def try_unbind(self, part: Part, *, keep_shown: bool) -> bool:
         """As `unbind`; False if there is no memory for it, or the GPU is lost."""
@@ -302,8 +310,8 @@ class Registry:
         if part.mutable and part.where.on_chunks:
             self.staying.append(part.where)
         with self._lock:
-            self.parts.pop(part.name, None)
             self._told.wanted.discard(part.name)
+            self.parts.pop(part.name, None)
         part.close()
 
     def _keep(self, part: Part) -> None:

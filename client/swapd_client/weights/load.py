@@ -107,9 +107,11 @@ class FileLayout(PlacedTensors, Ready):
                 storages.append(tensor.untyped_storage())
                 slots = self._slots.get(one.name)
                 self.tensors[one.name] = tensor if slots is None else slots.put(tensor)
+        return storages
+
+    def let_go(self) -> None:
         self._wanted = {}
         self._slots = {}
-        return storages
 
     def _tensor(self, one: Placed, address: int) -> torch.Tensor:
         nbytes = self._wanted[one.name].nbytes

@@ -1,0 +1,155 @@
+"""An interrupt at any place of a call leaves nothing half done, and the next call succeeds."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+import swapd_client
+from swapd import spawn
+from swapd.spawn import Spawned
+from swapd_client import Client
+from tests.interrupts import interrupt, interrupts, places
+
+torch = pytest.importorskip("torch")
+
+#: Places of one call.
+MOST = 60
+PARTS = {"one": {"x": bytes(4096)}, "two": {"x": b"\1" * 4096}}
+Tensors = dict[str, "torch.Tensor"]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Spawned]:
+    with spawn.daemon(budget="16MiB", isolation="strict") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: Spawned, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    # the wait for an answer that was read, and lost in the interrupt
+    monkeypatch.setattr("swapd_client.session.channel.GRACE_S", 0.2)
+    with swapd_client.connect(daemon.folder) as client, interrupts():
+        yield client
+
+
+@pytest.fixture
+def other(daemon: Spawned) -> Iterator[Client]:
+    with swapd_client.connect(daemon.folder) as other:
+        yield other
+
+
+def made() -> Tensors:
+    return {"w": torch.arange(5000.0), "v": torch.ones(100)}
+
+
+def written(client: Client) -> Tensors:
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in made().items()}
+    client.register("a", tensors, mutable=True)
+    with client.acquire("a"):
+        for name, tensor in made().items():
+            tensors[name].copy_(tensor)
+    return tensors
+
+
+def registered(client: Client) -> Tensors:
+    tensors = made()
+    client.register("a", tensors)
+    return tensors
+
+
+def assert_whole(tensors: Tensors) -> None:
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in made().items())
+
+
+def assert_none_is_left(client: Client, other: Client) -> None:
+    assert other.status().components == ()
+    assert not client.session.components
+    assert not client.session.leases
+
+
+def unregister_all(client: Client) -> None:
+    for name in list(client.session.components):
+        client.unregister(name)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_an_interrupted_register_has_registered_nothing_and_moved_nothing(
+    client: Client, other: Client, name: str
+) -> None:
+    """So the tensors can be registered again, also under another name."""
+    client.register("a", made())
+    client.unregister("a")
+    for place in places(lambda: client.register("a", made()), MOST):
+        unregister_all(client)
+        tensors = made()
+        if interrupt(partial(client.register, "a", tensors), place) is None:
+            assert_none_is_left(client, other)
+            assert_whole(tensors)
+            client.register(name, tensors)
+        with client.acquire(*client.session.components):
+            assert_whole(tensors)
+        unregister_all(client)
+        assert_whole(tensors)
+
+
+@pytest.mark.parametrize("make", [registered, written])
+def test_after_an_interrupted_unregister_the_tensors_have_their_bytes(
+    client: Client, other: Client, make: Callable[[Client], Tensors]
+) -> None:
+    """It is registered, and can be acquired and unregistered; or it is private."""
+    for place in [None, *places(lambda: (make(client), client.unregister("a")), 2 * MOST)]:
+        if client.session.components:
+            client.unregister("a")
+        tensors = make(client)
+        if place is not None:
+            interrupt(partial(client.unregister, "a"), place)
+        if client.session.components:
+            with client.acquire("a"):
+                assert_whole(tensors)
+            client.unregister("a")
+        assert_whole(tensors)
+        assert_none_is_left(client, other)
+
+
+@pytest.mark.parametrize("call", ["register_scratch", "register_family"])
+def test_an_interrupted_registration_of_scratch_or_of_a_family_leaves_no_part(
+    client: Client, other: Client, call: str
+) -> None:
+    what = {"register_scratch": ("a", 1 << 16), "register_family": ("a", PARTS)}[call]
+    register = partial(getattr(client, call), *what)
+    register()
+    client.unregister("a")
+    for place in places(register, MOST):
+        unregister_all(client)
+        if interrupt(register, place) is None:
+            assert_none_is_left(client, other)
+            register()
+        with client.acquire("a"):
+            pass
+        unregister_all(client)
+
+
+def test_an_interrupted_unregister_of_a_family_can_go_on(client: Client, other: Client) -> None:
+    def unregister() -> None:
+        client.register_family("a", PARTS)
+        client.unregister("a")
+
+    unregister()
+    for place in places(unregister, 2 * MOST):
+        interrupt(unregister, place)
+        unregister_all(client)
+        assert_none_is_left(client, other)
+
+
+def test_an_interrupted_workspace_or_start_is_over(client: Client, other: Client) -> None:
+    def hold() -> None:
+        with client.acquire_workspace("1MiB"):
+            pass
+        client.acquire_start().release()
+
+    hold()
+    for place in places(hold, MOST):
+        interrupt(hold, place)
+        other.acquire_workspace("16MiB", timeout=30).release()
+        other.acquire_start(timeout=30).release()
