@@ -46,9 +46,8 @@ class _Untraced:
 
 
 #: A trace function without Python code, which would be interrupted itself.
-_arrives = ctypes.PYFUNCTYPE(None, _Signal, ctypes.py_object, _Untraced)(
-    ("Py_IsInitialized", ctypes.pythonapi)
-)
+_ARGUMENTS: list[Any] = [_Signal, ctypes.py_object, _Untraced]
+_arrives = ctypes.PYFUNCTYPE(None, *_ARGUMENTS)(("Py_IsInitialized", ctypes.pythonapi))
 
 
 class Place(NamedTuple):

@@ -551,9 +551,7 @@ class Client:
             stay=stay,
             trainable=trainable,
         )
-        attachment = attach(self, model, checked(given, flags))
-        self.attachments.add(attachment)
-        return attachment
+        return attach(self, model, checked(given, flags))
 
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,

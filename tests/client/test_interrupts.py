@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+import torch
 
 import swapd_client
 from swapd import spawn
@@ -11,12 +12,10 @@ from swapd.spawn import Spawned
 from swapd_client import Client
 from tests.interrupts import interrupt, interrupts, places
 
-torch = pytest.importorskip("torch")
-
 #: Places of one call.
 MOST = 60
 PARTS = {"one": {"x": bytes(4096)}, "two": {"x": b"\1" * 4096}}
-Tensors = dict[str, "torch.Tensor"]
+Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +97,13 @@ def test_after_an_interrupted_unregister_the_tensors_have_their_bytes(
     client: Client, other: Client, make: Callable[[Client], Tensors]
 ) -> None:
     """It is registered, and can be acquired and unregistered; or it is private."""
-    for place in [None, *places(lambda: (make(client), client.unregister("a")), 2 * MOST)]:
-        if client.session.components:
-            client.unregister("a")
+    unregister = partial(client.unregister, "a")
+    for _ in range(2):
+        make(client)
+        found = places(unregister, 2 * MOST)
+    for place in found:
         tensors = make(client)
-        if place is not None:
-            interrupt(partial(client.unregister, "a"), place)
+        interrupt(unregister, place)
         if client.session.components:
             with client.acquire("a"):
                 assert_whole(tensors)

@@ -29,7 +29,8 @@ PREPARE = """
     module = nn.Linear(64, 64)
     early = module.weight.detach()
     client.register("child", module)
-    guard(module, ComponentWeights(client, "child", [client.session.own("child")]))
+    weights = ComponentWeights(client, "child", [client.session.own("child")])
+    guard(module, weights, lambda undo: None)
     weight = module.weight
 """
 

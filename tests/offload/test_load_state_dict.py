@@ -244,7 +244,8 @@ def test_a_component_in_blocks_is_given_its_values_by_one_update(client: Client)
     twin = copy.deepcopy(model)
     blocks: dict[str, Any] = {f"blocks.{i}": block for i, block in enumerate(model)}
     parts = client.register_family("dit", blocks)
-    guard(model, ComponentWeights(client, "dit", [client.session.own(part.name) for part in parts]))
+    weights = ComponentWeights(client, "dit", [client.session.own(part.name) for part in parts])
+    guard(model, weights, lambda undo: None)
     evict(client, *(part.name for part in parts))
     assert same(model.state_dict(), twin.state_dict())
     given: list[Any] = []

@@ -25,7 +25,9 @@ class Lent:
         self.name = name
         self.component: Component = client.register(name, self.module, **options)
         self.weights = ComponentWeights(client, name, [client.session.own(name)])
-        self.undo = guard(self.module, self.weights)
+        undo: list[Callable[[], None]] = []
+        guard(self.module, self.weights, undo.append)
+        (self.undo,) = undo
         evict(client, name)
 
     def swap(self, times: int = 1) -> None:

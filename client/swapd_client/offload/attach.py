@@ -3,14 +3,14 @@
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 import torch
 
 from swapd.shared.units import size
 from swapd_client import dropped
-from swapd_client.errors import DuplicateName, InvalidSource, TooLarge
+from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.arguments import Arguments
@@ -41,16 +41,25 @@ log = logging.getLogger("swapd_client")
 
 def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachment:
     """Implements `Client.attach`."""
-    try:
-        return _attach(client, model, arguments)
-    except DuplicateName:
-        dropped.settle()  # the name may belong to a model that is garbage
-        return _attach(client, model, arguments)
-
-
-def _attach(client: AttachClient, model: object, arguments: Arguments) -> Attachment:
     attachment = Attachment(client, arguments.prefix)
+    try:
+        try:
+            _attach(client, model, arguments, attachment)
+        except DuplicateName:
+            dropped.settle()  # the name may belong to a model that is garbage
+            _attach(client, model, arguments, attachment)
+        return attachment
+    except Exception:
+        raise
+    except BaseException:  # an interrupt, perhaps when all was done
+        with suppress(SwapdError):
+            attachment.detach()
+        raise
 
+
+def _attach(
+    client: AttachClient, model: object, arguments: Arguments, attachment: Attachment
+) -> None:
     def run() -> None:
         again = _Attaching(client, model, arguments, attachment)
         with again.no_calls():
@@ -67,8 +76,8 @@ def _attach(client: AttachClient, model: object, arguments: Arguments) -> Attach
                 attachment._take_back()
                 raise
         attachment._again = run
+    client.attachments.add(attachment)
     take_back_if_dropped(client, attachment)
-    return attachment
 
 
 class _Attaching:
@@ -237,8 +246,7 @@ class _Attaching:
         registering = Registration(
             self._client, self._owned, hows, self._called, blocks, self._starts
         )
-        registering.run(self._found, self._trained)
-        attachment.registered += registering.names
+        registering.run(self._found, self._trained, attachment.registered)
         attachment.streamed |= registering.streamed
         self._names_of = registering.names_of
 

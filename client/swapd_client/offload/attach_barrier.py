@@ -45,7 +45,8 @@ def no_calls(
     with ExitStack() as undo:
         undo.callback(calls.open)
         for module in entrances:
-            undo.callback(shut(module, calls.wait))
+            shut(module, calls.wait, undo.callback)
+        undo.callback(calls.open)  # before the doors go: an interrupt may leave some
         calls.await_end()
         yield
 

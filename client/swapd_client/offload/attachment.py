@@ -23,12 +23,13 @@ from swapd_client.errors import (
     UnknownComponent,
 )
 from swapd_client.leases.collected import await_given_back
+from swapd_client.leases.covered import covered, to_its_end
 from swapd_client.offload import growth, tools
 from swapd_client.offload.guards import writable
 from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import Trained
-from swapd_client.offload.scope import ComponentHold, Entry, Holdable, here
+from swapd_client.offload.scope import ComponentHold, Entry, Holdable, Scope, here
 from swapd_client.offload.stream import Stream
 from swapd_client.offload.update_barrier import quiet
 from swapd_client.registration import refuse_in_use
@@ -38,9 +39,6 @@ log = logging.getLogger("swapd_client")
 #: Held while hooks are installed: loaders that patch registration for the whole process must not
 #: see it half done.
 ONE_AT_A_TIME = threading.Lock()
-
-
-_counting = threading.Lock()
 
 
 @dataclass(eq=False)
@@ -90,37 +88,57 @@ class Use:
 
     def __enter__(self) -> None:
         scope = here()
-        with ExitStack() as undo:
+        before = len(scope.entries)
+        try:
             for held in self._taken:
                 scope.enter(Entry(held, self, is_call=False))
-                undo.callback(self._leave_last)
-            undo.pop_all()
-        for held in self._lent:
-            scope.lend(held)
-        with _counting:
             for held in self._lent:
-                held.uses += 1
+                entry = Entry(held, self, is_call=False)
+                scope.lend(held, entry)
+                held.uses.add(entry)
+        except BaseException:
+            _leave(scope.entries[before:])
+            raise
 
+    @covered
     def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+        mine: Sequence[Entry] = (),
     ) -> None:
-        with _counting:
-            for held in self._lent:
-                held.uses -= 1
-        for held in self._lent:
-            here().count_down(held)
         try:
-            with ExitStack() as stack:
-                for _ in self._taken:
-                    stack.callback(self._leave_last)
+            mine = self._last()
+            _leave(mine)
         except SwapdError:
             if exc is None:  # an earlier error is the one to report
                 raise
+        except BaseException:
+            _leave(mine or self._last())
+            raise
 
-    def _leave_last(self) -> None:
-        scope = here()
-        if entry := scope.find(self):
-            scope.leave(entry)
+    def _last(self) -> Sequence[Entry]:
+        """The entries of its innermost block in this thread."""
+        mine = [entry for entry in here().entries if entry.by is self]
+        return mine[len(mine) - len(self._taken) - len(self._lent) :]
+
+
+def _leave(entries: Sequence[Entry]) -> None:
+    """Leave these entries of the calling thread, the last one first. Raises as a release."""
+    scope = here()
+
+    def leave() -> None:
+        with ExitStack() as stack:
+            for entry in entries:
+                stack.callback(_leave_one, scope, entry)
+
+    to_its_end(leave)
+
+
+def _leave_one(scope: Scope, entry: Entry) -> None:
+    entry.held.uses.discard(entry)
+    scope.leave(entry)
 
 
 class Attachment(AbstractContextManager["Attachment"]):
@@ -144,8 +162,8 @@ class Attachment(AbstractContextManager["Attachment"]):
         self.when_gone: Callable[[SessionEnded], None] | None = None
         self._client = client
         self._prefix = prefix
-        #: Removes hooks and guards from the modules.
-        self._installed = ExitStack()
+        #: Remove hooks and guards from the modules; each may be called twice, or for nothing.
+        self._installed: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return f"<Attachment {self.summary}>"
@@ -235,8 +253,8 @@ class Attachment(AbstractContextManager["Attachment"]):
         self.when_gone(error)
 
     def to_undo(self, undo: Callable[[], None]) -> None:
-        """Call `undo()` at `detach`."""
-        self._installed.callback(undo)
+        """Call `undo()` at `detach`. Say so first, then do it: an interrupt may come in between."""
+        self._installed.append(undo)
 
     def refresh(self) -> None:
         """Register parameters and modules that the model gained since it was attached.
@@ -332,7 +350,9 @@ class Attachment(AbstractContextManager["Attachment"]):
 
     def _uninstall(self) -> None:
         """Remove the hooks; the weights stay in swapd."""
-        self._installed.close()
+        while self._installed:
+            self._installed[-1]()
+            self._installed.pop()
 
 
 def _nothing() -> None:

@@ -173,6 +173,8 @@ class Marker:
         return None
 
 
+#: Keeps the undo of a change to the model. Called before the change: an interrupt may come between.
+ToUndo = Callable[[Callable[[], None]], object]
 #: Runs a function with these arguments.
 Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 

@@ -125,8 +125,8 @@ def _disabled(function: _F) -> _F:
 _to_distinguish: WeakSet[torch.nn.Module] | None = WeakSet()
 
 
-def distinguish(module: torch.nn.Module) -> Callable[[], None]:
-    """Keep code compiled for other modules away from `module`; returns the undo.
+def distinguish(module: torch.nn.Module) -> None:
+    """Keep code compiled for other modules away from `module`, until `undistinguish`.
 
     A module with a `forward` of its own keeps it: code compiled for it is its own.
     """
@@ -136,15 +136,14 @@ def distinguish(module: torch.nn.Module) -> Callable[[], None]:
         else:
             _to_distinguish.add(module)
 
-    def undo() -> None:
-        with _lock:
-            if _to_distinguish is not None:
-                _to_distinguish.discard(module)
-            function = getattr(vars(module).get("forward"), "__func__", None)
-            if hasattr(function, "marker"):  # else other code replaced it
-                del vars(module)["forward"]
 
-    return undo
+def undistinguish(module: torch.nn.Module) -> None:
+    with _lock:
+        if _to_distinguish is not None:
+            _to_distinguish.discard(module)
+        function = getattr(vars(module).get("forward"), "__func__", None)
+        if hasattr(function, "marker"):  # else other code replaced it
+            del vars(module)["forward"]
 
 
 def _give(module: torch.nn.Module) -> None:

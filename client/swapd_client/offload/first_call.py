@@ -8,7 +8,7 @@ that made the read holds them while it runs.
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from inspect import getattr_static
 from types import FrameType, FunctionType
@@ -20,7 +20,7 @@ from torch.utils import _python_dispatch as modes
 
 from swapd_client.errors import Deadlock, SwapdError, TooLarge
 from swapd_client.offload import dynamo
-from swapd_client.offload.copies import Method
+from swapd_client.offload.copies import Method, ToUndo
 from swapd_client.offload.dynamo import uncompiled, when_imported
 from swapd_client.offload.gate import LeaseGate
 from swapd_client.offload.hooks import wrap
@@ -39,10 +39,6 @@ class ReadPart(NamedTuple):
     names: Sequence[str]
     #: The modules that it loads them for.
     modules: Collection[Module]
-
-
-#: Keeps the undo of a change to the model.
-ToUndo = Callable[[Callable[[], None]], None]
 
 
 class FirstCall(Method):
@@ -142,14 +138,14 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
             ) from exc
         self._found.append((reader, read))
         self._loaded.add(part.gate)
-        self._to_undo(wrap(module, name, part.gate))
+        wrap(module, name, part.gate, self._to_undo)
 
     def _release(self, *, ended: bool) -> None:
         """Release what the reads hold; with `ended`, of methods that are no longer running."""
         while self._held and not (ended and _is_running(self._held[-1][1])):
-            entry, _ = self._held.pop()
             with suppress(SwapdError):  # the call's own release has the same problem
-                here().leave(entry)
+                here().leave(self._held[-1][0])
+            self._held.pop()
             tell()
 
     def _reader(self, part: ReadPart, frame: FrameType) -> tuple[Module, str, FrameType]:

@@ -61,11 +61,11 @@ class LeaseGate:
                 output = call(*args, **kwargs)
                 if type(output) not in LATER:
                     output = _own(self, entry, output)
-            except BaseException:
+                _leave(entry)
+            except BaseException:  # also an interrupt before it has left
                 with suppress(SwapdError):  # an earlier error is the one to report
                     _leave(entry)
                 raise
-            _leave(entry)
         return _lease(self, output) if type(output) in LATER else output
 
     def is_held_by(self, scope: Scope) -> bool:
@@ -159,11 +159,6 @@ def _own(gate: LeaseGate, entry: Entry, output: Any) -> Any:
 def _leave(entry: Entry) -> None:
     try:
         thread.scope.leave(entry)
-    except SwapdError:
-        raise
-    except BaseException:  # an interrupt, perhaps before anything was left
-        thread.scope.leave(entry)
-        raise
     finally:
         tell()
 

@@ -25,6 +25,7 @@ from swapd_client.errors import NotWhileAttached
 from swapd_client.memory import ranges
 from swapd_client.memory.movable import leaves
 from swapd_client.offload import tools
+from swapd_client.offload.copies import ToUndo
 from swapd_client.offload.dynamo import uncompiled
 from swapd_client.offload.ownership import span_of
 
@@ -64,8 +65,16 @@ _lock = threading.Lock()
 _handles: list[Any] = []
 
 
-def watch(growth: Growth, modules: Iterable[Module]) -> Callable[[], None]:
-    """Mark `growth` when a parameter or module is registered on these modules; returns the undo."""
+def watch(growth: Growth, modules: Iterable[Module], to_undo: ToUndo) -> None:
+    """Mark `growth` when a parameter or module is registered on these modules."""
+
+    def end() -> None:
+        with _lock:
+            for module in [m for m, its in _watched.items() if its is growth]:
+                del _watched[module]
+        rest()
+
+    to_undo(end)
     with _lock:
         for module in modules:
             _watched[module] = growth
@@ -77,14 +86,6 @@ def watch(growth: Growth, modules: Iterable[Module]) -> Callable[[], None]:
                     torchs.register_module_module_registration_hook,
                 )
             )
-
-    def end() -> None:
-        with _lock:
-            for module in [m for m, its in _watched.items() if its is growth]:
-                del _watched[module]
-        rest()
-
-    return end
 
 
 def rest() -> None:

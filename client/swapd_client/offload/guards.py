@@ -26,6 +26,7 @@ from swapd_client.offload.copies import (
     Copies,
     Marker,
     Method,
+    ToUndo,
     copied,
     private,
     stand_in,
@@ -47,23 +48,23 @@ _TABLES = ("_parameters", "_buffers")
 _guarded: tuple[weakref.ref[ComponentWeights], ...] = ()
 
 
-def guard(module: Module, weights: ComponentWeights) -> Callable[[], None]:
+def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
     """Guard a module and its submodules, for their tensors that belong to `weights`.
 
     A module may have guards for several. Pass the whole model: then tensors tied across components
-    stay tied in copies, and a refused move has moved nothing. Returns the undo.
+    stay tied in copies, and a refused move has moved nothing.
     """
-    guards = [guard_of(m) or Guard(m) for m in module.modules()]
-    for one in guards:
-        one.weights.append(weights)
-    _set_guarded(add=weights)
+    modules = list(module.modules())
 
     def undo() -> None:
         _set_guarded(remove=weights)
-        for one in guards:
+        for one in filter(None, map(guard_of, modules)):
             one.forget(weights)
 
-    return undo
+    to_undo(undo)
+    for one in modules:
+        (guard_of(one) or Guard(one)).weights.append(weights)
+    _set_guarded(add=weights)
 
 
 def _set_guarded(
@@ -135,12 +136,7 @@ class Guard(Marker):
     def __init__(self, module: Any) -> None:
         self.weights: list[ComponentWeights] = []
         self.module = module
-        self._handles = [
-            module.register_state_dict_post_hook(_StateDictHook(self)),
-            module.register_load_state_dict_post_hook(self._loaded),
-        ]
-        # before the existing hooks: they must see bytes that are readable
-        module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
+        self._handles: list[Any] = []
         attributes: dict[str, Any] = {
             _GUARD: self,
             "__deepcopy__": self._deepcopy,
@@ -154,7 +150,11 @@ class Guard(Marker):
                 attributes[name] = Method(module, name, partial(run, self))
         #: Attributes that the module itself, and not its class, had under these names.
         self._own = {name: vars(module).get(name) for name in attributes}
-        vars(module).update(attributes)
+        vars(module).update(attributes)  # first: from here on `forget` is called after an interrupt
+        self._handles.append(module.register_state_dict_post_hook(_StateDictHook(self)))
+        # before the existing hooks: they must see bytes that are readable
+        module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
+        self._handles.append(module.register_load_state_dict_post_hook(self._loaded))
 
     def __repr__(self) -> str:
         return f"<Guard of a {type(self.module).__name__} for {self.weights}>"
@@ -164,9 +164,7 @@ class Guard(Marker):
 
     def forget(self, weights: ComponentWeights) -> None:
         """Guard no tensors of these weights any more; without any, the guard is removed."""
-        if weights not in self.weights:
-            return
-        self.weights.remove(weights)
+        self.weights = [one for one in self.weights if one is not weights]
         if self.weights:
             return
         for handle in self._handles:

@@ -1,7 +1,7 @@
 """What a thread can hold of a streamed component: a pass through it, or one block of it."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import torch
 
 from swapd_client.lease import Lease
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.scope import ComponentHold, Scope
+from swapd_client.offload.scope import ComponentHold, Entry, Scope
 from swapd_client.offload.stream import Stream
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class PassHold:
     everything: ComponentHold
     #: The hooks of its blocks.
     hooks: "BlockHooks"
-    uses: int = 0
+    uses: set[Entry] = field(default_factory=set)
 
     def __repr__(self) -> str:
         return f"<PassHold {self.stream.family}>"
@@ -80,7 +80,7 @@ class BlockHold:
 
     def __init__(self, whole: PassHold, number: int | None) -> None:
         """`number`: of the block; None: a layer outside the blocks, which needs `whole` only."""
-        self.uses = 0
+        self.uses: set[Entry] = set()
         self._whole = whole
         self._number = number
         #: The component that it holds beside the pass.

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.offload import dynamo, find
-from swapd_client.offload.copies import Marker, Method
+from swapd_client.offload.copies import Marker, Method, ToUndo
 from swapd_client.offload.gate import LeaseGate
 
 #: The attribute that holds a module's hook.
@@ -116,43 +116,51 @@ def is_attached(module: Module) -> bool:
     return hook is not None and hook.gate is not None
 
 
-def shut(module: Module, door: Callable[[Module], None]) -> Callable[[], None]:
-    """Have calls of a module call `door(module)` first; returns the undo."""
+def shut(module: Module, door: Callable[[Module], None], to_undo: ToUndo) -> None:
+    """Have calls of a module call `door(module)` first."""
     hook = hook_of(module) or Hook(module)
+    to_undo(lambda: hook.end("door"))
     hook.door = door
     hook.put()
-    return lambda: hook.end("door")
 
 
 def install(
-    module: Module, gate: LeaseGate, *, is_compiled: bool = False, is_member: bool = False
-) -> tuple[Hook, Callable[[], None]]:
-    """Have each call of `module` run through `gate`; returns the hook, and the undo.
+    module: Module,
+    gate: LeaseGate,
+    to_undo: ToUndo,
+    *,
+    is_compiled: bool = False,
+    is_member: bool = False,
+) -> Hook:
+    """Have each call of `module` run through `gate`; returns the hook.
 
     If `is_compiled`, the module is compiled as one: its hook stays outside of the compiled code. If
     `is_member`, it may share compiled code with others in its list, which is without the hook.
     """
-    undistinguish = None if is_compiled or is_member else dynamo.distinguish(module)
     hook = hook_of(module) or Hook(module)
-    vars(module)[_TO_SCRIPT] = hook.refuse_script
-    if is_member:
-        hook.share_compiled_code()
-    hook.gate = gate
-    hook.put()
+    distinct = not (is_compiled or is_member)
 
     def undo() -> None:
         if hook.aside is not None:
             hook.aside.discard(hook)
         hook.end("gate")
-        if undistinguish is not None:
-            undistinguish()
+        if distinct:
+            dynamo.undistinguish(module)
         vars(module).pop(_TO_SCRIPT, None)
 
-    return hook, undo
+    to_undo(undo)
+    if distinct:
+        dynamo.distinguish(module)
+    vars(module)[_TO_SCRIPT] = hook.refuse_script
+    if is_member:
+        hook.share_compiled_code()
+    hook.gate = gate
+    hook.put()
+    return hook
 
 
-def hook_original(compiled: Module, gate: LeaseGate) -> Callable[[], None]:
-    """Have also the original of `compiled` run through `gate` when it is called; returns the undo.
+def hook_original(compiled: Module, gate: LeaseGate, to_undo: ToUndo) -> None:
+    """Have also the original of `compiled` run through `gate` when it is called.
 
     Its compiled code stays valid. If torch compiles the call as well, as for torch's own classes,
     nothing is done.
@@ -160,11 +168,11 @@ def hook_original(compiled: Module, gate: LeaseGate) -> Callable[[], None]:
     original = find.bare(compiled)
     calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
     if getattr(calls, "__self__", None) is not original or is_attached(original):
-        return lambda: None
+        return
     hook = hook_of(original) or Hook(original)
+    to_undo(lambda: hook.end("gate"))
     hook.gate = gate
     hook.put()
-    return lambda: hook.end("gate")
 
 
 #: `torch.jit.script` calls this first.
@@ -266,15 +274,14 @@ dynamo.when_imported(_hear_of_compilations)
 dynamo.when_imported(lambda: dynamo.skip(Method.__call__))
 
 
-def wrap(module: Module, name: str, gate: LeaseGate) -> Callable[[], None]:
-    """Have a method hold `gate` while it runs; returns the undo."""
-    return put(module, Method(module, name, partial(gate.run, is_forward=False)))
+def wrap(module: Module, name: str, gate: LeaseGate, to_undo: ToUndo) -> None:
+    """Have a method hold `gate` while it runs."""
+    put(module, Method(module, name, partial(gate.run, is_forward=False)), to_undo)
 
 
-def put(module: Module, method: Method) -> Callable[[], None]:
-    """Put `method` in the place of the module's own; returns the undo."""
+def put(module: Module, method: Method, to_undo: ToUndo) -> None:
+    """Put `method` in the place of the module's own."""
     name = method.__name__
-    setattr(module, name, method)
 
     def undo() -> None:
         if (own := method.before(name)) is not None:
@@ -282,7 +289,8 @@ def put(module: Module, method: Method) -> Callable[[], None]:
         else:
             module.__dict__.pop(name, None)
 
-    return undo
+    to_undo(undo)
+    setattr(module, name, method)
 
 
 #: Methods of a component with these prefixes only switch an option.

@@ -109,12 +109,12 @@ class Installer:
         for module, is_member in entrances(one.module, self._starts).items():
             self._hook(module, whole, is_member=is_member)
         if find.bare(one.module) is not one.module:
-            self._attachment.to_undo(hooks.hook_original(one.module, whole))
+            hooks.hook_original(one.module, whole, self._attachment.to_undo)
         if parts:
             self._watch(one.module, ["forward", *methods], whole, parts)
         self._parts += parts or [ReadPart(whole, one.all_of_it.names, set(modules))]
         for method in methods:
-            self._attachment.to_undo(hooks.wrap(find.bare(one.module), method, whole))
+            hooks.wrap(find.bare(one.module), method, whole, self._attachment.to_undo)
 
     def _gates_of(
         self, one: AttachedComponent, modules: Sequence[Module]
@@ -122,7 +122,7 @@ class Installer:
         """Returns a function: the gate of a component, or of a block of it."""
         known = _known(self._client, self._attachment.trained)
         grown = Growth(one.name, _modules_now(one.module, self._starts), known)
-        self._attachment.to_undo(growth.watch(grown, modules))
+        growth.watch(grown, modules, self._attachment.to_undo)
         parameters = tuple(
             parameter
             for module in modules
@@ -189,7 +189,7 @@ class Installer:
     ) -> None:
         to_undo = self._attachment.to_undo
         for name in methods:
-            to_undo(hooks.put(module, FirstCall(module, name, gate, parts, to_undo)))
+            hooks.put(module, FirstCall(module, name, gate, parts, to_undo), to_undo)
 
     def _lent(self, names: Iterable[str]) -> ComponentSpans:
         parts = map(self._client.session.own, names)
@@ -206,7 +206,7 @@ class Installer:
             frozenset(one.module.modules()),
         )
         for root in self._roots.values():
-            self._attachment.to_undo(guards.guard(root, weights))
+            guards.guard(root, weights, self._attachment.to_undo)
 
     def _hook(
         self,
@@ -221,8 +221,13 @@ class Installer:
             return
         self._hooked.add(id(module))
         is_compiled = id(module) in self._compiled
-        hook, undo = hooks.install(module, gate, is_compiled=is_compiled, is_member=is_member)
-        self._attachment.to_undo(undo)
+        hook = hooks.install(
+            module,
+            gate,
+            self._attachment.to_undo,
+            is_compiled=is_compiled,
+            is_member=is_member,
+        )
         if aside is not None:
             aside.add(hook)
 

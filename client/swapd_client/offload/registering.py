@@ -11,6 +11,7 @@ from torch.nn import Module, ModuleList
 from swapd.shared import protocol
 from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory import dlpack
+from swapd_client.memory.component import Component
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.memory.tensors import Buffers
 from swapd_client.offload import find, ownership, private
@@ -44,12 +45,14 @@ class Registration:
 
     def __post_init__(self) -> None:
         self._group = f"attach {self.client.session.welcome.session}.{next(_numbers)}"
-        #: By piece: the names of its components.
-        self.names_of: dict[TensorGroup, list[str]] = {}
+        #: By piece. An interrupt may come before their names are read.
+        self._made: dict[TensorGroup, list[Component]] = {}
         self.streamed: dict[str, StreamedComponent] = {}
 
-    def run(self, found: Sequence[ComponentModule], trained: private.Trained) -> None:
-        """Register all pieces.
+    def run(
+        self, found: Sequence[ComponentModule], trained: private.Trained, into: list[str]
+    ) -> None:
+        """Register all pieces, and add their names to `into`.
 
         `trained`: parameters that stay private. Blocks for the copies. Raises as `Client.register`
         and `register_family`.
@@ -63,6 +66,9 @@ class Registration:
         try:
             for piece in self.owned.pieces.values():
                 self._one(piece, by_name.get(piece.name))
+            buffers.replace()
+            private.move(trained, target.device)
+            into += self.names
         except BaseException as exc:
             self.take_back()
             if isinstance(exc, DuplicateName):
@@ -71,20 +77,23 @@ class Registration:
                     "prefix=...)"
                 ) from exc
             raise
-        buffers.replace()
-        private.move(trained, target.device)
 
     def take_back(self) -> None:
         """Move all that was registered here back into private memory."""
-        while self.names_of:
-            _, names = self.names_of.popitem()
-            for name in reversed(names):
-                self.client.unregister(name)
+        while self._made:
+            _, made = self._made.popitem()
+            for component in reversed(made):
+                self.client.unregister(component.name)
 
     @property
     def names(self) -> list[str]:
         """All names that were registered here, in order."""
         return [name for names in self.names_of.values() for name in names]
+
+    @property
+    def names_of(self) -> dict[TensorGroup, list[str]]:
+        """By piece: the names of its components."""
+        return {piece: [one.name for one in made] for piece, made in self._made.items()}
 
     def _how(self, piece: TensorGroup) -> Sharing:
         parts = self.owned.made_of.get(piece.name)
@@ -126,14 +135,11 @@ class Registration:
 
     def _whole(self, piece: TensorGroup, how: Sharing) -> None:
         called = self.called(piece.name)
-        self.client.register(
-            called,
-            piece.tensors,
-            policy=how.policy,
-            group=self._group if how.exclusive else None,
-            part_of=self.called(how.part_of) if how.part_of else "",
-        )
-        self.names_of[piece] = [called]
+        group = self._group if how.exclusive else None
+        of = self.called(how.part_of) if how.part_of else ""
+        self._made[piece] = [
+            self.client.register(called, piece.tensors, policy=how.policy, group=group, part_of=of)
+        ]
 
     def _room(self, *parts: Mapping[str, torch.Tensor]) -> int:
         """The bytes of the device that these take, each by itself."""
@@ -158,7 +164,8 @@ class Registration:
         full = [(block, part) for block, part in zip(blocks, parts, strict=True) if part]
         if not full:
             return False
-        names = self.names_of[piece] = self._family(piece, how, rest, full)
+        self._family(piece, how, rest, full)
+        names = self.names_of[piece]
         kept, names = (names[0], names[1:]) if rest else (None, names)
         stream = Stream(self.client, self.called(piece.name), kept, names)
         self.streamed[one.name] = StreamedComponent(stream, tuple(b.modules for b, _ in full))
@@ -170,11 +177,11 @@ class Registration:
         how: Sharing,
         rest: Mapping[str, torch.Tensor],
         full: Sequence[tuple[ModelBlock, Mapping[str, torch.Tensor]]],
-    ) -> list[str]:
-        """Register a family; return the names of its components."""
+    ) -> None:
+        """Register a family."""
         parts = {protocol.REST: rest} if rest else {}
         try:
-            made = self.client.register_family(
+            self._made[piece] = self.client.register_family(
                 self.called(piece.name),
                 parts | {block.name: part for block, part in full},
                 policy=how.policy,
@@ -187,7 +194,6 @@ class Registration:
                 f"{exc}. Each block must fit, and {block.name!r} does not: "
                 f"{finer(block.modules, self._room(rest, part))}"
             ) from exc
-        return [component.name for component in made]
 
 
 def stream_of(

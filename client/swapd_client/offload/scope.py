@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -52,9 +52,8 @@ class Holdable(Protocol):
 
     #: Whether another thread may release it, and one thread may take it twice.
     is_lease: bool
-    #: The number of `use` blocks that hold it, in any thread: backward may run in a thread of
-    #: torch's.
-    uses: int
+    #: The `use` blocks that hold it, in any thread: backward may run in a thread of torch's.
+    uses: "set[Entry]"
 
     def take(self, scope: "Scope") -> Callable[[], None]:
         """Hold it in the calling thread, whose scope this is; returns the release.
@@ -75,7 +74,7 @@ class ComponentHold:
     #: Components, by their names in the daemon. One that is private memory by now is dropped by the
     #: next `take`.
     names: list[str]
-    uses: int = 0
+    uses: set[Entry] = field(default_factory=set)
 
     def __repr__(self) -> str:
         return f"<ComponentHold {' + '.join(self.names)}>"
@@ -150,22 +149,30 @@ class Scope:
             take = held.take if request is None else partial(request.take, held)
             self.counts[held] = Count(take(self))
 
-    def lend(self, held: Holdable) -> None:
-        """Count something once more that the caller holds already, under its own lease."""
-        count = self.counts.get(held)
-        if count is not None:
-            count.n += 1
-        else:
-            self.counts[held] = Count()
+    def lend(self, held: Holdable, entry: Entry | None = None) -> None:
+        """Count something once more that the caller holds already, under its own lease.
+
+        With an `entry`, until that is left.
+        """
+        count = self.counts.get(held) or Count(n=0)
+        count.n += 1  # from here on no interrupt comes before the entry is there
+        self.counts[held] = count
+        if entry is not None:
+            self.entries.append(entry)
 
     def count_down(self, held: Holdable) -> None:
         """Hold it once less. Raises as a release; it is released all the same."""
+        if (give_back := self._one_less(held)) is not None:
+            give_back()
+
+    def _one_less(self, held: Holdable) -> Callable[[], None] | None:
+        """Returns the release if that was the last. It calls nothing, so no interrupt halves it."""
         count = self.counts[held]
         count.n -= 1
-        if not count.n:
-            del self.counts[held]
-            if count.give_back is not None:
-                count.give_back()
+        if count.n:
+            return None
+        del self.counts[held]
+        return count.give_back
 
     def enter(self, entry: Entry) -> None:
         """A call, or a `with` block, begins. Raises as `Client.acquire`."""
@@ -174,17 +181,14 @@ class Scope:
 
     def leave(self, entry: Entry) -> None:
         """A call, or a block, ends. No-op if it holds nothing. Raises as `count_down`."""
-        if self.entries and self.entries[-1] is entry:
-            self.entries.pop()
-        elif entry in self.entries:
-            self.entries.remove(entry)
-        else:
+        if entry not in self.entries:
             return
-        self.count_down(entry.held)
-
-    def find(self, by: object) -> Entry | None:
-        """The last entry of `by`, or None."""
-        return next((entry for entry in reversed(self.entries) if entry.by is by), None)
+        give_back = self._one_less(entry.held)
+        try:
+            self.entries.remove(entry)
+        finally:  # also after an interrupt
+            if give_back is not None:
+                give_back()
 
     def renew(self, components: Mapping[AttachClient, Collection[str]]) -> None:
         """Acquire again all that this thread holds of these components, which have new bytes.
