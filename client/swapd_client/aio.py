@@ -28,7 +28,7 @@ from swapd_client.asked import (
     prefetch_of,
     record_of,
 )
-from swapd_client.client import Client, end, nbytes_of, restore_models
+from swapd_client.client import Client, nbytes_of, restore_models
 from swapd_client.dropped import close_when_collected
 from swapd_client.errors import SwapdError
 from swapd_client.faults import explain_if
@@ -36,6 +36,7 @@ from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
+from swapd_client.registration import end
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
@@ -120,14 +121,31 @@ class AsyncClient:
     """
 
     def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
-        self.session = session
         #: For calls in threads, and for attached models.
         self._client = client = Client(session, tracing=tracing)
-        self.leasing = AsyncLeasing(client.leasing)
+        self._leasing = self._leasing_of(client)
+
+    @property
+    def session(self) -> Session:
+        """Its session; another one after an attached model has joined the next daemon."""
+        return self._client.session
+
+    @property
+    def leasing(self) -> "AsyncLeasing":
+        """The requests and leases of its tasks. For the loop."""
+        before = self._leasing
+        if before.session is not self.session:
+            self._leasing = self._leasing_of(self._client)
+            before.channel.end()
+        return self._leasing
+
+    def _leasing_of(self, client: Client) -> "AsyncLeasing":
+        leasing = AsyncLeasing(client.leasing)
         client.dropped.detach()
         client.dropped = close_when_collected(
-            client, session, client.leasing.in_use, self.leasing.close_dropped
+            client, leasing.session, client.leasing.in_use, leasing.close_dropped
         )
+        return leasing
 
     def __repr__(self) -> str:
         return f"<AsyncClient session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -195,6 +213,7 @@ class AsyncClient:
         """As `Client.resize`."""
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
         await self.leasing.question(request, timeout)
+        self.session.registry.resized(request)
 
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.pin`."""
@@ -231,6 +250,7 @@ class AsyncClient:
     async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
         client = self._client
+        await in_thread(client._stay)
         if not self.session.forked:
             with suppress(SwapdError):  # the session has ended, or too many requests are open
                 await self.leasing.be_heard()

@@ -1,9 +1,10 @@
 """The synchronous client, called by stages."""
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swapd.shared import protocol
 from swapd.shared.extras import needed
 from swapd.shared.units import parse_size
-from swapd_client import registration
+from swapd_client import registration, rejoining
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     cheapest_first,
@@ -97,15 +98,24 @@ class Client:
     """
 
     def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
-        self.session = session
+        self._tracing = tracing
         #: The requests and leases of its threads, for models that are attached.
-        self.leasing = Leasing(session, ChannelFactory(session), tracing_of(session, tracing))
+        self.leasing = self._leasing_of(session)
         #: Closes it when it is collected.
-        self.dropped = close_when_collected(
-            self, session, self.leasing.in_use, partial(_close, self.leasing, keep=True)
-        )
+        self.dropped = self._close_when_collected(self.leasing)
         #: The attached models keep them alive: see `take_back_if_dropped`.
         self.attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
+        #: Called when a call of an attached model finds that the session has ended. It must close
+        #: the client, or raise. None: the client joins the next daemon.
+        self.when_gone: Callable[[SessionEnded], None] | None = None
+        #: Held by the thread that joins the next daemon; and whether none does so any more.
+        self.joining = threading.Lock()
+        self.stays = False
+
+    @property
+    def session(self) -> Session:
+        """Its session; another one after it has joined the next daemon."""
+        return self.leasing.session
 
     def __repr__(self) -> str:
         return f"<Client session={self.session.welcome.session} at {self.session.endpoint}>"
@@ -164,10 +174,14 @@ class Client:
         registry = self.session.registry
         return self._register(
             lambda: registry.prepare(
-                name, source, mutable=mutable, segments=segments, part_of=part_of
-            ),
-            policy,
-            group,
+                name,
+                source,
+                mutable=mutable,
+                segments=segments,
+                part_of=part_of,
+                policy=policy,
+                group=group,
+            )
         )
 
     def register_family(
@@ -190,9 +204,9 @@ class Client:
         Tensors that several parts share must be in one of them only. Blocks and raises as
         `register`; after an error all sources are unchanged.
         """
-        prepare = partial(self.session.registry.prepare_family, name, parts, mutable=mutable)
-        keeping = partial(protocol.Resize, name=name, resident_bytes=nbytes_of(resident))
-        return registration.register(self.leasing, prepare, lambda _: policy, group, keeping)
+        how = {"mutable": mutable, "policy": policy, "group": group}
+        prepare = partial(self.session.registry.prepare_family, name, parts, **how)
+        return registration.register(self.leasing, prepare, {name: nbytes_of(resident)})
 
     def register_scratch(
         self,
@@ -220,15 +234,12 @@ class Client:
         memory is private: it holds the contents last saved, or zeros.
         """
         scratch = registration.scratch_of(self.session, nbytes_of(size), mutable=mutable)
+        how = {**scratch, "policy": policy, "group": group, "part_of": part_of}
         registry = self.session.registry
-        return self._register(
-            lambda: registry.prepare(name, part_of=part_of, **scratch), policy, group
-        )
+        return self._register(lambda: registry.prepare(name, **how))
 
-    def _register(
-        self, prepare: Callable[[], Part], policy: protocol.Policy, group: str | None
-    ) -> Component:
-        (made,) = registration.register(self.leasing, lambda: [prepare()], lambda _: policy, group)
+    def _register(self, prepare: Callable[[], Part]) -> Component:
+        (made,) = registration.register(self.leasing, lambda: [prepare()])
         return made
 
     def load(
@@ -335,6 +346,7 @@ class Client:
         self.leasing.flush_kept()  # idle leases that threads keep would count as use
         request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
         self.leasing.question(request, timeout)
+        self.session.registry.resized(request)
 
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
@@ -386,7 +398,8 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
         SessionEnded; then nothing is held.
         """
-        session, leasing = self.session, self.leasing
+        leasing = self.leasing
+        session = leasing.session
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
         lease = Lease(leasing, (get_ident(), names))
@@ -525,8 +538,11 @@ class Client:
         Default, in grad mode: those that require gradients, of components in which most parameters
         do not.
 
-        A model whose daemon was lost keeps its addresses if the next client attaches it with the
-        same arguments; close the first client before.
+        If the daemon ends, the model's next call has this client join the next daemon, as `connect`
+        did, and registers all that it has again, at the same addresses. A call that holds weights
+        at that moment computes on, or raises the DaemonGone that says so. While no daemon runs, or
+        if it refuses the weights, calls raise that error; the weights stay, and each next call
+        tries again.
 
         The model is attached until `detach` or `close`, or until it is garbage. You need not keep
         the attachment; if you do, it keeps the model alive.
@@ -609,7 +625,11 @@ class Client:
         """
         from swapd_client.weights import update
 
-        update.together(self.session, self.leasing.call, values)
+        try:
+            update.together(self.session, self.leasing.call, values)
+        except SessionEnded as exc:
+            self._join_next(exc)
+            update.together(self.session, self.leasing.call, values)
         self.leasing.flush_kept()
 
     def status(self, *, timeout: float | None = None) -> protocol.Status:
@@ -629,30 +649,71 @@ class Client:
         no longer write to its memory. If the GPU has no room for private copies, a warning names
         the components whose tensors are lost.
         """
+        self._stay()
         self.dropped.detach()
         _close(self.leasing, keep=keep)
         restore_models(self)
 
+    # --- the next daemon -------------------------------------------------------------------
+
+    def _daemon_gone(self, error: SessionEnded) -> bool:
+        """A call of an attached model found that the session has ended.
+
+        True: the client has joined the next daemon. False: the weights are private memory, and the
+        call needs no lease. Blocks and raises as `_join_next`.
+        """
+        if self.when_gone is not None:
+            self.when_gone(error)
+            return False
+        self._join_next(error)
+        return True
+
+    def _join_next(self, error: SessionEnded) -> None:
+        """Join the next daemon at the same endpoint, in place of the one that is gone.
+
+        Calls of attached models do so, and `detach` and `update`. All that the client has is
+        registered again, as it was: names, policies, families and their sizes, addresses, and the
+        last bytes of mutable components. Pins, prefetches and `follows` are not. Leases of other
+        threads are waited for, 30 seconds at most. Blocks for the copies, for which there must be
+        memory: private copies of all weights meanwhile, on a GPU too.
+
+        Raises: `error` without a model that is attached, or while a lease is in use; otherwise as
+        `connect` and `register`: then the weights are intact, and the next call tries again.
+        OutOfMemory also if the GPU has no room for the private copies, whose bytes are then lost.
+        """
+        if self.when_gone is not None or not self.attachments:
+            raise error
+        rejoining.join_next(self, error)
+
+    def _stay(self) -> None:
+        """Before closing: join no daemon from now on. Blocks while one is being joined."""
+        if not self.session.forked:  # else another thread of the parent may hold the lock
+            with self.joining:
+                self.stays = True
+
+    def _leasing_of(self, session: Session) -> Leasing:
+        """What this client uses a session with."""
+        return Leasing(session, ChannelFactory(session), tracing_of(session, self._tracing))
+
+    def _move_to(self, leasing: Leasing) -> None:
+        """Everything is registered with another daemon: use that from now on."""
+        before, self.dropped = self.dropped, self._close_when_collected(leasing)
+        self.leasing = leasing
+        before.detach()
+
+    def _close_when_collected(self, leasing: Leasing) -> "weakref.finalize[..., object]":
+        close = partial(_close, leasing, keep=True)
+        return close_when_collected(self, leasing.session, leasing.in_use, close)
+
 
 def _close(leasing: Leasing, *, keep: bool) -> None:
-    end(leasing, keep=keep)
+    registration.end(leasing, keep=keep)
     leasing.close()
-
-
-def end(leasing: Leasing, *, keep: bool) -> None:
-    """End a client's session, as `Client.close`; its channels stay open."""
-    session = leasing.session
-    if not session.forked:  # else the parent owns all of it, and locks may be held for good
-        leasing.keep_no_more()
-        session.leases.drain()
-        if keep:
-            with suppress(SessionEnded):  # then the last bytes are already private
-                registration.take_back_mutable(leasing)
-    session.close(keep=keep)
 
 
 def restore_models(client: Client) -> None:
     """After closing: the hooks of attached models go."""
+    client.session.left.clear()
     for attachment in list(client.attachments):
         attachment.let_go()
 

@@ -32,7 +32,8 @@ class VersionMismatch(SwapdError):
 class SessionEnded(SwapdError):
     """The session is over and takes no requests. `DaemonGone` and `SessionFenced` tell why.
 
-    Call `Client.close`, then connect again.
+    Attached models join the next daemon at their next call. Without one: call `Client.close`, then
+    connect again.
     """
 
 

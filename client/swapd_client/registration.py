@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from swapd.shared import protocol
@@ -14,6 +15,7 @@ from swapd_client.errors import (
     InUse,
     InvalidSource,
     OutOfMemory,
+    SessionEnded,
     SwapdError,
     UnknownComponent,
 )
@@ -39,16 +41,14 @@ AWAIT_S = 5.0
 def register(
     leasing: Leasing,
     prepare: Callable[[], Iterable[Part]],
-    policy_of: Callable[[Part], protocol.Policy],
-    group: str | None,
-    keeping: Callable[[int], protocol.Resize] | None = None,
+    keeping: Mapping[str, int | None] = MappingProxyType({}),
 ) -> list[Component]:
     """Have host copies made and filled for the parts that `prepare()` makes, and rebind their
     tensors when all of that succeeded; return the components.
 
-    `keeping` makes the request that sets the kept parts of a family; until its grant, all parts
-    leave the device at their release. Blocks for the copies. After an error, or an interrupt, none
-    of them is registered.
+    `keeping`: by family, the bytes of it to keep on the device, as for `Client.resize`; until that
+    is granted, all its parts leave the device at their release. Blocks for the copies. After an
+    error, or an interrupt, none of them is registered.
     """
     registry = leasing.session.registry
     parts: list[Part] = []
@@ -57,7 +57,7 @@ def register(
         parts.extend(prepare())  # those that came before an error stay in it
         while True:
             try:
-                _fill(leasing, parts, policy_of, group, keeping, registered)
+                _fill(leasing, parts, keeping, registered)
                 break
             except OtherBytes as lie:
                 _take_out(leasing, registered)
@@ -98,42 +98,27 @@ def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -
 
 def register_again(
     leasing: Leasing,
-    sources: Mapping[str, tuple[object, protocol.Policy]],
-    part_of: Mapping[str, str],
+    parts: Iterable[Part],
+    keeping: Mapping[str, int | None] = MappingProxyType({}),
 ) -> None:
-    """Register components of a lost daemon, by name, at their addresses: all of them or none.
+    """Register components of a lost daemon as they were, at their addresses: all of them or none.
 
-    `part_of`: the family, by name, of each component that is part of one. Blocks and raises as
-    `Client.register`; InvalidSource if a component would move.
+    Their session is closed, so they are private memory. Blocks and raises as `register`;
+    InvalidSource if a component would move.
     """
-    registry = leasing.session.registry
-
-    def prepared() -> Iterable[Part]:
-        for name, (source, _) in sources.items():
-            of = part_of.get(name, "")
-            yield registry.prepare(name, source, mutable=False, part_of=of, stays=True)
-
-    register(leasing, prepared, lambda part: sources[part.name][1], None)
+    register(leasing, lambda: map(leasing.session.registry.prepare_again, parts), keeping)
 
 
 def _fill(
     leasing: Leasing,
     parts: Iterable[Part],
-    policy_of: Callable[[Part], protocol.Policy],
-    group: str | None,
-    keeping: Callable[[int], protocol.Resize] | None,
+    keeping: Mapping[str, int | None],
     registered: list[Part],
 ) -> None:
     """Register, fill and commit all parts. `registered` collects parts that the daemon knows."""
     registry, call, next_id = leasing.session.registry, leasing.call, leasing.session.next_id
     for part in parts:
-        request = partial(
-            registry.request,
-            part,
-            policy=policy_of(part),
-            group=group,
-            transient=keeping is not None,
-        )
+        request = partial(registry.request, part, transient=part.part_of in keeping)
         registered.append(part)  # first: an interrupt may come after the daemon's answer
         try:
             _ask(leasing, request)
@@ -145,8 +130,9 @@ def _fill(
         registry.fill(part)
     for part in parts:
         call(protocol.Commit(next_id(), part.name))
-    if keeping is not None:
-        call(keeping(next_id()))
+    for family, nbytes in keeping.items():
+        call(protocol.Resize(next_id(), family, nbytes))
+    registry.kept.update(keeping)
 
 
 def _ask(leasing: Leasing, request: Callable[[int], protocol.Register]) -> None:
@@ -204,6 +190,18 @@ def unregister(leasing: Leasing, name: str) -> None:
         session.registry.unbind(part)
 
     to_its_end(leave)
+
+
+def end(leasing: Leasing, *, keep: bool) -> None:
+    """End a client's session, as `Client.close`; its channels stay open."""
+    session = leasing.session
+    if not session.forked:  # else the parent owns all of it, and locks may be held for good
+        leasing.keep_no_more()
+        session.leases.drain()
+        if keep:
+            with suppress(SessionEnded):  # then the last bytes are already private
+                take_back_mutable(leasing)
+    session.close(keep=keep)
 
 
 def take_back_mutable(leasing: Leasing) -> None:

@@ -261,6 +261,7 @@ def test_if_it_fails_all_is_private_memory_as_before(
     life.client.register("a", tensors)
     life.client.register("b", others)
     before = addresses(tensors) + addresses(others)
+    parts = life.client.session.registry.all()
     client = life.again(budget="4MiB" if why == "too large" else "16MiB")
     registry = client.session.registry
     fill = registry.fill
@@ -287,23 +288,27 @@ def test_if_it_fails_all_is_private_memory_as_before(
         error = ClientClosed
         monkeypatch.setattr(registry, "fill", fill_and(client.close))
     with pytest.raises(error):
-        register_again(client.leasing, {"a": (tensors, "lru"), "b": (others, "lru")}, {})
+        register_again(client.leasing, parts)
     assert same(tensors, values())
     assert same(others, values(1))
     assert addresses(tensors) + addresses(others) == before
     tensors["a"].add_(0)  # it is writable
     again = life.again(budget="32MiB")
-    register_again(again.leasing, {"a": (tensors, "lru"), "b": (others, "lru")}, {})
+    register_again(again.leasing, parts)
     assert addresses(tensors) + addresses(others) == before
 
 
 def test_if_one_would_move_none_is_registered(life: Life) -> None:
     tensors, others = values(), values(1)
     life.client.register("a", tensors)
+    life.client.register("b", others)
+    parts = life.client.session.registry.all()
     before = addresses(tensors)
     client = life.again()
+    del others
+    gc.collect()
     with pytest.raises(InvalidSource, match="'b' cannot keep its address"):
-        register_again(client.leasing, {"a": (tensors, "lru"), "b": (others, "lru")}, {})
+        register_again(client.leasing, parts)
     assert not client.status().components
     assert same(tensors, values())
     client.register("a", tensors)

@@ -47,6 +47,42 @@ def test_it_has_its_address_and_its_bytes_and_is_swapped_again(world: World, hel
     assert daemon.component("a").loads == 1
 
 
+@pytest.mark.parametrize("mutable", [False, True], ids=["clean", "mutable"])
+def test_a_client_joins_the_next_daemon_with_all_that_it_has(world: World, mutable: bool) -> None:
+    daemon = world.daemon()
+    worker, other = world.workers(daemon, "worker", "other")
+    other.ping()
+    expected = worker.register_tensor("a", NBYTES, seed=1, mutable=mutable)
+    worker.acquire("a")
+    address, _ = worker.tensor("a")
+    if mutable:
+        expected = worker.write("a", 4)
+    worker.release("a")
+    for turn in range(2):
+        daemon.kill()
+        daemon = world.daemon()
+        worker.join_next()
+        other.disconnect()
+        other.register(f"b{turn}", 16 * MIB)
+        other.use(f"b{turn}")
+        assert worker.use("a") == [address, expected]
+        assert daemon.component("a").mutable == mutable
+        if turn:
+            with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+                worker.peek("a")
+
+
+def test_a_client_that_finds_no_room_for_its_weights_says_that_they_are_lost(world: World) -> None:
+    daemon = world.daemon(budget="80MiB")
+    worker = world.worker(daemon)
+    worker.register_tensor("large", 60 * MIB)
+    daemon.kill()
+    world.daemon(budget="80MiB")
+    for _ in range(2):
+        with pytest.raises(WorkerError, match=r"no room for private copies of .*lost with the dae"):
+            worker.join_next()
+
+
 def test_what_a_fenced_worker_stayed_on_is_everybodys_when_it_has_registered_that_again(
     world: World,
 ) -> None:

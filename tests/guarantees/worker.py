@@ -26,7 +26,8 @@ from zlib import crc32
 from swapd.shared import vm
 from swapd.shared.protocol import LIFELINE_MAX_BYTES, Goodbye, decode_from_daemon
 from swapd.shared.runtime_dir import LIFELINE
-from swapd_client import Client, Component, Lease, SwapdError, Timeout, connect
+from swapd_client import Client, Component, Lease, SwapdError, Timeout, connect, rejoining
+from swapd_client.errors import SessionEnded
 from swapd_client.memory.part import Part
 
 BLOCK_BYTES = 64 << 10
@@ -395,6 +396,14 @@ class Worker:
         self.client.close(keep=keep)
         self._client = None
         self._leases.clear()
+
+    def join_next(self) -> None:
+        """Have the client join the next daemon in place of the last one, as for attached models."""
+        life = self.client.session.life
+        life.await_end()
+        self._leases.clear()
+        assert isinstance(life.error, SessionEnded)
+        rejoining.join_next(self.client, life.error)
 
     def drop_client(self) -> None:
         """Drop the client without closing it; the next command that needs one connects anew."""

@@ -70,7 +70,7 @@ def test_what_a_request_had_computed_when_it_was_fenced_is_not_to_be_used(stage:
     def request() -> None:
         with pipeline.request():
             model.transformer(torch.zeros(1, 256))
-            pipeline._attachment.daemon_gone(fenced)
+            stage.client._daemon_gone(fenced)
 
     with pytest.raises(SessionFenced):
         request()

@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from swapd.cli.conclusions import Kind, Report
-from swapd.shared.protocol import WASTED_LAST, Status
+from swapd.shared.protocol import WASTED_LAST
 from swapd.web.serving import PAST_S
 from tests.web.conftest import MIB, Served
 

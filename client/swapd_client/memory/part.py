@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
-from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Scratch, Used
+from swapd.shared.protocol import RANGES_MAX, Placement, Policy, Ranges, Scratch, Used
 from swapd_client.memory.layout import Layout
 from swapd_client.memory.place import Place
 from swapd_client.memory.scratch import told
@@ -38,6 +38,8 @@ class Part:
         *,
         mutable: bool,
         part_of: str = "",
+        policy: Policy = "lru",
+        group: str | None = None,
     ) -> None:
         self.name = name
         #: Its family, or "".
@@ -45,9 +47,20 @@ class Part:
         self.nbytes = layout.nbytes
         self.address = where.address
         self.mutable = mutable
+        self.policy = policy
+        self.group = group
         #: The number of segments that it arrives in.
         self.segments = len(layout.segments)
         self.layout = layout
+        #: The ranges that the owner wants saved; None once a release has sent them.
+        self.used: Used | None = None
+        self.used_number = 0
+        #: Whether it was of another daemon before: its tensors are in the range already.
+        self.is_again = False
+        self._begin(where, claim)
+
+    def _begin(self, where: Place, claim: Claim) -> None:
+        """The state of its life in one session."""
         self.where = where
         #: Its host copy, once the daemon has sent it.
         self.master: OwnedFd | None = None
@@ -61,9 +74,6 @@ class Part:
         self.contents = 0
         #: The last residency whose contents were dropped, or not saved.
         self.lost = -1
-        #: The ranges that the owner wants saved; None once a release has sent them.
-        self.used: Used | None = None
-        self.used_number = 0
         #: The number of leases of this process on it.
         self.holders: set[int] = set()
         #: Requests up to this one may have been granted the bytes before the last update.
@@ -79,6 +89,13 @@ class Part:
 
     def __repr__(self) -> str:
         return f"<Part {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
+
+    def begin_again(self, where: Place, claim: Claim) -> None:
+        """Its daemon is gone: it begins again in another session, with the private memory there."""
+        self.is_again = True
+        self.layout.content = ""  # its bytes may have changed since they were read
+        self.layout.filled = self.scratch == "saved"
+        self._begin(where, claim)
 
     @property
     def span(self) -> int:
@@ -129,6 +146,8 @@ class Part:
 
     def bind(self) -> None:
         """It is registered: its bytes are at the range from now on."""
+        if self.is_again:
+            return
         self.where.used_by(self.layout.bind(self.address))
         if self.layout.has_views:
             self.where.used_by([self])  # views are made later, too

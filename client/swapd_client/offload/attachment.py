@@ -157,9 +157,6 @@ class Attachment(AbstractContextManager["Attachment"]):
         self.summary = ""
         #: Attaches the model again, with the modules and parameters that it has by then.
         self._again: Callable[[], None] = _nothing
-        #: Called when a call of a component finds that the daemon is gone. It must make the model
-        #: private (`Client.close`); then the call goes on. None: the call raises.
-        self.when_gone: Callable[[SessionEnded], None] | None = None
         self._client = client
         self._prefix = prefix
         #: Remove hooks and guards from the modules; each may be called twice, or for nothing.
@@ -246,12 +243,6 @@ class Attachment(AbstractContextManager["Attachment"]):
             return nullcontext()
         return quiet({self._client: self._client.session.registry.family(name)})
 
-    def daemon_gone(self, error: SessionEnded) -> None:
-        """A call found that the daemon is gone. Raises `error` unless `when_gone` is set."""
-        if self.when_gone is None:
-            raise error
-        self.when_gone(error)
-
     def to_undo(self, undo: Callable[[], None]) -> None:
         """Call `undo()` at `detach`. Say so first, then do it: an interrupt may come in between."""
         self._installed.append(undo)
@@ -278,10 +269,18 @@ class Attachment(AbstractContextManager["Attachment"]):
         acquire that component, until the first is detached too.
 
         No component of the model may be in use. A call of a model that shares weights waits while
-        they are moved. A second call does nothing. Raises: InUse, OutOfMemory,
-        SessionEnded: then the remaining components are still attached.
+        they are moved. A second call does nothing. If the daemon is gone, the client first joins
+        the next one. Raises: InUse, OutOfMemory, SessionEnded, NotRunning: then the remaining
+        components are still attached.
         """
         await_given_back()  # garbage that the caller dropped is not in use
+        try:
+            self._detach()
+        except SessionEnded as exc:
+            self._client._join_next(exc)
+            self._detach()
+
+    def _detach(self) -> None:
         with suppress(ClientClosed):
             # before anything is undone
             refuse_in_use(self._client.leasing, self.registered)

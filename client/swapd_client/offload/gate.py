@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swapd_client.errors import Deadlock, NotWhileAttached, SessionEnded, SwapdError
+from swapd_client.errors import Deadlock, NotWhileAttached, SwapdError
 from swapd_client.offload import generators
 from swapd_client.offload.dynamo import skip, uncompiled, when_imported
 from swapd_client.offload.growth import Growth
@@ -32,8 +32,6 @@ class LeaseGate:
     #: Those that backward would read.
     parameters: tuple[torch.Tensor, ...] = ()
     grown: Growth | None = None
-    #: Called when the daemon is gone: it raises, or makes the weights private.
-    gone: Callable[[SessionEnded], None] | None = None
     #: The addresses under `held`; and under `whole`, if larger.
     lent: ComponentSpans = _NOTHING
     all_lent: ComponentSpans | None = None
@@ -87,23 +85,14 @@ class LeaseGate:
         try:
             await_changes(scope)
             scope.enter(entry)
-        except SwapdError as exc:
-            self._refused(exc)
-        finally:
-            scope.begins = None
-
-    def _refused(self, error: SwapdError) -> None:
-        """The acquire failed. Raises `error`, or returns if the call needs no lease any more."""
-        if isinstance(error, SessionEnded) and self.gone is not None:
-            self.gone(error)
-        elif isinstance(error, Deadlock):
+        except Deadlock as exc:
             raise Deadlock(
-                f"{error}. If {self.name!r} was called from another component's call, both must "
+                f"{exc}. If {self.name!r} was called from another component's call, both must "
                 "be on the device at once: attach them as one component, or stream the larger "
                 "(resident=)"
-            ) from error
-        else:
-            raise error
+            ) from exc
+        finally:
+            scope.begins = None
 
     def own(self, output: Any) -> Any:
         """The output of a call or a generator, with copies of tensors whose lease is about to end.

@@ -86,7 +86,7 @@ class _LeaseSpan:
         if self._give_back is None:
             if scope.request is not None:  # another thread may release it
                 scope.request.end()
-            self._give_back = self._held.take(scope)
+            self._give_back = scope.taken(self._held, self._held.take)
         scope.lend(self._held)
 
     def _take(self, take: Callable[..., Any], *args: Any) -> Any:

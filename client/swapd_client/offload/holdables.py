@@ -33,6 +33,10 @@ class PassHold:
     def __repr__(self) -> str:
         return f"<PassHold {self.stream.family}>"
 
+    @property
+    def client(self) -> AttachClient:
+        return self.stream.client
+
     def take(self, scope: Scope) -> Callable[[], None]:
         beside = _nothing if self.beside is None else self.beside.take(scope)
         try:
@@ -81,6 +85,7 @@ class BlockHold:
     def __init__(self, whole: PassHold, number: int | None) -> None:
         """`number`: of the block; None: a layer outside the blocks, which needs `whole` only."""
         self.uses: set[Entry] = set()
+        self.client = whole.client
         self._whole = whole
         self._number = number
         #: The component that it holds beside the pass.

@@ -85,7 +85,6 @@ class Installer:
             for module in root.modules()
             if find.bare(module) is not module
         }
-        self._gone = attachment.daemon_gone
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
         """Hook a module that uses tensors of components, but is not in exactly one."""
@@ -94,7 +93,7 @@ class Installer:
         name, lent = "+".join(names), self._lent(names)
         self._hook(
             module,
-            LeaseGate(name, held, held, held, parameters, None, self._gone, lent),
+            LeaseGate(name, held, held, held, parameters, None, lent),
         )
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
@@ -142,7 +141,6 @@ class Installer:
                 all_of_it,
                 parameters,
                 grown,
-                self._gone,
                 lent,
                 all_lent,
             )

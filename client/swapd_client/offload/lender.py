@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from swapd.shared.protocol import Forecast
+from swapd_client.errors import SessionEnded
 from swapd_client.lease import Lease
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
@@ -14,9 +15,11 @@ from swapd_client.session.session import Session
 class AttachClient(Protocol):
     """The part of a `Client` that attached models need."""
 
-    session: Session
     #: The attachments of models that are still attached.
     attachments: WeakSet[Any]
+
+    @property
+    def session(self) -> Session: ...
 
     @property
     def leasing(self) -> Leasing: ...
@@ -35,6 +38,12 @@ class AttachClient(Protocol):
 
     @property
     def forecast(self) -> Callable[..., Forecast]: ...
+
+    @property
+    def _daemon_gone(self) -> Callable[[SessionEnded], bool]: ...
+
+    @property
+    def _join_next(self) -> Callable[[SessionEnded], None]: ...
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Give several components new values in one step."""

@@ -4,6 +4,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 
 import torch
 from torch.nn import Module, ModuleList
@@ -26,8 +27,6 @@ from swapd_client.offload.stream import Stream
 
 log = logging.getLogger("swapd_client")
 
-_numbers = itertools.count(1)
-
 
 @dataclass(eq=False)
 class Registration:
@@ -44,7 +43,8 @@ class Registration:
     stops: Iterable[int]
 
     def __post_init__(self) -> None:
-        self._group = f"attach {self.client.session.welcome.session}.{next(_numbers)}"
+        #: No other process has it, whichever daemon both are with.
+        self._group = f"attach {token_hex(8)}"
         #: By piece. An interrupt may come before their names are read.
         self._made: dict[TensorGroup, list[Component]] = {}
         self.streamed: dict[str, StreamedComponent] = {}

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from swapd_client.errors import UnknownComponent
+from swapd_client.errors import SessionEnded, UnknownComponent
 from swapd_client.lease import Lease
 from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import AttachClient
@@ -47,6 +47,10 @@ class Count(msgspec.Struct, eq=False):
     n: int = 1
 
 
+#: Takes something for the thread of a scope; returns the release.
+Take = Callable[["Scope"], Callable[[], None]]
+
+
 class Holdable(Protocol):
     """What a thread can hold. Its `Scope` counts how often."""
 
@@ -54,6 +58,10 @@ class Holdable(Protocol):
     is_lease: bool
     #: The `use` blocks that hold it, in any thread: backward may run in a thread of torch's.
     uses: "set[Entry]"
+
+    @property
+    def client(self) -> AttachClient:
+        """The client of its components."""
 
     def take(self, scope: "Scope") -> Callable[[], None]:
         """Hold it in the calling thread, whose scope this is; returns the release.
@@ -147,7 +155,16 @@ class Scope:
         else:
             request = self.request
             take = held.take if request is None else partial(request.take, held)
-            self.counts[held] = Count(take(self))
+            self.counts[held] = Count(self.taken(held, take))
+
+    def taken(self, held: Holdable, take: Take) -> Callable[[], None]:
+        """As `take(self)`; if the daemon is gone, what the client then does comes first."""
+        try:
+            return take(self)
+        except SessionEnded as exc:
+            again = take if held.client._daemon_gone(exc) else (lambda _: lambda: None)
+            exc.__traceback__ = None  # its frames would keep the model as long as the old session
+        return again(self)
 
     def lend(self, held: Holdable, entry: Entry | None = None) -> None:
         """Count something once more that the caller holds already, under its own lease.

@@ -126,9 +126,8 @@ class Stream:
         return lease
 
     def _here(self) -> "_Pass":
-        try:
-            here: _Pass = self._local.here
-        except AttributeError:
+        here: _Pass | None = getattr(self._local, "here", None)
+        if here is None or here.leasing is not self.client.leasing:
             here = self._local.here = _Pass(self)
         return here
 
@@ -146,8 +145,10 @@ class _Pass:
         self._process = os.getpid()
         self._stream = stream
         self._client = stream.client
+        #: The pass is over with the daemon of these leases.
+        self.leasing = stream.client.leasing
         #: Requests are abandoned on the channel that sent them: another could be faster.
-        self._channel = stream.client.leasing.channel()
+        self._channel = self.leasing.channel()
         self._rest: Lease | None = None
         #: Blocks that run now: several if they are nested; a count if one runs several times.
         self._used: dict[int, _InUse] = {}

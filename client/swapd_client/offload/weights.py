@@ -126,7 +126,7 @@ class ComponentWeights:
         if at < 0 or not address:
             return None
         part = self._components[at]
-        known = self._client.session.components.get(part.name) is part
+        known = self._client.session.has(part)
         return part if known and address < part.address + part.nbytes else None
 
 

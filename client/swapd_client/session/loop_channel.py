@@ -26,6 +26,11 @@ class AsyncChannel:
         self._reader = self._loop.create_task(self._read(), name="swapd-replies")
         self._session.life.when_ended(self._ended)
 
+    def end(self) -> None:
+        """As `close`, without waiting for its reader."""
+        self._reader.cancel()
+        self.close_socket()
+
     async def close(self) -> None:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from swapd.shared import vm
 from swapd.shared.protocol import Placement, Welcome
 from swapd_client.memory.layout import Remote
 from swapd_client.memory.mapping import Range
@@ -71,6 +72,10 @@ class Processor:
     def fetch(self, spans: Sequence[Remote]) -> None:
         """Copy this process's own memory from there. Blocks. Raises: DeviceFailed."""
         raise AssertionError("there is no such memory")
+
+    def save(self, address: int, nbytes: int, fd: int) -> None:
+        """Copy a component's private memory to a file. Blocks. Raises: DeviceFailed."""
+        vm.write(fd, 0, address, nbytes)
 
     # --- work ----------------------------------------------------------------------------
 

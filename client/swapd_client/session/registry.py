@@ -60,6 +60,8 @@ class Registry:
         self._masters = masters
         self._told = told
         self._chunk_bytes = chunk_bytes
+        #: By family that was registered in parts: the bytes of it to keep on the device.
+        self.kept: dict[str, int | None] = {}
         #: Stands for the session without keeping it alive.
         self._owner = object()
 
@@ -78,6 +80,11 @@ class Registry:
             )
         return part
 
+    def resized(self, request: protocol.Resize) -> None:
+        """The daemon has granted this, of whatever family."""
+        if request.name in self.kept:
+            self.kept[request.name] = request.resident_bytes
+
     def family(self, name: str) -> list[str]:
         """The components that this process registered as parts of `name`, in order."""
         with self._lock:
@@ -93,6 +100,8 @@ class Registry:
         mutable: bool,
         segments: Segments = (),
         part_of: str = "",
+        policy: protocol.Policy = "lru",
+        group: str | None = None,
         stays: bool = False,
     ) -> Part:
         """Reserve a range for `source`, or take over its range if it was a component before.
@@ -100,10 +109,7 @@ class Registry:
         Nothing is copied or rebound yet. On a GPU it blocks for a moment the first time. Raises:
         DeviceFailed on a GPU; InvalidSource if `stays` is set and it cannot keep its address.
         """
-        self._life.check()
-        with self._lock:
-            if name in self.parts:
-                raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
+        self._check_new(name)
         claim: Claim | None = None
         try:
             with ranges.moving:
@@ -111,8 +117,18 @@ class Registry:
                 layout = layout_of(source, segments, processor.index, processor.fetch)
                 claim = Claim(self._owner, part_of or name, tuple(layout.memory))
                 ranges.claim(claim, layout.origins())
-            where = self._place(name, layout, writable=mutable, stays=stays)
-            part = Part(name, layout, where, claim, mutable=mutable, part_of=part_of)
+            before = self._take_back(layout)
+            where = self._place(name, layout, before, writable=mutable, stays=stays)
+            part = Part(
+                name,
+                layout,
+                where,
+                claim,
+                mutable=mutable,
+                part_of=part_of,
+                policy=policy,
+                group=group,
+            )
             part.module = module_of(source)
             return part
         except BaseException:
@@ -120,8 +136,37 @@ class Registry:
                 ranges.release(claim)
             raise
 
-    def _place(self, name: str, layout: Layout, *, writable: bool, stays: bool) -> Place:
-        before = self._take_back(layout)
+    def prepare_again(self, part: Part) -> Part:
+        """As `prepare`, for a component that a closed session has lost: it takes over its range.
+
+        Its bytes there are private memory. Raises: InvalidSource if it cannot keep its address.
+        """
+        self._check_new(part.name)
+        there = Former(part.where, part.layout.spans(part.address))
+        claim = Claim(self._owner, part.part_of or part.name, tuple(at for at, _ in there.spans))
+        with ranges.moving:
+            ranges.claim(claim, [(part.name, *span) for span in there.spans])
+        try:
+            fits = self._processor.fits(part.where) and not part.where.over
+            if fits:
+                former.forget(part.where)
+            before = there if fits else None
+            where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
+        except BaseException:
+            ranges.release(claim)
+            raise
+        part.begin_again(where, claim)
+        return part
+
+    def _check_new(self, name: str) -> None:
+        self._life.check()
+        with self._lock:
+            if name in self.parts:
+                raise DuplicateName(f"{name!r} is registered by this process; unregister it first")
+
+    def _place(
+        self, name: str, layout: Layout, before: Former | None, *, writable: bool, stays: bool
+    ) -> Place:
         try:
             if stays and before is None and layout.nbytes:
                 raise InvalidSource(
@@ -145,31 +190,24 @@ class Registry:
         former.keep(self._processor.key, found)
         return None
 
-    def prepare_family(
-        self, name: str, parts: Mapping[str, Any], *, mutable: bool
-    ) -> Iterator[Part]:
-        """Reserve a range for each of `parts`. The caller discards those it got if one fails."""
+    def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
+        """Reserve a range for each of `parts`. The caller discards those it got if one fails.
+
+        `how`: arguments of `prepare`, for each.
+        """
         if not parts:
             raise InvalidArgument(f"{name!r} has no parts; give at least one")
         prepared: list[Part] = []
         for part, source in parts.items():
             called = protocol.part_name(name, part)
-            one = self.prepare(called, source, mutable=mutable, part_of=name)
+            one = self.prepare(called, source, part_of=name, **how)
             yield one  # at once: an interrupt would lose it
             prepared.append(one)
         _check_apart(prepared)
 
-    def request(
-        self,
-        part: Part,
-        number: int,
-        policy: protocol.Policy,
-        group: str | None,
-        *,
-        transient: bool,
-    ) -> protocol.Register:
+    def request(self, part: Part, number: int, *, transient: bool) -> protocol.Register:
         """The request for its host copy. Raises: InvalidArgument, LimitReached."""
-        if policy not in (policies := get_args(protocol.Policy)):
+        if (policy := part.policy) not in (policies := get_args(protocol.Policy)):
             raise InvalidArgument(
                 f"there is no policy {policy!r}; there are: {', '.join(policies)}"
             )
@@ -181,7 +219,7 @@ class Registry:
             part.nbytes,
             part.layout.digest(),
             policy,
-            group,
+            part.group,
             part.mutable,
             part.layout.segments if part.segments > 1 else (),
             part.part_of,
@@ -199,7 +237,10 @@ class Registry:
         """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
-        if part.nbytes and message.filled:
+        if part.is_again:
+            if part.nbytes and part.scratch != "dropped":
+                self._processor.save(part.address, part.nbytes, part.master.fileno())
+        elif part.nbytes and message.filled:
             if not part.layout.matches(part.master.fileno()):
                 raise OtherBytes(part.name)
         elif part.nbytes:

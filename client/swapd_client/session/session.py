@@ -38,6 +38,12 @@ from swapd_client.session.told import Told
 #: Sends a request and waits; raises the error of a refusal.
 Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 
+#: What a process can do once its session has ended.
+AFTERWARDS = (
+    "attached models join it at their next call, and what has no model: close() makes all tensors "
+    "private memory, then connect again"
+)
+
 #: Descriptors that a session opens at once.
 SESSION_DESCRIPTORS = 10
 
@@ -51,6 +57,12 @@ class Session:
         Raises: NotRunning, Timeout, VersionMismatch, DaemonGone, LimitReached.
         """
         self.endpoint = endpoint
+        #: Opens a session with the next daemon, as this one was opened.
+        self.again: Callable[[], Session] = partial(Session, endpoint, label, answer_s)
+        #: The components of a closed session that the next daemon is to have; they are private
+        #: memory meanwhile. And those of which the bytes are lost.
+        self.left: dict[str, Part] = {}
+        self.bare: list[Part] = []
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
         self._lifeline = Lifeline(endpoint, answer_s)
@@ -115,6 +127,10 @@ class Session:
     def error(self) -> SwapdError | None:
         """The reason for the session's end, or None."""
         return self.life.error
+
+    def has(self, part: Part) -> bool:
+        """Whether a component is registered here, or is to be again with the next daemon."""
+        return part in (self.components.get(part.name), self.left.get(part.name))
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the error of a refusal."""
@@ -221,13 +237,13 @@ class Session:
             now = "unmapped" if self.processor.memory_is_scarce else "private now"
             fenced = (
                 f"{self.endpoint}: the daemon has ended this session; its log tells why. Leased "
-                f"memory is {now}; close() makes all tensors private memory. Then connect again"
+                f"memory is {now}; {AFTERWARDS}"
             )
             self._cut_off(SessionFenced(fenced))
         else:
             gone = (
-                f"{self.endpoint}: the daemon is gone. Leased memory stays mapped; close() "
-                "makes all tensors private memory. Start swapd again, then reconnect"
+                f"{self.endpoint}: the daemon is gone. Leased memory stays mapped. Start swapd "
+                f"again; {AFTERWARDS}"
             )
             self._end(DaemonGone(gone))
 
@@ -288,9 +304,8 @@ class Session:
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         could_write = any(part.mutable for part in self.registry.all())
-        without_memory: list[Part] = []
         if keep:
-            without_memory = ending.make_all_private(self.registry, self.processor, self.error)
+            self.bare = ending.make_all_private(self.registry, self.processor, self.error)
         else:
             ending.let_go_of_all(self.registry, self.processor)
         self._masters.close()
@@ -300,8 +315,8 @@ class Session:
         if could_write:
             let_go = partial(self._lifeline.let_go, self.welcome.token)
             ending.when_left(self.registry.staying, let_go)
-        if without_memory:
-            ending.warn_of(without_memory)
+        if self.bare:
+            ending.warn_of(self.bare)
 
     def _leave_to_parent(self) -> None:
         self.life.leave_to_parent()

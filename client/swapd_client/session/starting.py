@@ -74,10 +74,12 @@ def open_session(
     folder = resolve(endpoint, device)
     opened = partial(Session, folder, label_of(label), timeout)
     if start:
-        return connected(folder.absolute(), device, budget, opened)
-    if budget is not None:
+        opened = partial(connected, folder.absolute(), device, budget, opened)
+    elif budget is not None:
         raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
-    return opened()
+    session = opened()
+    session.again = opened
+    return session
 
 
 def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:

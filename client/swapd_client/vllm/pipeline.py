@@ -133,15 +133,15 @@ class Components:
                 f"{exc.__cause__ or exc}. A component that does not fit is streamed if a list of "
                 "blocks has most of its weights, and each block fits"
             ) from exc
-        attachment.when_gone = partial(self._gone, attachment)
+        client.when_gone = partial(self._gone, client)
         return attachment
 
     def _attach_again(self, client: Client) -> None:
         self._attachment = self._attach(client)
 
-    def _gone(self, attachment: Attachment, error: SessionEnded) -> None:
+    def _gone(self, client: Client, error: SessionEnded) -> None:
         """Called in a request. Raises `error` if the results so far may be wrong."""
-        if attachment is not self._attachment:
+        if client is not self._stage.client:
             return  # compiled code may call old hooks too
         self._stage.turns.go_alone(error)
         if isinstance(error, SessionFenced):

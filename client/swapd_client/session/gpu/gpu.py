@@ -53,6 +53,14 @@ class Gpu(Processor):
     def fetch(self, spans: Sequence[Remote]) -> None:
         self.card.fetch(spans)
 
+    def save(self, address: int, nbytes: int, fd: int) -> None:
+        span = vm.round_up(nbytes)
+        target = vm.map_shared(fd, 0, span, writable=True)
+        try:
+            self.card.fetch([Remote(target, address, nbytes)])
+        finally:
+            vm.free(target, span)
+
     # --- work ----------------------------------------------------------------------------
 
     def current_streams(self) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ them.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch.nn import Module
@@ -16,6 +15,7 @@ from swapd.shared.protocol import REST, part_name
 from swapd.shared.units import size
 from swapd_client.client import Client
 from swapd_client.errors import DuplicateName, TooLarge
+from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
 from swapd_client.session.session import Session
 from swapd_client.vllm import layers
@@ -44,6 +44,8 @@ class StageComponents:
         #: Bytes of each component that a turn holds; of a family, of each part. Of those that
         #: stream, of as many as are in at a time.
         self.sizes: list[int] = []
+        #: The components in swapd, for the next daemon.
+        self._registered: list[Part] = []
         #: Registers all components with another client, at their addresses. None: there are none.
         self.register_again: Callable[[Client], None] | None = None
 
@@ -67,7 +69,8 @@ class StageComponents:
             ) from exc
         self._set(parts)
         self.sizes = [nbytes for part in parts for nbytes in _held(client.session, part)]
-        self.register_again = partial(_register_again, parts, self.sizes)
+        self._registered = [client.session.own(name) for name in done]
+        self.register_again = self._register_again
         of = sizes_of(client.session)
         said = ", ".join(f"{p.name} ({size(of[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
@@ -91,14 +94,8 @@ class StageComponents:
         assert self.register_again is not None
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
         cache = self.cache = StageCache(component, terms, counts)
-        weights = self.register_again
         self.sizes.append(nbytes)
-
-        def weights_and_cache(client: Client) -> None:
-            weights(client)
-            cache.register_again(client)
-
-        self.register_again = weights_and_cache
+        self._registered.append(client.session.own(name))
         alike = self.all is self.main
         self.main = (name, *self.main)  # first, because the first layer needs it
         self.all = self.main if alike else (name, *self.all)
@@ -121,6 +118,17 @@ class StageComponents:
             return {}, 0
         found = {part_name(part.name, key): layers.modules_of(models, key) for key in part.layers}
         return found, part.slots
+
+    def _register_again(self, client: Client) -> None:
+        """Raises as `Client.register`."""
+        status = client.status()
+        need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in self.sizes)
+        if need > (room := lendable(status)):  # each part alone may fit
+            raise TooLarge(
+                f"it needs {size(need)} at once, and swapd at {client.session.endpoint} can lend "
+                f"{size(room)}: start it with a larger --budget"
+            )
+        register_again(client.leasing, self._registered)
 
     @property
     def losses(self) -> int:
@@ -152,23 +160,6 @@ def _held(session: Session, part: StagePart) -> list[int]:
     """Bytes of the components of a part that are in during a turn."""
     sizes = [session.own(name).nbytes for name in part.sources]
     return [max(sizes)] * part.slots if part.slots else sizes
-
-
-def _register_again(parts: Iterable[StagePart], sizes: Iterable[int], client: Client) -> None:
-    """`sizes`: bytes of all components leased together. Raises as `Client.register`."""
-    status = client.status()
-    need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in sizes)
-    if need > (room := lendable(status)):  # each part alone may fit
-        raise TooLarge(
-            f"it needs {size(need)} at once, and swapd at {client.session.endpoint} can lend "
-            f"{size(room)}: start it with a larger --budget"
-        )
-    again = {name: (part, tensors) for part in parts for name, tensors in part.sources.items()}
-    register_again(
-        client.leasing,
-        {name: (tensors, part.policy) for name, (part, tensors) in again.items()},
-        {name: part.family for name, (part, _) in again.items()},
-    )
 
 
 def _in_words(part: StagePart) -> str:

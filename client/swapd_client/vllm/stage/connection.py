@@ -12,6 +12,7 @@ from threading import Event
 import swapd_client
 from swapd_client.client import Client
 from swapd_client.errors import NotRunning, SessionEnded, SwapdError
+from swapd_client.rejoining import refuse_another_device
 from swapd_client.vllm.ranks import Ranks
 
 log = logging.getLogger("swapd_client")
@@ -106,12 +107,7 @@ class Connection:
 
         NotRunning, RanksApart.
         """
-        before, now = self.client.session.welcome, client.session.welcome
-        if (before.uuid, before.device) != (now.uuid, now.device):
-            raise NotRunning(
-                f"swapd at {client.session.endpoint} serves {now.device}, but the weights are on "
-                f"{before.device}: start one for that device"
-            )
+        refuse_another_device(self.client.session, client.session)
         if self.ranks is not None:
             self.ranks.check_place()
 

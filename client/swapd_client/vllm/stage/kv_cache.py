@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 
 from swapd.shared.text import counted
 from swapd.shared.units import seconds
-from swapd_client.client import Client
 from swapd_client.errors import SwapdError
 from swapd_client.lease import Lease
 from swapd_client.memory.component import Component
@@ -168,12 +167,6 @@ class StageCache:
     def name(self) -> str:
         """Name in the daemon."""
         return self.component.name
-
-    def register_again(self, client: Client) -> None:
-        """Register it with another daemon, at its address; saved kinds keep their contents."""
-        self.component = client.register_scratch(
-            self.name, self.component.tensor, mutable=self.terms.saved
-        )
 
     def discard(self) -> None:
         """The contents are void, and not saved: before `leave`."""
