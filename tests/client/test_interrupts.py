@@ -1,7 +1,9 @@
 """An interrupt at any place of a call leaves nothing half done, and the next call succeeds."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -153,3 +155,23 @@ def test_an_interrupted_workspace_or_start_is_over(client: Client, other: Client
         interrupt(hold, place)
         other.acquire_workspace("16MiB", timeout=30).release()
         other.acquire_start(timeout=30).release()
+
+
+def test_an_interrupt_leaves_no_lock_taken() -> None:
+    """`with` of a Condition runs Python code, in which an interrupt leaves its lock taken; `with`
+    of the lock itself runs none."""
+    sources = Path(swapd_client.__file__).parent.rglob("*.py")
+    code = {path.name: path.read_text() for path in sources}
+    assert [name for name, text in code.items() if "Condition()" in text] == []
+    conditions = {
+        name: re.findall(r"self\.(\w+) = threading\.Condition\(", text)
+        for name, text in code.items()
+    }
+    assert sum(map(len, conditions.values())) > 5
+    taken = [
+        name
+        for name, found in conditions.items()
+        for one in found
+        if re.search(rf"\bwith [^\n]*\.{one}\b", code[name])
+    ]
+    assert taken == []

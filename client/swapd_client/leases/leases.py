@@ -204,7 +204,7 @@ class Leases:
                     _listed(record.names),
                 )
             finally:
-                with self._ended:
+                with self._lock:
                     self._book.ended(record)
                     self._ended.notify_all()
 
@@ -298,7 +298,7 @@ class Leases:
 
     def await_end(self, lease: int) -> None:
         """Block until the GPU work of a released lease is done."""
-        with self._ended:
+        with self._lock:
             self._ended.wait_for(lambda: not self._book.is_ending(lease))
 
     def drain(self) -> None:

@@ -57,7 +57,8 @@ class _Calls:
     def __init__(self, modules: set[int], methods: Collection[str]) -> None:
         self._modules = modules
         self._methods = methods
-        self._told = threading.Condition()
+        self._lock = threading.RLock()
+        self._told = threading.Condition(self._lock)
         self._thread = threading.get_ident()
         self._is_open = False
         #: The outermost frames of calls that had begun: they may call other modules.
@@ -69,7 +70,7 @@ class _Calls:
             return
         call, scope, hook = self._outermost(sys._getframe()), here(), hook_of(module)
         gate = None if hook is None else hook.gate
-        with self._told:
+        with self._lock:
             self._told.wait_for(
                 lambda: (
                     self._is_open
@@ -81,7 +82,7 @@ class _Calls:
     def await_end(self) -> None:
         """Block until the calls under way have ended. Raises: InUse."""
         deadline = time.monotonic() + PATIENCE_S
-        with self._told:
+        with self._lock:
             self._under_way = set(self._now())
             self._told.notify_all()
         if self._under_way:
@@ -97,7 +98,7 @@ class _Calls:
             self._under_way &= self._now().keys()
 
     def open(self) -> None:
-        with self._told:
+        with self._lock:
             self._is_open = True
             self._told.notify_all()
         self._under_way = set()

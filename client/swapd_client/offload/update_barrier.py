@@ -55,7 +55,8 @@ class _Changing:
         #: The thread that makes the change; 0: none.
         self.by = 0
         self.one_at_a_time = threading.Lock()
-        self.told = threading.Condition()
+        self.lock = threading.RLock()
+        self.told = threading.Condition(self.lock)
 
 
 _changing = _Changing()
@@ -71,7 +72,7 @@ def await_changes(scope: Scope) -> None:
         scope.begins = None
         if not is_of(held, change.components) or change.is_called_by(scope):
             break  # else the change would wait for the call, and the call for the change
-        with _changing.told:
+        with _changing.lock:
             _changing.told.notify_all()
             while _changing.now is change:
                 _changing.told.wait()
@@ -82,7 +83,7 @@ def await_changes(scope: Scope) -> None:
 def tell() -> None:
     """Called when a call has ended in this thread, or failed to begin."""
     if _changing.now is not None:
-        with _changing.told:
+        with _changing.lock:
             _changing.told.notify_all()
 
 
@@ -106,12 +107,12 @@ def quiet(components: Components) -> Iterator[None]:
             yield
         finally:
             _changing.by, _changing.now = 0, None
-            with _changing.told:
+            with _changing.lock:
                 _changing.told.notify_all()
 
 
 def _await_calls(change: _Change, scope: Scope) -> None:
-    with _changing.told:
+    with _changing.lock:
         while calling := [s for s in scopes() if s is not scope and change.is_called_by(s)]:
             if not _changing.told.wait(_SAY_AFTER_S):
                 names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -26,7 +26,9 @@ class _Coming(Generic[K]):
 
     def __init__(self) -> None:
         self._fds: dict[K, OwnedFd] = {}
-        self._came = threading.Condition()
+        # `with` takes this one: `Condition.__enter__` is Python, which an interrupt leaves locked
+        self._lock = threading.RLock()
+        self._came = threading.Condition(self._lock)
         self._ended = False
 
     def _await(self, key: K, timeout_s: float) -> bool:
@@ -36,7 +38,7 @@ class _Coming(Generic[K]):
 
     def end(self) -> None:
         """No more will come: end every wait."""
-        with self._came:
+        with self._lock:
             self._ended = True
             self._came.notify_all()
 
@@ -59,7 +61,7 @@ class Files(_Coming[tuple[int, bool]]):
 
     def add(self, message: Message, fds: Sequence[OwnedFd]) -> None:
         """Take over the descriptors that came with `message`."""
-        with self._came:
+        with self._lock:
             for number, fd in zip(message.numbers, fds, strict=True):
                 if self._fds.setdefault((number, message.writable), fd) is not fd:
                     fd.close()
@@ -67,12 +69,12 @@ class Files(_Coming[tuple[int, bool]]):
 
     def get(self, number: int, *, writable: bool) -> OwnedFd:
         """The descriptor, still owned here. Blocks until it has come. Raises: DaemonGone."""
-        with self._came:
+        with self._lock:
             return self._fds[self._arrived(number, writable)]
 
     def take(self, number: int, *, writable: bool) -> OwnedFd:
         """The descriptor, which the caller then owns. Blocks and raises as `get`."""
-        with self._came:
+        with self._lock:
             return self._fds.pop(self._arrived(number, writable))
 
     def give(self, number: int, fd: OwnedFd, *, writable: bool) -> None:
@@ -81,7 +83,7 @@ class Files(_Coming[tuple[int, bool]]):
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Close these if they have come: the daemon sends them again when they are needed."""
-        with self._came:
+        with self._lock:
             for key in [(n, writable) for n in numbers for writable in (False, True)]:
                 if fd := self._fds.pop(key, None):
                     fd.close()
@@ -108,7 +110,7 @@ class Masters(_Coming[int]):
 
     def add(self, master: Master, fd: OwnedFd) -> None:
         """A host copy has come."""
-        with self._came:
+        with self._lock:
             if master.request in self._unwanted:
                 self._unwanted.discard(master.request)
                 fd.close()
@@ -118,7 +120,7 @@ class Masters(_Coming[int]):
 
     def take(self, request: int) -> tuple[Master, OwnedFd]:
         """Wait for a host copy; the caller then owns its descriptor. Raises: SessionEnded."""
-        with self._came:
+        with self._lock:
             if self._await(request, MASTER_S) and not self._ended:
                 return self._said.pop(request), self._fds.pop(request)
         self._life.check()
@@ -129,7 +131,7 @@ class Masters(_Coming[int]):
 
     def forget(self, request: int) -> None:
         """Close a host copy that is not needed, now or when it comes."""
-        with self._came:
+        with self._lock:
             if fd := self._fds.pop(request, None):
                 self._said.pop(request, None)
                 fd.close()

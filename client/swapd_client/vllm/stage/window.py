@@ -38,7 +38,8 @@ class Window:
         self._number_of: dict[int, int] = {}
         self._client: Client | None = None
         #: Guards the rest.
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         #: Whether a turn is under way; whether the thread is making an exchange.
         self._on = self._exchanging = False
         self._closed = False
@@ -76,7 +77,7 @@ class Window:
         """
         if not self._parts:
             return whole
-        with self._changed:
+        with self._lock:
             self._computing.clear()
             self._used.clear()
             self._next, self._needed, self.error = len(self.first), None, None
@@ -95,7 +96,7 @@ class Window:
 
     def end(self) -> None:
         """The turn is over. Blocks until an exchange that is under way has been answered."""
-        with self._changed:
+        with self._lock:
             self._on = False
             self._changed.wait_for(lambda: not self._exchanging)
             leases = list(self._in.values())
@@ -107,7 +108,7 @@ class Window:
     def close(self) -> None:
         """No turn follows. Idempotent."""
         self.end()
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 
@@ -129,7 +130,7 @@ class Window:
             self._go_alone(exc)
 
     def _await(self, number: int) -> Lease | None:
-        with self._changed:
+        with self._lock:
             if not self._on:
                 return None
             if number in self._used:
@@ -146,7 +147,7 @@ class Window:
 
     def done(self, number: int) -> None:
         """A layer's forward has ended, normally or not."""
-        with self._changed:
+        with self._lock:
             self._computing[number] -= 1
             lease = self._in.get(number)
             if lease is None or self._computing[number] > 0:
@@ -183,7 +184,7 @@ class Window:
                 new.answered_for()
             except BaseException as exc:  # noqa: BLE001 - the engine's thread raises it
                 error = exc
-            with self._changed:
+            with self._lock:
                 self._exchanging, self.error = False, error
                 if new is not None:
                     self._in[number] = new
@@ -191,7 +192,7 @@ class Window:
 
     def _await_work(self) -> tuple[Client, Lease, int] | None:
         """The next exchange: a client, a lease, and the part to bring in. None at the end."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closed or self._has_work())
             if self._closed:
                 return None
