@@ -37,6 +37,7 @@ from swapd_client.leases.book import Record
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.registration import end
+from swapd_client.session.disabled import LoopChannel
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
@@ -60,12 +61,13 @@ async def connect_async(
     start: bool = False,
     budget: int | str | None = None,
     tracing: bool | None = None,
+    disabled: bool | None = None,
 ) -> "AsyncClient":
     """As `swapd_client.connect`, for the running event loop."""
     explain_if(faults)
     check_installed(tracing)
     session = await asyncio.to_thread(
-        open_session, endpoint, device, label, timeout, start=start, budget=budget
+        open_session, endpoint, device, label, timeout, disabled, start=start, budget=budget
     )
     return AsyncClient(session, tracing=tracing)
 
@@ -281,7 +283,8 @@ class AsyncLeasing:
     def __init__(self, blocking: Leasing) -> None:
         """`blocking`: those of the threads of the same client."""
         self.session = blocking.session
-        self.channel = AsyncChannel(blocking.factory)
+        kind = LoopChannel if self.session.is_disabled else AsyncChannel
+        self.channel = kind(blocking.factory)
         self._blocking = blocking
         self._loop = asyncio.get_running_loop()
 

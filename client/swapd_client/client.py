@@ -60,6 +60,7 @@ def connect(
     start: bool = False,
     budget: int | str | None = None,
     tracing: bool | None = None,
+    disabled: bool | None = None,
 ) -> "Client":
     """Connect to the daemon of a device.
 
@@ -82,10 +83,16 @@ def connect(
     the spans of the loads and evictions made for it. None: if a span is current and sampled; True:
     always, with the provider of this process; False: never. Raises: MissingExtra, if `tracing` is
     True and the OpenTelemetry API is not installed (the extra `otel`).
+
+    `disabled`: do without swapd, for tests and to compare. No daemon is needed, or started, and the
+    calls do the same on this process's own memory, to which tensors move when they are registered:
+    all is there at once, and nothing waits. That memory is on the GPU that `device` names, else
+    $SWAPD_DEVICE; else it is the host's. `attach` installs no hooks; `update` writes at once. None:
+    if $SWAPD_DISABLE is 1 or true.
     """
     explain_if(faults)
     check_installed(tracing)
-    session = open_session(endpoint, device, label, timeout, start=start, budget=budget)
+    session = open_session(endpoint, device, label, timeout, disabled, start=start, budget=budget)
     return Client(session, tracing=tracing)
 
 
@@ -693,7 +700,8 @@ class Client:
 
     def _leasing_of(self, session: Session) -> Leasing:
         """What this client uses a session with."""
-        return Leasing(session, ChannelFactory(session), tracing_of(session, self._tracing))
+        factory = session.channels or ChannelFactory(session)
+        return Leasing(session, factory, tracing_of(session, self._tracing))
 
     def _move_to(self, leasing: Leasing) -> None:
         """Everything is registered with another daemon: use that from now on."""

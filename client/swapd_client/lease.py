@@ -146,7 +146,7 @@ class BaseLease:
     def _rest(self) -> SwapdError | None:
         """All work under it is queued; return the error to raise once the daemon knows."""
         record, leases = self._record, self._session.leases
-        if record.is_workspace:
+        if record.is_workspace and not self._session.is_disabled:
             empty_cache()
         if not self._session.processor.works_late:
             return None

@@ -70,7 +70,7 @@ class Leasing:
         """This thread's channel. While a caller keeps it, answers on it are not lost."""
         channel = self._own.channel
         if channel is None:
-            channel = self._own.channel = Channel(self.factory)
+            channel = self._own.channel = self.session.channels or Channel(self.factory)
         return channel
 
     def call(

@@ -1,9 +1,11 @@
 """The command line. Needs the `daemon` extra; without it there are `--version` and `--help`."""
 
 import io
+import os
 import sys
 
 from swapd import __version__
+from swapd.shared.config import DISABLE_VARIABLE
 from swapd.shared.extras import extra_of
 
 HELP = """\
@@ -42,6 +44,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a stream that cannot show a character shows a "?"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    os.environ.pop(DISABLE_VARIABLE, None)  # noqa: TID251 - commands are about a daemon
     try:
         from swapd.cli.app import app
     except ModuleNotFoundError as exc:

@@ -27,6 +27,7 @@ from swapd.run.ready import ServerAddress
 from swapd.run.runner import Runner
 from swapd.run.sampling import Sampler, sampled
 from swapd.run.settings import DaemonTable, names_of
+from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
 from swapd.shared.units import parse_span
@@ -148,8 +149,16 @@ def _side(first: DaemonTable, names: Sequence[str]) -> Side:
 
 
 def _without(found: RunFile) -> RunPlan:
-    """The stages without swapd. Raises: ConfigError if they need it, as far as is known."""
+    """The stages without swapd, on the device that their daemon would serve.
+
+    Raises: ConfigError if they need it, as far as is known.
+    """
+    said_to_all = {config.DISABLE_VARIABLE: "1"}
+    if len(found.daemons) == 1:
+        said_to_all[config.DEVICE_VARIABLE] = found.daemons[0].device or config.usual_device()
+    stages = {}
     for name, stage in found.stages.items():
+        stages[name] = stage._replace(environment={**said_to_all, **stage.environment})
         source = f"{found.path}: stages.{name}" if found.path else ""
         if stage.ready == "registered":
             raise ConfigError(
@@ -164,10 +173,10 @@ def _without(found: RunFile) -> RunPlan:
             )
     if found.path is None:
         devices = [table.device for table in found.daemons if table.device]
-        stage = found.stages[COMMAND]
+        stage = stages[COMMAND]
         shown = servers.on_devices(stage.command, devices, "-d")
-        found = found._replace(stages={COMMAND: stage._replace(environment=shown)})
-    return RunPlan(found)
+        stages = {COMMAND: stage._replace(environment={**stage.environment, **shown})}
+    return RunPlan(found._replace(stages=stages))
 
 
 def _check_ends(found: RunFile) -> None:

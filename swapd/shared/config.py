@@ -33,6 +33,9 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
 #: The stage of `swapd run FILE` that a process belongs to.
 STAGE_VARIABLE = "SWAPD_STAGE"
+#: Whether clients do without swapd, and on which device then, as the daemon's variable says.
+DISABLE_VARIABLE = "SWAPD_DISABLE"
+DEVICE_VARIABLE = "SWAPD_DEVICE"
 #: The socket on which systemd listens for the daemon's state.
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 _NO_SETTINGS = frozenset((ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE))
@@ -261,6 +264,16 @@ def endpoint_from_environment() -> str | None:
 def variable(name: str) -> str | None:
     """The value of one of the variables above; None if it is empty or not set."""
     return os.environ.get(name) or None  # noqa: TID251
+
+
+def is_disabled() -> bool:
+    """Whether `$SWAPD_DISABLE` has this process do without swapd. Raises: ConfigError."""
+    said = variable(DISABLE_VARIABLE) or "0"
+    if said.lower() not in ("0", "1", "false", "true"):
+        raise ConfigError(f"${DISABLE_VARIABLE} is {said!r}: 1 or true does without swapd, 0 not")
+    if disabled := said.lower() in ("1", "true"):
+        log.warning("this process does without swapd, as $%s says", DISABLE_VARIABLE)
+    return disabled
 
 
 def usual_device() -> str:

@@ -81,6 +81,24 @@ def test_a_command_is_run_without_swapd_and_with_it_and_both_are_told(
     assert "nothing was compared yet" in swapd("run", "--list").stdout
 
 
+def test_a_program_that_connects_is_run_in_both_ways_whatever_the_environment_says() -> None:
+    words = ("run", "--compare", "--budget", "16MiB", "--", sys.executable, str(PROGRAM), "end")
+    done = subprocess.run(
+        [sys.executable, "-m", "swapd", *words],
+        env=environment(SWAPD_DISABLE="1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout[:10]) == (0, "used\nused\n"), done.stderr
+    assert done.stderr.count("without swapd, as $SWAPD_DISABLE says") == 1, "the first side alone"
+    found = cells(done.stdout)
+    assert (found["swaps"], len(found["whole time"])) == (["3"], 3)
+    shown = swapd("run", "-n", *words[1:]).stdout.splitlines()
+    assert shown[1].startswith("SWAPD_DISABLE=1 SWAPD_DEVICE=host "), shown
+    assert shown[-1].startswith(sys.executable), shown
+
+
 def test_a_side_that_fails_is_said_and_the_other_is_run_all_the_same(tmp_path: Path) -> None:
     fails = 'test -n "$SWAPD_ENDPOINT" || exit 3'
     done = swapd(

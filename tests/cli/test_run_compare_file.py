@@ -52,6 +52,14 @@ def test_stages_are_run_without_swapd_and_with_it_until_one_ends_all(
     assert cells(listed)["whole time"] == found["whole time"]
 
 
+def test_a_stage_that_connects_runs_without_swapd_too(tmp_path: Path) -> None:
+    path = file(tmp_path, stage("uses", [sys.executable, str(PROGRAM), "end"], ends_all=True))
+    done = swapd("run", "--compare", path)
+    assert done.stdout.count("uses | used\n") == 2
+    assert done.stdout.count("without swapd, as $SWAPD_DISABLE says\n") == 1
+    assert cells(done.stdout)["swaps"] == ["3"]
+
+
 def test_two_settings_of_its_daemon_are_compared_and_the_others_stay(both: Path) -> None:
     both.write_text(both.read_text().replace("[stages", "patience = 9\n[stages", 1))
     done = swapd("run", "--compare", "--set", "budget=32MiB", both)

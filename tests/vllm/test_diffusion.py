@@ -555,3 +555,14 @@ def test_an_adapter_comes_and_goes_while_the_weights_do(
     assert stage.draw_many(SEEDS) == expected[1]
     assert stage.draw(1, lora=str(adapter)) == adapted
     assert daemon.status().bytes_out == 0
+
+
+def test_with_swapd_disabled_the_extension_leaves_the_worker_as_it_is(
+    stages: Scene, tmp_path: Path, expected: Expected
+) -> None:
+    swapd = {"endpoint": "/no/daemon", "component": "toy"}
+    given = {"worker_extension_cls": EXTENSION, "additional_config": {"swapd": swapd}}
+    stage = stages.process("off", multiprocessing=False, **DRIVEN, SWAPD_DISABLE="1")
+    stage.begin("start", model=str(tmp_path), pipeline={"seed": 1}, **given)
+    stage.result()
+    assert stage.draw_many(SEEDS) == expected[1]

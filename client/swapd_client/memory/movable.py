@@ -122,7 +122,8 @@ def check_device(name: str, tensor: torch.Tensor, target: Target) -> None:
         return
     if here.type == "cpu":
         raise InvalidSource(
-            f"{name!r} is on {tensor.device}; the host device takes CPU tensors: call .cpu() first"
+            f"{name!r} is on {tensor.device}; the host device takes CPU tensors: call .cpu(), "
+            f"or name the device: connect({str(tensor.device)!r})"
         )
     raise InvalidSource(
         f"{name!r} is on {tensor.device}, and this daemon's GPU is {here} in this process: call "

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -262,6 +263,10 @@ class _Attaching:
         attachment.trained = self._trained
         attachment.to_undo(tools.rest)
         attachment.components = {one.name: self._attached(one) for one in self._found}
+        if self._client.session.is_disabled:
+            for root in self._roots.values():
+                weakref.finalize(root, id, attachment.kept).atexit = False  # holds it until then
+            return
         installer = Installer(self._client, attachment, self._roots, self._starts)
         for module, parts in self._owned.outside.items():
             installer.outside(module, self._names(parts))

@@ -149,6 +149,8 @@ class Attachment(AbstractContextManager["Attachment"]):
         #: Components that `detach` unregisters, by their names in the daemon, in order of
         #: registration.
         self.registered: list[str] = []
+        #: Lives as long as this does; without hooks, as long as any part of the model.
+        self.kept = threading.Event()
         #: The streamed components, by name.
         self.streamed: dict[str, StreamedComponent] = {}
         #: Parameters that stay private.
@@ -367,7 +369,7 @@ def take_back_if_dropped(client: AttachClient, attachment: Attachment) -> None:
     alive, nothing of the client's does. So it is collected with the model.
     """
     work = partial(_take_back_all, client, attachment.registered)
-    when_collected(attachment, client.session, work)
+    when_collected(attachment.kept, client.session, work)
 
 
 def _take_back_all(client: AttachClient, names: list[str]) -> None:

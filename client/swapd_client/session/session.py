@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from swapd.shared import protocol
 from swapd.shared.board import Board
@@ -51,6 +52,13 @@ SESSION_DESCRIPTORS = 10
 class Session:
     """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
+    #: Whether there is no daemon: `disabled.py` has parts of its own then, and channels.
+    is_disabled = False
+    _line: type[Lifeline] = Lifeline
+    _gpu: Any = Gpu
+    _registry: type[Registry] = Registry
+    channels: Any = None
+
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
         """Connect and shake hands, each within `answer_s`.
 
@@ -65,7 +73,7 @@ class Session:
         self.bare: list[Part] = []
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
-        self._lifeline = Lifeline(endpoint, answer_s)
+        self._lifeline = self._line(endpoint, answer_s)
         self.life = Life()
         try:
             self.welcome, board = self._lifeline.shake_hands(label)
@@ -80,11 +88,11 @@ class Session:
         self._masters = Masters(self.life)
         on_gpu = self.welcome.device.startswith("cuda")
         self.processor: Processor = (
-            Gpu(self.welcome, self._files, self._board)
+            self._gpu(self.welcome, self._files, self._board)
             if on_gpu
             else Processor(self.welcome, self._files, self.life.lock)
         )
-        self.registry = Registry(
+        self.registry = self._registry(
             self.life,
             self.processor,
             self._board,
@@ -106,7 +114,7 @@ class Session:
         self._ids = 0
         self._closed = False
         self._lifeline.listen(self._on_message, self._on_end)
-        _alive.add(self)
+        alive[self] = None
 
     def __repr__(self) -> str:
         return f"<Session {self.welcome.session} at {self.endpoint}>"
@@ -311,7 +319,7 @@ class Session:
         self._masters.close()
         self._files.close()
         self.processor.close()
-        _alive.discard(self)
+        alive.pop(self, None)
         if could_write:
             let_go = partial(self._lifeline.let_go, self.welcome.token)
             ending.when_left(self.registry.staying, let_go)
@@ -323,11 +331,12 @@ class Session:
         self._lifeline.forget()
 
 
-_alive: "weakref.WeakSet[Session]" = weakref.WeakSet()
+#: Its `keyrefs` may be listed while other threads add to it.
+alive: "weakref.WeakKeyDictionary[Session, None]" = weakref.WeakKeyDictionary()
 
 
 def _forget_in_child() -> None:
-    for session in list(_alive):
+    for session in list(alive):
         session._leave_to_parent()
 
 

@@ -26,6 +26,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.runtime_dir import ANOTHER, DAEMON_LOG, STARTING, Folder
 from swapd.shared.text import plain
 from swapd_client.errors import DaemonGone, InvalidArgument, NotRunning
+from swapd_client.session.disabled import Disabled
 from swapd_client.session.endpoint import label_of, resolve
 from swapd_client.session.session import Session
 
@@ -61,6 +62,7 @@ def open_session(
     device: str | None,
     label: str | None,
     timeout: float,
+    disabled: bool | None,
     *,
     start: bool,
     budget: int | str | None,
@@ -70,16 +72,30 @@ def open_session(
         if device not in (None, endpoint):
             raise InvalidArgument(f"connect({endpoint!r}, device={device!r}) names two devices")
         endpoint, device = None, endpoint
+    if disabled := _is_disabled(disabled):
+        device = device or config.variable(config.DEVICE_VARIABLE)
     _check(endpoint, device)
+    if budget is not None and not start:
+        raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
+    if disabled:
+        return Disabled(device or "host")
     folder = resolve(endpoint, device)
     opened = partial(Session, folder, label_of(label), timeout)
     if start:
         opened = partial(connected, folder.absolute(), device, budget, opened)
-    elif budget is not None:
-        raise InvalidArgument("budget= is for a daemon that connect starts: add start=True")
     session = opened()
     session.again = opened
     return session
+
+
+def _is_disabled(asked: bool | None) -> bool:
+    """Whether a client does without a daemon; None: as `$SWAPD_DISABLE` says."""
+    if asked not in (None, True, False):
+        raise InvalidArgument(f"disabled={asked!r}: give True, False or None")
+    try:
+        return config.is_disabled() if asked is None else asked
+    except config.ConfigError as exc:
+        raise InvalidArgument(str(exc)) from None
 
 
 def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:

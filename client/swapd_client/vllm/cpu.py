@@ -5,6 +5,7 @@ import vllm._custom_ops
 from vllm.model_executor.layers import utils
 from vllm.v1.worker.cpu_worker import CPUWorker as VllmCPUWorker
 
+from swapd.shared import config
 from swapd_client.vllm.worker import SwapdWorkerMixin
 
 
@@ -25,5 +26,6 @@ class CPUWorker(SwapdWorkerMixin, VllmCPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker, with its weights in swapd."""
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        keep_weights()
+        if not config.is_disabled():
+            keep_weights()
         super().load_model(load_dummy_weights=load_dummy_weights)

@@ -19,6 +19,7 @@ from vllm_omni.diffusion.worker.diffusion_worker import (
     DiffusionWorker,
 )
 
+from swapd.shared import config
 from swapd_client.offload.strategy import Kind
 from swapd_client.vllm import checkpoint, gpus, refusals, register, versions
 from swapd_client.vllm.options import Options
@@ -200,6 +201,10 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             self._swapd = None
             swapd.loading.close()
             swapd.stage.close()
+
+
+if config.is_disabled():
+    DiffusionExtension = CustomPipelineWorkerExtension  # type: ignore[misc]
 
 
 def _kinds(pipeline: Any) -> Mapping[str, Kind]:

@@ -16,6 +16,7 @@ from typing import Any
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 
+from swapd.shared import config
 from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import refusals, scheduler
 from swapd_client.vllm.refusals import Unsupported
@@ -226,6 +227,10 @@ class SwapdWorkerMixin(WorkerStart):
 
 
 _id_of = attrgetter("req_id")
+
+
+if config.is_disabled():
+    SwapdWorkerMixin = type("Nothing", (), {})  # type: ignore[misc,assignment]
 
 
 class Worker(SwapdWorkerMixin, VllmWorker):  # type: ignore[misc]

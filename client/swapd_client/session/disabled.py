@@ -1,0 +1,263 @@
+"""A session without a daemon, for tests and to compare: components are this process's own memory.
+
+A component moves into private memory when it is registered, as it does at `close` with a daemon; on
+a GPU, into memory of torch. It stays there: an acquire is granted at once. What costs no state is
+refused as a daemon does: unknown names, names that are taken, components in use. An acquire that
+awaits a registration takes the name for that of another process, and has it.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swapd.shared import protocol, vm
+from swapd.shared.board import BOARD_BYTES
+from swapd.shared.config import HOST_CHUNK
+from swapd.shared.fds import OwnedFd
+from swapd.shared.units import size
+from swapd_client.errors import DeviceFailed
+from swapd_client.memory.layout import Remote
+from swapd_client.memory.part import Part
+from swapd_client.memory.place import Place
+from swapd_client.session.channel import Channel, ChannelFactory
+from swapd_client.session.lifeline import Lifeline
+from swapd_client.session.loop_channel import AsyncChannel
+from swapd_client.session.processor import Processor
+from swapd_client.session.registry import Registry
+from swapd_client.session.session import Session, alive
+
+_NOTE = "swapd is disabled ($SWAPD_DISABLE, or connect(disabled=True)): nothing moves"
+
+
+class _NoLine(Lifeline):
+    """In place of a connection: nobody is there to hear or to say anything."""
+
+    folder: Any = None
+    _daemon_pid = os.getpid()  # private memory is not a lost daemon's
+
+    def __init__(self, *_: object) -> None:
+        """Connects to nothing."""
+
+    def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
+        """`label`: the device."""
+        board = OwnedFd(os.memfd_create("swapd-board"))
+        os.ftruncate(board.fileno(), BOARD_BYTES)
+        version = protocol.VERSION
+        return protocol.Welcome(version, 0, b"", "", label, HOST_CHUNK, 0, strict=False), board
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    listen = send = ring = let_go = close = forget = _nothing
+
+
+class _OnGpu(Place):
+    """Memory of torch, which lasts as long as objects have bytes there. Other calls do nothing."""
+
+    addressable = taken_over = over = on_chunks = False
+    shown = True
+    generation = 0
+    when_left = None
+
+    def __init__(self, nbytes: int, buffer: Any) -> None:
+        self.nbytes, self.address, self._buffer = nbytes, buffer.data_ptr(), buffer
+
+    def used_by(self, things: Iterable[object]) -> None:
+        for thing in things:
+            weakref.finalize(thing, id, self._buffer).atexit = False  # holds it until then
+
+    def edit(self, write: Callable[[int], object]) -> None:
+        """Have `write` change a copy in host memory, at the given address, and copy that back."""
+        copy = self._buffer.to("cpu", copy=True)
+        write(copy.data_ptr())
+        self._buffer.copy_(copy)
+
+
+class _Gpu(Processor):
+    index = 0
+
+    def __init__(self, welcome: protocol.Welcome, *_: object) -> None:
+        import torch
+
+        from swapd_client.memory import dlpack
+
+        self._torch, self._dlpack = torch, dlpack
+        self.index = int(welcome.device.strip("cuda:") or 0)
+        self._target = dlpack.gpu(self.index)
+
+    def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
+        span, device = vm.round_up(max(nbytes, 1)), self._target.device
+        try:
+            with self._torch.inference_mode(mode=False):  # `edit` is called in any mode
+                buffer = self._torch.zeros(span, dtype=self._torch.uint8, device=device)
+        except (RuntimeError, AssertionError) as exc:  # of torch
+            why = f"{device} has no {size(span)} for torch: {exc}"
+            raise DeviceFailed(f'{why}. Connect to another device, or to "host"') from exc
+        return _OnGpu(nbytes, buffer)  # type: ignore[abstract]
+
+    def fetch(self, spans: Sequence[Remote]) -> None:
+        self._torch.cuda.synchronize(self.index)
+        for target, source, nbytes in spans:
+            there = self._dlpack.bytes_at(source, nbytes, self._target)
+            self._dlpack.bytes_at(target, nbytes, self._dlpack.HOST).copy_(there)
+
+
+class _Registry(Registry):
+    def bind(self, part: Part) -> None:
+        assert part.master is not None
+        master = part.master if part.layout.filled or not part.scratch else None
+        if not isinstance(part.where, _OnGpu):
+            part.where.make_private(master, keep_shown=False)
+        elif master is not None:
+            with open(f"/proc/self/fd/{master.fileno()}", "rb") as file:  # from its start
+                part.where.edit(lambda address: file.readinto(vm.view(address, part.nbytes)))
+            os.ftruncate(master.fileno(), 0)
+        super().bind(part)
+
+    def map_master(self, part: Part) -> int | None:
+        return None  # its bytes are private memory
+
+
+class Disabled(Session):
+    """Thread-safe."""
+
+    is_disabled = True
+    _line, _gpu, _registry = _NoLine, _Gpu, _Registry
+
+    def __init__(self, device: str) -> None:
+        super().__init__(Path("no daemon"), device)
+        self.channels = _Channels(self)
+        self._board.set(0, protocol.SEGMENTS_MAX)  # all segments of all components are there
+
+    def close(self, *, keep: bool = True) -> None:
+        super().close()
+
+    def edit(self, part: Part, write: Callable[[int], None]) -> None:
+        """Have `write` change a component in place, at the address that it gets."""
+        if isinstance(part.where, _OnGpu):
+            part.where.edit(write)
+        else:
+            write(part.address)
+
+    def reply(self, request: protocol.AnyRequest) -> protocol.AnyReply:
+        """In place of the daemon. Does not block. Raises the error that ended the session."""
+        self.check()
+        if problem := self._problem_with(request):
+            return protocol.Refused(request.id, *problem)
+        match request:
+            case protocol.Register(name=name, nbytes=nbytes):
+                file = OwnedFd(os.memfd_create("swapd"))
+                os.ftruncate(file.fileno(), nbytes)
+                self._masters.add(protocol.Master(name, nbytes, request=request.id), file)
+            case protocol.Acquire():
+                return self._granted(request)
+            case protocol.AcquireWorkspace() | protocol.AcquireStart():
+                return protocol.Granted(request.id, ())
+            case protocol.ForecastRequest(names=names):
+                return protocol.Forecast(request.id, names, 0, 0, 0, (), (), 0.0, None)
+            case protocol.StatusRequest():
+                return self._status(request.id)
+        return protocol.Done(request.id)
+
+    def _problem_with(self, request: protocol.AnyRequest) -> tuple[protocol.Code, str] | None:
+        families = {one.part_of for one in _all()} - {""}
+        known = {one.name for one in _all()} | families
+        names = getattr(request, "names", (getattr(request, "name", ""),))
+        match request:
+            case protocol.Register(name=name) if name in known:
+                return "duplicate_name", f"{name!r} is registered already: choose another name"
+            case protocol.Resize(name=name) if name not in families:
+                return "unknown_component", f"{name!r} is no component registered in parts"
+            case protocol.Unregister(name=name) | protocol.EvictNow(name=name) if self._uses(name):
+                return "in_use", f"{name!r} is leased; release it first"
+            case protocol.AcquireStart() if len(self.leases):
+                return "conflict", "what starts holds no lease, and starts once: release it first"
+            case protocol.Acquire(names=()) | protocol.ForecastRequest(names=()):
+                return "bad_request", "names no component; name at least one"
+            case protocol.Acquire(await_registration=False) | protocol.Prefetch(over=None):
+                return _unknown(names, known)
+            case protocol.ForecastRequest() | protocol.Pin() | protocol.EvictNow():
+                return _unknown(names, known)
+        return None
+
+    def _uses(self, name: str) -> int:
+        """The number of leases on a component or family."""
+        names = {one.name for one in _all() if one.is_of(name)}
+        return sum(record.has_any(names) for record in self.leases)
+
+    def _granted(self, request: protocol.Acquire) -> protocol.Granted:
+        asked = [one.name for one in _all() if {one.name, one.part_of} & set(request.names)]
+        others = [name for name in request.names if name not in asked]
+        # the generation of what never moves is 0, and that of its contents is 1
+        here = [protocol.Placement(n, 0, (), contents=1) for n in asked if n in self.components]
+        return protocol.Granted(request.id, tuple(here), names=(*asked, *others))
+
+    def _status(self, number: int) -> protocol.Status:
+        used = sum(one.nbytes for one in _all())
+        said = ("", self.welcome.device, "", "", "disabled", 0.0, HOST_CHUNK, 0, used, used)
+        shown = tuple(map(self._shown, _all()))
+        return protocol.Status(number, *said, *(0, 0, 0, 0, 0, 0, 0, 0), shown, (), notes=(_NOTE,))
+
+    def _shown(self, one: Part) -> protocol.ComponentStatus:
+        uses, kind = self._uses(one.name), "scratch" if one.scratch else "component"
+        said: Any = (one.name, 0, one.nbytes, "resident", one.policy, one.group, one.mutable, uses)
+        held: Any = (("this process",) * bool(uses), None, 0, 0, 0, None, one.part_of, None, kind)
+        return protocol.ComponentStatus(*said, *held)
+
+
+def _all() -> list[Part]:
+    """What all disabled clients of this process registered, as if they had one daemon."""
+    here = [one for ref in alive.keyrefs() if isinstance(one := ref(), Disabled)]
+    return [part for one in here if one.life.usable for part in list(one.components.values())]
+
+
+def _unknown(names: Iterable[str], known: set[str]) -> tuple[protocol.Code, str] | None:
+    if missing := [name for name in names if name not in known]:
+        return "unknown_component", (
+            f"nobody has registered {missing[0]!r} in this process, and swapd is disabled; "
+            f"registered: {', '.join(sorted(known)) or 'nothing'}. Use await_registration=True if "
+            "it is another process's: without swapd that waits for nothing"
+        )
+    return None
+
+
+class _Channels(ChannelFactory, Channel):
+    """The channel of all threads."""
+
+    def __init__(self, session: Disabled) -> None:
+        self.session: Disabled = session
+        self._asked = {}
+
+    def close(self) -> None:
+        self.session.life.ended.close()
+
+    def call(self, request: protocol.AnyRequest, *_: Any, **__: Any) -> protocol.AnyReply:
+        return self.session.reply(request)
+
+    def send(self, request: protocol.AnyRequest) -> None:
+        pass  # the end of a lease, or a hint
+
+    def ask(self, request: protocol.AnyRequest) -> None:
+        self._asked[request.id] = self.session.reply(request)
+
+    def collect(self, request: int, within_s: float) -> protocol.AnyReply | None:
+        return self._asked.pop(request)
+
+    def unheard_elsewhere(self) -> list[protocol.AnyRequest]:
+        return []
+
+
+class LoopChannel(AsyncChannel):
+    """The channel of an event loop."""
+
+    def __init__(self, factory: ChannelFactory) -> None:
+        self._disabled: Any = factory.session
+        self._socket: Any = _NoLine()
+
+    async def call(self, request: protocol.AnyRequest, *_: Any, **__: Any) -> protocol.AnyReply:
+        return self._disabled.reply(request)  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        pass
