@@ -142,16 +142,16 @@ class Leasing:
                 self.give_up(lease, tries - 1)
             raise
 
-    def ask(self, *names: str) -> int:
+    def ask(self, request: int, *names: str) -> None:
         """Ask for components ahead without waiting; collect or abandon the request in this thread.
+
+        `request`: its number, from `Session.next_id`; abandon it also after an interrupt in here.
 
         No thread waits for them, and this thread may release other leases meanwhile. So the request
         has an agent of its own: deadlock detection would else report a deadlock that does not
         exist.
         """
-        request = self.session.next_id()
         self.channel().ask(protocol.Acquire(request, names, agent_ahead(request), early=True))
-        return request
 
     def collect(self, request: int, *names: str, within_s: float) -> Lease | None:
         """Return the early lease that was asked for ahead; None if it is not granted in that time.

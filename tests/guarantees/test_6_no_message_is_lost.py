@@ -134,7 +134,9 @@ def test_what_was_asked_ahead_and_abandoned_without_end_costs_no_answer(world: W
     with connect(daemon.folder) as client:
         acquired(client, 1)[0].release()
         for _ in range(6000):
-            client.leasing.channel().abandon(client.leasing.ask("a"))
+            asked = client.session.next_id()
+            client.leasing.ask(asked, "a")
+            client.leasing.channel().abandon(asked)
         client.acquire("a").release()
         assert_nothing_is_held(client.status())
 

@@ -36,29 +36,29 @@ def hooks(attachment: Attachment) -> BlockHooks:
 
 
 def test_hooks_stay_while_any_thread_goes_block_by_block(hooks: BlockHooks) -> None:
-    hooks.begin(whole=False)
-    hooks.begin(whole=True)
+    hooks.begin("by block", whole=False)
+    hooks.begin("whole", whole=True)
     assert are_there()
-    hooks.end(whole=False)
+    hooks.end("by block")
     assert not are_there()
-    hooks.begin(whole=False)
+    hooks.begin("by block", whole=False)
     assert are_there()
-    hooks.end(whole=False)
-    hooks.end(whole=True)
+    hooks.end("by block")
+    hooks.end("whole")
     assert are_there()
 
 
 def test_hooks_removed_for_good_during_a_pass_do_not_come_back(
     attachment: Attachment, hooks: BlockHooks
 ) -> None:
-    hooks.begin(whole=True)
+    hooks.begin("whole", whole=True)
     attachment.detach()
-    hooks.end(whole=True)
+    hooks.end("whole")
     assert not are_there()
 
 
 def test_hooks_are_there_during_compilations_which_begin_within_others(hooks: BlockHooks) -> None:
-    hooks.begin(whole=True)
+    hooks.begin("whole", whole=True)
     for _ in range(2):
         _compile_begins()
     _compile_ends()
@@ -66,7 +66,7 @@ def test_hooks_are_there_during_compilations_which_begin_within_others(hooks: Bl
     for _ in range(2):  # once more than began: one may have registered in between
         _compile_ends()
     assert not are_there()
-    hooks.end(whole=True)
+    hooks.end("whole")
 
 
 # --- the number of functions -------------------------------------------------------------

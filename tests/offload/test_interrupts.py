@@ -10,6 +10,7 @@ from torch import nn
 from swapd_client import Client
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.hooks import hook_of
+from swapd_client.offload.scope import here
 from tests.interrupts import interrupt, interrupts, places
 from tests.offload.modules import (
     TOKENS,
@@ -34,6 +35,27 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.transformer(self.text_encoder(x))  # type: ignore[no-any-return]
+
+
+#: The width of a layer of 4 MiB, a quarter of the daemon's memory.
+WIDE = 1024
+X = torch.ones(2, WIDE)
+
+
+class Blocks(nn.Module):
+    """Blocks, between layers that are in none."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(WIDE, WIDE)
+        self.blocks = nn.ModuleList(nn.Linear(WIDE, WIDE, bias=False) for _ in range(blocks))
+        self.proj_out = nn.Linear(WIDE, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.proj_in(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.proj_out(x)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +135,30 @@ def test_an_interrupted_detach_leaves_a_model_that_runs_and_can_be_detached(
         attachment.detach()
         assert_private(client, model)
         assert_good(client, model)
+
+
+def pass_through(attachment: Attachment, model: Blocks) -> None:
+    model(X)
+    model.blocks[0](X)
+    with attachment.use(model.blocks[1]):
+        model.blocks[1](X)
+
+
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
+    client: Client, blocks: int
+) -> None:
+    """With two blocks all of them are there, with five they are streamed."""
+    model = seeded(Blocks, blocks)
+    expected = model(X)
+    with client.attach({"dit": model}, blocks=["blocks"]) as attachment:
+        for _ in range(2):
+            pass_through(attachment, model)
+        for place in places(partial(pass_through, attachment, model), 2 * MOST):
+            interrupt(partial(pass_through, attachment, model), place)
+            await_none_leased(client)
+            assert not here().counts
+            assert torch.equal(model(X), expected)
+            await_none_leased(client)
+    assert_private(client, model)
+    assert torch.equal(model(X), expected)

@@ -27,22 +27,6 @@ def covered(function: Function) -> Function:
     return function
 
 
-def to_its_end(step: Callable[[], object], tries: int = 3) -> None:
-    """Call `step()`; after an interrupt, call it again before the interrupt goes on.
-
-    What the step has done before, it must not do twice, or may. Raises as `step`.
-    """
-    try:
-        step()
-    except (Exception, CancelledError):
-        raise
-    except BaseException:
-        if tries:
-            with suppress(Exception):  # the interrupt is the one to report
-                to_its_end(step, tries - 1)
-        raise
-
-
 def _number(table: bytes, at: int) -> tuple[int, int]:
     """The number there, and the place of the next."""
     number = table[at] & (_MORE - 1)
@@ -57,3 +41,20 @@ def _bytes_of(number: int) -> bytes:
     if not high:
         return bytes([low])
     return bytes([byte | _MORE for byte in _bytes_of(high)]) + bytes([low])
+
+
+@covered
+def to_its_end(step: Callable[[], object], tries: int = 3) -> None:
+    """Call `step()`; after an interrupt, call it again before the interrupt goes on.
+
+    What the step has done before, it must not do twice, or may. Raises as `step`.
+    """
+    try:
+        step()
+    except (Exception, CancelledError):
+        raise
+    except BaseException:
+        if tries:
+            with suppress(Exception):  # the interrupt is the one to report
+                to_its_end(step, tries - 1)
+        raise

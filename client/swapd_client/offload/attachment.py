@@ -94,7 +94,7 @@ class Use:
                 scope.enter(Entry(held, self, is_call=False))
             for held in self._lent:
                 entry = Entry(held, self, is_call=False)
-                scope.lend(held, entry)
+                scope.enter(entry, lent=True)
                 held.uses.add(entry)
         except BaseException:
             _leave(scope.entries[before:])

@@ -64,8 +64,7 @@ class _LeaseSpan:
         scope.begins = self._held  # set before the check for a change
         try:
             await_changes(scope)
-            self._hold(scope)
-            scope.entries.append(entry)
+            self._hold(scope, entry)
             scope.begins = None
             return self._take(take, *args)
         except self._goes_on:
@@ -79,15 +78,15 @@ class _LeaseSpan:
             scope.leave(entry)
             tell()
 
-    def _hold(self, scope: Scope) -> None:
+    def _hold(self, scope: Scope, entry: Entry) -> None:
         if not self._held.is_lease:
-            scope.count_up(self._held)
+            scope.enter(entry)
             return
         if self._give_back is None:
             if scope.request is not None:  # another thread may release it
                 scope.request.end()
             self._give_back = scope.taken(self._held, self._held.take)
-        scope.lend(self._held)
+        scope.enter(entry, lent=True)
 
     def _take(self, take: Callable[..., Any], *args: Any) -> Any:
         try:

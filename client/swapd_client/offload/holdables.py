@@ -1,13 +1,15 @@
 """What a thread can hold of a streamed component: a pass through it, or one block of it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from swapd_client.lease import Lease
+from swapd_client.errors import SwapdError
+from swapd_client.leases.covered import to_its_end
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import ComponentHold, Entry, Scope
 from swapd_client.offload.stream import Stream
@@ -38,43 +40,39 @@ class PassHold:
         return self.stream.client
 
     def take(self, scope: Scope) -> Callable[[], None]:
-        beside = _nothing if self.beside is None else self.beside.take(scope)
+        releases: list[Callable[[], None]] = []
+        lent = Entry(self.everything, self, is_call=False, is_inner=True)
+        leave = partial(to_its_end, partial(self._leave, scope, lent, releases))
         try:
+            if self.beside is not None:
+                releases.append(self.beside.take(scope))
             lease = self.stream.whole()
-            by_block = lease is None and not self.stream.is_private
-            if by_block:
+            if lease is not None:
+                releases.append(lease.release)
+            elif not self.stream.is_private:
                 self.stream.enter()
+                self.hooks.begin(lent, whole=False)
+                return leave
+            scope.enter(lent, lent=True)  # then its blocks need no lease
+            # in grad mode the hooks check each forward
+            self.hooks.begin(lent, whole=not torch.is_grad_enabled())
+            return leave
         except BaseException:
-            beside()
+            with suppress(SwapdError):  # an earlier error is the one to report
+                leave()
             raise
-        if by_block:
-            self.hooks.begin(whole=False)
-            return partial(self._leave, beside)
-        scope.lend(self.everything)  # then its blocks need no lease
-        whole = not torch.is_grad_enabled()  # in grad mode the hooks check each forward
-        self.hooks.begin(whole=whole)
-        return partial(self._leave_whole, scope, lease, beside, whole)
 
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
         return self.everything.has_any(client, names)
 
-    def _leave(self, beside: Callable[[], None]) -> None:
-        self.hooks.end(whole=False)
-        try:
+    def _leave(self, scope: Scope, lent: Entry, releases: Sequence[Callable[[], None]]) -> None:
+        """After an error or an interrupt, in `take` or here, all of it may be done again."""
+        with ExitStack() as last:
+            for release in releases:
+                last.callback(release)
+            self.hooks.end(lent)
+            scope.leave(lent)
             self.stream.leave()
-        finally:
-            beside()
-
-    def _leave_whole(
-        self, scope: Scope, lease: Lease | None, beside: Callable[[], None], whole: bool
-    ) -> None:
-        self.hooks.end(whole=whole)
-        scope.count_down(self.everything)
-        try:
-            if lease is not None:
-                lease.release()
-        finally:
-            beside()
 
 
 class BlockHold:
@@ -97,37 +95,31 @@ class BlockHold:
 
     def take(self, scope: Scope) -> Callable[[], None]:
         whole, number = self._whole, self._number
-        # its hooks called it and will leave it, so they stay installed in any case
-        whole.hooks.begin(whole=False)
+        entry = Entry(whole, self, is_call=False, is_inner=True)
+        leave = partial(to_its_end, partial(self._leave, scope, entry))
         try:
-            scope.count_up(whole)
-            try:
-                if whole.everything in scope:
-                    number = None
-                if number is not None:
-                    whole.stream.need(number)
-            except BaseException:
-                scope.count_down(whole)
-                raise
+            # its hooks called it and will leave it, so they stay installed in any case
+            whole.hooks.begin(entry, whole=False)
+            scope.enter(entry)
+            if number is not None and whole.everything not in scope:
+                whole.stream.need(number)
+            return leave
         except BaseException:
-            whole.hooks.end(whole=False)
+            with suppress(SwapdError):  # an earlier error is the one to report
+                leave()
             raise
-        return partial(self._leave, scope, number)
 
-    def _leave(self, scope: Scope, number: int | None) -> None:
+    def _leave(self, scope: Scope, entry: Entry) -> None:
+        """After an error or an interrupt, in `take` or here, all of it may be done again."""
         whole = self._whole
         try:
-            if number is not None:
-                whole.stream.done(number)
+            if self._number is not None:
+                whole.stream.done(self._number)
         finally:
             try:
-                scope.count_down(whole)
+                scope.leave(entry)
             finally:
-                whole.hooks.end(whole=False)
+                whole.hooks.end(entry)
 
     def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
         return self._whole.has_any(client, names)
-
-
-def _nothing() -> None:
-    pass

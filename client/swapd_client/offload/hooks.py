@@ -196,10 +196,12 @@ class BlockHooks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hooks: list[Hook] = []
-        #: Counts of passes under way: those that go block by block, with direct calls of blocks;
-        #: and those that hold the whole component.
-        self._by_block = self._whole = 0
-        self._removed = False
+        #: The passes under way: those that go block by block, with direct calls of blocks; and
+        #: those that hold the whole component.
+        self._by_block: set[object] = set()
+        self._whole: set[object] = set()
+        #: None after an interrupt: then some are.
+        self._removed: bool | None = False
         _all.add(self)
 
     def add(self, hook: Hook) -> None:
@@ -214,46 +216,51 @@ class BlockHooks:
             hook.aside = None
             self._hooks = [one for one in self._hooks if one is not hook]
 
-    def begin(self, *, whole: bool) -> None:
+    def begin(self, by: object, *, whole: bool) -> None:
         """A pass begins that holds the whole component, or goes block by block."""
-        self._count(whole, 1)
-
-    def end(self, *, whole: bool) -> None:
-        self._count(whole, -1)
-
-    def _count(self, whole: bool, change: int) -> None:
         with self._lock:
-            if whole:
-                self._whole += change
-            else:
-                self._by_block += change
-            remove = self._whole > 0 and not self._by_block
-            if self._removed == remove:
-                return
-            self._removed = remove
+            (self._whole if whole else self._by_block).add(by)
+            self._follow()
+
+    def end(self, by: object) -> None:
+        """A pass is over, or did not begin."""
+        with self._lock:
+            self._whole.discard(by)
+            self._by_block.discard(by)
+            self._follow()
+
+    def _follow(self) -> None:
+        """Remove the hooks, or put them back, as the passes under way need it."""
+        remove = bool(self._whole) and not self._by_block
+        if self._removed is remove:
+            return
+        self._removed = None
+        if remove:
+            _hear_of_compilations()
+        for hook in self._hooks:
             if remove:
-                _hear_of_compilations()
-            for hook in self._hooks:
-                if remove:
-                    hook.take_out()
-                else:
-                    hook.put()
+                hook.take_out()
+            else:
+                hook.put()
+        self._removed = remove
 
 
 _all: "weakref.WeakSet[BlockHooks]" = weakref.WeakSet()
-#: The managers told of each compilation; one may begin inside another.
-_told: list[list[BlockHooks]] = []
+#: Each compilation, and the managers told of it; one may begin inside another.
+_told: list[tuple[object, list[BlockHooks]]] = []
 
 
 def _compile_begins(*_: object) -> None:
-    _told.append(list(_all))
-    for aside in _told[-1]:
-        aside.begin(whole=False)
+    compilation, told = object(), list(_all)
+    _told.append((compilation, told))
+    for aside in told:
+        aside.begin(compilation, whole=False)
 
 
 def _compile_ends(*_: object) -> None:
-    for aside in _told.pop() if _told else ():
-        aside.end(whole=False)
+    compilation, told = _told.pop() if _told else (None, [])
+    for aside in told:
+        aside.end(compilation)
 
 
 def _hear_of_compilations() -> None:

@@ -37,6 +37,8 @@ class Entry(msgspec.Struct, eq=False):
     is_call: bool = True
     #: Whether calls inside need no check of gradients.
     is_checked: bool = True
+    #: Whether one thing that is held holds another by it.
+    is_inner: bool = False
 
 
 class Count(msgspec.Struct, eq=False):
@@ -124,8 +126,10 @@ class Scope:
     def __init__(self) -> None:
         #: The holdables, and how often each is held.
         self.counts: dict[Holdable, Count] = {}
-        #: The last is the innermost.
+        #: Of calls and `with` blocks. The last is the innermost.
         self.entries: list[Entry] = []
+        #: Of what is held by these.
+        self.inner: list[Entry] = []
         #: The request that this thread is in, if any: leases are taken through it.
         self.request: RequestLeases | None = None
         #: The holdable of a call that begins, until the call is an entry; see `update_barrier.py`.
@@ -147,16 +151,6 @@ class Scope:
     def __contains__(self, held: Holdable) -> bool:
         return held in self.counts
 
-    def count_up(self, held: Holdable) -> None:
-        """Hold it once more. Raises as `Client.acquire`."""
-        count = self.counts.get(held)
-        if count is not None:
-            count.n += 1
-        else:
-            request = self.request
-            take = held.take if request is None else partial(request.take, held)
-            self.counts[held] = Count(self.taken(held, take))
-
     def taken(self, held: Holdable, take: Take) -> Callable[[], None]:
         """As `take(self)`; if the daemon is gone, what the client then does comes first."""
         try:
@@ -166,43 +160,38 @@ class Scope:
             exc.__traceback__ = None  # its frames would keep the model as long as the old session
         return again(self)
 
-    def lend(self, held: Holdable, entry: Entry | None = None) -> None:
-        """Count something once more that the caller holds already, under its own lease.
+    def enter(self, entry: Entry, *, lent: bool = False) -> None:
+        """A call, or a `with` block, begins. Raises as `Client.acquire`.
 
-        With an `entry`, until that is left.
+        `lent`: the caller holds it already, under its own lease.
         """
-        count = self.counts.get(held) or Count(n=0)
-        count.n += 1  # from here on no interrupt comes before the entry is there
+        held, request = entry.held, self.request
+        entries = self.inner if entry.is_inner else self.entries
+        count = self.counts.get(held)
+        if count is None:
+            count = Count(n=0)
+            if not lent:
+                take = held.take if request is None else partial(request.take, held)
+                count.give_back = self.taken(held, take)
+        count.n += 1  # since the take returned, no interrupt comes before the entry is there
         self.counts[held] = count
-        if entry is not None:
-            self.entries.append(entry)
-
-    def count_down(self, held: Holdable) -> None:
-        """Hold it once less. Raises as a release; it is released all the same."""
-        if (give_back := self._one_less(held)) is not None:
-            give_back()
-
-    def _one_less(self, held: Holdable) -> Callable[[], None] | None:
-        """Returns the release if that was the last. It calls nothing, so no interrupt halves it."""
-        count = self.counts[held]
-        count.n -= 1
-        if count.n:
-            return None
-        del self.counts[held]
-        return count.give_back
-
-    def enter(self, entry: Entry) -> None:
-        """A call, or a `with` block, begins. Raises as `Client.acquire`."""
-        self.count_up(entry.held)
-        self.entries.append(entry)
+        entries.append(entry)
 
     def leave(self, entry: Entry) -> None:
-        """A call, or a block, ends. No-op if it holds nothing. Raises as `count_down`."""
-        if entry not in self.entries:
+        """A call, or a block, ends. No-op if it holds nothing.
+
+        Raises as a release; it is released all the same.
+        """
+        entries = self.inner if entry.is_inner else self.entries
+        if entry not in entries:
             return
-        give_back = self._one_less(entry.held)
+        count = self.counts[entry.held]
+        count.n -= 1  # from here on no interrupt comes before the entry is gone
+        if not count.n:
+            del self.counts[entry.held]
+        give_back = None if count.n else count.give_back
         try:
-            self.entries.remove(entry)
+            entries.remove(entry)
         finally:  # also after an interrupt
             if give_back is not None:
                 give_back()

@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from swapd.shared.protocol import Placement
 from swapd_client.errors import (
@@ -132,14 +131,12 @@ class Stream:
         return here
 
 
-@dataclass(slots=True)
-class _InUse:
-    lease: Lease
-    count: int = 1
-
-
 class _Pass:
-    """The leases and open requests of one thread for a stream."""
+    """The leases and open requests of one thread for a stream.
+
+    An interrupt may end a method anywhere. A request is known here before it is sent, and until its
+    lease is. A lease that is lost is collected; its release may be repeated.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._process = os.getpid()
@@ -150,8 +147,8 @@ class _Pass:
         #: Requests are abandoned on the channel that sent them: another could be faster.
         self._channel = self.leasing.channel()
         self._rest: Lease | None = None
-        #: Blocks that run now: several if they are nested; a count if one runs several times.
-        self._used: dict[int, _InUse] = {}
+        #: Blocks that run now: several if they are nested.
+        self._used: dict[int, Lease] = {}
         #: Read ahead: the request, or the lease of a part that is used again at once.
         self._ahead: dict[int, int | Lease] = {}
         #: None outside of a pass: a block may be called alone.
@@ -163,10 +160,14 @@ class _Pass:
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
         # the thread ended in the middle of a pass, and no other thread releases for it
-        held = self._rest is not None or self._used or self._ahead or self._ending
+        held = self._holds or self._ending
         # not in a forked child, which began in the middle of the pass
         if held and self._process == getpid():
             give_back_later(self._give_back)
+
+    @property
+    def _holds(self) -> bool:
+        return self._rest is not None or bool(self._used or self._ahead)
 
     def enter(self) -> None:
         self.leave()
@@ -184,15 +185,13 @@ class _Pass:
             raise
 
     def need(self, part: int) -> None:
-        if in_use := self._used.get(part):
-            in_use.count += 1
-            return
         lease = self._stream.note(self._take(part))
         try:
+            self._ahead.pop(part, None)
             if self._expected is not None:
                 self._expected.used(part)
                 self._seen.append(part)
-            self._used[part] = _InUse(lease)
+            self._used[part] = lease
             self._look_ahead()
             wait_here(lease)
         except BaseException:
@@ -202,23 +201,23 @@ class _Pass:
             raise
 
     def done(self, part: int) -> None:
-        in_use = self._used.get(part)
-        if in_use is None:
+        lease = self._used.get(part)
+        if lease is None:
             return
-        in_use.count -= 1
-        if in_use.count:
-            return
-        del self._used[part]
         if self._expected is not None and self._expected.coming[:1] == (part,):
-            self._ahead[part] = in_use.lease
+            self._ahead[part] = lease
+            del self._used[part]
             return
-        in_use.lease.release()
+        try:
+            lease.release()
+        finally:
+            del self._used[part]
         if self._client.session.processor.works_late and self._stream.passes(part):
-            self._ending.append(in_use.lease.number)
+            self._ending.append(lease.number)
             self._look_ahead(wait=True)
 
     def leave(self) -> None:
-        if self._expected is None and not self._used:
+        if self._expected is None and not self._holds:
             return
         try:
             self._give_back()
@@ -232,18 +231,18 @@ class _Pass:
 
     def _take(self, part: int) -> Lease:
         """The lease of a block: from a request ahead, or by waiting for it."""
-        asked = self._ahead.pop(part, None)
+        asked = self._ahead.get(part)
         if isinstance(asked, Lease):
             return asked
         if asked is not None and (lease := self._collect(asked, part)) is not None:
             return lease
         if not self._stream.passes(part):
             if asked is not None:
-                self._channel.abandon(asked)  # a kept part stays
+                self._drop_ahead(part)  # a kept part stays
                 asked = None
             with suppress(Timeout):
                 return self._client.acquire(self._stream.parts[part], timeout=0)
-        for other in list(self._ahead):
+        for other in [one for one in self._ahead if one != part]:
             self._drop_ahead(other)
         return self._wait(part, asked)
 
@@ -282,13 +281,13 @@ class _Pass:
         if self._rest is not None and stream.rest is not None:
             names[stream.rest] = None
             self._rest.release()
-        for _, in_use in used:
-            in_use.lease.release()
+        for _, lease in used:
+            lease.release()
         with client.acquire(*names, stream.parts[part]):  # then each can be acquired alone
             if self._rest is not None and stream.rest is not None:
                 self._rest = client.acquire(stream.rest)
-            for other, in_use in used:
-                in_use.lease = client.acquire(stream.parts[other])
+            for other, _ in used:
+                self._used[other] = client.acquire(stream.parts[other])
             return client.acquire(stream.parts[part])
 
     def _look_ahead(self, *, wait: bool = False) -> None:
@@ -306,7 +305,8 @@ class _Pass:
             self._drop_ahead(part)
         for part in wanted:
             if part not in self._ahead:
-                self._ahead[part] = self._client.leasing.ask(self._stream.parts[part])
+                self._ahead[part] = request = self._client.session.next_id()
+                self._client.leasing.ask(request, self._stream.parts[part])
         if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())
@@ -349,19 +349,18 @@ class _Pass:
             self._client.leasing.hint(*names)
 
     def _drop_ahead(self, part: int) -> None:
-        asked = self._ahead.pop(part)
+        asked = self._ahead[part]
         if isinstance(asked, Lease):
             asked.release()
         else:
             self._channel.abandon(asked)
+        del self._ahead[part]
 
     def _give_back(self) -> None:
         """Release everything, also after errors; raise the first one."""
-        leases = [in_use.lease for in_use in self._used.values()]
+        leases = list(self._used.values())
         if self._rest is not None:
             leases.append(self._rest)
-        self._used.clear()
-        self._rest = None
         problems = []
         for part in list(self._ahead):
             with suppress(SwapdError):  # the session has ended: no daemon to tell
@@ -371,5 +370,8 @@ class _Pass:
                 lease.release()
             except SwapdError as exc:
                 problems.append(exc)
+        self._ahead.clear()
+        self._used.clear()
+        self._rest = None
         if problems:
             raise problems[0]

@@ -283,12 +283,14 @@ class Channel:
     def collect(self, request: int, within_s: float) -> AnyReply | None:
         """The reply to an earlier `ask`, which may be a refusal; None if it does not come in time.
 
+        An interrupt may lose the reply: then None, too.
+
         Raises: the error that ended the session.
         """
 
         def collect(socket: "zmq.Socket[bytes]") -> AnyReply | None:
             self._session.check()
-            while (reply := self._asked[request]) is None:
+            while (reply := self._asked.get(request)) is None:
                 if not socket.poll(0) and not self._poll(within_s):
                     return None
                 self._keep(decode(socket.recv(zmq.NOBLOCK)))
