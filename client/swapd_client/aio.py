@@ -66,9 +66,10 @@ async def connect_async(
     """As `swapd_client.connect`, for the running event loop."""
     explain_if(faults)
     check_installed(tracing)
-    session = await asyncio.to_thread(
+    connect = partial(
         open_session, endpoint, device, label, timeout, disabled, start=start, budget=budget
     )
+    session = await in_thread(connect, undo=lambda session: Client(session).close())
     return AsyncClient(session, tracing=tracing)
 
 
