@@ -148,5 +148,6 @@ def interrupts() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+        gc.collect()  # such as a file that was open when an interrupt came
         sys.unraisablehook = lost
         signal.signal(signal.SIGINT, before)

@@ -298,8 +298,13 @@ class Client:
             progress=progress,
             share=not mutable,
         )
-        with plan as layouts:
-            return self.register(name, layouts[""], policy=policy, group=group, mutable=mutable)
+        return registration.planned(
+            self.leasing,
+            plan,
+            lambda layouts: self.register(
+                name, layouts[""], policy=policy, group=group, mutable=mutable
+            ),
+        )
 
     def load_family(
         self,
@@ -336,10 +341,13 @@ class Client:
             progress=progress,
             share=not mutable,
         )
-        with plan as layouts:
-            return self.register_family(
+        return registration.planned(
+            self.leasing,
+            plan,
+            lambda layouts: self.register_family(
                 name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
-            )
+            ),
+        )
 
     def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.

@@ -1,10 +1,10 @@
 """How components are registered and unregistered: the requests, and the work between them."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapd.shared import protocol
 from swapd_client import dropped
@@ -30,6 +30,10 @@ from swapd_client.session.session import Session
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
+#: Of the parts of a family, by name.
+Layouts = Mapping[str, Any]
 
 #: Seconds that a name may stay taken by what was collected.
 AWAIT_S = 5.0
@@ -79,6 +83,27 @@ def register(
             to_its_end(partial(registry.bind, part))
             with suppress(SwapdError):
                 unregister(leasing, part.name)
+        raise
+
+
+def planned(
+    leasing: Leasing, plan: AbstractContextManager[Layouts], register: Callable[[Layouts], T]
+) -> T:
+    """Return `register(layouts)`, with the layouts that exist while `plan` is entered.
+
+    After an interrupt, also while `plan` is left, none of them is registered.
+    """
+    layouts: Layouts = {}
+    try:
+        with plan as layouts:
+            return register(layouts)
+    except Exception:
+        raise
+    except BaseException:
+        for part in leasing.session.registry.all():
+            if any(part.layout is layout for layout in layouts.values()):
+                with suppress(SwapdError):
+                    unregister(leasing, part.name)
         raise
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import swapd_client
 from swapd import spawn
@@ -155,6 +156,78 @@ def test_an_interrupted_workspace_or_start_is_over(client: Client, other: Client
         interrupt(hold, place)
         other.acquire_workspace("16MiB", timeout=30).release()
         other.acquire_start(timeout=30).release()
+
+
+def test_an_interrupted_update_has_given_all_the_new_values_or_none(
+    client: Client, other: Client
+) -> None:
+    tensors = registered(client)
+    new = {name: tensor + 1 for name, tensor in made().items()}
+    client.update("a", new)
+    for place in places(lambda: client.update("a", made()), MOST):
+        client.update("a", made())
+        interrupt(partial(client.update, "a", new), place)
+        with client.acquire("a"):
+            first = tensors["w"][0].item()
+            assert all(torch.equal(tensors[name], made()[name] + first) for name in tensors)
+    client.unregister("a")
+    assert_none_is_left(client, other)
+
+
+@pytest.mark.parametrize("parts", [None, {"one": ["w"], "rest": []}])
+def test_an_interrupted_load_has_loaded_nothing(
+    client: Client, other: Client, tmp_path: Path, parts: dict[str, list[str]] | None
+) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file(made(), file)
+
+    def load() -> Tensors:
+        if parts is None:
+            return dict(client.load("a", file).tensors)
+        loaded = client.load_family("a", file, parts)
+        return {name: tensor for one in loaded for name, tensor in one.tensors.items()}
+
+    load()
+    client.unregister("a")
+    found = places(load, MOST)
+    client.unregister("a")
+    for place in found:
+        tensors = interrupt(load, place)
+        if tensors is None:
+            assert_none_is_left(client, other)
+            tensors = load()
+        with client.acquire("a"):
+            assert_whole(tensors)
+        client.unregister("a")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.resize("f", 0),
+        lambda client: client.pin("f"),
+        lambda client: client.unpin("f"),
+        lambda client: client.evict("f"),
+        lambda client: client.prefetch("f"),
+        lambda client: client.follows("a", after="f"),
+        lambda client: client.cheapest(["a", "f"], timeout=30),
+        lambda client: client.status(timeout=30),
+    ],
+)
+def test_an_interrupted_order_or_question_may_be_repeated(
+    client: Client, other: Client, call: Callable[[Client], object]
+) -> None:
+    tensors = registered(client)
+    client.register_family("f", PARTS)
+    call(client)
+    for place in places(partial(call, client), MOST // 4):
+        interrupt(partial(call, client), place)
+        call(client)
+        with client.acquire("a", "f"):
+            assert_whole(tensors)
+    client.unregister("f")
+    client.unregister("a")
+    assert_none_is_left(client, other)
 
 
 def test_an_interrupt_leaves_no_lock_taken() -> None:

@@ -102,7 +102,7 @@ class FileLayout(PlacedTensors, Ready):
     def bind(self, address: int) -> Iterable[object]:
         storages = []
         with torch.inference_mode(False), torch.no_grad():
-            for one in self.placed:
+            for one in self.placed if self._wanted else ():  # else it was bound, and let go
                 tensor = self._tensor(one, address)
                 storages.append(tensor.untyped_storage())
                 slots = self._slots.get(one.name)
