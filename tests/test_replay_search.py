@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from swapd.replay import RecordedWork, run_again, search
-from swapd.replay.search import WORTH, Cost, Point, Setting, cost_of, run_at, settings_of
+from swapd.replay.search import WORTH, Point, ReplayCost, Setting, cost_of, run_at, settings_of
 from swapd.shared import protocol
 from tests.replayed import LRU, RATE, Site
 
@@ -45,7 +45,7 @@ def streamed() -> RecordedWork:
     return site.work()
 
 
-def costs(work: RecordedWork, settings: list[Setting]) -> Callable[[Point], Cost]:
+def costs(work: RecordedWork, settings: list[Setting]) -> Callable[[Point], ReplayCost]:
     chunks = work.start.chunks
     return cache(lambda point: cost_of(run_at(work, settings, point, chunks, RATE), RATE))
 
@@ -75,9 +75,9 @@ def test_the_search_finds_what_trying_all_settings_finds(
 def test_without_time_the_settings_stay_as_recorded() -> None:
     settings, tried = settings_of(cycle()), list[Point]()
 
-    def cost(point: Point) -> Cost:
+    def cost(point: Point) -> ReplayCost:
         tried.append(point)
-        return Cost(0, 1.0)
+        return ReplayCost(0, 1.0)
 
     nothing = tuple(None for _ in settings)
     assert search.search(settings, cost, lambda: False) == nothing

@@ -1,4 +1,4 @@
-"""Shared by the commands: options, consoles, error messages, and asking the daemon."""
+"""Shared by the commands: options, consoles, errors, times of day, and asking the daemon."""
 
 import functools
 import json
@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -238,3 +239,14 @@ def ask(
 
 #: Prefix of the labels of this command line's sessions: the readable log leaves them out.
 OWN_LABEL = "swapd "
+
+
+def clock(time: float) -> str:
+    """Local time of day, to the millisecond."""
+    return datetime.fromtimestamp(time).time().isoformat("milliseconds")
+
+
+def day(time: float) -> str:
+    """Local date, and its offset from UTC."""
+    local = datetime.fromtimestamp(time).astimezone()
+    return f"{local.date()} UTC{local.isoformat()[-len('+00:00') :]}"

@@ -4,6 +4,7 @@ Pure, over the status alone: `swapd status`, `swapd top`, the page and, by `/met
 all say what `conclusions` finds.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -39,7 +40,7 @@ class Conclusion(msgspec.Struct, frozen=True):
     text: str
 
 
-class Report(Status, frozen=True, tag="status"):
+class StatusReport(Status, frozen=True, tag="status"):
     """A status as JSON shows it, with what follows from it; None: nothing was measured yet."""
 
     conclusions: tuple[Conclusion, ...] = ()
@@ -49,10 +50,10 @@ class Report(Status, frozen=True, tag="status"):
     load_bytes_per_s: float | None = None
 
 
-def report(status: Status) -> Report:
+def report(status: Status) -> StatusReport:
     waits = status.counts.wait_s if status.counts else Histogram((0.0,), [0, 0])
     measured = measured_loads(status.components)
-    return Report(
+    return StatusReport(
         **msgspec.structs.asdict(status),
         conclusions=conclusions(status),
         wait_p50_s=quantile(waits, 0.5),
@@ -127,13 +128,14 @@ def _in_turn(status: Status, last: Wasted) -> _Turn:
     used = [c for c in status.components if _is_used(c, since_s)]
     stay = sum(_room(status, c) for c in used if not _passes(c))
     swapped = [c for c in used if c.wasted]
-    sides: dict[str, set[str]] = {}
-    for c in swapped:
-        if c.group is not None:
-            sides.setdefault(c.group, set()).add(c.part_of or c.name)
-    group = next((name for name, of in sides.items() if len(of) > 1), "")
     need = stay + max([_room(status, c) for c in used if _passes(c)], default=0)
-    return _Turn(_sides(used), _sides(swapped), need, group)
+    return _Turn(_sides(used), _sides(swapped), need, _shared_group(swapped))
+
+
+def _shared_group(swapped: Iterable[ComponentStatus]) -> str:
+    """The first alternating group of which several are among these; "" if there is none."""
+    sides = {(c.group, c.part_of or c.name): None for c in swapped if c.group is not None}
+    return next((group for group, n in Counter(group for group, _ in sides).items() if n > 1), "")
 
 
 def _is_used(c: ComponentStatus, since_s: float) -> bool:
@@ -181,8 +183,7 @@ def _of_what_never_fits(status: Status) -> Conclusion | None:
     stays = [c for c in status.components if c.policy == "permanent"]
     kept = sum(_room(status, c) for c in stays)
     left = status.budget_bytes - kept
-    others = [c for c in status.components if c.policy != "permanent" and c.kind != "workspace"]
-    over = [c for c in others if _room(status, c) > left]
+    over = _over(status, left)
     if not stays or not over:
         return None
     need = max(_room(status, c) for c in over)
@@ -194,6 +195,12 @@ def _of_what_never_fits(status: Status) -> Conclusion | None:
         f"{_budget(kept + need)}, would end it"
     )
     return Conclusion("never_fits", text)
+
+
+def _over(status: Status, left: int) -> list[ComponentStatus]:
+    """Components that may leave, and take more room than is `left`."""
+    others = [c for c in status.components if c.policy != "permanent" and c.kind != "workspace"]
+    return [c for c in others if _room(status, c) > left]
 
 
 # --- words -------------------------------------------------------------------------------

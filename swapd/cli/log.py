@@ -21,12 +21,13 @@ from swapd.cli.common import (
     TimeoutOption,
     ask,
     console,
+    day,
     parsed,
     say_error,
     shown_json,
 )
 from swapd.cli.passes import Folding
-from swapd.cli.render import Line, day, line
+from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
 from swapd.cli.target import Device, where
 from swapd.log.history import Filter, Seen, unknown_kinds
@@ -68,7 +69,7 @@ class LogView:
                 console.print(Text(today, "bold"))
             console.print(each.text, soft_wrap=True)
 
-    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Line]:
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[ShownLine]:
         for each in self._wanted(lines):
             if text := line(each.record, self._seen, everything=self._everything):
                 yield text
@@ -95,7 +96,7 @@ class FoldedView(LogView):
     def keeps_back(self) -> bool:  # type: ignore[override]
         return self._folding.open
 
-    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[Line]:
+    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[ShownLine]:
         for each in lines:
             if each.record.start is not None:
                 yield from self._folding.flush(self._seen)

@@ -7,7 +7,7 @@ for one request. Pure: records in, lines out. `render.py` words single lines.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swapd.cli.render import GOOD, MOVE, Line, Said, in_columns, line, why_evicted
+from swapd.cli.render import GOOD, MOVE, Said, ShownLine, in_columns, line, why_evicted
 from swapd.core import actions, events
 from swapd.log.history import Seen
 from swapd.log.records import Record
@@ -37,7 +37,7 @@ class _Run:
         self.family = family
         self._moved: list[_Move] = []
         #: The single line of each, for short runs.
-        self._alone: list[Line] = []
+        self._alone: list[ShownLine] = []
 
     def goes_on_with(self, moved: _Move) -> bool:
         """Whether `moved` belongs to the same pass: a second load of a part begins the next."""
@@ -49,11 +49,11 @@ class _Run:
         """Its parts leave by themselves: it continues across records of others."""
         return any(one.passed for one in self._moved)
 
-    def add(self, moved: _Move, alone: Line) -> None:
+    def add(self, moved: _Move, alone: ShownLine) -> None:
         self._moved.append(moved)
         self._alone.append(alone)
 
-    def lines(self, seen: Seen) -> Iterator[Line]:
+    def lines(self, seen: Seen) -> Iterator[ShownLine]:
         if len(self._moved) <= _FEW:
             yield from self._alone
         elif self.is_stream:
@@ -62,7 +62,7 @@ class _Run:
             for verb, why in dict.fromkeys((one.verb, one.why) for one in self._moved):
                 yield self._together(verb, why, seen)
 
-    def _streamed(self, seen: Seen) -> Line:
+    def _streamed(self, seen: Seen) -> ShownLine:
         came = [one for one in self._moved if one.verb == "in"]
         left = sum(one.verb == "evict" for one in self._moved)
         detail = f"{_amount(came)}  {_speed(came)}  {len(came)} blocks in, {left} out"
@@ -70,7 +70,7 @@ class _Run:
             self._moved[-1].at, Said("stream", plain(self.family), detail, GOOD), seen
         )
 
-    def _together(self, verb: str, why: str, seen: Seen) -> Line:
+    def _together(self, verb: str, why: str, seen: Seen) -> ShownLine:
         ours = [one for one in self._moved if (one.verb, one.why) == (verb, why)]
         detail = f"{_amount(ours)}  "
         if verb != "evict":
@@ -94,7 +94,7 @@ class Folding:
     def open(self) -> bool:
         return bool(self._runs)
 
-    def lines(self, record: Record, seen: Seen) -> Iterator[Line]:
+    def lines(self, record: Record, seen: Seen) -> Iterator[ShownLine]:
         """The lines to show now. `seen` holds the records before it."""
         shown = line(record, seen)
         left = record.action
@@ -114,12 +114,12 @@ class Folding:
             run = self._runs[family] = _Run(family)
         run.add(moved, shown)
 
-    def flush(self, seen: Seen) -> Iterator[Line]:
+    def flush(self, seen: Seen) -> Iterator[ShownLine]:
         runs, self._runs = self._runs, {}
         for run in runs.values():
             yield from run.lines(seen)
 
-    def _end(self, record: Record, seen: Seen) -> Iterator[Line]:
+    def _end(self, record: Record, seen: Seen) -> Iterator[ShownLine]:
         about = {seen.part_of.get(name, name) for name in seen.about(record)}
         for family in [f for f, run in self._runs.items() if f in about or not run.is_stream]:
             yield from self._runs.pop(family).lines(seen)

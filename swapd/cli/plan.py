@@ -167,19 +167,14 @@ def plan(
         _refuse("--vllm", of_parts)
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy_of(vllm, sources), sources, room, config)
-        (planned,) = reports_of([file], settings).reports
-        if json:
-            return print_json(planned)
-        if overlay:
-            return typer.echo(planned.overlay, nl=False)
-        return console.print(vllm_page(planned))
+        return _plan_stages(file, settings, overlay=overlay, as_json=json)
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
-    status = _status(sources, endpoint, timeout, complete=bool(device_memory and bandwidth))
+    complete = bool(device_memory and bandwidth)
+    status, where = _daemon(sources, endpoint, timeout, device, complete=complete)
     components, notes = components_of(sources, status, passes, blocks, compute)
     uses = {"kv_cache": kv_cache, "activations": activations, "overhead": overhead}
     memory = memory_of(status, device, device_memory, uses)
-    where = device or (status.device if status else None)
     speed = bandwidth_of(bandwidth, status, where)
     advice, found = advised(
         lambda nbytes: advise(components, memory, speed.bytes_per_s, nbytes),
@@ -219,12 +214,26 @@ def _refuse(beside: str, given: Mapping[str, object]) -> None:
         raise PlanError(f"{', '.join(mixed)} has no effect with {beside}; leave it out")
 
 
-def _status(
-    sources: list[str], endpoint: str | None, timeout: float, *, complete: bool
-) -> Status | None:
-    """A daemon's status, if the options alone are not `complete`."""
+def _daemon(
+    sources: list[str], endpoint: str | None, timeout: float, device: str | None, *, complete: bool
+) -> tuple[Status | None, str | None]:
+    """A daemon's status, if the options alone are not `complete`; and the device: the given one,
+    else that daemon's."""
     needed = not sources or endpoint is not None
-    return status_of(endpoint, timeout, needed=needed) if needed or not complete else None
+    asks = needed or not complete
+    status = status_of(endpoint, timeout, needed=needed) if asks else None
+    return status, device or (status.device if status else None)
+
+
+def _plan_stages(file: StageFile, settings: PlanOptions, *, overlay: bool, as_json: bool) -> None:
+    """Print the plan of the stages of a deploy file, or its `overlay` alone."""
+    (planned,) = reports_of([file], settings).reports
+    if as_json:
+        print_json(planned)
+    elif overlay:
+        typer.echo(planned.overlay, nl=False)
+    else:
+        console.print(vllm_page(planned))
 
 
 # --- the report --------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -41,8 +42,7 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
     """Print the best settings found for the last run in a log, and what they come to. Raises:
     ReplayError, OtherSchema, OSError."""
     began, work = time.monotonic(), replay.work_of(log)
-    acquires = len(work.happened.waits)
-    if not acquires:
+    if not work.happened.waits:
         raise ReplayError(f"no acquire in the last run of {log} was granted: let its stages work")
     before, bytes_per_s = work.start.chunks, bandwidth or work.bytes_per_s or PUBLISHED
     chunks = replay.chunks_of(work, budget)
@@ -59,14 +59,12 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
     ]
     said = [
         _saved(again[before], found[0].outcome),
-        f"{sum(one.tried for one in found)} settings tried on the first "
-        f"{min(acquires, _SEARCHED_ACQUIRES)} of {acquires} acquires, the best on all: "
-        f"{seconds(time.monotonic() - began)}",
+        f"{_tried(work, found)}: {seconds(time.monotonic() - began)}",
     ]
     pasted = [{"budget": _room(work, one), **_pasted(work, one)} for one in found]
     if as_json:
         return print_json({"rows": rows, "best": pasted, "notes": said})
-    texts = "\n".join([*said, *(line for one in pasted for line in _block(one))])
+    texts = "\n".join([*said, *chain.from_iterable(map(_block, pasted))])
     console.print(Group(replay.page(rows), "", Text(plain_lines(texts))))
 
 
@@ -81,7 +79,7 @@ def _best(work: RecordedWork, chunks: int, as_recorded: ReplayTally, bytes_per_s
     settings, part = search.settings_of(work), search.beginning(work, _SEARCHED_ACQUIRES)
     ends, tried = time.monotonic() + _SEARCH_S, 0
 
-    def cost(point: search.Point) -> search.Cost:
+    def cost(point: search.Point) -> search.ReplayCost:
         nonlocal tried
         tried += 1
         outcome = search.run_at(part, settings, point, chunks, bytes_per_s)
@@ -100,6 +98,12 @@ def _best(work: RecordedWork, chunks: int, as_recorded: ReplayTally, bytes_per_s
 
 def _room(work: RecordedWork, found: _Found) -> str:
     return size(found.chunks * work.start.chunk_bytes)
+
+
+def _tried(work: RecordedWork, found: Iterable[_Found]) -> str:
+    tried, acquires = sum(one.tried for one in found), len(work.happened.waits)
+    of = f"{min(acquires, _SEARCHED_ACQUIRES)} of {acquires} acquires"
+    return f"{tried} settings tried on the first {of}, the best on all"
 
 
 def _saved(before: ReplayTally, after: ReplayTally) -> str:

@@ -1,12 +1,11 @@
 """Swap log records as text for people, given the records before them: `Seen`. Pure."""
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL
+from swapd.cli.common import OWN_LABEL, clock
 from swapd.core import actions, events
 from swapd.core.chunks import count
 from swapd.core.requests import deadline
@@ -33,20 +32,20 @@ class Said(NamedTuple):
     swap: bool = False
 
 
-class Line(NamedTuple):
+class ShownLine(NamedTuple):
     """A line of the readable log, with its Unix time."""
 
     time: float
     text: Text
 
 
-def line(record: Record, seen: Seen, *, everything: bool = False) -> Line | None:
+def line(record: Record, seen: Seen, *, everything: bool = False) -> ShownLine | None:
     """One line of the readable log, or None if the record is not for this view."""
     said = say(record, seen)
     return in_columns(record.time, said, seen) if said.swap or everything else None
 
 
-def in_columns(time: float, said: Said, seen: Seen) -> Line:
+def in_columns(time: float, said: Said, seen: Seen) -> ShownLine:
     low, high = _SUBJECT_CELLS
     width = min(max(map(len, seen.sizes), default=low), high)
     text = Text.assemble(
@@ -57,7 +56,7 @@ def in_columns(time: float, said: Said, seen: Seen) -> Line:
         (said.detail, QUIET if said.style == QUIET else ""),
     )
     text.rstrip()
-    return Line(time, text)
+    return ShownLine(time, text)
 
 
 def sentence(record: Record, seen: Seen) -> Text:
@@ -68,17 +67,6 @@ def sentence(record: Record, seen: Seen) -> Text:
         if part:
             words.append(f" {part}", "")
     return words
-
-
-def clock(time: float) -> str:
-    """Local time of day, to the millisecond."""
-    return datetime.fromtimestamp(time).time().isoformat("milliseconds")
-
-
-def day(time: float) -> str:
-    """Local date, and its offset from UTC."""
-    local = datetime.fromtimestamp(time).astimezone()
-    return f"{local.date()} UTC{local.isoformat()[-len('+00:00') :]}"
 
 
 def say(record: Record, seen: Seen) -> Said:
@@ -202,9 +190,8 @@ def _grant(a: actions.Grant, w: _Words) -> Said:
 
 def _refuse(a: actions.Refuse, w: _Words) -> Said:
     why = "{who}, {code}: {message}"
-    return (
-        Said("skipped", "{names}", why) if a.tried else Said("refused", "{names}", why, BAD, True)
-    )
+    verb, style = ("skipped", QUIET) if a.tried else ("refused", BAD)
+    return Said(verb, "{names}", why, style, not a.tried)
 
 
 def _evicted(a: actions.Evicted, w: _Words) -> Said:

@@ -20,7 +20,7 @@ from swapd.cli.common import (
     facts,
     print_json,
 )
-from swapd.cli.conclusions import Report, report
+from swapd.cli.conclusions import StatusReport, report
 from swapd.cli.target import Device
 from swapd.shared.protocol import ComponentStatus, Status, part_name
 from swapd.shared.text import counted, plain
@@ -231,7 +231,7 @@ def _private(reply: Status) -> str:
     return f"; {size(reply.private_bytes)} more of unregistered components with live tensors"
 
 
-def _summary(reply: Report) -> Table:
+def _summary(reply: StatusReport) -> Table:
     rows: list[tuple[str, RenderableType]] = [("arena", _arena(reply))]
     if reply.device_bytes:
         rows.append(("device", _device(reply)))
@@ -254,7 +254,7 @@ def _summary(reply: Report) -> Table:
     return facts(rows)
 
 
-def times_of(reply: Report) -> str:
+def times_of(reply: StatusReport) -> str:
     """How long acquires waited, and how fast loads are; "" before the first."""
     words = []
     if reply.wait_p50_s is not None and reply.wait_p95_s is not None:

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 import msgspec
 from rich.text import Text
 
-from swapd.cli.common import console, shown_json
-from swapd.cli.render import clock, day, sentence
+from swapd.cli.common import clock, console, day, shown_json
+from swapd.cli.render import sentence
 from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import Seen, StoryStep

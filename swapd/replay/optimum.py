@@ -4,11 +4,10 @@ To load on demand is enough for the fewest, and to keep as much as fits: a load 
 saves time, no bytes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from itertools import combinations
-from math import inf
 from typing import NamedTuple
 
 from swapd.core.events import SessionRequest
@@ -79,18 +78,26 @@ def _of_all_choices(
 
     least, tried = {Names(): 0}, 0
     for asked in uses:
-        after: dict[Names, int] = {}
         tried += len(least)
-        many = len(least) > _SETS_MAX or any(len(there) > _AT_A_TIME_MAX for there in least)
+        many = len(least) > _SETS_MAX or max(map(len, least)) > _AT_A_TIME_MAX
         if many or tried > _TRIED_MAX:
             return None
-        for there, moved in least.items():
-            nbytes, ends = moves(there, asked)
-            for end in ends:
-                if moved + nbytes < after.get(end, inf):
-                    after[end] = moved + nbytes
-        least = after
+        least = _least_after(least, asked, moves)
     return min(least.values())
+
+
+def _least_after(
+    least: Mapping[Names, int],
+    asked: Names,
+    moves: Callable[[Names, Names], tuple[int, list[Names]]],
+) -> dict[Names, int]:
+    """The fewest bytes for what may be there after a use, from those for what is there before."""
+    after: dict[Names, int] = {}
+    for there, moved in least.items():
+        nbytes, ends = moves(there, asked)
+        for end in ends:
+            after[end] = min(moved + nbytes, after.get(end, moved + nbytes))
+    return after
 
 
 def _largest(names: Names, taken: Mapping[str, int], room: int) -> list[Names]:
@@ -108,16 +115,18 @@ def _by_next_use(
     uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int
 ) -> Fewest:
     """What is needed last goes first, a byte at a time, which no choice of whole ones betters."""
-    room, loaded, whole = chunks * chunk_bytes, 0, True
+    room, loaded = chunks * chunk_bytes, 0
+    whole = all(nbytes % chunk_bytes == 0 for nbytes in sizes.values())
     there: dict[str, int] = {}
     next_of: dict[str, int] = {}
     last: list[tuple[int, str]] = []
     for asked, later in zip(uses, _next_uses(uses), strict=True):
-        missing = sum(sizes[name] - there.get(name, 0) for name in asked)
-        loaded += missing
-        room -= missing
+        next_of.update(later)
         for name in asked:
-            there[name], next_of[name] = sizes[name], later[name]
+            missing = sizes[name] - there.get(name, 0)
+            loaded += missing
+            room -= missing
+            there[name] = sizes[name]
         while room < 0 and last:
             when, name = heappop(last)
             if name in asked or next_of[name] != -when:
@@ -130,7 +139,7 @@ def _by_next_use(
                 heappush(last, (when, name))
         for name in asked:
             heappush(last, (-next_of[name], name))
-    return Fewest(loaded, whole and all(nbytes % chunk_bytes == 0 for nbytes in sizes.values()))
+    return Fewest(loaded, whole)
 
 
 def _next_uses(uses: Sequence[Names]) -> Iterator[dict[str, int]]:

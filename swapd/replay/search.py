@@ -5,9 +5,9 @@ its rules, which components are pinned, and how much of a family is resident.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from swapd.core import events
 from swapd.replay.again import run_again
 from swapd.replay.work import RecordedWork, ReplayTally, WorkStep
 from swapd.shared import protocol
+
+_T = TypeVar("_T")
 
 #: Names to pin, and families to resize: those that move the most bytes if they come in each time.
 _NAMES_MAX = 12
@@ -53,46 +55,54 @@ Point = tuple[Any, ...]
 Changes = dict[tuple[str, str], Any]
 
 
-class Cost(NamedTuple):
+class ReplayCost(NamedTuple):
     """Of a run; the least is the best."""
 
     unserved: int
     seconds: float
 
 
-NO_TIME = Cost(1 << 62, 0.0)
+NO_TIME = ReplayCost(1 << 62, 0.0)
 
 
 def settings_of(work: RecordedWork) -> list[Setting]:
     """What can be changed for this work."""
-    registered = {
-        request.name: request
-        for _, request in _requests(work)
-        if isinstance(request, protocol.Register)
-    }
-    sizes, moved = Counter[str](), Counter[str]()
+    registered = {one.name: one for one in _of_kind(work, protocol.Register)}
+    sizes = Counter[str]()
     for one in registered.values():
         sizes[one.part_of or one.name] += one.nbytes
-    for _, request in _requests(work):
-        if isinstance(request, protocol.Acquire):
-            for name in request.names:
-                part = registered.get(name)
-                target, nbytes = (part.part_of, part.nbytes) if part else (name, sizes[name])
-                moved[target or name] += nbytes
-    names = [name for name, _ in moved.most_common() if name in sizes]
-    fixed = {one.name for one in registered.values() if one.policy in ("permanent", "alternating")}
-    pinned = {request.name for _, request in _requests(work) if isinstance(request, protocol.Pin)}
-    rules = msgspec.structs.asdict(work.start.rules)
-    found = [
-        Setting("rule", name, (None, *(value for value in values if value != rules[name])))
-        for name, values in _RULES.items()
-    ]
-    found += [
-        Setting("pin", name, (None, True, False) if name in pinned else (None, True))
-        for name in [name for name in names if name not in fixed][:_NAMES_MAX]
-    ]
+    names = _by_bytes_moved(work, registered, sizes)
     families = [name for name in names if name not in registered][:_FAMILIES_MAX]
-    return found + [Setting("resize", name, _parts_of(sizes[name])) for name in families]
+    resizes = [Setting("resize", name, _parts_of(sizes[name])) for name in families]
+    return [*_rules_of(work), *_pins_of(work, registered, names), *resizes]
+
+
+def _by_bytes_moved(
+    work: RecordedWork, registered: Mapping[str, protocol.Register], sizes: Mapping[str, int]
+) -> list[str]:
+    """The components, and families in place of parts, that are acquired: the one first that moves
+    the most bytes if it comes in each time."""
+    moved = Counter[str]()
+    for request in _of_kind(work, protocol.Acquire):
+        for name in request.names:
+            part = registered.get(name)
+            moved[(part and part.part_of) or name] += part.nbytes if part else sizes.get(name, 0)
+    return [name for name, _ in moved.most_common() if name in sizes]
+
+
+def _rules_of(work: RecordedWork) -> Iterator[Setting]:
+    recorded = msgspec.structs.asdict(work.start.rules)
+    for name, values in _RULES.items():
+        yield Setting("rule", name, (None, *(one for one in values if one != recorded[name])))
+
+
+def _pins_of(
+    work: RecordedWork, registered: Mapping[str, protocol.Register], names: Sequence[str]
+) -> list[Setting]:
+    fixed = {one.name for one in registered.values() if one.policy in ("permanent", "alternating")}
+    pinned = {request.name for request in _of_kind(work, protocol.Pin)}
+    free = [name for name in names if name not in fixed][:_NAMES_MAX]
+    return [Setting("pin", one, (None, True, False)[: 3 if one in pinned else 2]) for one in free]
 
 
 def _parts_of(nbytes: int) -> tuple[Any, ...]:
@@ -105,6 +115,10 @@ def _requests(work: RecordedWork) -> Iterator[tuple[int, protocol.AnyOrder]]:
     for number, step in enumerate(work.steps):
         if isinstance(step.event, events.SessionRequest):
             yield number, step.event.request
+
+
+def _of_kind(work: RecordedWork, kind: type[_T]) -> Iterator[_T]:
+    return (request for _, request in _requests(work) if isinstance(request, kind))
 
 
 # --- a run under a point -----------------------------------------------------------------
@@ -199,20 +213,20 @@ def beginning(work: RecordedWork, acquires: int) -> RecordedWork:
 # --- the search --------------------------------------------------------------------------
 
 
-def cost_of(outcome: ReplayTally, bytes_per_s: float) -> Cost:
+def cost_of(outcome: ReplayTally, bytes_per_s: float) -> ReplayCost:
     copies_s = (outcome.bytes_in + outcome.bytes_out) / bytes_per_s
-    return Cost(outcome.refused + outcome.waiting, sum(outcome.waits) + _COPIES * copies_s)
+    return ReplayCost(outcome.refused + outcome.waiting, sum(outcome.waits) + _COPIES * copies_s)
 
 
 def search(
-    settings: Sequence[Setting], cost: Callable[[Point], Cost], goes_on: Callable[[], bool]
+    settings: Sequence[Setting], cost: Callable[[Point], ReplayCost], goes_on: Callable[[], bool]
 ) -> Point:
     """The best point that is found while it `goes_on`: one setting after the other takes its best
     value until none gets better, from the recorded values and from a few random ones. What has no
     effect stays as recorded."""
-    known: dict[Point, Cost] = {}
+    known: dict[Point, ReplayCost] = {}
 
-    def of(point: Point) -> Cost:
+    def of(point: Point) -> ReplayCost:
         if point not in known:
             known[point] = cost(point) if not known or goes_on() else NO_TIME
         return known[point]
@@ -225,7 +239,7 @@ def search(
     return _simplest(best, cost)
 
 
-def _descend(settings: Sequence[Setting], point: Point, of: Callable[[Point], Cost]) -> Point:
+def _descend(settings: Sequence[Setting], point: Point, of: Callable[[Point], ReplayCost]) -> Point:
     before = None
     while before != point:
         before = point
@@ -235,11 +249,11 @@ def _descend(settings: Sequence[Setting], point: Point, of: Callable[[Point], Co
     return point
 
 
-def _simplest(point: Point, cost: Callable[[Point], Cost]) -> Point:
+def _simplest(point: Point, cost: Callable[[Point], ReplayCost]) -> Point:
     """The same without settings that are not worth it."""
     unserved, seconds = cost(point)
     for i in range(len(point)):
         other = (*point[:i], None, *point[i + 1 :])
-        if other != point and cost(other) <= Cost(unserved, seconds * (1 + WORTH)):
+        if other != point and cost(other) <= ReplayCost(unserved, seconds * (1 + WORTH)):
             point = other
     return point

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from swapd.cli.conclusions import Report, conclusions, quantile, report
+from swapd.cli.conclusions import StatusReport, conclusions, quantile, report
 from swapd.cli.live import screen
 from swapd.cli.status import page
 from swapd.shared.protocol import (
@@ -235,7 +235,7 @@ def test_a_daemon_that_thrashes_says_so_and_names_the_budget(daemon: Running) ->
     found = json.loads(swapd("status", "-e", daemon.folder, "--json").stdout)
     (one,) = found["conclusions"]
     assert one["text"] in shown
-    assert found.keys() == {"op", *Report.__struct_fields__}
+    assert found.keys() == {"op", *StatusReport.__struct_fields__}
     assert 0 < found["wait_p50_s"] <= found["wait_p95_s"]
     assert found["load_bytes_per_s"] > 0
     assert [c["wasted"] for c in found["components"]] == [4, 4]

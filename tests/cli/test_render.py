@@ -6,7 +6,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from swapd.cli.render import day, line, say, sentence
+from swapd.cli.common import day
+from swapd.cli.render import line, say, sentence
 from swapd.core import Rules, actions, events
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from swapd.cli.conclusions import Kind, Report
+from swapd.cli.conclusions import Kind, StatusReport
 from swapd.shared.protocol import WASTED_LAST
 from swapd.web.serving import PAST_S
 from tests.web.conftest import MIB, Served
@@ -40,7 +40,7 @@ def test_words_of_others_never_become_html() -> None:
 
 def test_status_is_the_document_that_the_command_prints(served: Served) -> None:
     told = served.ask("/status").json
-    assert told.keys() == {"op", *Report.__struct_fields__}
+    assert told.keys() == {"op", *StatusReport.__struct_fields__}
     assert told["runtime_dir"] == str(served.daemon.folder)
 
 

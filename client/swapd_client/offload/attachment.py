@@ -284,8 +284,7 @@ class Attachment(AbstractContextManager["Attachment"]):
 
     def _detach(self) -> None:
         with suppress(ClientClosed):
-            # before anything is undone
-            refuse_in_use(self._client.leasing, self.registered)
+            refuse_in_use(self._client.leasing, self.registered)  # before anything is undone
         with quiet({self._client: tuple(self.registered)}), ONE_AT_A_TIME:
             with suppress(ClientClosed):  # then all of it is private already
                 self._take_back()
@@ -344,8 +343,7 @@ class Attachment(AbstractContextManager["Attachment"]):
     def let_go(self) -> None:
         """Remove the hooks: the weights are private."""
         self.registered.clear()
-        self.trained = {}
-        self._again = _nothing
+        self._again, self.trained = _nothing, {}
         self._uninstall()
         self._client.attachments.discard(self)
 
@@ -389,11 +387,9 @@ def _take_back(client: AttachClient, name: str) -> None:
             name,
         )
         return
-    try:
-        with quiet({client: [name]}):  # other models may share weights with it
+    try:  # to unregister it, unless it is unregistered; other models may share weights with it
+        with suppress(UnknownComponent), quiet({client: [name]}):
             client.unregister(name)
-    except UnknownComponent:  # already unregistered
-        pass
     except SwapdError as exc:
         if client.session.error is None:  # else no component is registered any more
             log.warning(

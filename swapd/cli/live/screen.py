@@ -13,7 +13,7 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from swapd.cli.conclusions import Report
+from swapd.cli.conclusions import StatusReport
 from swapd.cli.last_lines import Spoken
 from swapd.cli.status import STATE_STYLES, Family, fold, in_group, times_of
 from swapd.shared.protocol import CopyStatus
@@ -50,7 +50,7 @@ _PROGRESS = 12
 class Snapshot(NamedTuple):
     """A daemon at one moment."""
 
-    status: Report
+    status: StatusReport
     lines: Sequence[Spoken]
     #: The time of the status, monotonic.
     at: float
