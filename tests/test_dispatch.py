@@ -1,6 +1,7 @@
 """The daemon carries out the core's orders in sequence, except that copies begin early; a traced
 acquire hears of all moves made for it, and of no others."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from swapd.core.actions import (
 from swapd.core.events import CopiedIn, CopyFailed
 from swapd.daemon.dispatch import Dispatch, copies_first
 from swapd.shared.protocol import MOVES_MAX, Account, Acquire, Move
+from tests.posted import Posted
 
 EVICT, EVICTED = Evict("a", 1, "room"), Evicted("a", 1, 6, 0)
 TELL = SendRevoke(1, "a", 1, False)
@@ -63,6 +65,27 @@ def test_what_is_last_is_told_all_the_same() -> None:
     assert carried_out(EVICT, TELL, EVICTED) == [EVICT, EVICTED, TELL]
     assert carried_out(GRANT) == [GRANT]
     assert carried_out() == []
+
+
+# --- tasks -------------------------------------------------------------------------------
+
+
+async def test_a_task_ends_the_daemon_by_an_error_and_not_by_its_end_or_its_cancelling() -> None:
+    posted, errors = Posted(), list[Any]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+
+    async def fails() -> None:
+        raise ZeroDivisionError("a bug")
+
+    waits = posted.inbox.start(asyncio.Event().wait())  # type: ignore[arg-type]
+    await posted.inbox.start(asyncio.sleep(0))
+    posted.inbox.stop()
+    assert await asyncio.gather(waits, return_exceptions=True) != [True]
+    posted.inbox.start(fails())
+    assert str(await posted.crashes.get()) == "a bug"
+    assert posted.crashes.empty()
+    assert errors == []
 
 
 # --- traced acquires ---------------------------------------------------------------------

@@ -101,6 +101,12 @@ async def lender_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LenderOf]:
         lender._thread.shutdown()
 
 
+async def _begun(lender: Lender) -> None:
+    """Return when all tasks have given the device their orders, and these are carried out."""
+    for _ in range(2):
+        await asyncio.wrap_future(lender._thread.submit(int))
+
+
 async def test_who_has_none_of_it_is_not_asked(lender_of: LenderOf) -> None:
     device, worker = Device(), Worker(0, 1)
     lender, told = lender_of(device, {1: worker})
@@ -121,6 +127,7 @@ async def test_the_driver_gets_it_when_all_have_let_go(lender_of: LenderOf) -> N
     lender.dropped(2, first.ticket)  # another session's ticket: a false message
     lender.dropped(1, first.ticket)
     lender.dropped(1, first.ticket)  # a second time
+    await _begun(lender)
     assert device.calls == []
     assert told.events.get_nowait() == DropAck(NOW, 1, 5)
     assert told.events.empty()
@@ -154,6 +161,7 @@ async def test_who_is_gone_while_others_are_asked_ends_nothing_early(lender_of: 
     lender.lend(ORDER)
     (drop,) = other.heard
     assert isinstance(drop, protocol.Drop)
+    await _begun(lender)
     assert device.calls == [], "the other has not let go"
     lender.dropped(2, drop.ticket)
     assert told.events.get_nowait() == Dropping(NOW, 5, (1, 2)), "before any answer to it"
@@ -250,6 +258,7 @@ async def test_memory_is_exchanged_when_all_have_let_go_and_asked_for_until_it_i
     assert isinstance(await told.events.get(), Dropping)
     (drop,) = worker.heard
     assert isinstance(drop, protocol.Drop)
+    await _begun(lender)
     assert device.calls == []
     lender.dropped(1, drop.ticket)
     await done.wait()

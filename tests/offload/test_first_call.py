@@ -77,6 +77,10 @@ def weights(model: Any, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, model.blocks[2].proj.weight)
 
 
+def operation_with_keywords(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.add(model.blocks[2].proj.bias, alpha=3)
+
+
 def weights_of_all(model: Any, x: torch.Tensor) -> torch.Tensor:
     for block in model.blocks:
         x = nn.functional.linear(x, block.proj.weight)
@@ -108,6 +112,7 @@ def check(client: Client, model: Any, expected: torch.Tensor) -> None:
         (forward_past_the_hooks, [f"blocks.{n}.forward" for n in range(1, 5)]),
         (method_of_a_block, ["blocks.1.again"]),
         (weights, ["forward"]),
+        (operation_with_keywords, ["forward"]),
     ],
 )
 def test_what_the_first_call_reads_outside_of_blocks_is_loaded_for_it_from_then_on(
@@ -144,8 +149,8 @@ def test_reads_of_more_blocks_than_fit_are_refused_with_words(client: Client) ->
     model = seeded(Model, weights_of_all)
     expected = model(X)
     with client.attach({"dit": model}, resident=0):
-        for _ in range(2):
-            with pytest.raises(TooLarge, match=r"dit/blocks"):
+        for said in ("reads dit/blocks.*: attach with other blocks", "dit/blocks"):
+            with pytest.raises(TooLarge, match=said):
                 model(X)
             assert not any(leases(client).values())
         evict(client)

@@ -1,6 +1,6 @@
 """What follows something that is used comes in before it is asked for, and delays nobody."""
 
-from swapd.core.actions import Foreseen
+from swapd.core.actions import Foresee, Foreseen
 from swapd.core.ahead import FOLLOWED_MAX
 from swapd.core.following import TRUSTED
 from tests.core.world import Make, World
@@ -19,6 +19,10 @@ def stages(make: Make, room: int, *names: str) -> tuple[World, int]:
 
 def came(w: World) -> list[tuple[str, str]]:
     return [(a.name, a.outcome) for a in w.log if isinstance(a, Foreseen)]
+
+
+def foreseen(w: World) -> list[str]:
+    return [a.name for a in w.log if isinstance(a, Foresee)]
 
 
 def test_what_follows_is_in_when_it_is_asked_for(make: Make) -> None:
@@ -85,6 +89,38 @@ def test_it_takes_no_memory_that_is_held_or_waited_for(make: Make) -> None:
     w.release(waiter)
     w.settle()
     assert came(w) == [("b", "no_room")]
+
+
+def test_what_is_there_already_or_cannot_come_in_any_more_is_not_foreseen(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b")
+    w.touch(s, "b")
+    w.log.clear()
+    w.touch(s, "a")
+    assert foreseen(w) == []
+    w.register(s, "c", 5)
+    w.follows(s, "c", after="a")
+    w.lose("it fell off the bus")
+    w.use(s, "a")
+    assert foreseen(w) == []
+
+
+def test_a_prefetch_that_waits_keeps_what_may_go_for_it_and_its_time(make: Make) -> None:
+    w = make(15)
+    s = w.open()
+    for name in ("old", "a", "x", "b"):
+        w.register(s, name, 5)
+    for name in ("old", "a"):
+        w.touch(s, name)
+    held = w.use(s, "x")
+    w.follows(s, "b", after="a")
+    w.prefetch(s, "b", over=("x",), timeout=60.0)
+    w.touch(s, "a")
+    w.settle()
+    assert w.ledger.components["old"].on_device, "only `x` may go for it"
+    w.sleep(60.0)
+    w.release(held)
+    w.settle()
+    assert not w.ledger.components["b"].on_device
 
 
 def test_it_goes_for_whoever_asks(make: Make) -> None:
