@@ -83,10 +83,10 @@ async def test_a_task_ends_the_daemon_by_an_error_and_not_by_its_end_or_its_canc
     posted.inbox.stop()
     await asyncio.wait([waits])
     assert waits.cancelled()
+    assert errors == []
     posted.inbox.start(fails())
     assert str(await posted.crashes.get()) == "a bug"
     assert posted.crashes.empty()
-    assert errors == []
 
 
 # --- traced acquires ---------------------------------------------------------------------
