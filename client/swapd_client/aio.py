@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
+from swapd_client import rejoining
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     Asked,
@@ -253,7 +254,7 @@ class AsyncClient:
     async def close(self, *, keep: bool = True) -> None:
         """As `Client.close`."""
         client = self._client
-        await in_thread(client._stay)
+        await in_thread(partial(rejoining.stay, client))
         if not self.session.forked:
             with suppress(SwapdError):  # the session has ended, or too many requests are open
                 await self.leasing.be_heard()

@@ -664,7 +664,7 @@ class Client:
         no longer write to its memory. If the GPU has no room for private copies, a warning names
         the components whose tensors are lost.
         """
-        self._stay()
+        rejoining.stay(self)
         self.dropped.detach()
         _close(self.leasing, keep=keep)
         restore_models(self)
@@ -699,12 +699,6 @@ class Client:
         if self.when_gone is not None or not self.attachments:
             raise error
         rejoining.join_next(self, error)
-
-    def _stay(self) -> None:
-        """Before closing: join no daemon from now on. Blocks while one is being joined."""
-        if not self.session.forked:  # else another thread of the parent may hold the lock
-            with self.joining:
-                self.stays = True
 
     def _leasing_of(self, session: Session) -> Leasing:
         """What this client uses a session with."""

@@ -55,6 +55,13 @@ def join_next(client: _Client, error: SessionEnded) -> None:
         raise problems[0]
 
 
+def stay(client: _Client) -> None:
+    """Before closing: join no daemon from now on. Blocks while one is being joined."""
+    if not client.leasing.session.forked:  # else another thread of the parent may hold the lock
+        with client.joining:
+            client.stays = True
+
+
 def refuse_another_device(before: Session, now: Session) -> None:
     """Raise NotRunning unless the daemon of another session can have the tensors where they are."""
     if (before.welcome.uuid, before.welcome.device) != (now.welcome.uuid, now.welcome.device):

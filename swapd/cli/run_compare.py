@@ -159,24 +159,28 @@ def _without(found: RunFile) -> RunPlan:
     stages = {}
     for name, stage in found.stages.items():
         stages[name] = stage._replace(environment={**said_to_all, **stage.environment})
-        source = f"{found.path}: stages.{name}" if found.path else ""
-        if stage.ready == "registered":
-            raise ConfigError(
-                f'{source}.ready = "registered" would never come true without swapd: {_INSTEAD}, '
-                'or say ready = "started"'
-            )
-        if said := servers.names_swapd(stage.command, stage.directory):
-            of_stage = f"{source}.command: " if source else ""
-            raise ConfigError(
-                f"{of_stage}{said} needs swapd, so it cannot run without: leave it out, as `swapd "
-                f"run` adds the needed options; or {_INSTEAD}"
-            )
+        _refuse_need(stage, f"{found.path}: stages.{name}" if found.path else "")
     if found.path is None:
         devices = [table.device for table in found.daemons if table.device]
         stage = stages[COMMAND]
         shown = servers.on_devices(stage.command, devices, "-d")
         stages = {COMMAND: stage._replace(environment={**stage.environment, **shown})}
     return RunPlan(found._replace(stages=stages))
+
+
+def _refuse_need(stage: StageSpec, source: str) -> None:
+    """Raise ConfigError if this stage needs swapd."""
+    if stage.ready == "registered":
+        raise ConfigError(
+            f'{source}.ready = "registered" would never come true without swapd: {_INSTEAD}, '
+            'or say ready = "started"'
+        )
+    if said := servers.names_swapd(stage.command, stage.directory):
+        of_stage = f"{source}.command: " if source else ""
+        raise ConfigError(
+            f"{of_stage}{said} needs swapd, so it cannot run without: leave it out, as `swapd "
+            f"run` adds the needed options; or {_INSTEAD}"
+        )
 
 
 def _check_ends(found: RunFile) -> None:

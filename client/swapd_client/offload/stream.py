@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import filterfalse
 
 from swapd.shared.protocol import Placement
 from swapd_client.errors import (
@@ -303,10 +304,9 @@ class _Pass:
             wanted = list(self._wanted())
         for part in self._ahead.keys() - wanted:
             self._drop_ahead(part)
-        for part in wanted:
-            if part not in self._ahead:
-                self._ahead[part] = request = self._client.session.next_id()
-                self._client.leasing.ask(request, self._stream.parts[part])
+        for part in filterfalse(self._ahead.__contains__, wanted):
+            self._ahead[part] = request = self._client.session.next_id()
+            self._client.leasing.ask(request, self._stream.parts[part])
         if not self._hinted and not self._needs_more_slots():
             self._hinted = True  # this pass needs no more slots, so the next may have them
             self._hint(self._room())

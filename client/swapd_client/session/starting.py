@@ -68,10 +68,7 @@ def open_session(
     budget: int | str | None,
 ) -> Session:
     """Open the session of `connect`. Blocks and raises as `connect` does."""
-    if isinstance(endpoint, str) and DEVICE_NAME.fullmatch(endpoint):
-        if device not in (None, endpoint):
-            raise InvalidArgument(f"connect({endpoint!r}, device={device!r}) names two devices")
-        endpoint, device = None, endpoint
+    endpoint, device = _folder_or_device(endpoint, device)
     if disabled := _is_disabled(disabled):
         device = device or config.variable(config.DEVICE_VARIABLE)
     _check(endpoint, device)
@@ -86,6 +83,16 @@ def open_session(
     session = opened()
     session.again = opened
     return session
+
+
+def _folder_or_device(
+    endpoint: str | os.PathLike[str] | None, device: str | None
+) -> tuple[str | os.PathLike[str] | None, str | None]:
+    if not isinstance(endpoint, str) or not DEVICE_NAME.fullmatch(endpoint):
+        return endpoint, device
+    if device not in (None, endpoint):
+        raise InvalidArgument(f"connect({endpoint!r}, device={device!r}) names two devices")
+    return None, endpoint
 
 
 def _is_disabled(asked: bool | None) -> bool:
