@@ -140,7 +140,7 @@ def test_a_block_that_a_call_holds_throughout_does_not_end_reading_ahead(client:
             check(client, model, expected)
         stream, asked = attachment.streamed["dit"].stream, []
         ask = client.leasing.ask
-        client.leasing.ask = lambda name: (asked.append(name), ask(name))[1]  # type: ignore
+        client.leasing.ask = lambda number, name: (asked.append(name), ask(number, name))[1]  # type: ignore
         check(client, model, expected)
         assert set(asked) >= {stream.parts[n] for n in (1, 3)}
 

@@ -103,7 +103,8 @@ class LeaseGate:
         count = counts.get(self.held)
         if count is None or count.n > 1:
             return output
-        ends = self.held is self.whole or counts[self.whole].n == 1
+        whole = counts.get(self.whole)  # None: the daemon is gone, and the weights are private
+        ends = whole is None or self.held is self.whole or whole.n == 1
         lent = self.all_lent if ends and self.all_lent is not None else self.lent
         output = lent.copied(output, self.name)
         may_follow = ends and self.backward_may_follow()
