@@ -11,6 +11,7 @@ from swapd_client import Client
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.hooks import hook_of
 from swapd_client.offload.scope import here
+from swapd_client.offload.update_barrier import _changing
 from tests.interrupts import interrupt, interrupts, places
 from tests.offload.modules import (
     TOKENS,
@@ -70,6 +71,9 @@ def assert_good(client: Client, model: nn.Module) -> None:
     """It computes what it should, and holds nothing afterwards."""
     assert torch.equal(model(TOKENS), seeded(Model)(TOKENS))
     await_none_leased(client)
+    scope = here()
+    assert (scope.entries, scope.inner, scope.counts, scope.begins) == ([], [], {}, None)
+    assert (_changing.by, _changing.now, _changing.one_at_a_time.locked()) == (0, None, False)
 
 
 def assert_private(client: Client, model: nn.Module) -> None:

@@ -99,10 +99,10 @@ def quiet(components: Components) -> Iterator[None]:
     if _changing.by == scope.thread or any(entry.is_call for entry in scope.entries):
         yield
         return
+    change = _Change(components)
     with _changing.one_at_a_time:
-        _changing.by = scope.thread
-        change = _changing.now = _Change(components)
         try:
+            _changing.by, _changing.now = scope.thread, change
             _await_calls(change, scope)
             yield
         finally:
