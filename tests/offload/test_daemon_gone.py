@@ -559,3 +559,16 @@ async def test_a_model_of_an_async_client_joins_and_so_does_its_client(lives: Li
         assert torch.equal(model.vae.out.weight, seeded(Model).vae.out.weight)
     await client.close()
     assert is_right(model)
+
+
+def test_a_registered_module_that_leaves_its_component_is_warned_of_after_it_too(
+    lives: Lives,
+) -> None:
+    attached, registered = seeded(Decoder), nn.Linear(WIDTH, WIDTH)
+    lives.client.register("registered", registered)
+    with lives.client.attach({"attached": attached}), torch.inference_mode():
+        lives.next()
+        attached(X)
+        warned = pytest.warns(UserWarning, match="has left component 'registered'")
+        with lives.client.acquire("registered"), warned:
+            registered.half()

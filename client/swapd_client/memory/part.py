@@ -40,7 +40,9 @@ class Part:
         part_of: str = "",
         policy: Policy = "lru",
         group: str | None = None,
+        module: "weakref.ref[torch.nn.Module] | None" = None,
     ) -> None:
+        """`module`: that it is made of, if it is one."""
         self.name = name
         #: Its family, or "".
         self.part_of = part_of
@@ -49,6 +51,7 @@ class Part:
         self.mutable = mutable
         self.policy = policy
         self.group = group
+        self.module = module
         #: The number of segments that it arrives in.
         self.segments = len(layout.segments)
         self.layout = layout
@@ -82,9 +85,7 @@ class Part:
         self.placed: Placement | None = None
         #: Whether bytes were still missing on the device when the session ended.
         self.incomplete = False
-        #: The module that it is made of, if it is one.
-        self.module: weakref.ref[torch.nn.Module] | None = None
-        #: The storages of that module's parameters, until it is unregistered (`abandoned.py`).
+        #: The storages of its module's parameters, until it is unregistered (`abandoned.py`).
         self.watched: list[weakref.ref[object]] = []
 
     def __repr__(self) -> str:

@@ -119,7 +119,7 @@ class Registry:
                 ranges.claim(claim, layout.origins())
             before = self._take_back(layout)
             where = self._place(name, layout, before, writable=mutable, stays=stays)
-            part = Part(
+            return Part(
                 name,
                 layout,
                 where,
@@ -128,9 +128,8 @@ class Registry:
                 part_of=part_of,
                 policy=policy,
                 group=group,
+                module=module_of(source),
             )
-            part.module = module_of(source)
-            return part
         except BaseException:
             if claim is not None:
                 ranges.release(claim)
