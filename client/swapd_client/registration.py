@@ -203,7 +203,7 @@ def unregister(leasing: Leasing, name: str) -> None:
     session.leases.drain()
 
     def leave() -> None:
-        if session.components.get(name) is not part:
+        if not session.has(part):
             return
         session.registry.before_unbind(part)
         try:

@@ -58,6 +58,8 @@ class Session:
     _gpu: Any = Gpu
     _registry: type[Registry] = Registry
     channels: Any = None
+    #: Opens a session with the next daemon, as this one was opened; set by its opener.
+    again: Callable[[], "Session"]
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
         """Connect and shake hands, each within `answer_s`.
@@ -65,8 +67,6 @@ class Session:
         Raises: NotRunning, Timeout, VersionMismatch, DaemonGone, LimitReached.
         """
         self.endpoint = endpoint
-        #: Opens a session with the next daemon, as this one was opened.
-        self.again: Callable[[], Session] = partial(Session, endpoint, label, answer_s)
         #: The components of a closed session that the next daemon is to have; they are private
         #: memory meanwhile. And those of which the bytes are lost.
         self.left: dict[str, Part] = {}
