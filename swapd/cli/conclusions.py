@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from swapd.shared import vm
 from swapd.shared.protocol import (
     WASTED_LAST,
     WASTED_S,
@@ -208,7 +209,7 @@ def _over(status: Status, left: int) -> list[ComponentStatus]:
 
 def _room(status: Status, c: ComponentStatus) -> int:
     """Bytes of the arena that it takes: whole chunks."""
-    return -(-c.nbytes // status.chunk_bytes) * status.chunk_bytes
+    return vm.round_up(c.nbytes, status.chunk_bytes)
 
 
 def _sides(components: Iterable[ComponentStatus]) -> list[str]:

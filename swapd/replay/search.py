@@ -14,7 +14,7 @@ import msgspec
 from swapd.core import events
 from swapd.replay.again import run_again
 from swapd.replay.work import RecordedWork, ReplayTally, WorkStep
-from swapd.shared import protocol
+from swapd.shared import protocol, vm
 
 _T = TypeVar("_T")
 
@@ -108,7 +108,7 @@ def _pins_of(
 def _parts_of(nbytes: int) -> tuple[Any, ...]:
     """Resident sizes of a family, as `swapd resize` takes them: "auto", none, to all of it."""
     sizes = (nbytes * quarters // 4 // _MIB * _MIB for quarters in range(4))
-    return (None, "auto", *dict.fromkeys(sizes), -(-nbytes // _MIB) * _MIB)
+    return (None, "auto", *dict.fromkeys(sizes), vm.round_up(nbytes, _MIB))
 
 
 def _requests(work: RecordedWork) -> Iterator[tuple[int, protocol.AnyOrder]]:

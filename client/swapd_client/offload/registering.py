@@ -9,7 +9,7 @@ from secrets import token_hex
 import torch
 from torch.nn import Module, ModuleList
 
-from swapd.shared import protocol
+from swapd.shared import protocol, vm
 from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory import dlpack
 from swapd_client.memory.component import Component
@@ -145,7 +145,7 @@ class Registration:
         """The bytes of the device that these take, each by itself."""
         chunk = self.client.session.welcome.chunk_bytes
         sizes = (sum(nbytes_of(tensor) for tensor in part.values()) for part in parts)
-        return sum(-(-nbytes // chunk) * chunk for nbytes in sizes)
+        return sum(vm.round_up(nbytes, chunk) for nbytes in sizes)
 
     def _in_blocks(self, piece: TensorGroup, how: Sharing, one: ComponentModule) -> bool:
         """Register a piece block by block; False if it has no blocks."""

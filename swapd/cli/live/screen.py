@@ -16,6 +16,7 @@ from rich.text import Text
 from swapd.cli.conclusions import StatusReport
 from swapd.cli.last_lines import Spoken
 from swapd.cli.status import STATE_STYLES, Family, fold, in_group, times_of
+from swapd.shared import vm
 from swapd.shared.protocol import CopyStatus
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
@@ -135,7 +136,7 @@ def _row(family: Family, since_s: float, chunk: int) -> Row:
     return Row(
         name=family.name,
         nbytes=family.nbytes,
-        inside=sum(-(-part.nbytes // chunk) * chunk for part in family.inside),
+        inside=sum(vm.round_up(part.nbytes, chunk) for part in family.inside),
         state=_state(family),
         policy="pinned" if any(part.pinned for part in parts) else in_group(first.policy, first),
         holders=holders,
