@@ -47,6 +47,18 @@ def swapd(*words: object, status: int = 0, **options: Any) -> "subprocess.Comple
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def log_of_turns(folder: Path) -> Path:
+    """The log of a daemon on which three components took turns, two of them at a time."""
+    daemon = serve(folder, eviction="lru")
+    client = daemon.client("worker", a=6, b=6, c=6)
+    for name in "abc" * 6:
+        with client.acquire(name):
+            pass
+    client.close()
+    daemon.stop()
+    return daemon.swap_log
+
+
 def on_terminal(*words: object) -> str:
     """The output of `swapd *words` on a terminal of 120 columns, without its colours."""
     leader, follower = pty.openpty()

@@ -11,20 +11,12 @@ from swapd.cli.plan_log import budgets_around
 from swapd.log.reader import read
 from swapd.shared import config
 
-from .conftest import serve, swapd
+from .conftest import log_of_turns, swapd
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of a daemon on which three components took turns, two of them at a time."""
-    daemon = serve(tmp_path_factory.mktemp("run"), eviction="lru")
-    client = daemon.client("worker", a=6, b=6, c=6)
-    for name in "abc" * 6:
-        with client.acquire(name):
-            pass
-    client.close()
-    daemon.stop()
-    return daemon.swap_log
+    return log_of_turns(tmp_path_factory.mktemp("run"))
 
 
 def planned(*words: object) -> dict[str, Any]:

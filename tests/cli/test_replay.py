@@ -5,20 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import on_terminal, serve, swapd
+from .conftest import log_of_turns, on_terminal, swapd
 
 
 @pytest.fixture
 def recorded(folder: Path) -> Path:
-    """The log of a daemon on which three components took turns, two of them at a time."""
-    daemon = serve(folder, eviction="lru")
-    client = daemon.client("worker", a=6, b=6, c=6)
-    for name in "abc" * 6:
-        with client.acquire(name):
-            pass
-    client.close()
-    daemon.stop()
-    return daemon.swap_log
+    return log_of_turns(folder)
 
 
 def test_the_same_settings_load_as_often_and_others_are_beside_them(recorded: Path) -> None:

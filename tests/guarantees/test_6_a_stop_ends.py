@@ -12,7 +12,7 @@ from swapd.log.records import parse
 from swapd.shared import protocol
 from swapd_client import connect
 from tests.guarantees import held_save
-from tests.guarantees.harness import MIB, Daemon, RawSession, World
+from tests.guarantees.harness import MIB, Daemon, RawSession, Worker, World
 
 
 def ended_after(daemon: Daemon) -> float:
@@ -47,8 +47,9 @@ def test_a_load_that_nobody_waits_for_is_not_waited_for(world: World) -> None:
         ended_after(daemon)
 
 
-def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> None:
-    daemon = world.daemon(bandwidth="8MB/s", stop_timeout=0.01)
+def stopped_while_it_saves(world: World, daemon: Daemon) -> tuple[Worker, str]:
+    """Tell a daemon to stop as it writes bytes back that are nowhere else; their worker, and what
+    it wrote."""
     owner, other = world.workers(daemon, "owner", "other")
     owner.register("m", 8 * MIB, mutable=True)
     other.register("b", 16 * MIB)
@@ -58,6 +59,12 @@ def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> N
     other.start("acquire", "b")
     daemon.await_record("CopyOut", name="m")
     daemon.terminate()
+    return owner, written
+
+
+def test_what_is_nowhere_else_is_saved_however_short_the_time(world: World) -> None:
+    daemon = world.daemon(bandwidth="8MB/s", stop_timeout=0.01)
+    owner, written = stopped_while_it_saves(world, daemon)
     ended_after(daemon)
     owner.await_end()
     owner.disconnect()
@@ -106,15 +113,7 @@ def test_nobody_is_served_after_the_goodbye(world: World) -> None:
     daemon = world.daemon(program="tests.guarantees.held_save", stop_timeout=0.01)
     with RawSession(daemon.folder) as raw:
         raw.ask(protocol.StatusRequest(raw.next_id()))
-        owner, other = world.workers(daemon, "owner", "other")
-        owner.register("m", 8 * MIB, mutable=True)
-        other.register("b", 16 * MIB)
-        owner.acquire("m")
-        written = owner.write("m", 5)
-        owner.release("m")
-        other.start("acquire", "b")
-        daemon.await_record("CopyOut", name="m")
-        daemon.terminate()
+        owner, written = stopped_while_it_saves(world, daemon)
         assert isinstance(raw.end()[-1], protocol.Goodbye)
         raw.rpc.send(protocol.encode(protocol.Prefetch(raw.next_id(), ("b",))))
         with door.open("w"):
