@@ -143,10 +143,9 @@ def _fill(
     """Register, fill and commit all parts. `registered` collects parts that the daemon knows."""
     registry, call, next_id = leasing.session.registry, leasing.call, leasing.session.next_id
     for part in parts:
-        request = partial(registry.request, part, transient=part.part_of in keeping)
         registered.append(part)  # first: an interrupt may come after the daemon's answer
         try:
-            _ask(leasing, request)
+            _ask(leasing, part, transient=part.part_of in keeping)
         except SwapdError:
             registered.pop()
             raise
@@ -160,13 +159,20 @@ def _fill(
     registry.kept.update(keeping)
 
 
-def _ask(leasing: Leasing, request: Callable[[int], protocol.Register]) -> None:
+def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
     """Register a component that has a name to itself, also one that garbage still has."""
+    session = leasing.session
+
+    def ask() -> None:
+        request = session.registry.request(part, session.next_id(), transient=transient)
+        session.hand_back(part)
+        leasing.call(request)
+
     try:
-        leasing.call(request(leasing.session.next_id()))
+        ask()
     except DuplicateName:
         dropped.settle(AWAIT_S)
-        leasing.call(request(leasing.session.next_id()))
+        ask()
 
 
 def _take_out(leasing: Leasing, registered: Sequence[Part]) -> None:

@@ -45,6 +45,8 @@ _WAIT_S = 0.002
 _F_SEAL_FUTURE_WRITE = 0x10
 #: A worker cannot change its size.
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+#: Of these seals a host copy has the first alone.
+_ADOPTABLE = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 T = TypeVar("T")
 
@@ -136,6 +138,30 @@ class HostCopies:
             if exc.errno == errno.EMFILE:
                 raise HostCopyError("limit", exhausted()) from exc
             raise HostCopyError("host_memory", self._no_room(nbytes, str(exc))) from exc
+
+    def adopt(self, uid: int, nbytes: int, fd: OwnedFd) -> Work[int]:
+        """Take over a sealed host copy of an earlier daemon, see `is_adoptable`; return its
+        descriptor, which stays owned here.
+
+        Waits and raises as `make`; then `fd` is closed.
+        """
+        with fd:
+            while not self._take_room(nbytes, allocated=True):
+                yield from self._wait()
+            try:
+                return self._add(uid, fd, HostCopy(fd, nbytes, mutable=False))
+            except BaseException:
+                self._change_room(-nbytes, 0)
+                raise
+
+    def is_adoptable(self, fd: OwnedFd, nbytes: int) -> bool:
+        """Whether it is a memfd of that size to which no process can write. Does not block."""
+        try:
+            seals = fcntl.fcntl(fd.fileno(), fcntl.F_GET_SEALS)  # first: fstat may wait for a disk
+            has_size = os.fstat(fd.fileno()).st_size == nbytes
+        except OSError:
+            return False
+        return has_size and seals & _ADOPTABLE == fcntl.F_SEAL_WRITE and self._device.read_only_pins
 
     def make_empty(self, uid: int, nbytes: int) -> int:
         """Make a host copy without memory, for a component that saves no bytes; return its
@@ -300,17 +326,18 @@ class HostCopies:
 
     # --- room ----------------------------------------------------------------------------
 
-    def _take_room(self, nbytes: int) -> bool:
-        """Count a new host copy; False if there may soon be room for it.
+    def _take_room(self, nbytes: int, *, allocated: bool = False) -> bool:
+        """Count a new host copy, `allocated` if it has its memory; False if there may soon be room.
 
         Raises: HostCopyError if there is no room, and none is about to come free.
         """
         with self._change:
             over = self.limit_bytes is not None and self.total_bytes + nbytes > self.limit_bytes
-            needed = nbytes + self._unallocated_bytes + RESERVE_BYTES
-            if not over and needed <= _available_bytes(nbytes):
+            more = 0 if allocated else nbytes
+            needed = more + self._unallocated_bytes + RESERVE_BYTES
+            if not over and (allocated or needed <= _available_bytes(nbytes)):
                 self.total_bytes += nbytes
-                self._unallocated_bytes += nbytes
+                self._unallocated_bytes += more
                 return True
             if self._dropping:
                 return False

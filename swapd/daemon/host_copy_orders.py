@@ -86,6 +86,7 @@ class HostCopyOrders:
     def make(self, order: actions.MakeHostCopy) -> None:
         """Make one, or share another's, and send it to the session to be filled."""
         uid, session = order.uid, order.session
+        old = self._handed_back(order)
         if order.original:
             # also if its session ended meanwhile: others may share this one before that is known
             fd = self._copies.share(uid, order.original)
@@ -98,9 +99,24 @@ class HostCopyOrders:
             except HostCopyError as exc:
                 made = self._failed(uid, exc)
             self._inbox.post(made)
+        elif old is not None:
+            work = self._copies.adopt(uid, order.nbytes, old)
+            self._start(uid, session, work, lambda fd: self._send(order, fd, filled=True))
         else:
             work = self._copies.make(uid, order.nbytes, mutable=order.mutable)
             self._start(uid, session, work, lambda fd: self._send(order, fd))
+
+    def _handed_back(self, order: actions.MakeHostCopy) -> OwnedFd | None:
+        """The host copy of an earlier daemon that can take the place of a new one."""
+        if (connection := self._connections.get(order.session)) is None:
+            return None
+        if (old := connection.lifeline.take_handed_back(order.request)) is None:
+            return None
+        one_of_its_own = not (order.original or order.mutable or order.replaces)
+        if one_of_its_own and self._copies.is_adoptable(old, order.nbytes):
+            return old
+        old.close()
+        return None
 
     def seal(self, order: actions.SealHostCopy, session: int) -> None:
         """The worker has filled one: map it here, read-only if it is clean."""

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from swapd.daemon.door import Door, Guests
 from swapd.device import DeviceError
-from swapd.shared.fds import EXHAUSTED, OwnedFd, send_packet
+from swapd.shared.fds import EXHAUSTED, OwnedFd, has_room, recv_packet, send_packet
 from swapd.shared.protocol import (
     LIFELINE_MAX_BYTES,
     NOT_A_MESSAGE,
@@ -35,6 +35,7 @@ from swapd.shared.protocol import (
     FromDaemon,
     GivenBack,
     Goodbye,
+    HandBack,
     Hello,
     Hurry,
     LetGo,
@@ -53,6 +54,10 @@ log = logging.getLogger("swapd.daemon.lifeline")
 HELLO_S = 5.0
 #: A worker with so many unread packets gets no new host copies.
 UNREAD_MAX = 1024
+#: Most host copies of earlier daemons that wait for their Register; they leave as many descriptors.
+HANDED_BACK_MAX = 64
+#: Packets that are read at once, to find one that was sent before a request.
+READ_MAX = 1024
 #: Interval for sending a packet again after a lack of memory or descriptors.
 RETRY_S = 0.05
 
@@ -91,6 +96,8 @@ class Lifeline:
         self._room.register(sock.fileno(), select.POLLOUT)
         #: Whether the loop watches for room in the socket.
         self._waits = False
+        #: Host copies of earlier daemons, by the request that they are for.
+        self._handed_back: dict[int, OwnedFd] = {}
         #: The next attempt after a failed send, though the worker reads.
         self._retry: asyncio.TimerHandle | None = None
         #: The reported reason for unsent messages; and whether the worker took some since.
@@ -142,7 +149,16 @@ class Lifeline:
         self._loop.remove_reader(self.sock.fileno())
         self._loop.remove_writer(self.sock.fileno())
         self._forget()
+        _close(tuple(self._handed_back.values()))
+        self._handed_back.clear()
         self.sock.close()
+
+    def take_handed_back(self, request: int) -> OwnedFd | None:
+        """The host copy that was handed back for a request, which the caller then owns."""
+        for _ in range(READ_MAX):  # it was sent before the request, on another channel
+            if self.closed or not self._readable():
+                break
+        return self._handed_back.pop(request, None)
 
     def _hint(self, hint: Hurry | Wanted) -> None:
         about, waits = (None, hint.waits) if isinstance(hint, Hurry) else (hint.name, hint.wanted)
@@ -231,30 +247,44 @@ class Lifeline:
         self._retry = self._loop.call_later(RETRY_S, self._flush)
         self._report("unsent", str(error))
 
-    def _readable(self) -> None:
+    def _readable(self) -> bool:
+        """Handle the next packet, or the end; return whether there was one."""
         try:
-            # no client message carries descriptors: without room for them, none are made
-            data, _, flags, _ = self.sock.recvmsg(LIFELINE_MAX_BYTES)
+            data, files = recv_packet(self.sock, LIFELINE_MAX_BYTES, most=1)
         except (BlockingIOError, MemoryError):
-            return
-        except OSError as exc:
+            return False
+        except (OSError, ValueError) as exc:
             self._server.drop(self, "bad_request", str(exc))
-            return
-        if flags & socket.MSG_TRUNC:
-            self._server.drop(self, "bad_request", "packet too long")
-            return
-        if not data:
-            self._server.gone(self)
-            return
+            return True
+        try:
+            if data:
+                self._decode(data, files)
+            else:
+                self._server.gone(self)
+        finally:
+            _close(files)
+        return True
+
+    def _decode(self, data: bytes, files: list[OwnedFd]) -> None:
         try:
             message = decode_from_client(data)
         except NOT_A_MESSAGE as exc:
             self._server.drop(self, "bad_request", f"not a lifeline message: {reason(exc)}")
             return
-        if problem := _problem_with(message):
+        if problem := _problem_with(message, files):
             self._server.drop(self, "bad_request", problem)
-            return
-        self._on_message(message)
+        elif isinstance(message, HandBack) and self.session:
+            self._keep_handed_back(message.request, files.pop())
+        else:
+            self._on_message(message)
+
+    def _keep_handed_back(self, request: int, file: OwnedFd) -> None:
+        held = self._handed_back
+        roomy = len(held) < HANDED_BACK_MAX and has_room(file.fileno(), spare=HANDED_BACK_MAX)
+        if roomy and request not in held:
+            held[request] = file
+        else:  # the worker fills a new one
+            file.close()
 
     def _on_message(self, message: FromClient) -> None:
         if isinstance(message, LetGo):
@@ -342,8 +372,10 @@ class LifelineServer:
         self._lifelines.clear()
 
 
-def _problem_with(message: FromClient) -> str | None:
+def _problem_with(message: FromClient, files: Sequence[OwnedFd]) -> str | None:
     match message:
+        case HandBack():
+            return None if files else "a host copy is handed back without its descriptor"
         case Hello():
             return problem_with_text("the label", message.label)
         case Revoked():

@@ -148,15 +148,17 @@ def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> No
     socket.send_fds(sock, [data], list(fds))
 
 
-def recv_packet(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[OwnedFd]]:
-    """Receive one packet; empty data means the other side is gone.
+def recv_packet(
+    sock: socket.socket, max_bytes: int, most: int = FDS_MAX
+) -> tuple[bytes, list[OwnedFd]]:
+    """Receive one packet, with `most` descriptors; empty data means the other side is gone.
 
     The caller owns the descriptors. Raises: OSError; ValueError if the packet or its
     descriptors were cut short; then it closes them all.
     """
     # not socket.recv_fds: it drops its flags, so executed programs would inherit the descriptors
     data, ancillary, flags, _ = sock.recvmsg(
-        max_bytes, socket.CMSG_LEN(FDS_MAX * _INT.size), socket.MSG_CMSG_CLOEXEC
+        max_bytes, socket.CMSG_LEN(most * _INT.size), socket.MSG_CMSG_CLOEXEC
     )
     fds = [OwnedFd(fd) for fd in _descriptors(ancillary)]
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
@@ -165,7 +167,7 @@ def recv_packet(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[OwnedF
         if flags & socket.MSG_TRUNC:
             raise ValueError("packet too long")
         raise ValueError(
-            f"more descriptors in a packet than {FDS_MAX}, or than this process may still have, "
+            f"more descriptors in a packet than {most}, or than this process may still have, "
             f"which is {limit()} in all (`ulimit -n`)"
         )
     return data, fds

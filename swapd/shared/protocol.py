@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 10
+VERSION = 11
 
 #: Bytes of the session token. An rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16
@@ -650,6 +650,13 @@ class GivenBack(msgspec.Struct, frozen=True, tag="given_back"):
     releases: tuple[Release, ...]
 
 
+class HandBack(msgspec.Struct, frozen=True, tag="hand_back"):
+    """Comes with one descriptor, before the Register of this number: a host copy that an earlier
+    daemon made, sealed against writing. The daemon may take it in place of a new one."""
+
+    request: int
+
+
 class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
     """Sent instead of Hello: this process has unmapped everything of the ended session with this
     token. The daemon closes the connection when it has noted that. It believes only the process
@@ -658,7 +665,7 @@ class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
     token: bytes
 
 
-FromClient = Hello | Revoked | Dropped | GivenBack | LetGo
+FromClient = Hello | Revoked | Dropped | GivenBack | HandBack | LetGo
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

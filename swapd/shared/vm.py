@@ -53,6 +53,10 @@ _libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
+#: Pages that one read of /proc/self/pagemap tells of; and the highest bytes of the words for pages
+#: of a file and for absent ones: bits 63, 62 and 61 are present, swapped, and of a file.
+_PAGEMAP_PAGES = 1 << 17
+_FILE_OR_ABSENT = bytes(b for b in range(256) if not b & 0xC0 or b & 0xE0 == 0xA0)
 #: Bytes of one call of `write`: a signal's handler runs between two.
 _WRITE_BYTES = 64 << 20
 
@@ -190,6 +194,24 @@ def zero(address: int, nbytes: int) -> None:
 def differ(one: int, other: int, nbytes: int) -> bool:
     """Whether two ranges of memory have different bytes. Releases the GIL."""
     return bool(_libc.memcmp(one, other, nbytes))
+
+
+def is_unwritten(address: int, nbytes: int) -> bool:
+    """Whether no page of a private mapping of a file was written to: all are the file's own.
+
+    False also if the system does not tell, as in some sandboxes. Reads 8 bytes for each page.
+    """
+    pages = nbytes // PAGE_BYTES
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            for page in range(0, pages, _PAGEMAP_PAGES):
+                n = min(_PAGEMAP_PAGES, pages - page) * 8
+                words = os.pread(pagemap.fileno(), n, (address // PAGE_BYTES + page) * 8)
+                if len(words) < n or words[7::8].translate(None, _FILE_OR_ABSENT):
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 def view(address: int, nbytes: int) -> memoryview:

@@ -5,8 +5,10 @@ daemon, its component takes back the tensor's range. Lives here: these ranges, b
 not live here: mappings.
 """
 
+import atexit
 from typing import NamedTuple
 
+from swapd.shared.fds import OwnedFd
 from swapd_client.memory.layout import Spans
 from swapd_client.memory.place import Place
 
@@ -17,6 +19,13 @@ class Former(NamedTuple):
     where: Place
     #: Its storages; nothing else is in its range.
     spans: Spans
+    #: Its sealed host copy, of which the range is a private mapping; owned by this.
+    master: OwnedFd | None = None
+
+    def close(self) -> None:
+        """Close the host copy."""
+        if self.master is not None:
+            self.master.close()
 
 
 #: By device, and by the address of the first storage. Each function below makes one call of the
@@ -26,10 +35,14 @@ _all: dict[tuple[str, int], Former] = {}
 
 def keep(device: str, former: Former) -> None:
     """A component of `device` ("" is the host) has become private memory."""
-    if former.spans:
-        _all[device, min(former.spans)[0]] = former
-        if former.where.over:  # freed already, since no tensor is left there
-            forget(former.where)
+    if not former.spans:
+        return former.close()
+    key = device, min(former.spans)[0]
+    if (older := _all.pop(key, None)) is not None:
+        older.close()
+    _all[key] = former
+    if former.where.over:  # freed already, since no tensor is left there
+        forget(former.where)
 
 
 def take(device: str, spans: Spans) -> Former | None:
@@ -47,4 +60,10 @@ def forget(where: Place) -> None:
     """The memory of this range is free, since no tensor is left there."""
     for key, former in list(_all.items()):
         if former.where is where:
-            _all.pop(key, None)
+            _all.pop(key, former).close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for former in _all.values():
+        former.close()

@@ -1,5 +1,6 @@
 """A registered component of this process, as the session keeps it; users see `component.py`."""
 
+import os
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,11 +61,13 @@ class Part:
         self.used_number = 0
         #: Whether it was of another daemon before: its tensors are in the range already.
         self.is_again = False
-        self._begin(where, claim)
+        self._begin(where, claim, None)
 
-    def _begin(self, where: Place, claim: Claim) -> None:
+    def _begin(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
         """The state of its life in one session."""
         self.where = where
+        #: The host copy of an earlier daemon that has its bytes, until it is registered.
+        self.old_master = old_master
         #: Its host copy, once the daemon has sent it.
         self.master: OwnedFd | None = None
         #: The slot of the board that shows its arrival.
@@ -91,12 +94,31 @@ class Part:
     def __repr__(self) -> str:
         return f"<Part {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
 
-    def begin_again(self, where: Place, claim: Claim) -> None:
+    def begin_again(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
         """Its daemon is gone: it begins again in another session, with the private memory there."""
         self.is_again = True
-        self.layout.content = ""  # its bytes may have changed since they were read
+        if old_master is None:
+            self.layout.content = ""  # its bytes may have changed since they were read
         self.layout.filled = self.scratch == "saved"
-        self._begin(where, claim)
+        self._begin(where, claim, old_master)
+
+    def has_old_bytes(self) -> bool:
+        """Whether the daemon's host copy is the old one, which others may share, or is equal."""
+        assert self.old_master is not None
+        assert self.master is not None
+        if os.path.sameopenfile(self.old_master.fileno(), self.master.fileno()):
+            return True
+        there = vm.map_shared(self.master.fileno(), 0, self.span, writable=False)
+        try:
+            return not vm.differ(self.address, there, self.nbytes)
+        finally:
+            vm.free(there, self.span)
+
+    def forget_old_master(self) -> None:
+        """It is registered, or is none: the host copy of the earlier daemon is not needed."""
+        if (old := self.old_master) is not None:
+            self.old_master = None
+            old.close()
 
     @property
     def span(self) -> int:

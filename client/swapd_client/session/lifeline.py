@@ -9,7 +9,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -115,10 +115,10 @@ class Lifeline:
         )
         self._thread.start()
 
-    def send(self, message: protocol.FromClient) -> None:
+    def send(self, message: protocol.FromClient, fds: Sequence[int] = ()) -> None:
         """Send, unless the connection has ended; then its end is reported next."""
         with suppress(OSError):
-            send_packet(self._sock, protocol.encode(message))
+            send_packet(self._sock, protocol.encode(message), fds)
 
     def try_send(self, message: protocol.FromClient) -> bool:
         """Send, unless that would block; return whether the daemon has it, or nobody is there."""

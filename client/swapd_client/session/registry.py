@@ -4,12 +4,16 @@ Lives here: the parts, and the moves of tensors to their ranges and back. `regis
 the requests in between.
 """
 
+import fcntl
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, get_args
 
 from swapd.shared import protocol
 from swapd.shared.board import Board
+from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
 from swapd_client.errors import (
     DuplicateName,
@@ -119,6 +123,8 @@ class Registry:
                 ranges.claim(claim, layout.origins())
             before = self._take_back(layout)
             where = self._place(name, layout, before, writable=mutable, stays=stays)
+            if before is not None:
+                before.close()  # the new bytes may be others
             return Part(
                 name,
                 layout,
@@ -141,20 +147,19 @@ class Registry:
         Its bytes there are private memory. Raises: InvalidSource if it cannot keep its address.
         """
         self._check_new(part.name)
-        there = Former(part.where, part.layout.spans(part.address))
-        claim = Claim(self._owner, part.part_of or part.name, tuple(at for at, _ in there.spans))
+        spans = part.layout.spans(part.address)
+        claim = Claim(self._owner, part.part_of or part.name, tuple(at for at, _ in spans))
         with ranges.moving:
-            ranges.claim(claim, [(part.name, *span) for span in there.spans])
+            ranges.claim(claim, [(part.name, *span) for span in spans])
         try:
             fits = self._processor.fits(part.where) and not part.where.over
-            if fits:
-                former.forget(part.where)
-            before = there if fits else None
+            there = former.take(self._processor.key, spans) if fits else None
+            before = there or (Former(part.where, spans) if fits else None)
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
         except BaseException:
             ranges.release(claim)
             raise
-        part.begin_again(where, claim)
+        part.begin_again(where, claim, self._old_master(before) if before else None)
         return part
 
     def _check_new(self, name: str) -> None:
@@ -187,6 +192,13 @@ class Registry:
         if self._processor.fits(found.where) and layout.stay(found.where.address):
             return found
         former.keep(self._processor.key, found)
+        return None
+
+    def _old_master(self, before: Former) -> OwnedFd | None:
+        """The host copy of an earlier daemon, if it has the bytes of this private memory still."""
+        if self._processor.is_unwritten(before.where.address, before.where.nbytes):
+            return before.master
+        before.close()
         return None
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
@@ -236,7 +248,10 @@ class Registry:
         """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
-        if part.is_again:
+        if message.filled and part.old_master is not None:
+            if not part.has_old_bytes():
+                raise OtherBytes(part.name)
+        elif part.is_again:
             if part.nbytes and part.scratch != "dropped":
                 self._processor.save(part.address, part.nbytes, part.master.fileno())
         elif part.nbytes and message.filled:
@@ -257,6 +272,7 @@ class Registry:
             ranges.add(part, self._owner)
             ranges.release(part.claim)
         self._processor.attempt(part.where.give_up_private)
+        part.forget_old_master()
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
         """Register these again without sharing: the shared bytes differ from the files."""
@@ -287,6 +303,7 @@ class Registry:
             self._keep(part)
         else:  # another thread has been granted it already
             self.try_unbind(part, keep_shown=part.mutable)
+        part.forget_old_master()
         part.close()
 
     # --- in use --------------------------------------------------------------------------
@@ -361,8 +378,20 @@ class Registry:
         that are unknown to swapd.
         """
         if part.where.taken_over or self.deserted:
-            found = Former(part.where, part.layout.spans(part.address))
+            found = Former(part.where, part.layout.spans(part.address), self._sealed(part))
             former.keep(self._processor.key, found)
+
+    def _sealed(self, part: Part) -> OwnedFd | None:
+        """A descriptor of the host copy of which its range is a private mapping, for the next
+        daemon; None if it has other bytes, or is writable."""
+        if (master := part.old_master or part.master) is None or part.scratch or not part.nbytes:
+            return None
+        if not self._processor.is_unwritten(part.address, part.nbytes):
+            return None
+        with suppress(OSError):  # no descriptor is free: the bytes are copied again
+            if fcntl.fcntl(master.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+                return OwnedFd(os.dup(master.fileno()))
+        return None
 
 
 def _check_apart(parts: Iterable[Part]) -> None:

@@ -162,6 +162,14 @@ class Session:
         """The host copy made for a request, which the caller then owns. Raises: SessionEnded."""
         return self._masters.take(request)[1]
 
+    def hand_back(self, part: Part) -> None:
+        """Offer the daemon a host copy that has the component's bytes; before its Register.
+
+        The kernel refuses a descriptor too many; then the daemon makes a new host copy.
+        """
+        if (old := part.old_master) is not None:
+            self._lifeline.send(protocol.HandBack(part.request), [old.fileno()])
+
     def sweeps(self, sweep: Callable[[], float]) -> None:
         """The lifeline's thread calls `sweep` after each message, and within the seconds that it
         returned; or when `ring` is called."""
