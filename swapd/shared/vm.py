@@ -53,6 +53,8 @@ _libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
+#: Bytes that are read from a file to be compared: they should fit a core's cache.
+_COMPARE_BYTES = 256 << 10
 #: Pages that one read of /proc/self/pagemap tells of; and the highest bytes of the words for pages
 #: of a file and for absent ones: bits 63, 62 and 61 are present, swapped, and of a file.
 _PAGEMAP_PAGES = 1 << 17
@@ -184,6 +186,18 @@ def write(fd: int, offset: int, source: int, nbytes: int) -> None:
             offset, source = offset + done, source + done
         elif ctypes.get_errno() != errno.EINTR:
             _raise()
+
+
+def has_bytes(fd: int, offset: int, source: int, nbytes: int) -> bool:
+    """Whether a file has these bytes of memory there. Maps nothing: the file may be sealed."""
+    buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
+    view = memoryview(buffer)
+    while nbytes:
+        got = os.preadv(fd, [view[: min(nbytes, _COMPARE_BYTES)]], offset)
+        if not got or differ(ctypes.addressof(buffer), source, got):
+            return False
+        offset, source, nbytes = offset + got, source + got, nbytes - got
+    return True
 
 
 def zero(address: int, nbytes: int) -> None:

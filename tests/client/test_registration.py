@@ -80,7 +80,9 @@ def test_what_is_interrupted_as_it_starts_over_is_discarded_once(daemon: Spawned
     with swapd_client.connect(daemon.folder) as client:
         registry = client.session.registry
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(registry, "fill", lambda part: _raise(OtherBytes(part.name)))
+            patched.setattr(
+                registry, "fill", lambda part: _raise(OtherBytes(part.name, was_guessed=True))
+            )
             patched.setattr(registry, "start_over", lambda *_: _raise(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
                 client.register_family("f", PARTS)

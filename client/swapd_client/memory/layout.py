@@ -24,19 +24,24 @@ Owner = TypeVar("Owner")
 #: Any argument of memoryview; numpy arrays, too.
 Buffer = bytes | bytearray | memoryview
 
+#: Number of samples that tell contents apart, and the bytes of each.
+SAMPLES, SAMPLE_BYTES = 64, 64
+
 #: Every storage starts at a multiple of this: enough for any vector load.
 ALIGN_BYTES = 256
 
 
 class OtherBytes(Exception):
-    """A shared host copy does not have the bytes of its files.
+    """A shared host copy does not have the bytes of its source.
 
     Internal: the component is registered again, without sharing.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name!r} has other bytes than its files")
+    def __init__(self, name: str, *, was_guessed: bool) -> None:
+        """`was_guessed`: from samples, which others may have too."""
+        super().__init__(f"{name!r} has other bytes than its source")
         self.name = name
+        self.was_guessed = was_guessed
 
 
 class Layout(Protocol):
@@ -45,8 +50,8 @@ class Layout(Protocol):
     nbytes: int
     #: The end of each segment, bytes, ascending; the last is `nbytes`.
     segments: tuple[int, ...]
-    #: Identifies the bytes, if that is possible before reading: sessions with the same share a host
-    #: copy.
+    #: Identifies the bytes before all are read: sessions with the same share a host copy if it
+    #: `matches` all of them. "": it is not shared.
     content: str
     #: The kind of scratch, which decides on its contents at eviction; and whether it has contents
     #: to fill in.
@@ -133,7 +138,18 @@ class InMemory(ABC):
             vm.write(fd, place, address, nbytes)
 
     def matches(self, fd: int) -> bool:
-        return False  # no other session can have these bytes
+        return all(vm.has_bytes(fd, *source) for source in self.sources())
+
+    def guess(self) -> None:
+        """Set `content` by samples of the bytes: replicas have the same, and compare all bytes."""
+        every = max(self.nbytes // SAMPLES, SAMPLE_BYTES)
+        samples, at = blake2b(digest_size=20), 0
+        for _, address, nbytes in self.sources():
+            while at < nbytes:
+                samples.update(ctypes.string_at(address + at, min(SAMPLE_BYTES, nbytes - at)))
+                at += every
+            at -= nbytes
+        self.content = f"bytes:{samples.hexdigest()}"
 
 
 #: Name prefixes of each segment, in the order in which they are needed.

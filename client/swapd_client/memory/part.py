@@ -108,11 +108,7 @@ class Part:
         assert self.master is not None
         if os.path.sameopenfile(self.old_master.fileno(), self.master.fileno()):
             return True
-        there = vm.map_shared(self.master.fileno(), 0, self.span, writable=False)
-        try:
-            return not vm.differ(self.address, there, self.nbytes)
-        finally:
-            vm.free(there, self.span)
+        return vm.has_bytes(self.master.fileno(), 0, self.address, self.nbytes)
 
     def forget_old_master(self) -> None:
         """It is registered, or is none: the host copy of the earlier daemon is not needed."""

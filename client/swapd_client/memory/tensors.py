@@ -166,6 +166,15 @@ class TensorLayout(PlacedTensors, InMemory):
             self._fill_remote(fd)
         self._buffers.copy()
 
+    def matches(self, fd: int) -> bool:
+        same = super().matches(fd)
+        self._buffers.copy()
+        return same
+
+    def guess(self) -> None:
+        if not self._remote:
+            super().guess()
+
     def _fill_remote(self, fd: int) -> None:
         assert self._fetch is not None, "only a GPU's session takes bytes on a GPU"
         span = vm.round_up(self.nbytes)

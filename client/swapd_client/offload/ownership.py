@@ -270,25 +270,30 @@ def span_of(tensor: torch.Tensor) -> Span | None:
 
 
 def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:
-    """Group tensors whose bytes overlap; each without bytes is alone."""
-    placed: list[tuple[Span, _OwnedTensor]] = []
-    for one in tensors:
+    """Group tensors whose bytes overlap; each without bytes is alone.
+
+    The groups are in the order of their first tensors: replicas, whose addresses differ, have the
+    same order.
+    """
+    clusters: dict[int, list[_OwnedTensor]] = {}
+    placed: list[tuple[Span, int, _OwnedTensor]] = []
+    for number, one in enumerate(tensors):
         span = span_of(one.tensor)
         if span is None:
-            yield [one]
+            clusters[number] = [one]
         else:
-            placed.append((span, one))
-    placed.sort(key=lambda item: item[0])
-    cluster: list[_OwnedTensor] = []
-    end = 0
-    for (start, stop), one in placed:
-        if cluster and start >= end:
-            yield cluster
-            cluster = []
+            placed.append((span, number, one))
+    placed.sort(key=lambda item: item[:2])
+    first, end, cluster = 0, 0, list[_OwnedTensor]()
+    for (start, stop), number, one in placed:
+        if start >= end:
+            first, cluster = number, []
         cluster.append(one)
+        clusters.pop(first, None)
+        first = min(first, number)
+        clusters[first] = cluster
         end = max(end, stop)
-    if cluster:
-        yield cluster
+    return (clusters[number] for number in sorted(clusters))
 
 
 def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:

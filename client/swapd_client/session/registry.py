@@ -24,7 +24,7 @@ from swapd_client.errors import (
 )
 from swapd_client.memory import former, ranges
 from swapd_client.memory.former import Former
-from swapd_client.memory.layout import Layout, OtherBytes, Segments
+from swapd_client.memory.layout import InMemory, Layout, OtherBytes, Segments
 from swapd_client.memory.part import Claim, Part
 from swapd_client.memory.place import Place
 from swapd_client.memory.sources import layout_of, module_of
@@ -122,6 +122,8 @@ class Registry:
                 claim = Claim(self._owner, part_of or name, tuple(layout.memory))
                 ranges.claim(claim, layout.origins())
             before = self._take_back(layout)
+            if not mutable and isinstance(layout, InMemory):
+                layout.guess()
             where = self._place(name, layout, before, writable=mutable, stays=stays)
             if before is not None:
                 before.close()  # the new bytes may be others
@@ -250,13 +252,14 @@ class Registry:
         part.slot = message.slot
         if message.filled and part.old_master is not None:
             if not part.has_old_bytes():
-                raise OtherBytes(part.name)
+                raise OtherBytes(part.name, was_guessed=True)
         elif part.is_again:
             if part.nbytes and part.scratch != "dropped":
                 self._processor.save(part.address, part.nbytes, part.master.fileno())
         elif part.nbytes and message.filled:
             if not part.layout.matches(part.master.fileno()):
-                raise OtherBytes(part.name)
+                guessed = isinstance(part.layout, InMemory)
+                raise OtherBytes(part.name, was_guessed=guessed)
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())
         with self._lock:  # before the commit: another thread may then be granted it
@@ -275,12 +278,13 @@ class Registry:
         part.forget_old_master()
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
-        """Register these again without sharing: the shared bytes differ from the files."""
-        log.warning(
-            "the bytes that another process shares as %r differ from the files: they are "
-            "read from the files instead. swapd status shows that process",
-            lie.name,
-        )
+        """Register these again without sharing: the shared bytes differ from the source."""
+        if not lie.was_guessed:
+            log.warning(
+                "the bytes that another process shares as %r differ from the files: they are "
+                "read from the files instead. swapd status shows that process",
+                lie.name,
+            )
         for part in parts:
             self._forget(part)
             part.close()
