@@ -74,7 +74,6 @@ def measure(rounds: int = ROUNDS) -> HookCosts:
 
 
 def _forwards(model: Any, x: Any) -> float:
-    """Seconds of a forward in a loop: LEAD forwards come before it."""
     for _ in range(LEAD):
         model(x)
     started = time.perf_counter()

@@ -48,8 +48,6 @@ class Leaks(msgspec.Struct, frozen=True):
 
 
 class Footprint(NamedTuple):
-    """Open descriptors and resident bytes of a process."""
-
     fds: int
     rss_bytes: int
 

@@ -46,7 +46,6 @@ class LoadTimes(msgspec.Struct, frozen=True):
 
 
 def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) -> LoadTimes:
-    """Run both in turn, after a warm-up of each."""
     with (
         tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder,
         spawn.daemon(device=device, budget=nbytes + (64 << 20)) as daemon,
@@ -68,7 +67,6 @@ def measure(device: str = "host", nbytes: int = NBYTES, rounds: int = ROUNDS) ->
 
 
 def write(path: Path, nbytes: int) -> None:
-    """Write a file with about `nbytes` of tensors."""
     sizes = [nbytes * (i + 1) // (TENSORS * (TENSORS + 1) // 2) // 2 * 2 for i in range(TENSORS)]
     head, end = {}, 0
     for i, size in enumerate(sizes):
@@ -110,8 +108,6 @@ def load(client: swapd_client.Client, path: Path) -> float:
 
 
 class Peak:
-    """The peak growth of memory, in bytes."""
-
     #: Private memory of processes, and host copies: memory that nothing else can use.
     own = 0
     #: The same with mapped file pages, which the kernel can drop and read again.

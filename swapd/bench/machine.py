@@ -134,7 +134,6 @@ class Machine:
     def _meanwhile(
         self, before: CpuTimes | None, took_s: float, own_s: float
     ) -> tuple[float | None, float | None]:
-        """CPUs used by others, and the share of steal."""
         after = self._times()
         if before is None or after is None:
             return None, None
@@ -246,15 +245,12 @@ class _Taken(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Some passes of the loop, at least one."""
-
     passes: int
     #: CPU time, which does not include waits on a busy machine.
     seconds: float
 
     @property
     def us(self) -> float:
-        """Mean microseconds of CPU time a pass."""
         return self.seconds / self.passes * 1e6
 
 

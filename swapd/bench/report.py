@@ -17,8 +17,6 @@ GPU_SWAP_IN = 0.95
 
 
 class Measurements(msgspec.Struct, frozen=True):
-    """The figures of both sides of each measurement."""
-
     swap_in: swap_in.SwapIn
     hit: hit.Hit
     decode: decode.Decode
@@ -32,8 +30,6 @@ class Measurements(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A figure and its bound on this machine."""
-
     side: Literal["at least", "at most"]
     bound: float
     verdict: Literal["ok", "failed", "not judged"]
@@ -103,7 +99,6 @@ def figures_of(raw: Measurements) -> dict[str, float]:
 
 
 def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
-    """Judge every measured figure; `too_short`: judge the counts only."""
     return {key: _judged(report, key, too_short) for key in report.figures}
 
 
@@ -117,7 +112,6 @@ def _judged(report: Report, key: str, too_short: bool) -> Judged:
 
 
 def _unclear(report: Report, figure: Figure, too_short: bool) -> str:
-    """The reason why a time is not judged; "" if it is."""
     conditions = report.machine.conditions[figure.measurement]
     if too_short:
         return "too few rounds to judge times by"

@@ -103,7 +103,6 @@ def _measure(torch: Any, rounds: int, block_s: float) -> StreamTimes:
 
 
 def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
-    """A model whose blocks take `block_s` seconds each, and a copy of it."""
     side = int((BLOCK_BYTES // 4) ** 0.5)
 
     class PacedBlock(torch.nn.Module):  # type: ignore[misc]
@@ -145,7 +144,6 @@ def _kept(client: swapd_client.Client) -> str:
 
 
 def _copied(client: swapd_client.Client, run: Callable[[], None]) -> float:
-    """Blocks that a pass copies, once the kept ones are resident."""
     run()
     before = client.status().bytes_in
     run()

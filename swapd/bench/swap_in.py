@@ -95,7 +95,6 @@ def measure(
 
 
 def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
-    """The weights, and a call that reads all of them: on the host only, with torch."""
     if device != "host":
         return bytearray(nbytes), lambda: None
     import torch
@@ -127,8 +126,6 @@ def _is_pinning(status: Status) -> bool:
 
 
 class _Rival:
-    """Another process with a component of the same size, which evicts ours at each turn."""
-
     def __init__(self, endpoint: str, nbytes: int) -> None:
         spawned = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawned.Pipe()

@@ -67,7 +67,6 @@ def _table(report: Report) -> Table:
 
 
 def _notes(report: Report) -> Text:
-    """The facts that the bounds depend on here, and unknown facts of the machine."""
     machine, unjudged = report.machine, [j for j in report.judged.values() if j.why]
     lines = [
         f"A pass of a plain loop took {machine.loop_us:.3g} us at best, {REFERENCE_US:g} us where "

@@ -94,8 +94,6 @@ T = TypeVar("T")
 
 
 class _Shown:
-    """Output without control characters for the terminal; colours are not part of the text."""
-
     def __init__(self, what: ConsoleRenderable) -> None:
         self._what = what
 
@@ -127,12 +125,10 @@ def say_error(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line about what this command does, on stderr."""
     errors.print(Text(plain(f"swapd: {text}")), soft_wrap=True)
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line of any text, on stdout."""
     console.print(Text(plain(text), style), soft_wrap=True)
 
 
@@ -149,7 +145,6 @@ def columns(
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """What is known, a line each, under bold words."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -176,7 +171,6 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def print_json(value: object) -> None:
-    """Print JSON for scripts; it is safe to show on a terminal."""
     typer.echo(encoded_json(value))
 
 
@@ -215,8 +209,6 @@ def plain_errors() -> Iterator[None]:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` under `plain_errors`, with its signature for typer."""
-
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         with plain_errors():

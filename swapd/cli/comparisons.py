@@ -29,7 +29,6 @@ def _folder() -> Path:
 
 
 def write(name: str, suffix: str, data: bytes, use: str) -> None:
-    """Write a file of a comparison, and say where it is and its `use`."""
     path = _folder() / f"{name}{suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -134,7 +134,6 @@ def _in_turn(status: Status, last: Wasted) -> _Turn:
 
 
 def _shared_group(swapped: Iterable[ComponentStatus]) -> str:
-    """The first alternating group of which several are among these; "" if there is none."""
     sides = {(c.group, c.part_of or c.name): None for c in swapped if c.group is not None}
     return next((group for group, n in Counter(group for group, _ in sides).items() if n > 1), "")
 
@@ -180,7 +179,6 @@ def _remedy(status: Status, turn: _Turn) -> str:
 
 
 def _of_what_never_fits(status: Status) -> Conclusion | None:
-    """Components that never fit beside those that never leave."""
     stays = [c for c in status.components if c.policy == "permanent"]
     kept = sum(_room(status, c) for c in stays)
     left = status.budget_bytes - kept
@@ -199,7 +197,6 @@ def _of_what_never_fits(status: Status) -> Conclusion | None:
 
 
 def _over(status: Status, left: int) -> list[ComponentStatus]:
-    """Components that may leave, and take more room than is `left`."""
     others = [c for c in status.components if c.policy != "permanent" and c.kind != "workspace"]
     return [c for c in others if _room(status, c) > left]
 
@@ -208,12 +205,10 @@ def _over(status: Status, left: int) -> list[ComponentStatus]:
 
 
 def _room(status: Status, c: ComponentStatus) -> int:
-    """Bytes of the arena that it takes: whole chunks."""
     return vm.round_up(c.nbytes, status.chunk_bytes)
 
 
 def _sides(components: Iterable[ComponentStatus]) -> list[str]:
-    """Names of components, with a family in place of its parts, the largest first."""
     sizes: dict[str, int] = {}
     for c in components:
         name = c.part_of or c.name

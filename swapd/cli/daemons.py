@@ -102,7 +102,6 @@ def _asked(folder: Path, timeout: float) -> Status:
 
 
 def ps_page(listed: list[Listed]) -> RenderableType:
-    """The table for people, within 80 columns; problems are below it."""
     wrong = [Text(f"process {d.pid}: {plain(d.problem)}", "yellow") for d in listed if d.problem]
     return Group(_table(listed), *wrong)
 
@@ -182,7 +181,6 @@ def _confirm(folder: str) -> None:
 
 
 def _open_sessions(reply: Status) -> str:
-    """The question before ending these sessions; "" if there are none."""
     labels = [plain(s.label) for s in reply.sessions if not s.label.startswith(OWN_LABEL)]
     if not labels:
         return ""

@@ -20,8 +20,6 @@ READ_BYTES = 256 << 10
 
 
 class Spoken(NamedTuple):
-    """A record in words, with its number and its Unix time."""
-
     seq: int
     time: float
     said: Said

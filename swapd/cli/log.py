@@ -61,7 +61,6 @@ class LogView:
     def show(
         self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
     ) -> None:
-        """Show them, or only the `last` so many. `more`: others follow soon."""
         shown = self._shown(lines, more)
         for each in shown if last is None else deque(shown, maxlen=last):
             if (today := day(each.time)) != self._day:
@@ -107,8 +106,6 @@ class FoldedView(LogView):
 
 
 class JsonView(LogView):
-    """The records as they are, one a line."""
-
     def show(
         self, lines: Iterable[LogLine], last: int | None = None, *, more: bool = False
     ) -> None:
@@ -151,7 +148,6 @@ def follow_log(endpoint: str | None, view: LogView, lines: int | None, timeout: 
 
 
 def _process(pid: int | None) -> OwnedFd | None:
-    """A descriptor that tells the end of a process; None if that cannot be had."""
     with suppress(OSError):
         return None if pid is None else open_pidfd(pid)
     return None
@@ -285,7 +281,6 @@ def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
 
 
 def swap_log(endpoint: str | None, file: Path | None, timeout: float) -> Path:
-    """The file of the log: the given one, or the daemon's."""
     if file is not None:
         return file
     try:

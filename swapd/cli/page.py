@@ -91,7 +91,6 @@ class Page:
 
     @property
     def pid(self) -> int | None:
-        """Id of its process; None before the first."""
         process = self._process
         return None if process is None else process.pid
 
@@ -136,7 +135,6 @@ class Page:
             wait_s = min(2 * wait_s, AGAIN_MAX_S)
 
     def _begin(self) -> "subprocess.Popen[bytes] | None":
-        """A new process; None if the page is closing. Raises: OSError."""
         with self._lock:
             if self._closing.is_set():
                 return None
@@ -190,7 +188,6 @@ def parse_address(text: str) -> Address:
 
 
 def _token(config: Config) -> str:
-    """The token; "" if there is none. Raises: ConfigError."""
     if config.http_token_file is not None:
         where = f"--http-token-file: {config.http_token_file}"
         try:

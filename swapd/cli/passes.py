@@ -31,8 +31,6 @@ class _Move(NamedTuple):
 
 
 class _Run:
-    """Consecutive moves of one component's parts."""
-
     def __init__(self, family: str) -> None:
         self.family = family
         self._moved: list[_Move] = []
@@ -126,7 +124,6 @@ class Folding:
 
 
 def _moved(record: Record, seen: Seen) -> _Move | None:
-    """The move of a part in a record; None if there is none."""
     match record.event or record.action:
         case events.CopiedIn() | events.CopiedOut() as e if e.generation in seen.copies:
             order, began = seen.copies[e.generation]

@@ -217,8 +217,6 @@ def _refuse(beside: str, given: Mapping[str, object]) -> None:
 def _daemon(
     sources: list[str], endpoint: str | None, timeout: float, device: str | None, *, complete: bool
 ) -> tuple[Status | None, str | None]:
-    """A daemon's status, if the options alone are not `complete`; and the device: the given one,
-    else that daemon's."""
     needed = not sources or endpoint is not None
     asks = needed or not complete
     status = status_of(endpoint, timeout, needed=needed) if asks else None
@@ -226,7 +224,6 @@ def _daemon(
 
 
 def _plan_stages(file: StageFile, settings: PlanOptions, *, overlay: bool, as_json: bool) -> None:
-    """Print the plan of the stages of a deploy file, or its `overlay` alone."""
     (planned,) = reports_of([file], settings).reports
     if as_json:
         print_json(planned)

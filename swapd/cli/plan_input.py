@@ -72,7 +72,6 @@ def components_of(
     blocks: Sequence[str],
     compute: Sequence[str],
 ) -> tuple[list[ModelComponent], list[str]]:
-    """The components, with the given options; and notes about the assumptions."""
     found = _found(sources, status)
     names = [c.name for c in found]
     given = _ByComponent(
@@ -107,7 +106,6 @@ class _ByComponent(NamedTuple):
 def _filled(
     c: ModelComponent, given: _ByComponent, notes: list[str], *, by_size_alone: bool
 ) -> ModelComponent:
-    """`c` with its options, or else defaults; adds a note for each assumption."""
     blocks = given.blocks.get(c.name, c.blocks)
     if not blocks and by_size_alone:
         blocks = ASSUMED_BLOCKS
@@ -124,7 +122,6 @@ def _filled(
 def _pairs(
     option: str, given: Sequence[str], names: Sequence[str], kind: Callable[[str], T]
 ) -> dict[str, T]:
-    """Pairs like `dit=20`, at most one for each component."""
     pairs: dict[str, T] = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -217,7 +214,6 @@ def advised(
     given: int | Literal["auto"] | None,
     isolation: Isolation,
 ) -> tuple[Advice, ChunkChoice]:
-    """The advice of `plan_with` for the daemon's chunk, or for that of one on `device`."""
     rounded = "each component, or block of one, takes whole ones"
     if status is not None and given is None:
         found = ChunkChoice(status.chunk_bytes, f"the daemon's at {status.runtime_dir}; {rounded}")
@@ -234,7 +230,6 @@ def _cost(advice: Advice) -> chunks.Cost:
 
 
 def bandwidth_of(given: str | None, status: Status | None, device: str | None) -> Bandwidth:
-    """The given bandwidth, else the daemon's measurements, else a measurement, else published."""
     if given is not None:
         try:
             return Bandwidth(parse_rate(given), "as given")
@@ -259,7 +254,6 @@ def _by_daemon(status: Status | None) -> Bandwidth | None:
 
 
 def _measured(device: str) -> float:
-    """Bytes per second of swap-ins on the host, or of a copy from pinned memory on a GPU."""
     if device == "host":
         swaps = swap_in.measure(device, _MEASURED_BYTES, _MEASURED_ROUNDS)
         return swaps.nbytes / swaps.swap_s

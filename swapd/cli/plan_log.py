@@ -30,8 +30,6 @@ _QUARTERS = (3, 5)
 
 
 class _Found(NamedTuple):
-    """The best settings for so much memory."""
-
     chunks: int
     changes: Changes
     outcome: ReplayTally
@@ -122,7 +120,6 @@ def _less(shown: Callable[[Any], str], saved: float, what: str = "moved") -> str
 
 
 def _pasted(work: RecordedWork, found: _Found) -> dict[str, list[str]]:
-    """Lines of the daemon's TOML file; and lines for a shell, of what that file does not set."""
     settings, commands = list[str](), list[str]()
     if found.chunks != work.start.chunks:
         settings.append(f'budget = "{paste.amount(found.chunks * work.start.chunk_bytes)}"')

@@ -97,7 +97,6 @@ def _trade(plan: GpuPlan, larger: Larger) -> str:
 
 
 def _budget(plan: GpuPlan) -> str:
-    """The permanent memory, inside the budget and outside, and the largest turn."""
     weights, cache = plan.turn_bytes - plan.turn_cache_bytes, plan.turn_cache_bytes
     of = f" ({size(weights)} of weights and {size(cache)} of KV cache)" if cache else ""
     return (
@@ -107,7 +106,6 @@ def _budget(plan: GpuPlan) -> str:
 
 
 def streaming(plan: GpuPlan) -> Iterator[RenderableType]:
-    """What streams of each stage whose layers do, and what that costs."""
     for name in dict.fromkeys(point.name for point in plan.streams):
         points = [point for point in plan.streams if point.name == name]
         yield Group(Text(plain(_streams(points[0]))), _points(points))

@@ -21,8 +21,6 @@ from swapd_client.vllm.options import KEY, options_of
 
 
 class JointPlan(NamedTuple):
-    """A plan of several deploy files."""
-
     #: One for each file: its stages alone, on GPUs whose budget is for all of them.
     reports: list[VllmPlanReport]
     gpus: list[GpuPlan]
@@ -31,8 +29,6 @@ class JointPlan(NamedTuple):
 
 
 class StageFile(NamedTuple):
-    """A deploy file to plan, and what the user gives for its stages."""
-
     deploy: Deploy
     #: Sources of its weights' sizes: folders, files, or sizes by name.
     sources: Sequence[str]
@@ -41,8 +37,6 @@ class StageFile(NamedTuple):
 
 
 class PlanOptions(NamedTuple):
-    """The options of a plan, as typed."""
-
     device_memory: str | None = None
     overhead: str | None = None
     bandwidth: str | None = None
@@ -105,7 +99,6 @@ def _demands(
     totals: Mapping[int, int],
     chunk: int,
 ) -> tuple[dict[int, list[Demand]], list[list[str]]]:
-    """What all processes demand of each GPU, and the notes of each file."""
     wanted: dict[int, list[Demand]] = {}
     notes = []
     for each in known:
@@ -120,7 +113,6 @@ def _demands(
 
 
 def _part_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
-    """The plans of its GPUs, with its stages alone."""
     own = {(s.name, gpu) for s in found.stages for gpu in s.gpus}
     less = [
         msgspec.structs.replace(
@@ -158,7 +150,6 @@ def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
 
 
 def _components(found: Deploy, sources: Sequence[str]) -> list[ModelComponent]:
-    """The components of the sources, and the parts of them that stages name."""
     components: list[ModelComponent] = []
     for source in sources:
         given = sizes.named(source)
@@ -189,7 +180,6 @@ def _as_loaded(c: ModelComponent, path: Path, found: Deploy) -> ModelComponent:
 
 
 def _config(given: Path | None, sources: Sequence[str]) -> Mapping[str, Any] | None:
-    """The model's config.json: the given one, else that of the first source that has one."""
     if given is not None:
         return sizes.config_of(given)
     paths = [sizes.found(s) for s in sources if sizes.named(s) is None]
@@ -296,7 +286,6 @@ def _changes(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, Any
 
 
 def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
-    """Problems of the file as it is."""
     notes = []
     for plan in plans:
         asked, terms = _as_written(found, plan)
@@ -317,7 +306,6 @@ def _about(found: Deploy, plans: Sequence[GpuPlan]) -> list[str]:
 
 
 def without_graphs(plan: GpuPlan) -> list[str]:
-    """Which stages lose their CUDA graphs to streaming, and why."""
     eager = ", ".join(s.name for s in plan.shares if s.eager)
     return [f"{eager}: without CUDA graphs, because {plan.instead_of}"] if plan.instead_of else []
 

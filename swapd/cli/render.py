@@ -33,14 +33,11 @@ class Said(NamedTuple):
 
 
 class ShownLine(NamedTuple):
-    """A line of the readable log, with its Unix time."""
-
     time: float
     text: Text
 
 
 def line(record: Record, seen: Seen, *, everything: bool = False) -> ShownLine | None:
-    """One line of the readable log, or None if the record is not for this view."""
     said = say(record, seen)
     return in_columns(record.time, said, seen) if said.swap or everything else None
 
@@ -60,7 +57,6 @@ def in_columns(time: float, said: Said, seen: Seen) -> ShownLine:
 
 
 def sentence(record: Record, seen: Seen) -> Text:
-    """The same line without columns, for one component's log."""
     said = say(record, seen)
     words = Text(said.verb, said.style)
     for part in (said.subject, " ".join(said.detail.split())):
@@ -297,7 +293,6 @@ _WHY: dict[actions.Reason, str] = {
 
 
 def why_evicted(a: actions.Evict, seen: Seen) -> str:
-    """The reason of an eviction, and the treatment of the contents if it is scratch."""
     why = _WHY[a.reason]
     if a.reason in ("room", "alternating") and a.waiter is not None:
         asked = " + ".join(seen.room_for(a)) or f"request {a.waiter[1]}"
@@ -312,7 +307,6 @@ def why_evicted(a: actions.Evict, seen: Seen) -> str:
 
 
 def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
-    """The loads for a grant: bytes and parts of each family; zeros or restored bytes of scratch."""
     words = []
     families: dict[str, list[actions.CopyIn]] = {}
     for name, order in seen.brought(a, record.time).items():
@@ -328,7 +322,6 @@ def _brought(a: actions.Grant, record: Record, seen: Seen) -> str:
 
 
 def _contents(order: actions.CopyIn) -> str:
-    """The contents with which scratch was loaded."""
     if order.only == ():
         return f"{order.name} {size(order.nbytes)} of zeros"
     among = f" of {size(order.nbytes)}" if _of_all(order) else ""
@@ -347,14 +340,12 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
 
 
 def _amount(order: actions.CopyIn | actions.CopyOut) -> str:
-    """The bytes copied, or the whole size if it is only zeroed."""
     if order.only == ():
         return f"{size(order.nbytes):>9}, zeroed"
     return f"{size(copied_bytes(order)):>9}"
 
 
 def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
-    """The whole size, if only a part is copied."""
     if not order.only or copied_bytes(order) == order.nbytes:
         return ""
     rest = ", the rest zeroed" if isinstance(order, actions.CopyIn) else ""
@@ -362,7 +353,6 @@ def _of_all(order: actions.CopyIn | actions.CopyOut) -> str:
 
 
 def _used(said: tuple[protocol.Used, ...]) -> str:
-    """The ranges of scratch to save from now on."""
     return "".join(
         f"; of {used.name} {size(sum(nbytes for _, nbytes in used.ranges))} is used"
         for used in said

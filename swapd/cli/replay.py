@@ -128,7 +128,6 @@ def _said(work: RecordedWork, asked: Rules, chunks: int, bandwidth: float | None
 
 
 def row(what: str, work: RecordedWork, outcome: ReplayTally, chunks: int) -> dict[str, Any]:
-    """A line of the table, as `--json` prints it."""
     least = fewest_of(work, outcome, chunks)
     waits = sorted(outcome.waits) or [0.0]
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}

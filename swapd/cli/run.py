@@ -180,7 +180,6 @@ def run(
 def _tables(
     devices: list[str], budget: str | None, file: Path | None, changes: Iterable[str]
 ) -> list[DaemonTable]:
-    """The settings of a single command's daemons, from its options."""
     daemon = settings.read(file) if file else DaemonTable()
     daemon = daemon if budget is None else daemon._replace(budget=_size(budget))
     daemon = daemon.changed(changes)
@@ -195,10 +194,6 @@ def _size(text: str) -> int:
 
 
 def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:
-    """The file of stages that the words name. `given`: options, by name, which are an error.
-
-    Raises: ConfigError.
-    """
     path = Path(words[0])
     if len(words) > 1:
         raise ConfigError(f"{path}: no word may follow a file of stages: {shlex.join(words[1:])}")

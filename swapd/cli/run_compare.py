@@ -61,8 +61,6 @@ class ServerLoad(NamedTuple):
 
 
 class Way(NamedTuple):
-    """One of the two ways, as it is planned."""
-
     side: Side
     plan: RunPlan
     load: ServerLoad | None
@@ -134,7 +132,6 @@ def _ways(
 
 
 def _sides(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]:
-    """Without swapd and with it; or as it is, and with changed settings in each of its daemons."""
     if not changes:
         return [(Side(comparison.WITHOUT, None), found), (Side(comparison.WITH, {}), found)]
     changed = found._replace(daemons=tuple(one.changed(changes) for one in found.daemons))
@@ -149,10 +146,6 @@ def _side(first: DaemonTable, names: Sequence[str]) -> Side:
 
 
 def _without(found: RunFile) -> RunPlan:
-    """The stages without swapd, on the device that their daemon would serve.
-
-    Raises: ConfigError if they need it, as far as is known.
-    """
     said_to_all = {config.DISABLE_VARIABLE: "1"}
     if len(found.daemons) == 1:
         said_to_all[config.DEVICE_VARIABLE] = found.daemons[0].device or config.usual_device()
@@ -169,7 +162,6 @@ def _without(found: RunFile) -> RunPlan:
 
 
 def _refuse_need(stage: StageSpec, source: str) -> None:
-    """Raise ConfigError if this stage needs swapd."""
     if stage.ready == "registered":
         raise ConfigError(
             f'{source}.ready = "registered" would never come true without swapd: {_INSTEAD}, '
@@ -193,7 +185,6 @@ def _check_ends(found: RunFile) -> None:
 
 
 def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
-    """What ends the command, if it does not end by itself. Raises: ConfigError."""
     if options.until is not None and options.span is not None:
         raise ConfigError("give either --until COMMAND or --for SECONDS, not both")
     command = stage.command
@@ -316,13 +307,11 @@ def _measured(way: Way, daemons: Sequence[ServingDaemon], sampler: Sampler) -> R
 
 
 def _load_s(runner: Runner) -> float | None:
-    """How long the stage ran whose end is that of all; None if there is not exactly one."""
     ends = [state.took_s for state in runner.stages.states.values() if state.stage.ends_all]
     return ends[0] if len(ends) == 1 else None
 
 
 def _server_with_load(way: Way, load: ServerLoad, daemons: Sequence[ServingDaemon]) -> Round:
-    """Run a server as a stage, and its load as another, until one of them ends."""
     server = way.plan.file.stages[COMMAND]._replace(
         name="server",
         ready="started" if load.address is None else "answers",

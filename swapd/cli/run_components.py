@@ -40,7 +40,6 @@ def check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
 
 
 def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
-    """The components that a stage's processes have, each with the device of its daemon."""
     host = on_host([table.device or budgets.devices()[0] for table in found.daemons])
     for name, shards, on in _processes(stage, found, read, host=host):
         for device in ["host"] if host else [f"cuda:{gpu}" for gpu in on]:
@@ -68,7 +67,6 @@ def _ends_before(first: StageSpec, then: StageSpec, found: RunFile) -> bool:
 
 
 def devices_of(found: RunFile) -> list[str]:
-    """The GPUs of daemons, as the file or the options say them."""
     return [t.device for t in found.daemons if t.device not in (None, "host")]
 
 

@@ -36,8 +36,6 @@ _BY_LAYER, _BY_MODEL = "--enable-layerwise-offload", "--enable-cpu-offload"
 
 
 class RunPlan(NamedTuple):
-    """All that `swapd run` is about to do."""
-
     #: With its commands as they are started.
     file: RunFile
     daemons: Sequence[DaemonSpec] = ()
@@ -45,7 +43,6 @@ class RunPlan(NamedTuple):
     files: Mapping[Path, str] = {}
 
     def show(self) -> None:
-        """Print the command lines of daemons and stages, and the files with their texts."""
         for one in self.daemons:
             there = joinable(one)
             what = f"joins the one at {there}" if there else one.line
@@ -60,7 +57,6 @@ class RunPlan(NamedTuple):
             say(f"{folder}{' '.join([*set_, shlex.join(stage.command.words)])}{of_file}")
 
     def write(self) -> None:
-        """Write the files. Raises: OSError."""
         for path, text in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -90,7 +86,6 @@ def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 def _of_omni(
     found: RunFile, omni: Sequence[StageSpec], folder: Path, device_memory: str | None
 ) -> RunPlan:
-    """Servers of vLLM-Omni on GPUs: each gets an overlay. Raises: PlanError, with the sum."""
     paths = {stage.name: folder / f"{stage.name}.yaml" for stage in omni}
     deployed = {stage.name: _deployed(stage, found, paths[stage.name]) for stage in omni}
     check_names(found, deployed)
@@ -100,7 +95,6 @@ def _of_omni(
 
 
 def _with_plan(found: RunFile, plan: JointPlan, overlays: Mapping[Path, str]) -> RunPlan:
-    """The run by a plan. Says what streams, and why."""
     for gpu in plan.gpus:
         for line in without_graphs(gpu):
             note(line)
@@ -111,7 +105,6 @@ def _with_plan(found: RunFile, plan: JointPlan, overlays: Mapping[Path, str]) ->
 
 
 def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
-    """Servers of vLLM-Omni run as they are. Says so. Raises: PlanError if that cannot be."""
     seen = {stage.name: _seen_from_here(stage) for stage in omni}
     for command in seen.values():
         named = option(command.words, DEPLOY_CONFIG) or ""
@@ -150,8 +143,6 @@ def _plain(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
 
 
 def _as_stages(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan | None:
-    """The plan with each server of plain vLLM as a deploy file of one stage; None if no layers
-    stream in it. Raises: PlanError."""
     servers_of_vllm = [one for one in found.stages.values() if one.command.kind == "vllm"]
     files = [_as_file(stage, found, folder) for stage in servers_of_vllm]
     if not files:
@@ -171,7 +162,6 @@ def _as_stages(found: RunFile, folder: Path, device_memory: str | None) -> RunPl
 
 
 def _as_file(stage: StageSpec, found: RunFile, folder: Path) -> StageFile:
-    """A server of plain vLLM as a deploy file of one stage. Raises: PlanError."""
     seen = _seen_from_here(stage)
     if seen.model is None:
         raise PlanError(f"{stage.name}: say which model: its command has none after serve")
@@ -191,7 +181,6 @@ def _rooms(stage: DeployStage, model: Path) -> list[str]:
 def _with(
     found: RunFile, daemons: Sequence[DaemonSpec], overlays: Collection[Path] = ()
 ) -> RunFile:
-    """With each command as it is started. `overlays`: the files of stages that get one."""
     stages, paths = {}, {path.stem: path for path in overlays}
     for name, stage in found.stages.items():
         if name in paths:
@@ -239,10 +228,6 @@ def _deploy_of(command: Command) -> Deploy | None:
 
 
 def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
-    """The deploy file of a server, with swapd's workers in all stages. Says what it changes.
-
-    `overlay`: the path of the file that the server is to get. Raises: ConfigError, PlanError.
-    """
     if VISIBLE_VARIABLE in stage.environment:
         raise ConfigError(
             f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE}: the GPUs of a server "
@@ -308,7 +293,6 @@ def _given_budgets(found: RunFile, deployed: Iterable[Deploy]) -> dict[int, int]
 
 
 def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> PlainServer:
-    """A server of plain vLLM beside those of vLLM-Omni: it has to say what it takes."""
     on, words = gpus_of(stage, found), stage.command.words
     weights = budgets.weights_of(_seen_from_here(stage))
     if weights is None:
@@ -332,8 +316,6 @@ def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> Plai
 
 
 def _daemons(found: RunFile, plan: JointPlan) -> list[DaemonSpec]:
-    """One for each GPU that is planned, with the settings of its table; and for a file, those of
-    its other tables."""
     served = [gpu for gpu in plan.gpus if gpu.budget_bytes]
     if len(served) > 1:
         _check_for_all(found)
@@ -361,7 +343,6 @@ def _check_for_all(found: RunFile) -> None:
 
 
 def _of_table(wanted: DaemonSpec, table: DaemonTable, found: RunFile) -> DaemonSpec:
-    """A daemon with the settings of its table, and the table's budget if it has one."""
     others = tuple(table.flags.items())
     if table.budget is None:
         return wanted._replace(others=others, file=found.path)
@@ -374,17 +355,12 @@ def _for_all(found: RunFile) -> DaemonTable | None:
 
 
 def _table_of(found: RunFile, gpu: int) -> DaemonTable | None:
-    """The table of the daemon that serves this GPU, if one does."""
     names = (f"cuda:{gpu}", *(("cuda",) if gpu == 0 else ()))
     named = (table for table in found.daemons if table.device in names)
     return next(named, _for_all(found))
 
 
 def _usual(table: DaemonTable, found: RunFile) -> list[DaemonSpec]:
-    """The daemons of a table without planned stages: one for each device.
-
-    Raises: PlanError, if the free memory is unknown.
-    """
     commands = [
         _seen_from_here(stage)
         for stage in found.stages.values()

@@ -46,7 +46,6 @@ def run_stages(
 
 
 def say_serving(daemons: Sequence[ServingDaemon]) -> None:
-    """Say where each daemon serves, and settings of the run that a joined one does not take."""
     for one in daemons:
         note(f"{one}, {size(one.wanted.budget)}")
         if one.process is None and one.wanted.others:
@@ -99,7 +98,6 @@ def _output(names: Collection[str]) -> Iterator[Output]:
 
 
 def _number(stream: TextIO | None) -> int:
-    """The descriptor of a stream, after a flush; of /dev/null if the stream is closed."""
     if stream is None:
         return os.open(os.devnull, os.O_WRONLY)
     stream.flush()
@@ -110,8 +108,6 @@ def _number(stream: TextIO | None) -> int:
 def _up(
     daemons: Sequence[ServingDaemon], address: ServerAddress | None
 ) -> Iterator[Callable[[Collection[str]], Collection[str]]]:
-    """A call that finds out which of some stages are ready: by their `address`, else by asking the
-    daemons which have registered a component."""
     clients: list[swapd_client.Client] = []
 
     def up(names: Collection[str]) -> Collection[str]:

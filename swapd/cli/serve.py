@@ -90,7 +90,6 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
 
 
 def _device() -> str:
-    """The device, if no setting names it."""
     device = usual_device()
     if (gpus := gpus_here()) > 1:
         log.warning("of %d GPUs this serves %s; --device takes another", gpus, device)

@@ -70,7 +70,6 @@ class Family(NamedTuple):
 
     @property
     def amount(self) -> str:
-        """The size; of a streamed component, also that on the device."""
         if not self.streamed:
             return size(self.nbytes)
         return f"{size(sum(c.nbytes for c in self.inside))} of {size(self.nbytes)}"
@@ -148,7 +147,6 @@ def status(
 
 
 def page(reply: Status, *, wide: bool = True, parts: bool = False) -> RenderableType:
-    """The whole answer for people; `parts`: list each part of streamed components."""
     head = Text.assemble(
         ("swapd ", "bold"),
         (reply.version, "bold"),
@@ -255,7 +253,6 @@ def _summary(reply: StatusReport) -> Table:
 
 
 def times_of(reply: StatusReport) -> str:
-    """How long acquires waited, and how fast loads are; "" before the first."""
     words = []
     if reply.wait_p50_s is not None and reply.wait_p95_s is not None:
         waited = f"p50 {seconds(reply.wait_p50_s)}, p95 {seconds(reply.wait_p95_s)}"
@@ -295,7 +292,6 @@ def _arena(reply: Status) -> Text:
 
 
 def _sessions(reply: Status) -> Text:
-    """The connected sessions, except those of commands like this one."""
     text = Text()
     for s in reply.sessions:
         if s.label.startswith(OWN_LABEL):

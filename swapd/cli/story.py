@@ -82,7 +82,6 @@ def _unknown(name: str, lines: Sequence[LogLine]) -> str:
 
 
 def _said(lines: Iterable[LogLine], chapters: list[list[StoryStep]]) -> dict[int, Text]:
-    """The sentence of each record in the chapters, given the records before it."""
     wanted = {step.line.record.seq for chapter in chapters for step in chapter}
     seen = Seen()
     said = {}

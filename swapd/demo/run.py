@@ -45,8 +45,6 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class StageProcess:
-    """A worker process that runs one stage."""
-
     def __init__(self, name: str, pool: ProcessPoolExecutor) -> None:
         self.name = name
         self._pool = pool

@@ -248,7 +248,6 @@ def _talker_inputs(
 
 
 def _parts(stage: str, module: torch.nn.Module) -> list[tuple[torch.nn.Module, float]]:
-    """Split a stage into parts that cover it, each with the gain of its weights."""
     if stage != "token2wav":
         return [(module, 1.0)]
     # The vocoder has no norms between its residual blocks: at a gain of one, its signal grows

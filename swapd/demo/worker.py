@@ -17,14 +17,12 @@ _here: dict[str, Any] = {}
 
 
 def build(stage: str, seed: int) -> int:
-    """Build the stage of this process; return its weights' bytes."""
     torch.set_num_threads(1)
     _here.update(stage=stage, module=stages.build(stage, seed), client=None)
     return stages.parameter_bytes(_here["module"])
 
 
 def join(endpoint: str) -> None:
-    """Move the weights into swapd: every later run holds a lease."""
     _here["client"] = swapd_client.connect(endpoint, label=_here["stage"])
     _here["client"].register(_here["stage"], _here["module"])
 

@@ -20,7 +20,6 @@ LOG_WANTED = 2 * (64 << 20)
 
 
 def examine(folder: Path, timeout: float) -> list[Check]:
-    """Whether a daemon answers, each time within `timeout` seconds; if so, checks of its status."""
     try:
         with connect(folder, label=OWN_LABEL, timeout=timeout) as client:
             status = client.status(timeout=timeout)
@@ -35,7 +34,6 @@ def examine(folder: Path, timeout: float) -> list[Check]:
 
 
 def of_status(status: Status) -> list[Check]:
-    """The checks of a status; pinning and notes only if the daemon reports any."""
     return [
         _version(status),
         _budget(status),
@@ -55,7 +53,6 @@ def _version(status: Status) -> Check:
 
 
 def _budget(status: Status) -> Check:
-    """Whether the GPU has memory left for workers, or the host for host copies."""
     name, budget = "daemon budget", status.budget_bytes
     if status.device != "host":
         found = f"{size(budget)}; {size(status.device_free_bytes)} of {status.device} are free"
@@ -83,7 +80,6 @@ def _note(note: str) -> Check:
 
 
 def _swap_log(path: Path) -> Check:
-    """Whether records reach the disk: the daemon drops the others, and the log counts them."""
     name, elsewhere = "swap log", "records are dropped: fix it, or restart with another --swap-log"
     try:
         room = os.statvfs(path.parent)

@@ -25,7 +25,6 @@ _NEEDED = {
 
 
 def examine() -> list[Check]:
-    """All checks of the driver and of each GPU; a single one if there is no driver."""
     nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
     try:
         api = load()
@@ -38,7 +37,6 @@ def examine() -> list[Check]:
 
 
 def no_driver(nodes: list[Path], why: str) -> Check:
-    """The check without a driver: ok without a GPU, else a warning."""
     if not nodes:
         advice = "swapd serve --device host works without; figures of a GPU need one"
         return Check("gpu", "ok", "no NVIDIA device", advice)
@@ -70,7 +68,6 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
 
 
 def descriptors(total: int, limit: int) -> Check:
-    """Whether a daemon may open a descriptor for each chunk of the whole GPU."""
     needed = -(-total // CHUNK_BYTES) + SPARE_FILES
     found = f"{limit} at most; the whole GPU in chunks of {size(CHUNK_BYTES)} takes {needed}"
     if limit >= needed:

@@ -59,7 +59,6 @@ def python() -> Check:
 
 
 def kernel(system: str, release: str) -> Check:
-    """The system is Linux, and new enough."""
     needed = ".".join(map(str, KERNEL_NEEDED))
     found = f"{system} {release}"
     if system != "Linux":
@@ -71,7 +70,6 @@ def kernel(system: str, release: str) -> Check:
 
 
 def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> Check:
-    """Run `attempt`: `works` if it succeeds, else its error and `advice`."""
     try:
         attempt()
     except (OSError, AttributeError) as exc:
@@ -81,8 +79,6 @@ def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> C
 
 
 def populate() -> Check:
-    """The kernel can make pages of shared memory present before their use."""
-
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
             address = vm.map_shared(fd.fileno(), 0, _TRIED_BYTES, writable=True)
@@ -96,8 +92,6 @@ def populate() -> Check:
 
 
 def memfd_sealing() -> Check:
-    """The kernel can share memory by descriptor, and seal it against writing."""
-
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -135,7 +129,6 @@ def shelving() -> Check:
 
 
 def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
-    """Shared memory gets huge pages if it asks for them."""
     advice = f"copies and page tables are slower without: echo advise | sudo tee {setting}"
     text = _text(setting)
     chosen = re.search(r"\[(\w+)\]", text or "")
@@ -147,8 +140,6 @@ def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
 
 
 def pidfd() -> Check:
-    """A process can wait for the end of another, also after its session ended."""
-
     def attempt() -> None:
         with OwnedFd(os.pidfd_open(os.getpid())) as fd:
             if select.select([fd], [], [], 0)[0]:
@@ -158,8 +149,6 @@ def pidfd() -> Check:
 
 
 def peer_credentials() -> Check:
-    """A socket identifies its peer, and carries packets with descriptors."""
-
     def attempt() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -202,7 +191,6 @@ def locked_memory(limit: int) -> Check:
 
 
 def folder_usable(path: Path) -> Check:
-    """The daemon could claim the folder, or has claimed it."""
     name = "runtime folder"
     try:
         with Folder(path, runtime_dir.open_folder(path)) as folder:

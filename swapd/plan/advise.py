@@ -91,8 +91,6 @@ class ModelComponent(msgspec.Struct, frozen=True):
 
 
 class MemoryBudget(msgspec.Struct, frozen=True):
-    """A device's memory, and its other uses. Bytes."""
-
     total: int
     kv_cache: int = 0
     activations: int = 0
@@ -100,7 +98,6 @@ class MemoryBudget(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> int:
-        """Memory for weights; negative if the other uses alone exceed the total."""
         return self.total - self.kv_cache - self.activations - self.overhead
 
     def __str__(self) -> str:
@@ -115,8 +112,6 @@ class MemoryBudget(msgspec.Struct, frozen=True):
 
 
 class Treatment(msgspec.Struct, frozen=True):
-    """The treatment of one component, and its cost. Seconds are waits for copies."""
-
     name: str
     how: How
     nbytes: int
@@ -188,7 +183,6 @@ def _rank(advice: Advice) -> tuple[float, int, int]:
 
 
 def _ways(components: Sequence[ModelComponent], small: How) -> Iterable[tuple[How, ...]]:
-    """The treatments of each component; if there are many, small ones get `small` only."""
     weighed = sorted(components, key=lambda c: c.nbytes)[-_WEIGHED:]
     for c in components:
         if c not in weighed:
@@ -227,7 +221,6 @@ def _staying(c: ModelComponent, how: How, chunk_bytes: int) -> int:
 
 
 def _in_turn(c: ModelComponent, how: How, chunk_bytes: int) -> int:
-    """Bytes that it needs of the place that components share in turn."""
     if how == "keep":
         return 0
     if how == "alternate":
@@ -236,8 +229,6 @@ def _in_turn(c: ModelComponent, how: How, chunk_bytes: int) -> int:
 
 
 class _Blocks(NamedTuple):
-    """Blocks of one component that each save the same in a request. Bytes."""
-
     name: str
     number: int
     taken: int

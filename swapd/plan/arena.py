@@ -87,8 +87,6 @@ def largest_of(most: int, possible: Callable[[int], bool]) -> int:
 
 
 class SharedArena(NamedTuple):
-    """An arena of at most `nbytes`, and the stages that share it. Bytes."""
-
     ours: Sequence[Demand]
     nbytes: int
 
@@ -97,15 +95,12 @@ class SharedArena(NamedTuple):
         return sum(c.staying for c in self.ours)
 
     def needed(self, caches: Mapping[str, int]) -> int:
-        """The permanent components, and the largest turn."""
         return self.stays + max((c.turning(caches[c.name]) for c in self.ours), default=0)
 
     def room_of(self, claim: Demand) -> int:
-        """The most that the weights of its turn may take."""
         return self.nbytes - self.stays - claim.cache_bytes()
 
     def lacks(self, claim: Demand) -> bool:
-        """Whether a stage whose layers can stream has no room for its turn."""
         part = claim.streams if claim.ours else None
         could = part is not None and not part.streamed
         return could and claim.turning(0) > self.room_of(claim)
@@ -117,11 +112,9 @@ class SharedArena(NamedTuple):
         return self.whole(caches) <= self.nbytes
 
     def cost(self, caches: Mapping[str, int]) -> tuple[bool, int]:
-        """Whether stages take turns, and the bytes of a round."""
         return not self.fits(caches), self.moved(caches)[0]
 
     def moved(self, caches: Mapping[str, int]) -> tuple[int, int]:
-        """Bytes of a round by layers, and as a whole."""
         if self.fits(caches):
             return 0, 0
         return _moved(_turns(self.ours, caches), self.nbytes - self.stays, chunk_of(self.ours))

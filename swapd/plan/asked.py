@@ -108,7 +108,6 @@ def _listed(found: Deploy) -> str:
 def _of_stage(
     stage: DeployStage, given: Mapping[str, Any], found: Deploy, model: Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings with only those components that the stage has; and the other components."""
     named = given.get(_COMPONENTS)
     if named is None:
         return dict(given), []
@@ -117,7 +116,6 @@ def _of_stage(
 
 
 def _less(stage: DeployStage, given: Mapping[str, Any], has: Sequence[str]) -> dict[str, Any]:
-    """The settings of a stage which has these of the components that they name."""
     rest = {k: v for k, v in given.items() if k != _COMPONENTS}
     if not has:
         return {**{k: v for k, v in rest.items() if k != _STRATEGY}, _ENABLED: False}
@@ -127,7 +125,6 @@ def _less(stage: DeployStage, given: Mapping[str, Any], has: Sequence[str]) -> d
 
 
 def _has(stage: DeployStage, part: str, found: Deploy, model: Path) -> bool:
-    """Whether a stage is or has this component."""
     if any(part in names_of(one) for one in found.stages):
         return part in names_of(stage)
     if stage.kind == "diffusion":

@@ -21,8 +21,6 @@ CALLS_S = 42e-6
 
 
 class Cost(NamedTuple):
-    """The cost of a plan: each daemon's budget, and the copies of a round of requests."""
-
     budgets: Sequence[int]
     moved_bytes: int
     copying_s: float
@@ -35,8 +33,6 @@ class Cost(NamedTuple):
 
 
 class ChunkChoice(NamedTuple):
-    """The chunk size of a plan, in bytes, and the reason."""
-
     nbytes: int
     why: str
 

@@ -23,8 +23,6 @@ _WHOLE = "."
 
 
 class Known(NamedTuple):
-    """A deploy file, and what is known of its stages."""
-
     deploy: Deploy
     #: Stages, parts of them (`thinker.visual`), or the components of a diffusion stage.
     components: Sequence[ModelComponent]
@@ -35,8 +33,6 @@ class Known(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The need of a stage's process without its weights. Bytes."""
-
     workspace: int
     #: The smallest possible KV cache, 0 for a stage without one; and the largest of use, if known.
     least_cache: int = 0
@@ -83,7 +79,6 @@ class PlainServer(NamedTuple):
 
 
 def of_server(server: PlainServer, chunk: int = CHUNK_BYTES) -> Demand:
-    """The claims of each of its processes on its GPU."""
     return Demand(
         name=server.name,
         stage_id=0,
@@ -200,7 +195,6 @@ def _most(stage: DeployStage, cache: kv.KvCache) -> int | None:
 
 
 def _left_of(stage: DeployStage, room: int, own: int, cache: kv.KvCache | None, chunk: int) -> int:
-    """The KV cache that a given room leaves. Raises: PlanError, with the room that would do."""
     left = max(0, room - own) // chunk * chunk
     least = in_chunks(kv.least_bytes(cache), chunk) if cache else chunk
     if left >= least:
@@ -219,7 +213,6 @@ def _left_of(stage: DeployStage, room: int, own: int, cache: kv.KvCache | None, 
 
 
 def given_room(name: str, nbytes: int) -> str:
-    """The option that gives a stage so many bytes of KV cache and workspace together."""
     return f"--room {name}={-(-nbytes >> 20)}MiB"
 
 
@@ -261,7 +254,6 @@ def _notes(
 
 
 def check(name: str, deploy: Deploy) -> None:
-    """Check that a given size is that of a stage in the file. Raises: PlanError."""
     stages = {n for s in deploy.stages for n in names_of(s)}
     pipeline = any(s.kind == "diffusion" for s in deploy.stages) and name in COMPONENTS
     if name.partition(".")[0] in stages or pipeline:
@@ -280,7 +272,6 @@ def names_of(stage: DeployStage) -> tuple[str, ...]:
 def _weights(
     stage: DeployStage, deploy: Deploy, found: Mapping[str, ModelComponent]
 ) -> list[ModelComponent]:
-    """The whole weights of a stage: one component, or the components of a diffusion stage."""
     if name := next((name for name in names_of(stage) if name in found), None):
         return [found[name]]
     if stage.kind == "diffusion" and (made_of := _pipeline(deploy, found)):
@@ -297,7 +288,6 @@ def _weights(
 
 
 def _pipeline(deploy: Deploy, found: Mapping[str, ModelComponent]) -> list[ModelComponent]:
-    """The components of a diffusion pipeline: those that are no stages."""
     taken = {*STAGES, *(stage.name for stage in deploy.stages)}
     return [c for name, c in found.items() if name in COMPONENTS and name not in taken]
 
@@ -310,7 +300,6 @@ def _parts(
     layers: int,
     chunk: int,
 ) -> tuple[WeightGroup, ...]:
-    """The parts of a stage that load and leave by themselves, on one of its GPUs."""
     if stage.kind == "diffusion" or not weights:
         return tuple(_of_pipeline(stage, c, chunk) for c in weights)
     whole = weights[0].nbytes // stage.shards
@@ -332,7 +321,6 @@ def _inner(
     notes: list[str],
     chunk: int,
 ) -> Iterator[WeightGroup]:
-    """The named parts of known size, but for the stage itself."""
     for name in [f"{stage.name}.{part}" for part in named if part != stage.name]:
         if (component := found.get(name)) is not None:
             yield _part(name, component.nbytes // stage.shards, chunk)
@@ -377,7 +365,6 @@ def _as_whole(stage: DeployStage) -> bool:
 
 
 def _of_pipeline(stage: DeployStage, c: ModelComponent, chunk: int) -> WeightGroup:
-    """A component of a diffusion stage: the used ones load one after the other."""
     nbytes, stays = c.nbytes // stage.shards, stage.stays
     if _as_whole(stage):
         return _part(c.name, nbytes, chunk, stays=stays)
@@ -390,7 +377,6 @@ def _of_pipeline(stage: DeployStage, c: ModelComponent, chunk: int) -> WeightGro
 
 
 def _streamed(stage: DeployStage, c: ModelComponent, stays: bool, chunk: int) -> WeightGroup:
-    """A component that loads by blocks: some blocks are kept, and two slots serve the others."""
     block, rest = in_chunks(c.block_bytes, chunk), in_chunks(c.rest_bytes, chunk)
     kept = 0
     if stage.offload.mode == "partial":

@@ -44,7 +44,6 @@ class WeightGroup(msgspec.Struct, frozen=True):
         return self.by_block or self.layers * self.layer_taken + rest
 
     def taken_with(self, layers: int) -> int:
-        """Their size in an arena with so many layers in, each by itself."""
         rest = in_chunks(self.nbytes - self.each * self.each_bytes, self.chunk)
         return rest + layers * in_chunks(self.each_bytes, self.chunk)
 
@@ -73,13 +72,10 @@ class WeightGroup(msgspec.Struct, frozen=True):
 
     @property
     def at_least(self) -> int:
-        """Their size in an arena during use."""
         return self.taken if self.layers or self.streamed else in_chunks(self.least, self.chunk)
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """The need of one process of a stage on its GPU. Bytes."""
-
     name: str
     stage_id: int
     kind: Kind
@@ -117,17 +113,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def staying(self) -> int:
-        """Bytes of it that never leave the arena."""
         return sum(p.taken for p in self.parts if p.stays)
 
     @property
     def streams(self) -> WeightGroup | None:
-        """Its weights whose layers stream, or could: None if none do."""
         turn = [p for p in self.parts if p.each and not p.stays]
         return turn[0] if turn and self.kind == "ar" else None
 
     def streaming(self, room: int) -> "Demand":
-        """The same with layers streamed, as few as `room` bytes for a step's weights demand."""
         part = self.streams
         assert part is not None
         beside = self.turning(0) - part.at_least
@@ -135,7 +128,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, parts=tuple(own if p is part else p for p in self.parts))
 
     def turning(self, cache: int) -> int:
-        """Bytes of a step without the permanent components, with a KV cache of `cache` bytes."""
         needs = [p.at_least for p in self.parts if not p.stays]
         return (sum(needs) if self.at_once else max(needs, default=0)) + cache
 
@@ -163,8 +155,6 @@ What = Literal["fastest", "balanced", "least memory"]
 
 
 class StreamPoint(msgspec.Struct, frozen=True):
-    """A stage whose layers stream, with so many of them."""
-
     name: str
     what: What
     layers: int
@@ -183,7 +173,6 @@ class StreamPoint(msgspec.Struct, frozen=True):
 
 
 def points(claim: Demand, room: int, bytes_per_s: float) -> Iterator[StreamPoint]:
-    """Of a stage that streams; `room`: the bytes of the arena for its turn."""
     if (part := claim.streams) is None or not part.streamed:
         return
     least, layers = part.streamed, part.each

@@ -49,8 +49,6 @@ class BadDeploy(PlanError):
 
 
 class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: the GPUs of its processes, and its settings for memory."""
-
     id: int
     name: str
     kind: Kind
@@ -89,7 +87,6 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_components(self) -> bool:
-        """Whether it names swapd's worker, or options for one."""
         return self.ours or KEY in self.additional
 
 
@@ -104,7 +101,6 @@ class Deploy(msgspec.Struct, frozen=True):
 
     @property
     def has_components(self) -> bool:
-        """Whether a stage does."""
         return any(stage.has_components for stage in self.stages)
 
 
@@ -133,7 +129,6 @@ def read(
 def _stages(
     path: Path, merged: dict[str, Any], files: Iterable[Path], installed: VllmOmni | None
 ) -> tuple[DeployStage, ...]:
-    """The stages of a file merged with its bases, `files`. Raises: BadDeploy."""
     listed = merged.get("stages")
     if not isinstance(listed, list) or not listed:
         raise BadDeploy(f"{path} lists no stages, under stages")

@@ -148,7 +148,6 @@ def cache_of(
 
 
 def token_bytes(cache: KvCache) -> int:
-    """Bytes of one token in a process."""
     return cache.block_bytes // cache.block_tokens
 
 
@@ -167,7 +166,6 @@ def least_bytes(cache: KvCache, requests: int = 1) -> int:
 
 
 def tokens_in(cache: KvCache, nbytes: int) -> int:
-    """Tokens of the longest request that fits a cache of `nbytes`; 0 if none does."""
     blocks = nbytes // cache.block_bytes - 1 - cache.partial
     return max(0, blocks) * cache.block_tokens
 
@@ -191,7 +189,6 @@ def item_bytes(dtype: str | None, kv_cache_dtype: str | None) -> int:
 
 
 def decoder_of(config: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
-    """The configuration of a stage's decoder, within that of the model. Raises: UncountedCache."""
     found = config
     for key in (f"{stage}_config", *_DECODERS):
         if isinstance(inner := found.get(key), dict):
@@ -207,14 +204,12 @@ def decoder_of(config: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
 
 
 def kv_heads(decoder: Mapping[str, Any], stage: str) -> int:
-    """KV heads of a decoder; by default all its heads. Raises: UncountedCache."""
     if any(decoder.get(key) for key in _KV_HEADS):
         return _count(decoder, stage, *_KV_HEADS)
     return heads(decoder, stage)
 
 
 def heads(decoder: Mapping[str, Any], stage: str) -> int:
-    """Attention heads of a decoder. Raises: UncountedCache."""
     return _count(decoder, stage, "num_attention_heads", "n_head", "num_heads")
 
 
@@ -224,7 +219,6 @@ def hidden_size(decoder: Mapping[str, Any], stage: str) -> int:
 
 
 def head_size(decoder: Mapping[str, Any], stage: str) -> int:
-    """Numbers of one head. Raises: UncountedCache."""
     if decoder.get("head_dim"):
         return _count(decoder, stage, "head_dim")
     found = hidden_size(decoder, stage) // heads(decoder, stage)
@@ -252,7 +246,6 @@ def _count(decoder: Mapping[str, Any], stage: str, *names: str) -> int:
 
 
 def _refuse_others(decoder: Mapping[str, Any], stage: str) -> None:
-    """Raises: UncountedCache, for layers with another kind of state."""
     types = decoder.get("layer_types")
     listed = {str(one) for one in types} if isinstance(types, list) else set()
     why = _listed(sorted(listed - {_FULL, _SLIDING}))

@@ -15,7 +15,6 @@ from swapd.plan.sizes import DITS, STAGES
 
 
 def worker(kind: Kind) -> dict[str, Any]:
-    """What a stage of this kind says to use swapd's worker."""
     if kind == "diffusion":
         return {"worker_extension_cls": WORKERS[kind]}
     if kind == "generation":  # it would capture graphs before its weights are in swapd
@@ -61,7 +60,6 @@ def _changed(
 def _again(
     before: Mapping[str, Any], values: Mapping[str, Any], *, everywhere: bool
 ) -> dict[str, Any]:
-    """What a stage's entry must say so that the values count."""
     again = {key: value for key, value in values.items() if everywhere or key in before}
     for inner in INNER:
         own = before.get(inner)
@@ -104,7 +102,6 @@ def _stage_lines(placements: list[Treatment]) -> Iterator[str]:
 
 
 def _kind(names: Sequence[str]) -> Kind | None:
-    """The kind of a stage with these components; None if their names do not show it."""
     if not set(DITS).isdisjoint(names):
         return "diffusion"
     return _KINDS.get(names[0])
@@ -150,7 +147,6 @@ def _gb(p: Treatment) -> float:
 
 
 def python(advice: Advice) -> str:
-    """Lines for a worker with a `client` and a `model`."""
     lines = []
     if kept := advice.treated("keep"):
         lines.append(f'client.attach(model, {_listed(kept)}, policy="permanent")')

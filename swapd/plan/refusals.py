@@ -9,7 +9,6 @@ from swapd.shared.units import size
 
 
 def too_large(card: GpuFacts, ours: Sequence[Demand], beside: Sequence[Term], free: int) -> str:
-    """The user's budget is larger than what is `free`."""
     left = size(free) if free > 0 else "nothing"
     return (
         f"GPU {card.gpu} cannot hold a budget of {size(card.budget or 0)}: {size(card.total)}"
@@ -19,7 +18,6 @@ def too_large(card: GpuFacts, ours: Sequence[Demand], beside: Sequence[Term], fr
 
 
 def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
-    """The memory on a GPU beside the arena, as terms of a sum."""
     rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
     terms = "".join(f" - {t}" for t in beside)
     return f"{terms} - {size(sum(c.room for c in ours))} workspace ({rooms})"
@@ -28,7 +26,6 @@ def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
 def too_much(
     card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], free: int, needed: int
 ) -> str:
-    """The demands need more than is `free` for an arena."""
     ours = [c for c in claims if c.ours]
     caches = {c.name: c.cache_bytes() for c in ours}
     left = size(free) if free > 0 else "nothing"

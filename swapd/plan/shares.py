@@ -57,8 +57,6 @@ class GpuShare(msgspec.Struct, frozen=True):
 
 
 class Larger(msgspec.Struct, frozen=True):
-    """KV caches as large as each turn has room for, and the cost of a round with them."""
-
     #: Bytes, by stage: those that are larger than planned.
     caches: dict[str, int]
     moved_bytes: int
@@ -102,7 +100,6 @@ class GpuPlan(msgspec.Struct, frozen=True):
 
     @property
     def stay_beside(self) -> list[str]:
-        """The smallest stages that take turns, as many as fit beside the largest turn."""
         outside = sum(t.nbytes for t in self.beside)
         outside += sum(s.room_bytes for s in self.shares if s.ours)
         room, found = self.budget_bytes - (self.stays_bytes - outside) - self.turn_bytes, []
@@ -154,7 +151,6 @@ def _divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
 
 
 def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", list[Term]]:
-    """The largest possible arena, and all memory beside it and the rooms."""
     ours = [c for c in claims if c.ours]
     beside = _beside(claims, card.overhead)
     free = _free(ours, card.total, beside)
@@ -294,7 +290,6 @@ def _grown(
 
 
 def _larger(arena: SharedArena, caches: Mapping[str, int], bytes_per_s: float) -> Larger | None:
-    """The cost of KV caches as large as their turns have room for; None if it is no higher."""
     turns = {c.name: arena.nbytes - arena.stays - c.turning(0) for c in arena.ours}
     most = {c.name: min(turns[c.name], c.cache_bytes(TURNS_CACHE)) for c in arena.ours}
     more = {name: nbytes for name, nbytes in most.items() if nbytes > caches[name]}

@@ -92,12 +92,10 @@ def found(source: str) -> Path:
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
-    """A model's config.json as it is. Raises: NoSizes."""
     return _json(path / "config.json" if path.is_dir() else path)
 
 
 def within(path: Path, names: Iterable[str]) -> list[ModelComponent]:
-    """The components of these names, such as `thinker.visual`, as far as the files have them."""
     wanted = list(names)
     if not wanted or path.suffix == ".json":
         return []
@@ -231,7 +229,6 @@ def _called(folder: Path) -> str:
 
 
 def _stored(path: Path) -> dict[str, int]:
-    """The bytes of each tensor of a file, or of the files of an index. Raises: NoSizes."""
     try:
         with open_all(path) as tensors:
             found = {name: tensor.nbytes for name, tensor in tensors.items()}
@@ -258,7 +255,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _of_tensors(tensors: Mapping[str, int], name: str) -> list[ModelComponent]:
-    """The components of one model: its stages and the like if it has them, else the model."""
     parts: dict[str, dict[str, int]] = {}
     for tensor, nbytes in tensors.items():
         top = tensor.partition(".")[0]
@@ -289,8 +285,6 @@ def _component(name: str, tensors: Mapping[str, int]) -> ModelComponent:
 
 
 def _of_config(path: Path) -> list[ModelComponent]:
-    """The components of a Hugging Face config, from a model on the meta device. Needs
-    transformers."""
     config = _json(path)
     architecture = _architecture(path, config)
     if too_many := _too_many(config):
@@ -329,10 +323,6 @@ def _architecture(path: Path, config: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Silence logs and warnings of libraries about a config, or about this machine.
-
-    Their errors still raise.
-    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -104,7 +104,6 @@ class SimulatedMachine:
 
 
 def _answer(action: actions.AnyAction, now: float) -> AnyEvent | None:
-    """The event that follows an action at once; None if none does."""
     match action:
         case actions.MakeHostCopy(uid=uid):
             return events.HostCopyMade(now, uid)

@@ -23,8 +23,6 @@ _TRIED_MAX = 500_000
 
 
 class Fewest(NamedTuple):
-    """Bytes that must be loaded."""
-
     nbytes: int
     #: Whether some choice loads so few. Else it is a bound: none loads fewer.
     exact: bool
@@ -64,7 +62,6 @@ def fewest(
 def _of_all_choices(
     uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int
 ) -> int | None:
-    """The fewest of all choices; None if there are too many."""
     taken = {name: -(-nbytes // chunk_bytes) for name, nbytes in sizes.items()}
 
     @cache
@@ -91,7 +88,6 @@ def _least_after(
     asked: Names,
     moves: Callable[[Names, Names], tuple[int, list[Names]]],
 ) -> dict[Names, int]:
-    """The fewest bytes for what may be there after a use, from those for what is there before."""
     after: dict[Names, int] = {}
     for there, moved in least.items():
         nbytes, ends = moves(there, asked)
@@ -143,7 +139,6 @@ def _by_next_use(
 
 
 def _next_uses(uses: Sequence[Names]) -> Iterator[dict[str, int]]:
-    """For each use, the number of the next use of each of its components."""
     coming: dict[str, int] = {}
     found = []
     for number in range(len(uses) - 1, -1, -1):

@@ -56,8 +56,6 @@ Changes = dict[tuple[str, str], Any]
 
 
 class ReplayCost(NamedTuple):
-    """Of a run; the least is the best."""
-
     unserved: int
     seconds: float
 
@@ -66,7 +64,6 @@ NO_TIME = ReplayCost(1 << 62, 0.0)
 
 
 def settings_of(work: RecordedWork) -> list[Setting]:
-    """What can be changed for this work."""
     registered = {one.name: one for one in _of_kind(work, protocol.Register)}
     sizes = Counter[str]()
     for one in registered.values():
@@ -127,7 +124,6 @@ def _of_kind(work: RecordedWork, kind: type[_T]) -> Iterator[_T]:
 def run_at(
     work: RecordedWork, settings: Sequence[Setting], point: Point, chunks: int, bytes_per_s: float
 ) -> ReplayTally:
-    """What comes of the work under this point, with so many chunks."""
     given = changes(settings, point)
     changed = {name: value for (kind, name), value in given.items() if kind == "rule"}
     rules = msgspec.structs.replace(work.start.rules, **changed)
@@ -135,7 +131,6 @@ def run_at(
 
 
 def changes(settings: Sequence[Setting], point: Point) -> Changes:
-    """What is not as recorded at this point."""
     found = zip(settings, point, strict=True)
     return {(one.kind, one.name): value for one, value in found if value is not None}
 
@@ -250,7 +245,6 @@ def _descend(settings: Sequence[Setting], point: Point, of: Callable[[Point], Re
 
 
 def _simplest(point: Point, cost: Callable[[Point], ReplayCost]) -> Point:
-    """The same without settings that are not worth it."""
     unserved, seconds = cost(point)
     for i in range(len(point)):
         other = (*point[:i], None, *point[i + 1 :])

@@ -39,8 +39,6 @@ KEPT_LEAST_S = 1e-3
 
 
 class ReplayTally(msgspec.Struct):
-    """What came of it."""
-
     loads: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -67,7 +65,6 @@ class ReplayTally(msgspec.Struct):
                 self.refused += not said.tried
 
     def there(self, waited_s: float, leased: frozenset[str]) -> None:
-        """An acquire has its bytes; `leased`: the names of all leases, this one too."""
         self.waits.append(waited_s)
         if not self.uses or not leased <= self.uses[-1]:
             self.uses.append(leased)
@@ -159,7 +156,6 @@ class CopiesUnderWay:
 
 
 def spares(step: WorkStep) -> tuple[int, ...]:
-    """The leases that an acquire spends if it needs a load."""
     assert isinstance(step.event, events.SessionRequest)
     return tuple(one.lease for one in getattr(step.event.request, "spare", ()))
 
@@ -172,8 +168,6 @@ class _Demand(NamedTuple):
 
 
 class WorkReader:
-    """Reads a run, event by event."""
-
     def __init__(self) -> None:
         self._steps: list[WorkStep] = []
         self._first: float | None = None
@@ -329,7 +323,6 @@ class WorkReader:
         self._done.setdefault(session, []).append(number)
 
     def _add_later(self, event: AnyEvent, after: Iterable[int], kept_s: float = 0.0) -> int:
-        """After all of these, that are over: as long as it was."""
         over = {one: self._over[one] for one in after if one in self._over}
         since = max(over.values(), default=self._now)
         return self._add(event, tuple(over), self._now - since, kept_s)

@@ -19,7 +19,6 @@ _ROUND_UP = 1.05
 
 
 def devices() -> list[str]:
-    """The GPUs that this process may use, or the host if there are none."""
     return [f"cuda:{number}" for number in range(gpus.count() or 0)] or ["host"]
 
 
@@ -47,7 +46,6 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonS
 
 
 def _needed(command: Command) -> int | None:
-    """The arena that a server's weights take on each of its GPUs; None if it is unknown."""
     weights = weights_of(command)
     return None if weights is None else int(weights * _ROUND_UP) // shards_of(command)
 
@@ -83,7 +81,6 @@ def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> 
 
 
 def free_on(device: str) -> int:
-    """Bytes that no process uses now."""
     if device == "host":
         return available_bytes()
     try:

@@ -118,7 +118,6 @@ def end_with_parent() -> None:
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal sends its signals to this process and its child."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):

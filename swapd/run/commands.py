@@ -23,8 +23,6 @@ _ADDITIONAL = "--additional-config"
 
 
 class Command(NamedTuple):
-    """A command line, without the options for swapd."""
-
     words: tuple[str, ...]
     kind: Kind
     #: Its flags for offloading that vllm-omni does not know; they are not in the words.
@@ -80,7 +78,6 @@ def _kind(words: Sequence[str]) -> Kind:
 
 
 def component_of(command: Command) -> str:
-    """The component name of a plain vLLM server, as its worker finds it."""
     found = additional_of(command).get("swapd")
     named = found.get("component") if isinstance(found, dict) else None
     return str(named or PurePath(command.model or "").name)

@@ -18,8 +18,6 @@ _NOT_MEASURED = "not measured"
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One run. Bytes and seconds; None: not measured."""
-
     status: int
     whole_s: float = 0.0
     ready_s: float | None = None
@@ -57,12 +55,10 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """Status of the first command that failed; 0 if none did."""
         return next((failed.status for side in self.sides if (failed := side.failed)), 0)
 
 
 def decoded(data: bytes) -> Comparison:
-    """The comparison in a file. Raises: MsgspecError."""
     found = msgspec.json.decode(data, type=Comparison)
     if found.version != VERSION:
         raise msgspec.ValidationError(f"it is of version {found.version}")
@@ -103,7 +99,6 @@ ABOUT = (
 
 
 def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
-    """The table: what, both sides, their ratio; in medians of the successful rounds."""
     made = []
     for measure in _MEASURES:
         values = [_median(measure, side.good) for side in found.sides]

@@ -110,7 +110,6 @@ def joinable(wanted: DaemonSpec) -> Path | None:
 
 
 def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
-    """The status of a daemon that serves the wanted device; None of another."""
     elsewhere = wanted.device == "host" and found.folder != wanted.folder.resolve()
     status = None if found.unreachable or elsewhere else _status(found.folder)
     return status if status and _is_for(wanted, status.device, found.pid) else None

@@ -49,8 +49,6 @@ COMMAND = "deploy"
 
 
 class StageSpec(NamedTuple):
-    """A command with a name."""
-
     name: str
     command: Command
     environment: dict[str, str]
@@ -77,8 +75,6 @@ class RunFile(NamedTuple):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """`[stages.NAME]`, as written."""
-
     command: str | list[str]
     env: dict[str, str | int | float] = {}
     directory: str = "."
@@ -92,7 +88,6 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def of_command(words: Sequence[str], daemons: Sequence[DaemonTable]) -> RunFile:
-    """A single command, as a file with one stage would have it; its program is not checked."""
     stage = StageSpec(COMMAND, command_of(words), {}, Path().absolute())
     return RunFile(None, tuple(daemons), {COMMAND: stage})
 

@@ -54,7 +54,6 @@ def same(one: str, other: str) -> bool:
 
 
 def folder_of(device: str) -> Path:
-    """Where the daemon of a device serves, if its folder is not named."""
     name = name_of(device, config.listed_gpus())
     if name.isdecimal():
         return config.default_folder(f"cuda:{name}")
@@ -89,7 +88,6 @@ def count() -> int | None:
 
 
 def in_words() -> str:
-    """The GPUs that this process may use, and where that is from."""
     listed, there = config.listed_gpus(), count()
     known = ", ".join(f"cuda:{number}" for number in range(there or 0))
     if listed is None:
@@ -127,7 +125,6 @@ def check_numbered(devices: Sequence[str]) -> None:
 
 
 def visible_as(devices: Sequence[str]) -> str:
-    """$CUDA_VISIBLE_DEVICES of a command that is to use these devices alone."""
     listed = config.listed_gpus()
     return ",".join(name_of(device, listed) for device in devices)
 
@@ -158,7 +155,6 @@ def nvml_handle(nvml: Any, device: str) -> Any:
 
 
 def _uuid(number: int) -> str:
-    """Of the GPU with this number on the machine, by NVML; "" if that is not known."""
     with suppress(Exception), nvml() as api:  # not there, or its own error
         return str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(number)))
     return ""

@@ -20,8 +20,6 @@ _LOOK_S = 0.05
 
 
 class GroupGuard:
-    """The process, for `swapd run`."""
-
     def __init__(self) -> None:
         """Raises: OSError."""
         self._process = subprocess.Popen(
@@ -38,11 +36,9 @@ class GroupGuard:
         self._write(f"{start} {os.getpid()}\n")
 
     def forget(self, start: int) -> None:
-        """Report that its group has ended, or never existed."""
         self._write(f"{start} 0\n")
 
     def close(self) -> None:
-        """End the groups that it still watches."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -65,7 +61,6 @@ def _main() -> None:
 
 
 def _left(groups: Iterable[int], number: int) -> set[int]:
-    """The groups that still exist a while after a signal."""
     left = {group for group in groups if _tell(group, number)}
     until = time.monotonic() + _TERM_S
     while left and time.monotonic() < until:

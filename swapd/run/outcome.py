@@ -51,8 +51,6 @@ class Sums(msgspec.Struct, kw_only=True):
 
 
 class Outcome(Sums, kw_only=True):
-    """The sums on one device."""
-
     device: str = ""
     budget_bytes: int = 0
     peak_bytes: int = 0
@@ -63,8 +61,6 @@ class Outcome(Sums, kw_only=True):
 
 
 class StageOutcome(Sums, kw_only=True):
-    """The sums of one stage, on all devices. `status` is None if it never ended."""
-
     name: str
     starts: int = 0
     status: int | None = None
@@ -100,8 +96,6 @@ def of_stages(
 
 
 class _StageIndex:
-    """The stages of sessions, and of the components that they registered."""
-
     def __init__(self, stages: Mapping[str, StageOutcome]) -> None:
         self._stages = stages
         self.of_session: dict[int, StageOutcome] = {}
@@ -125,7 +119,6 @@ class _StageIndex:
 def _counted(
     records: Iterable[Record], since: float, stages: Mapping[str, StageOutcome]
 ) -> Outcome:
-    """The sums on the device of these records; adds those of `stages` to them."""
     found, seen, owners, chunk, used = Outcome(), Seen(), _StageIndex(stages), 0, 0
     for record in records:
         counts = since <= record.time

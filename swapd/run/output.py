@@ -87,7 +87,6 @@ class Output:
         self._order(partial(self._end, pipe))
 
     def say(self, text: str) -> None:
-        """Print a line of swapd's own, after the stages' earlier output."""
         self._order(partial(self._say, f"swapd: {plain(text)}\n".encode(errors="replace")))
 
     def close(self) -> None:
@@ -225,11 +224,9 @@ class Lines:
 
     @property
     def due(self) -> float | None:
-        """The time at which to show an unfinished line; None if there is none."""
         return self._since + UNENDED_S if self._rest else None
 
     def unended(self) -> list[bytes]:
-        """The unfinished line, which is due, or will not be finished."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 

@@ -28,7 +28,6 @@ class ServerAddress(NamedTuple):
 
 
 def of_server(command: Command) -> ServerAddress | None:
-    """The address from the options of a vLLM server; None for another command."""
     if command.kind == "other":
         return None
     if path := option(command.words, "--uds"):
@@ -76,7 +75,6 @@ def answers(address: ServerAddress) -> bool:
 
 
 def listens(address: ServerAddress) -> bool:
-    """Whether a server listens there, with or without the page."""
     return answers(address._replace(page=""))
 
 

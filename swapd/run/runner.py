@@ -53,7 +53,6 @@ class _Child:
         return self._process.pid
 
     def tell(self, number: int) -> None:
-        """Send a signal to all of its processes, as far as this user may."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 

@@ -51,7 +51,6 @@ class Sampler:
 
 @contextmanager
 def sampled(sampler: Sampler) -> Iterator[None]:
-    """Have samples taken in a thread while the block runs."""
     ended = threading.Event()
 
     def sample() -> None:
@@ -98,7 +97,6 @@ def host_bytes(pids: Sequence[int]) -> int:
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """A process's private bytes, and the shared bytes that it has mapped."""
     said = dict(
         line.split(b":", 1) for line in (_PROC / str(pid) / "status").read_bytes().splitlines()
     )

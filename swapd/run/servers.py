@@ -95,7 +95,6 @@ def on_devices(command: Command, devices: Sequence[str], source: str) -> dict[st
 
 
 def with_worker(command: Command, wanted: Sequence[DaemonSpec]) -> Command:
-    """A server of plain vLLM with swapd's worker; other commands, or one with a worker, as is."""
     if command.kind != "vllm" or option(command.words, WORKER_CLS) is not None:
         return command
     on_host = all(one.device == "host" for one in wanted)
@@ -125,7 +124,6 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
 
 
 def as_planned(command: Command, settings: Mapping[str, Any]) -> Command:
-    """A server of plain vLLM with these settings of its stage, as options."""
     for key in _STREAMING:  # they are in `additional_config` now
         command = command._replace(words=without(command.words, _flag(key)))
     for key, value in settings.items():
@@ -219,7 +217,6 @@ def with_workers(
 
 
 def _move(entry: dict[str, Any], stage: deploy.DeployStage, usable: Sequence[int]) -> list[str]:
-    """Have a stage's entry name a usable GPU, if its own is none; and say so, for people."""
     if not usable or len(stage.gpus) > 1 or stage.gpus[0] in usable:
         return []
     entry["devices"] = str(usable[0])

@@ -24,7 +24,6 @@ class DaemonTable(NamedTuple):
     flags: Mapping[str, str] = {}
 
     def value(self, name: str) -> str:
-        """The value of a setting, for people."""
         if name == _BUDGET and self.budget is not None:
             return _typed_size(self.budget)
         return self.flags.get(name, "default")
@@ -76,7 +75,6 @@ def read(path: Path) -> DaemonTable:
 
 
 def names_of(given: Sequence[str]) -> list[str]:
-    """The names in values of `--set`, each once."""
     return list(dict.fromkeys(map(_name, given)))
 
 

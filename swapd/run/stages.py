@@ -91,7 +91,6 @@ class Stages:
 
     @property
     def status(self) -> int:
-        """The run's status: 0 if no stage failed for good."""
         return self._status or 0
 
     @property
@@ -100,7 +99,6 @@ class Stages:
 
     @property
     def due(self) -> float | None:
-        """The time at which to call `tick`."""
         return min((at for s in self.states.values() if (at := s.due) is not None), default=None)
 
     @property
@@ -126,7 +124,6 @@ class Stages:
         return list(self._starts())
 
     def started(self, name: str, now: float) -> list[Action]:
-        """A process of the stage runs."""
         state = self.states[name]
         state.now, state.since, state.due = _Is.RUNNING, now, None
         state.starts += 1
@@ -171,7 +168,6 @@ class Stages:
         ]
 
     def tick(self, now: float) -> list[Action]:
-        """Return the actions that are due at `now`."""
         actions: list[Action] = []
         for name, state in self.states.items():
             if state.due is None or now < state.due:
@@ -220,7 +216,6 @@ class Stages:
         return self._tell(SIGTERM, now)
 
     def _without(self, ended: StageState, now: float) -> list[Action]:
-        """A stage has ended. If stages after it can never start now, the run fails."""
         if ended.up:
             return []
         name = ended.stage.name

@@ -81,7 +81,6 @@ class Server:
         self._answering = {False: 0, True: 0}
 
     async def serve(self, listening: socket.socket) -> None:
-        """Serve until it is cancelled; then end all connections."""
         server = await asyncio.start_server(
             self._connected, sock=listening, limit=HEADERS_MAX_BYTES
         )
@@ -156,10 +155,6 @@ class Server:
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> HttpRequest | None:
-    """The next request, when its whole body is here; None if the client leaves before.
-
-    Raises: _Refused.
-    """
     request, nbytes = None, 0
     while True:
         try:
@@ -197,7 +192,6 @@ def _parsed(request: h11.Request) -> HttpRequest:
 
 
 async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read on until the client has the answer and leaves, within bounds."""
     with suppress(OSError):
         writer.write_eof()
     nbytes = 0

@@ -28,7 +28,6 @@ class _Families(list[Metric]):
 
 
 def render(status: Status, age_s: float, accept: str) -> tuple[bytes, str]:
-    """The text and its content type, in a form that `accept` allows, of a status of that age."""
     encode, kind = choose_encoder(accept)
     return encode(_Families(_families(status, age_s))), kind
 

@@ -45,13 +45,10 @@ Mark = tuple[float, str, float]
 
 
 class Past:
-    """The marks of one daemon's components, by name; the parts of a family have its name."""
-
     def __init__(self) -> None:
         self._marks: dict[str, deque[Mark]] = {}
 
     def note(self, components: Iterable[ComponentStatus], now: float) -> None:
-        """Take a status. `now`: Unix time."""
         rows: dict[str, list[ComponentStatus]] = {}
         for c in components:
             rows.setdefault(c.part_of or c.name, []).append(c)
@@ -63,13 +60,11 @@ class Past:
                 _add(marks, (round(now, 2), *_state(parts)), now)
 
     def since(self, time: float) -> dict[str, list[Mark]]:
-        """The marks later than that."""
         found = {name: [m for m in marks if m[0] > time] for name, marks in self._marks.items()}
         return {name: marks for name, marks in found.items() if marks}
 
 
 def _add(marks: deque[Mark], mark: Mark, now: float) -> None:
-    """Add a mark that differs from the last one, and drop the old ones."""
     if not marks or marks[-1][1:] != mark[1:]:
         marks.append(mark)
     while len(marks) > 1 and marks[1][0] < now - PAST_S:

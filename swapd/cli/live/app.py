@@ -51,8 +51,6 @@ class Live(Widget):
 
 
 class TextScreen(ModalScreen[None]):
-    """Lines to read, until a key closes them."""
-
     DEFAULT_CSS = "TextScreen { background: $background; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,l,enter,question_mark", "dismiss", "Back")

@@ -49,8 +49,6 @@ _PROGRESS = 12
 
 
 class Snapshot(NamedTuple):
-    """A daemon at one moment."""
-
     status: StatusReport
     lines: Sequence[Spoken]
     #: The time of the status, monotonic.
@@ -190,8 +188,6 @@ def ago(span_s: float) -> str:
 
 
 class _Grid(NamedTuple):
-    """The columns that a width has room for, and the cells of the name before them."""
-
     name_cells: int
     columns: list[_Column]
 
@@ -232,7 +228,6 @@ def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator
 
 
 def bar(rows: Iterable[Row], budget: int, width: int) -> Text:
-    """The arena: each resident component, as wide as its share."""
     text = Text(no_wrap=True)
     used = cells = 0
     for row in rows:
@@ -291,7 +286,6 @@ def _copy(moved: CopyStatus, since_s: float) -> str:
 
 
 def _block(title: str, lines: list[str], count: int, most: int) -> list[Text]:
-    """A title and some lines; if there are more, `count` or so, the last one says how many."""
     count = max(len(lines), count)
     shown = lines if count <= most else [*lines[: most - 1], f"{count - most + 1} more"]
     return [Text(title, "bold"), *map(Text, shown)] if lines else []
