@@ -17,8 +17,6 @@ _Names = TypeVar("_Names")
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `Client.attach`."""
-
     components: Sequence[str] | None
     settings: OffloadSettings | None
     prefix: str
@@ -35,7 +33,6 @@ class Arguments:
 
     @property
     def how(self) -> Sharing:
-        """For all components, if there are no settings."""
         return Sharing(self.policy, exclusive=self.policy == "alternating")
 
 
@@ -67,7 +64,6 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
 
 
 def _check_names(flags: Mapping[str, Any]) -> None:
-    """That none of them is a misspelt argument. Raises: InvalidArgument."""
     own = [field.name for field in fields(Arguments)]
     for name in flags.keys() - set(NAMES):
         if near := get_close_matches(name, own, n=1):

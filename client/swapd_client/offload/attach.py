@@ -41,7 +41,6 @@ log = logging.getLogger("swapd_client")
 
 
 def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachment:
-    """Implements `Client.attach`."""
     attachment = Attachment(client, arguments.prefix)
     try:
         try:
@@ -119,7 +118,6 @@ class _Attaching:
         self._methods = methods_of(self._found, arguments.wrap_methods) if self._how else {}
 
     def _trained_now(self) -> Trained:
-        """Parameters that stay private, now and at each `refresh`."""
         walks = [find.walk(one.module, self._starts) for one in self._found]
         modules = find.modules_of(self._roots)
         trained = trained_of(walks, modules, self._arguments.trainable)
@@ -131,7 +129,6 @@ class _Attaching:
         return trained
 
     def _hooks_left_over(self) -> list[Attachment]:
-        """Attachments of these components that were detached, and whose hooks stayed."""
         mine = {one.module for one in self._found}
         return [
             one
@@ -140,7 +137,6 @@ class _Attaching:
         ]
 
     def _names_taken(self) -> set[str]:
-        """Registered names of this model; new components need other names."""
         used = {p for parts in self._owned.made_of.values() for p in parts if isinstance(p, str)}
         taken = used.union(self._attachment.registered)
         components = self._client.session.components.items()
@@ -158,7 +154,6 @@ class _Attaching:
                 )
 
     def no_calls(self) -> AbstractContextManager[None]:
-        """A `with` block in which no other thread is in a call of the components. As `no_calls`."""
         if not self._how:
             return nullcontext()
         outside = self._owned.outside
@@ -182,7 +177,6 @@ class _Attaching:
             self._warn(stays)
 
     def _called(self, name: str) -> str:
-        """The name of a piece in the daemon."""
         prefix = self._arguments.prefix
         called = f"{prefix}.{name}" if prefix else name
         if prefix and name == self._whole:
@@ -252,7 +246,6 @@ class _Attaching:
         self._names_of = registering.names_of
 
     def _names(self, parts: Sequence[ownership.Part]) -> list[str]:
-        """The names in the daemon."""
         found = [[part] if isinstance(part, str) else self._names_of[part] for part in parts]
         return [name for names in found for name in names]
 
@@ -313,7 +306,6 @@ class _Attaching:
         return attached
 
     def _summary(self, stays: PrivateBytes) -> str:
-        """One line: the components, their sizes, and the bytes that stay private."""
         components = self._attachment.components.values()
         if not components:
             return "nothing: no setting enables offloading"

@@ -52,8 +52,6 @@ def no_calls(
 
 
 class _Calls:
-    """The calls of modules in all threads."""
-
     def __init__(self, modules: set[int], methods: Collection[str]) -> None:
         self._modules = modules
         self._methods = methods

@@ -43,8 +43,6 @@ ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(eq=False)
 class AttachedComponent:
-    """One component of an attachment."""
-
     name: str
     module: torch.nn.Module
     #: Held by a call of the module. None if it has no parameters.
@@ -61,8 +59,6 @@ class AttachedComponent:
 
 @dataclass(frozen=True)
 class StreamedComponent:
-    """A streamed component: its stream and its blocks."""
-
     stream: Stream
     #: The modules of each part of the stream.
     blocks: tuple[tuple[torch.nn.Module, ...], ...]
@@ -119,13 +115,11 @@ class Use:
             raise
 
     def _last(self) -> Sequence[Entry]:
-        """The entries of its innermost block in this thread."""
         mine = [entry for entry in here().entries if entry.by is self]
         return mine[len(mine) - len(self._taken) - len(self._lent) :]
 
 
 def _leave(entries: Sequence[Entry]) -> None:
-    """Leave these entries of the calling thread, the last one first. Raises as a release."""
     scope = here()
 
     def leave() -> None:
@@ -217,7 +211,6 @@ class Attachment(AbstractContextManager["Attachment"]):
     def _meant_by(
         self, what: str | torch.nn.Module
     ) -> tuple[list[AttachedComponent], Holdable | None]:
-        """The components that `what` names; or the holdable of a module inside one."""
         if isinstance(what, str):
             return [self._called(what)], None
         inside = set(what.modules())
@@ -315,12 +308,10 @@ class Attachment(AbstractContextManager["Attachment"]):
         return self._again is _nothing
 
     def modules(self) -> Iterator[torch.nn.Module]:
-        """The modules in its components."""
         for one in self.components.values():
             yield from one.module.modules()
 
     def _left(self) -> list[str]:
-        """The components that its calls still need, by their names in the daemon."""
         used = (one.all_of_it.registered() for one in self.components.values())
         return list(dict.fromkeys(name for names in used for name in names))
 
@@ -341,14 +332,12 @@ class Attachment(AbstractContextManager["Attachment"]):
             self.registered.pop()
 
     def let_go(self) -> None:
-        """Remove the hooks: the weights are private."""
         self.registered.clear()
         self._again, self.trained = _nothing, {}
         self._uninstall()
         self._client.attachments.discard(self)
 
     def _uninstall(self) -> None:
-        """Remove the hooks; the weights stay in swapd."""
         while self._installed:
             self._installed[-1]()
             self._installed.pop()

@@ -75,12 +75,10 @@ def parts_of(root: Module) -> dict[str, Module]:
 
 
 def has_usual(paths: Iterable[str]) -> bool:
-    """Whether any of these paths ends in a usual name."""
     return any(_last(path) in USUAL for path in paths)
 
 
 def children_of(module: Module, path: str) -> Iterator[tuple[str, Module]]:
-    """The children of a module, by path."""
     for name, child in module._modules.items():
         if child is not None:
             yield (f"{path}.{name}" if path else name), child
@@ -98,15 +96,12 @@ def _sizes(module: Module, sizes: dict[int, int], seen: set[int]) -> int:
 
 
 class _Parts:
-    """Looks for the parts of one model."""
-
     def __init__(self, root: Module) -> None:
         self._sizes: dict[int, int] = {}
         self._total = _sizes(root, self._sizes, set())
         self._least = min(_LEAST * self._total, _LEAST_BYTES)
 
     def share(self, parts: Iterable[Module]) -> float:
-        """The share of the model's bytes in these modules."""
         seen: set[int] = set()
         held = sum(_nbytes(p, seen) for part in parts for p in part.parameters())
         return held / self._total if self._total else 1.0
@@ -134,7 +129,6 @@ class _Parts:
         return name in USUAL or self._total - self._sizes[id(module)] >= _LEAST * self._total
 
     def largest(self, module: Module, path: str, inside: set[int]) -> dict[str, Module]:
-        """The largest modules of more than one layer, besides `inside`."""
         found: dict[str, Module] = {}
         for where, child in children_of(module, path):
             if id(child) in inside or isinstance(child, ModuleList):

@@ -133,7 +133,6 @@ def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
 
 
 def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[ModelBlock]:
-    """The blocks of one list; small neighbours are joined until they have `least` bytes."""
     path, children = found
     names: list[str] = []
     modules: list[Module] = []

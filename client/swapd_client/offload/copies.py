@@ -110,7 +110,6 @@ class Copies:
 
 
 def _copied(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A copy of bytes that are readable now."""
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return whole.set_(storage).to("cpu", copy=True)
 
@@ -204,7 +203,6 @@ class Method(Marker):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The original method, which gives this one its signature."""
         if self._before is not None:
             method: Callable[..., Any] = self._before
         else:
@@ -242,7 +240,6 @@ def _numbers_of_markers(attributes: dict[str, Any]) -> set[int]:
 
 
 def _own(name: str, value: Any) -> Any:
-    """A module's own attribute, behind swapd's of that name; None if there is none."""
     while (marker := _marker_of(value)) is not None:
         value = marker.before(name)
     return value
@@ -253,7 +250,6 @@ def _is_hooks(name: str, value: object) -> bool:
 
 
 def _marker_of(value: object) -> Marker | None:
-    """The marked object: the value itself, its `__self__`, or its function's mark."""
     function = getattr(value, "__func__", None)
     for one in (value, getattr(value, "__self__", None), getattr(function, "marker", None)):
         if isinstance(one, Marker):

@@ -26,8 +26,6 @@ _SHARDS = ("FSDPModule", "FullyShardedDataParallel")
 
 @dataclass(frozen=True)
 class ComponentModule:
-    """A module that is a component, under its name in the model."""
-
     name: str
     module: Module
     #: The component is the whole model; its name is that of the class.
@@ -145,12 +143,10 @@ def _named(
 
 
 def matching(name: str, named: Mapping[str, _T]) -> dict[str, _T]:
-    """Those that are called, or match, `name`."""
     return {n: one for n, one in named.items() if n == name or fnmatchcase(n, name)}
 
 
 def _listed(modules: Mapping[str, Module], limit: int = 40) -> str:
-    """The paths there are, outermost first, up to `limit`."""
     paths = sorted((p for p in modules if p), key=lambda path: path.count("."))
     more = f", and {len(paths) - limit} more" if len(paths) > limit else ""
     return f"there are: {', '.join(paths[:limit])}{more}" if paths else "there are none"
@@ -181,7 +177,6 @@ def is_called(module: Module) -> bool:
 
 
 def bare(module: Module) -> Module:
-    """The original of a compiled module; any other module itself."""
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
 
@@ -209,7 +204,6 @@ def walk(root: Module, stops: Iterable[int] = ()) -> Iterator[Module]:
 
 
 def children(module: Module, but: Container[int] = ()) -> list[Module]:
-    """The modules directly in a module, each once, without those whose ids are in `but`."""
     inside = dict.fromkeys(child for child in module._modules.values() if child is not None)
     return [child for child in inside if id(child) not in but]
 
@@ -218,7 +212,6 @@ def children(module: Module, but: Container[int] = ()) -> list[Module]:
 
 
 def refuse_hooked(roots: Mapping[str, Module]) -> None:
-    """Raise for a module that another offloader moves."""
     for path, module in modules_of(roots).items():
         where = path or type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):

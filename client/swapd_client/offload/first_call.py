@@ -32,8 +32,6 @@ log = logging.getLogger("swapd_client")
 
 
 class ReadPart(NamedTuple):
-    """What one gate loads: a component, or a block of a streamed one."""
-
     gate: LeaseGate
     #: The names of its components.
     names: Sequence[str]
@@ -121,7 +119,6 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._load(having[0], frame)
 
     def _load(self, part: ReadPart, frame: FrameType) -> None:
-        """Load what an operation is about to read, for as long as the method runs that reads it."""
         module, name, frame = self._reader(part, frame)
         path = next((p for p, m in self._call._module.named_modules() if m is module), "")
         reader, read = f"{path}.{name}".lstrip("."), " + ".join(part.names)
@@ -175,7 +172,6 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def release(self) -> None:
-        """Release what the reads hold, and say what they were."""
         self._release(ended=False)
         if self._found:
             log.info(

@@ -67,11 +67,9 @@ class LeaseGate:
         return _lease(self, output) if type(output) in LATER else output
 
     def is_held_by(self, scope: Scope) -> bool:
-        """Whether a thread holds what a call would hold."""
         return self.held in scope or self.all_of_it in scope
 
     def enter(self, entry: Entry) -> None:
-        """A call begins in a thread that does not hold the component. Raises as `run`."""
         scope = thread.scope
         if self.whole not in scope.counts:
             if self.grown is not None and self.grown.changed:

@@ -31,8 +31,6 @@ def lease(work: Any, held: Holdable, own: Own) -> Any:
 
 
 class _LeaseSpan:
-    """A lease from the first step to the last."""
-
     def __init__(
         self,
         held: Holdable,
@@ -97,7 +95,6 @@ class _LeaseSpan:
         return self._own(value) if self._yields else value
 
     def drive(self, steps: Any) -> Generator[Any, Any, Any]:
-        """All steps of an awaitable."""
         take, value = steps.send, None
         while True:
             try:
@@ -117,8 +114,6 @@ class _LeaseSpan:
 
 
 class _Steps:
-    """The steps of a generator or coroutine."""
-
     _yields = False
 
     def __init__(self, inner: Any, held: Holdable, own: Own) -> None:
@@ -139,21 +134,15 @@ class _Steps:
 
 
 class LeasedGenerator(_Steps, Generator[Any, Any, Any]):
-    """Wraps a generator."""
-
     _yields = True
 
 
 class LeasedCoroutine(_Steps, Coroutine[Any, Any, Any]):
-    """Wraps a coroutine."""
-
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._span.drive(self._inner)
 
 
 class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
-    """Wraps an asynchronous generator."""
-
     def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Holdable, own: Own) -> None:
         self._inner = inner
         self._span = _LeaseSpan(held, own, goes_on=StopIteration)  # each value ends a step so
@@ -172,8 +161,6 @@ class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
 
 
 class _Awaited:
-    """Awaits the next value of an asynchronous generator."""
-
     def __init__(self, span: _LeaseSpan, steps: Any) -> None:
         self._span = span
         self._steps = steps

@@ -34,8 +34,6 @@ log = logging.getLogger("swapd_client")
 
 @dataclass(eq=False)
 class Growth:
-    """The parameters that a component gained since it was attached."""
-
     name: str
     #: The modules of the component now.
     modules: Callable[[], Iterable[Module]]
@@ -44,7 +42,6 @@ class Growth:
     changed: bool = False
 
     def tell(self) -> None:
-        """Log the parameters that stay private, and watch the new modules."""
         self.changed = False
         private = []
         for module in self.modules():
@@ -66,8 +63,6 @@ _handles: list[Any] = []
 
 
 def watch(growth: Growth, modules: Iterable[Module], to_undo: ToUndo) -> None:
-    """Mark `growth` when a parameter or module is registered on these modules."""
-
     def end() -> None:
         with _lock:
             for module in [m for m, its in _watched.items() if its is growth]:
@@ -119,7 +114,6 @@ _NEAR = 8
 
 
 def _refuse(module: Module, new: object) -> None:
-    """Raise NotWhileAttached if `new` may not be registered on `module`."""
     if type(module).__name__ in _WRAPPERS:
         if isinstance(new, Module) and (owner := _owner(new)) is not None:
             kind = type(module).__name__
@@ -136,7 +130,6 @@ def _refuse(module: Module, new: object) -> None:
 
 
 def _is_copied_by_fx() -> bool:
-    """Whether `torch.fx` is copying attributes of a traced module."""
     fx = sys.modules.get("torch.fx.graph_module")
     copying: CodeType | None = getattr(getattr(fx, "_copy_attr", None), "__code__", None)
     frame = sys._getframe(1)
@@ -150,7 +143,6 @@ def _is_copied_by_fx() -> bool:
 
 
 def _owner(new: object) -> str | None:
-    """The component that holds any of these bytes."""
     tensors = [new] if isinstance(new, torch.Tensor) else []
     if isinstance(new, Module):
         tensors += new.parameters()

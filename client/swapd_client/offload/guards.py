@@ -80,18 +80,15 @@ def guard_of(module: Module) -> "Guard | None":
 
 
 def is_any() -> bool:
-    """Whether any module is guarded."""
     return any(weights() is not None for weights in _guarded)
 
 
 def owner_of(tensor: torch.Tensor) -> ComponentWeights | None:
-    """The weights that a tensor belongs to, if modules are guarded for them."""
     living = (one for weights in _guarded if (one := weights()) is not None)
     return next((one for one in living if one.covers(tensor)), None)
 
 
 def covered(*what: Module | torch.Tensor) -> list[Covered]:
-    """The tensors that are in swapd, of these and of the modules in these."""
     found: dict[int, Covered] = {}
     for name, tensor in _tensors_in(what):
         if (owner := owner_of(tensor)) is not None:
@@ -112,7 +109,6 @@ def _tensors_in(what: Iterable[Module | torch.Tensor]) -> Iterator[tuple[str, to
 
 
 def own_tensors(module: Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """A module's own parameters and buffers, by name."""
     for table in (module._parameters, module._buffers):
         for name, tensor in table.items():
             if tensor is not None:
@@ -126,7 +122,6 @@ def writable(*what: Module | torch.Tensor) -> AbstractContextManager[None]:
 
 
 def owners(found: Iterable[Covered]) -> list[ComponentWeights]:
-    """The weights that covered tensors belong to."""
     return list(dict.fromkeys(weights for _, _, weights in found))
 
 
@@ -189,11 +184,9 @@ class Guard(Marker):
         return own
 
     def owner(self, tensor: torch.Tensor) -> ComponentWeights | None:
-        """The weights that a tensor belongs to."""
         return next((w for w in self.weights if w.covers(tensor)), None)
 
     def covered(self) -> Iterator[Covered]:
-        """The module's own parameters and buffers that are in swapd."""
         for name, tensor in own_tensors(self.module):
             if (weights := self.owner(tensor)) is not None:
                 yield tensor, name, weights
@@ -216,7 +209,6 @@ class Guard(Marker):
     def _fill(
         self, memo: dict[int, Any], copy: Callable[[torch.Tensor, Copies], torch.Tensor]
     ) -> None:
-        """Put copies of swapd's tensors into the memo of a copy of the module."""
         made = CopiesByOwner()
         for module in self.module.modules():
             if (its := guard_of(module)) is None:
@@ -269,7 +261,6 @@ class Guard(Marker):
         state_dict.of(missing_keys, module).run(load, module, prefix, staged, calls)
 
     def _loaded(self, module: Module, incompatible: Any) -> None:
-        """Runs after a module and its submodules were loaded."""
         state_dict.ended(incompatible.missing_keys, module)
 
 
@@ -290,8 +281,6 @@ def _covered_in(module: Module) -> Iterable[Covered]:
 
 
 class _StateDictHook(Marker):
-    """Puts copies into a state dict after a module has put in its tensors."""
-
     def __init__(self, owner: Guard) -> None:
         self._guard = owner
 
@@ -349,7 +338,6 @@ def _like(tensor: torch.Tensor) -> Any:
 
 
 def _write(owner: Guard, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """For methods that write to the weights of the module or its submodules."""
     with writable(owner.module):
         return method(*args, **kwargs)
 

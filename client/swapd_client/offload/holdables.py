@@ -76,8 +76,6 @@ class PassHold:
 
 
 class BlockHold:
-    """One block of a streamed component, and the component's pass."""
-
     is_lease = False
 
     def __init__(self, whole: PassHold, number: int | None) -> None:

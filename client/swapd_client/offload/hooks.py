@@ -106,18 +106,15 @@ class Hook(Marker):
 
 
 def hook_of(module: Module) -> Hook | None:
-    """The hook of a module, if there is one."""
     return vars(module).get(_HOOK)
 
 
 def is_attached(module: Module) -> bool:
-    """Whether a gate is around its calls."""
     hook = hook_of(module)
     return hook is not None and hook.gate is not None
 
 
 def shut(module: Module, door: Callable[[Module], None], to_undo: ToUndo) -> None:
-    """Have calls of a module call `door(module)` first."""
     hook = hook_of(module) or Hook(module)
     to_undo(lambda: hook.end("door"))
     hook.door = door
@@ -211,7 +208,6 @@ class BlockHooks:
             self._hooks.append(hook)
 
     def discard(self, hook: Hook) -> None:
-        """The hook is removed for good."""
         with self._lock:
             hook.aside = None
             self._hooks = [one for one in self._hooks if one is not hook]
@@ -223,14 +219,12 @@ class BlockHooks:
             self._follow()
 
     def end(self, by: object) -> None:
-        """A pass is over, or did not begin."""
         with self._lock:
             self._whole.discard(by)
             self._by_block.discard(by)
             self._follow()
 
     def _follow(self) -> None:
-        """Remove the hooks, or put them back, as the passes under way need it."""
         remove = bool(self._whole) and not self._by_block
         if self._removed is remove:
             return
@@ -282,12 +276,10 @@ dynamo.when_imported(lambda: dynamo.skip(Method.__call__))
 
 
 def wrap(module: Module, name: str, gate: LeaseGate, to_undo: ToUndo) -> None:
-    """Have a method hold `gate` while it runs."""
     put(module, Method(module, name, partial(gate.run, is_forward=False)), to_undo)
 
 
 def put(module: Module, method: Method, to_undo: ToUndo) -> None:
-    """Put `method` in the place of the module's own."""
     name = method.__name__
 
     def undo() -> None:

@@ -51,7 +51,6 @@ def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, li
 
 
 def _having(modules: Mapping[str, Module], named: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """The named methods of each component. Raises: InvalidSource for one that none has."""
     for method in named:
         if not any(callable(getattr(module, method, None)) for module in modules.values()):
             raise InvalidSource(f"wrap_methods: no component has a method {method!r}")
@@ -62,8 +61,6 @@ def _having(modules: Mapping[str, Module], named: Sequence[str]) -> Mapping[str,
 
 
 class Installer:
-    """Installs on a model's modules, for `Attachment._uninstall` to remove."""
-
     def __init__(
         self,
         client: AttachClient,
@@ -97,7 +94,6 @@ class Installer:
         )
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
-        """Hook one component that has something to hold."""
         assert one.held is not None
         modules = list(find.walk(one.module, self._starts))
         gates = self._gates_of(one, modules)
@@ -118,7 +114,6 @@ class Installer:
     def _gates_of(
         self, one: AttachedComponent, modules: Sequence[Module]
     ) -> Callable[[Holdable, Holdable], LeaseGate]:
-        """Returns a function: the gate of a component, or of a block of it."""
         known = _known(self._client, self._attachment.trained)
         grown = Growth(one.name, _modules_now(one.module, self._starts), known)
         growth.watch(grown, modules, self._attachment.to_undo)
@@ -153,7 +148,6 @@ class Installer:
         held: PassHold,
         gates: Callable[[Holdable, Holdable], LeaseGate],
     ) -> list[ReadPart]:
-        """Hook the blocks of a streamed component, what is called in them, and layers beside."""
         parts: list[ReadPart] = []
         inside: dict[Module, LeaseGate] = {}
         for block, its in one.blocks.items():
@@ -234,7 +228,6 @@ class Installer:
 
 
 def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
-    """Returns a function: the modules of a component, as long as it lives."""
     living = weakref.ref(root)
 
     def modules() -> Iterable[Module]:
@@ -245,8 +238,6 @@ def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module
 
 
 def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
-    """Returns a function: whether a tensor is in components of a client, or is `trained`."""
-
     def known(tensor: torch.Tensor) -> bool:
         inner = [one for _, one in leaves("", tensor) if span_of(one) is not None]
         return id(tensor) in trained or all(part_at(client, one) is not None for one in inner)

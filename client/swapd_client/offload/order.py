@@ -15,11 +15,9 @@ class Order:
         self._last = self._whole = tuple(range(parts))
 
     def expected(self) -> "Expected":
-        """The expected order of a pass that begins."""
         return Expected(self._last, self._whole)
 
     def learn(self, seen: Sequence[int]) -> None:
-        """A pass used these parts, in this order."""
         if self._last[: len(seen)] == tuple(seen):
             return  # as expected, or ended early: an error says nothing about the next pass
         self._last = tuple(seen)
@@ -28,8 +26,6 @@ class Order:
 
 
 class Expected:
-    """The position of a pass, and the parts expected after it."""
-
     def __init__(self, last: tuple[int, ...], whole: tuple[int, ...]) -> None:
         self._order = last
         self._whole = whole
@@ -37,12 +33,10 @@ class Expected:
 
     @property
     def coming(self) -> tuple[int, ...]:
-        """The parts that come next, in order."""
         return self._order[self._at :]
 
     @property
     def first(self) -> tuple[int, ...]:
-        """The parts that the next pass begins with, in order."""
         return self._order
 
     def used(self, part: int) -> None:
@@ -54,6 +48,5 @@ class Expected:
 
 
 def _is_within(seen: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether `seen` is `whole` with some left out."""
     rest = iter(whole)
     return all(part in rest for part in seen)

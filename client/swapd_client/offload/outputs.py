@@ -62,7 +62,6 @@ class ComponentSpans:
         return _Copying(self, component).of(output, _DEPTH_MAX)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's bytes are at these addresses."""
         try:
             start = tensor.data_ptr()
         except RuntimeError:
@@ -99,7 +98,6 @@ class ComponentSpans:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """The values in a structure that may be, or contain, tensors."""
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, _COLLECTIONS):
@@ -121,7 +119,6 @@ def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
 
 
 def _items(output: Any) -> Iterator[tuple[str, Any]]:
-    """The named items of a structure that may be, or contain, tensors."""
     if isinstance(output, Mapping):
         yield from output.items()
     elif is_dataclass(output) and not isinstance(output, type):

@@ -36,8 +36,6 @@ Part = TensorGroup | str
 
 @dataclass
 class Ownership:
-    """The owners of each tensor."""
-
     #: To be registered, by name.
     pieces: dict[str, TensorGroup] = field(default_factory=dict)
     #: All parts of each component.
@@ -51,8 +49,6 @@ class Ownership:
 
 
 class _Owners:
-    """The components that use each module, as far as they reach."""
-
     def __init__(self, roots: Mapping[str, Module], found: Sequence[ComponentModule]) -> None:
         self.modules = modules_of(roots)
         self.paths: dict[int, str] = {}
@@ -113,7 +109,6 @@ def _piece(
     owners: "_Owners",
     inside: Mapping[str, str],
 ) -> TensorGroup:
-    """The piece that tensors join which are not registered yet."""
     users = dict.fromkeys(user for one in cluster for user in one.users)
     holders = dict.fromkeys(owners.paths[id(one.holder)] for one in cluster if not one.users)
     name = "+".join([*users, *holders])
@@ -126,7 +121,6 @@ def _piece(
 def _use(
     part: Part, cluster: "Sequence[_OwnedTensor]", result: Ownership, owners: "_Owners"
 ) -> None:
-    """Note that the components and modules of these tensors need `part`."""
     for one in cluster:
         for user in one.users:
             _add(result.made_of[user], part)
@@ -165,7 +159,6 @@ def _called_in(cluster: Sequence[_OwnedTensor], prefix: str | None) -> dict[str,
 def _tensors(
     owners: _Owners, extra: Mapping[str, torch.Tensor], trained: Collection[int]
 ) -> Iterator[_OwnedTensor]:
-    """Every parameter and extra tensor, under each of its names."""
     for path, module in owners.modules.items():
         users = tuple(owners.of.get(id(module), ()))
         for own_name, parameter in module._parameters.items():
@@ -180,7 +173,6 @@ def _tensors(
 
 
 def bytes_of(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
-    """The tensors that hold the bytes of these modules' own parameters."""
     for module in modules:
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -205,7 +197,6 @@ def by_block(
 def _blocks_that_use(
     component: Module, blocks: Sequence[Sequence[Module]], stops: set[int]
 ) -> dict[int, set[int]]:
-    """The numbers of the blocks that use each tensor, by its id."""
     users: dict[int, set[int]] = {}
     within = {id(module) for modules in blocks for module in modules}
     for tensor in bytes_of(walk(component, within | stops)):
@@ -229,7 +220,6 @@ def _holder(name: str, modules: Mapping[str, Module]) -> Module:
 
 
 def _above(one: _OwnedTensor, owners: _Owners) -> Iterator[Module]:
-    """The modules around a tensor that are in the same components."""
     path = one.path
     while path:
         path = path.rpartition(".")[0]
@@ -239,7 +229,6 @@ def _above(one: _OwnedTensor, owners: _Owners) -> Iterator[Module]:
 
 
 def _called(holder: Module, owners: _Owners) -> Module:
-    """The module whose forward uses `holder`'s tensors."""
     path = owners.paths[id(holder)]
     while path and not is_called(owners.modules[path]):
         path = path.rpartition(".")[0]
@@ -249,7 +238,6 @@ def _called(holder: Module, owners: _Owners) -> Module:
 
 
 def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None:
-    """The component of a client that has a tensor's bytes."""
     if (span := span_of(tensor)) is None:
         return None
     found = ranges.find(span[0], span[1] - span[0])
@@ -349,8 +337,6 @@ def _collect(path: str, value: Any, known: set[int], plain: dict[str, torch.Tens
 
 
 def _check(piece: TensorGroup, start: str) -> None:
-    """Raise for a component without bytes, or with bytes on two devices. `start`: the path of its
-    tensors."""
     places: dict[torch.device, str] = {}
     for name, tensor in piece.tensors.items():
         path = f"{start}{name}"

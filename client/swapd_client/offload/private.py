@@ -55,7 +55,6 @@ def trained_of(
 
 
 def _are_fewer(mine: Trained, parameters: Trained) -> bool:
-    """Whether these are less than half of those that could require gradients."""
     could = {key: p for key, p in parameters.items() if _could_be_trained(p)}
     return 2 * _nbytes(mine) < _nbytes(mine | could)
 
@@ -107,7 +106,6 @@ def move(trained: Trained, device: torch.device) -> None:
 
 
 def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Raise NotWhileAttached before a step that would write to swapd's weights."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and (owner := _owner(parameter)) is not None:
@@ -120,7 +118,6 @@ def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _owner(parameter: Parameter) -> str | None:
-    """The component that owns a parameter as read-only."""
     for _, tensor in leaves("", parameter):
         found = ranges.find(*extent(tensor))
         if found is not None and found.part is not None and not found.part.mutable:
@@ -149,7 +146,6 @@ class PrivateBytes:
     packed: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """A part of the summary; "" if nothing stays."""
         said = " and ".join(
             f"{size(sum(counted.values()))} of {what}"
             for what, counted in (("other parameters", self.parameters), ("buffers", self.buffers))

@@ -79,7 +79,6 @@ class Registration:
             raise
 
     def take_back(self) -> None:
-        """Move all that was registered here back into private memory."""
         while self._made:
             _, made = self._made.popitem()
             for component in reversed(made):
@@ -87,12 +86,10 @@ class Registration:
 
     @property
     def names(self) -> list[str]:
-        """All names that were registered here, in order."""
         return [name for names in self.names_of.values() for name in names]
 
     @property
     def names_of(self) -> dict[TensorGroup, list[str]]:
-        """By piece: the names of its components."""
         return {piece: [one.name for one in made] for piece, made in self._made.items()}
 
     def _how(self, piece: TensorGroup) -> Sharing:
@@ -108,7 +105,6 @@ class Registration:
         return self.hows[piece.name]
 
     def _one(self, piece: TensorGroup, one: ComponentModule | None) -> None:
-        """Register a piece: in blocks if it is to be streamed, or does not fit whole."""
         how = self._how(piece)
         if how.streamed and one is not None and self._in_blocks(piece, how, one):
             return
@@ -142,13 +138,11 @@ class Registration:
         ]
 
     def _room(self, *parts: Mapping[str, torch.Tensor]) -> int:
-        """The bytes of the device that these take, each by itself."""
         chunk = self.client.session.welcome.chunk_bytes
         sizes = (sum(nbytes_of(tensor) for tensor in part.values()) for part in parts)
         return sum(vm.round_up(nbytes, chunk) for nbytes in sizes)
 
     def _in_blocks(self, piece: TensorGroup, how: Sharing, one: ComponentModule) -> bool:
-        """Register a piece block by block; False if it has no blocks."""
         least = self.client.session.welcome.chunk_bytes
         blocks = blocks_of(find.bare(one.module), self.blocks.get(piece.name), least)
         modules = [module for block in blocks for module in block.modules]
@@ -178,7 +172,6 @@ class Registration:
         rest: Mapping[str, torch.Tensor],
         full: Sequence[tuple[ModelBlock, Mapping[str, torch.Tensor]]],
     ) -> None:
-        """Register a family."""
         parts = {protocol.REST: rest} if rest else {}
         try:
             self._made[piece] = self.client.register_family(
@@ -238,7 +231,6 @@ def _modules_of_parts(
 
 
 def _parts_in(client: AttachClient, modules: Iterable[Module], parts: Sequence[str]) -> set[str]:
-    """Those of `parts` that have tensors of these modules."""
     found = (ownership.part_at(client, tensor) for tensor in ownership.bytes_of(modules))
     return {part.name for part in found if part is not None and part.name in parts}
 
@@ -283,7 +275,6 @@ def _warn_of_permanent(
 
 
 def _needed(client: AttachClient, one: AttachedComponent) -> list[str]:
-    """The names that a call of a component holds at once; if streamed, with the largest part."""
     names = list(one.all_of_it.names)
     if not isinstance(one.held, PassHold):
         return names

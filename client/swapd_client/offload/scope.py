@@ -42,8 +42,6 @@ class Entry(msgspec.Struct, eq=False):
 
 
 class Count(msgspec.Struct, eq=False):
-    """How often a thread holds something."""
-
     #: None if the caller lent it.
     give_back: Callable[[], None] | None = None
     n: int = 1
@@ -77,8 +75,6 @@ class Holdable(Protocol):
 
 @dataclass(eq=False)
 class ComponentHold:
-    """Components under one lease."""
-
     is_lease = True
     client: AttachClient
     #: Components, by their names in the daemon. One that is private memory by now is dropped by the
@@ -115,7 +111,6 @@ class ComponentHold:
         return None
 
     def registered(self) -> list[str]:
-        """The names of those that are not private memory by now."""
         components = self.client.session.components
         return [name for name in self.names if name in components]
 
@@ -254,7 +249,6 @@ class RequestLeases:
         return held.take(scope)
 
     def end(self) -> None:
-        """Release all of them. Raises as a release."""
         self._until = None
         while self._kept:
             self._kept.popitem()[1].release()
@@ -299,7 +293,6 @@ _registering = threading.Lock()
 
 
 def scopes() -> list[Scope]:
-    """The scope of each thread that has held something."""
     with _registering:
         return list(_scopes)
 
@@ -323,5 +316,4 @@ thread = _ThreadScope()
 
 
 def here() -> Scope:
-    """The scope of the calling thread."""
     return thread.scope

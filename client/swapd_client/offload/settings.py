@@ -114,7 +114,6 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offloaded_bytes(self) -> int:
-        """`cpu_offload_gb` in bytes."""
         return int(self.cpu_offload_gb * (1 << 30))
 
 
@@ -159,8 +158,6 @@ def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> O
 
 
 class StageSettings(msgspec.Struct, frozen=True):
-    """One stage of a file, and how messages name it."""
-
     where: str
     id: object
     model_stage: str | None
@@ -246,7 +243,6 @@ def _chosen(
 
 
 def _is_ours(key: str) -> bool:
-    """Whether a key of a stage is an offloading setting, well written or not."""
     if "cpu_offload" in key or (key.startswith("enable") and "offload" in key):
         return True
     return bool(get_close_matches(key, NAMES, n=1, cutoff=_NEARLY))

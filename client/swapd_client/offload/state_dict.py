@@ -110,7 +110,6 @@ class _StandIn:
         self._staged = {(one.table, one.name) for one in staged}
 
     def end(self) -> None:
-        """Set on the module the attributes that were set on this, except the staged tensors."""
         found, target, before = vars(self.module), vars(self._of), self._before
         for table in _TABLES:
             staged = {name for where, name in self._staged if where == table}
@@ -132,7 +131,6 @@ def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Iterator[Non
 def _carry_over(
     target: dict[str, Any], found: dict[str, Any], before: dict[str, Any], but: Collection[str]
 ) -> None:
-    """Apply to `target` the items added to or removed from `before`, as `found` shows them."""
     for name in before.keys() - found.keys() - set(but):
         target.pop(name, None)
     new = ((name, value) for name, value in found.items() if before.get(name, but) is not value)
@@ -140,7 +138,6 @@ def _carry_over(
 
 
 def _called_with(stand_in: torch.nn.Module, module: torch.nn.Module, hook: Any) -> Any:
-    """A hook of the module that gets the stand-in in place of the module."""
     inner = getattr(hook, "hook", hook)  # torch wraps hooks
     if isinstance(inner, MethodType) and inner.__self__ is module:
         inner = MethodType(inner.__func__, stand_in)
@@ -150,8 +147,6 @@ def _called_with(stand_in: torch.nn.Module, module: torch.nn.Module, hook: Any) 
 
 
 class _Staged:
-    """A copy in a tensor's place."""
-
     def __init__(
         self,
         module: torch.nn.Module,
@@ -195,14 +190,12 @@ class _Staged:
             return self.copy.detach().copy_(found)
 
     def differs(self) -> bool:
-        """Whether `write` changes the results of a call."""
         if self._found is not self.copy:
             return True
         value, tensor = self.value, self.tensor
         return value is not None and (value.shape != tensor.shape or not torch.equal(value, tensor))
 
     def write(self) -> None:
-        """Give a private tensor its value, or put another tensor in its place."""
         if self._found is not self.copy:
             if self._found is None:
                 self._target.pop(self.name, None)
@@ -267,7 +260,6 @@ _copied: dict[int, _StateDictCopies] = {}
 
 
 def copies_in(state: dict[str, Any], module: torch.nn.Module, prefix: str) -> CopiesByOwner:
-    """The copies of the call that puts `module` into `state` under `prefix`."""
     known = _copied.get(id(state))
     if known is None:
         try:

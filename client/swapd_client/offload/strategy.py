@@ -18,8 +18,6 @@ ENCODERS_FAMILY = "encoders"
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a component shares the device."""
-
     policy: Policy = "lru"
     #: It excludes the other exclusive components.
     exclusive: bool = False
@@ -40,7 +38,6 @@ def kind_of(name: str) -> Kind:
 
 
 def refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> None:
-    """Raise InvalidSource for a name that no component has."""
     for name in names:
         if name not in there:
             raise InvalidSource(
@@ -128,7 +125,6 @@ def of_arguments(
 
 
 def _amount(given: object) -> int | None:
-    """Bytes to keep on the device; None: as much as fits. Raises: InvalidSource."""
     try:
         nbytes = parse_size(given) if isinstance(given, str) else given
     except ValueError as exc:

@@ -231,7 +231,6 @@ class _Pass:
             self._hinted = False
 
     def _take(self, part: int) -> Lease:
-        """The lease of a block: from a request ahead, or by waiting for it."""
         asked = self._ahead.get(part)
         if isinstance(asked, Lease):
             return asked
@@ -248,7 +247,6 @@ class _Pass:
         return self._wait(part, asked)
 
     def _collect(self, request: int, part: int) -> Lease | None:
-        """The lease of a request ahead, if granted by now. None: ask again."""
         try:
             name = self._stream.parts[part]
             return self._client.leasing.collect(request, name, within_s=GRANT_S)
@@ -312,7 +310,6 @@ class _Pass:
             self._hint(self._room())
 
     def _wanted(self) -> Iterator[int]:
-        """The parts to request ahead: the next one, and as many that leave as there are slots."""
         assert self._expected is not None
         room = self._room()
         seen = set(self._used)
@@ -327,19 +324,16 @@ class _Pass:
             yield part
 
     def _needs_more_slots(self) -> bool:
-        """Whether this pass needs slots for more parts than it uses now."""
         assert self._expected is not None
         return any(map(self._stream.passes, self._expected.coming))
 
     def _room(self) -> int:
-        """Slots that are free, or taken by requests ahead."""
         session = self._client.session
         self._ending = [lease for lease in self._ending if session.leases.is_ending(lease)]
         used = any(map(self._stream.passes, self._used))  # those that outer calls hold take none
         return SLOTS - used - len(self._ending)
 
     def _hint(self, most: int) -> None:
-        """Have the next pass's first blocks loaded if memory is free and no acquire is waiting."""
         if self._expected is None or self._client.session.error is not None:
             return
         parts = self._stream.parts

@@ -56,7 +56,6 @@ def _write_adapters(function: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _copy(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """For `__deepcopy__` of a tensor."""
     given: list[Any] = [*args, *kwargs.values()]
     tensor, memo = given
     if id(tensor) not in memo and (owner := guards.owner_of(tensor)) is not None:
@@ -100,7 +99,6 @@ _is_watching = False
 
 
 def watch() -> None:
-    """Replace the functions, and refuse steps of optimizers, until `rest`."""
     global _is_watching
     with _lock:
         if not _is_watching:
@@ -111,7 +109,6 @@ def watch() -> None:
 
 
 def rest() -> None:
-    """Put the originals back if nothing is attached."""
     global _is_watching
     with _lock:
         if not guards.is_any():
@@ -140,7 +137,6 @@ def _replace() -> None:
 
 
 def _places(name: str, kind: str) -> list[Any]:
-    """The module, or its class with all subclasses; none in another version of the library."""
     try:
         module: Any = import_module(name)
         return list(_subclasses(getattr(module, kind))) if kind else [module]

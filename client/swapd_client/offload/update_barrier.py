@@ -26,13 +26,10 @@ Components = Mapping[AttachClient, Collection[str]]
 
 
 class _Change:
-    """A change of these components' weights, under way."""
-
     def __init__(self, components: Components) -> None:
         self.components = components
 
     def is_called_by(self, scope: Scope) -> bool:
-        """Whether a thread is in a call of any of them, or begins one."""
         # in this order: a call that begins becomes an entry
         begins = scope.begins
         entries = list(scope.entries)
@@ -42,8 +39,6 @@ class _Change:
 
 
 class _Changing:
-    """The change under way, if any."""
-
     def __init__(self) -> None:
         self.start_over()
         # the child has none of the parent's threads

@@ -41,14 +41,12 @@ class Changes:
         self.in_steps: dict[AttachClient, set[str]] = {}
 
     def add(self, client: AttachClient, part: Part, name: str, value: torch.Tensor) -> None:
-        """Give a tensor of a clean component a new value."""
         whole, key = _updated_as(part, name)
         self._clean.setdefault(client, {}).setdefault(whole, {})[key] = value
         if part.part_of:
             self.quieten(client, client.session.registry.family(part.part_of))
 
     def add_mutable(self, hold: _HoldAll, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Give a tensor that is writable under a lease a new value."""
         self._mutable.append((hold, tensor, value))
 
     def quieten(self, client: AttachClient, names: Iterable[str]) -> None:
@@ -76,8 +74,6 @@ class Changes:
 
 
 class ComponentWeights:
-    """The weights of components that this client registered from tensors."""
-
     def __init__(
         self,
         client: AttachClient,
@@ -121,7 +117,6 @@ class ComponentWeights:
         return self._inside is None or module in self._inside
 
     def _owner(self, address: int) -> Part | None:
-        """The component at an address, unless it has been unregistered."""
         at = bisect_right(self._addresses, address) - 1
         if at < 0 or not address:
             return None
@@ -131,8 +126,6 @@ class ComponentWeights:
 
 
 class CopiesByOwner(dict[ComponentWeights, Copies]):
-    """The copies that belong together, of any components."""
-
     def __missing__(self, weights: ComponentWeights) -> Copies:
         made = self[weights] = weights.copies()
         return made
@@ -150,7 +143,6 @@ def _updated_as(part: Part, name: str) -> tuple[str, str]:
 
 
 def _unwrapped(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same values for the tensors inside wrappers."""
     for tensor, value in values:
         for (_, mine), (_, its) in zip(leaves("", tensor), leaves("", value), strict=True):
             yield mine, its

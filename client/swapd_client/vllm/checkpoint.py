@@ -50,7 +50,6 @@ def tensors_of(model: str, stage: str) -> list[Stored] | None:
 
 
 def prefixes_of(model_type: str, stage: str) -> tuple[str, ...]:
-    """The beginnings of the names of a stage's tensors, and of those that it borrows."""
     borrowed = (f"{name}." for name in BORROWED.get((model_type, stage), ()))
     return (*_PREFIXES.get(stage, (f"{stage}.",)), *borrowed)
 

@@ -88,8 +88,6 @@ class _Swapd:
         self.loading.enter_context(self.stage.memory.loading(nbytes))
 
     def take(self, pipeline: Any) -> int:
-        """Move a pipeline's weights into swapd; their bytes. Raises as `Components`, `Whole`."""
-
         def take(outside: Mapping[str, Tensor], aliases: Sequence[Tensor]) -> int:
             if self.whole:
                 self.weights = Whole(self.stage, pipeline, outside, aliases)

@@ -100,7 +100,6 @@ def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def width_of(layer: Module, names: Iterable[str]) -> int | None:
-    """The first of these attributes that is a number."""
     widths = (getattr(layer, name, None) for name in names)
     return next((width for width in widths if isinstance(width, int)), None)
 
@@ -121,7 +120,6 @@ def packed_bytes(models: Mapping[str, Module], found: Iterable[Outside]) -> int:
 
 
 def _whole_bytes(layer: Module) -> int:
-    """The bytes of the weight that a linear layer of vLLM was made with; 0 of other modules."""
     widths = width_of(layer, INPUT), width_of(layer, OUTPUT)
     dtype = getattr(layer, "params_dtype", None)
     if getattr(layer, "quant_method", None) is None or None in widths or dtype is None:
@@ -130,7 +128,6 @@ def _whole_bytes(layer: Module) -> int:
 
 
 def largest(left: Iterable[Outside], count: int) -> list[Outside]:
-    """The `count` largest of them, each storage once."""
     by_store = {start_of(one.tensor): one for one in left if one.tensor.nbytes >= LARGE}
     return sorted(by_store.values(), key=lambda one: -one.tensor.nbytes)[:count]
 
@@ -145,7 +142,6 @@ def _may_be_a_weight(one: Outside) -> bool:
 
 
 def found_in(models: Mapping[str, Module]) -> list[Outside]:
-    """All tensors in modules of `models` that are not parameters, each once."""
     seen = {id(one) for model in models.values() for one in model.parameters()}
     return [
         _outside(module, path, name, tensor)
@@ -196,7 +192,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _inside(thing: Any) -> Mapping[str, Any]:
-    """The objects that an object refers to, by name."""
     if isinstance(thing, dict | list | tuple | set):
         if len(thing) >= _LONG:
             return {}

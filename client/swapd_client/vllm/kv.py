@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 
 def nbytes_of(config: "KVCacheConfig") -> int:
-    """The bytes that vLLM will allocate, in one buffer; 0 if the model has no cache."""
     return max((tensor.size for tensor in config.kv_cache_tensors), default=0)
 
 
 def layers_of(config: "KVCacheConfig") -> list[Layer]:
-    """The place of each layer's share of a block in that buffer."""
     return [
         Layer(tensor.offset + number * tensor.layer_stride, tensor.block_stride)
         for tensor in config.kv_cache_tensors
@@ -33,7 +31,6 @@ def layers_of(config: "KVCacheConfig") -> list[Layer]:
 
 
 def block_tokens_of(config: "KVCacheConfig") -> list[int]:
-    """Tokens in a block, by group of layers."""
     return [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
 
 
@@ -159,7 +156,6 @@ def note(in_use: BlocksInUse, scheduled: Any) -> None:
 
 
 def steps_of(cache: StageCache, scheduled: Any) -> Iterator[RequestStep]:
-    """Reads and writes of each request in a step that was noted, in the order of scheduling."""
     cached = scheduled.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     new = {one.req_id: one.num_computed_tokens for one in scheduled.scheduled_new_reqs}

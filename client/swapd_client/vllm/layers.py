@@ -71,7 +71,6 @@ def by_layers(
 
 
 def modules_of(models: Mapping[str, Module], part: str) -> list[Module]:
-    """The layers of a part, by its name. `models`: as in `parts.parts_of`."""
     path, _, numbers = part.rpartition(".")
     first, _, last = numbers.partition("-")
     key = next((key for key in models if key and path.startswith(f"{key}.")), "")
@@ -120,7 +119,6 @@ def _around(name: str, layers: Collection[str]) -> str:
 
 
 def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Addresses and bytes of its storages; of a wrapper, those of the tensors inside."""
     if is_wrapper(tensor):
         for name in inner_names(tensor):
             yield from _stores(getattr(tensor, name))
@@ -129,10 +127,6 @@ def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _grouped(sizes: Mapping[str, int], least: int) -> list[list[str]]:
-    """Groups of neighbours of at least `least` bytes together; the last one has the remainder.
-
-    [] if all have less. `sizes`: bytes by layer, in order.
-    """
     groups: list[list[str]] = []
     group: list[str] = []
     for layer in sizes:
@@ -152,7 +146,6 @@ def _called(group: Sequence[str]) -> str:
 
 
 def _lists_of(models: Mapping[str, Module]) -> list[tuple[str, ...]]:
-    """The paths of the layers in each list of layers."""
     return [tuple(layers) for key, model in models.items() for _, layers in lists_of(model, key)]
 
 
@@ -198,7 +191,6 @@ def _window(
     chunk: int,
     room: int,
 ) -> tuple[int, int]:
-    """How many of the layers, each of `nbytes`, stream, and how many of these are in at a time."""
     sizes = [nbytes_of(tensors) for tensors in beside]
     left = room - sum(vm.round_up(size, chunk) for size in sizes)
     room_for = left // vm.round_up(nbytes, chunk)
@@ -217,7 +209,6 @@ def _without(
 def _divided(
     main: StagePart, models: Mapping[str, Module], chunk: int
 ) -> tuple[dict[str, dict[str, torch.Tensor]], list[str]]:
-    """The component in parts of one layer each, and the names of those that may stream."""
     lists = _lists_of(models)
     divided = [by_layers(main.tensors, [layers], 1) for layers in lists]
     alike = [_alike(parts, chunk) for parts in divided]
@@ -226,7 +217,6 @@ def _divided(
 
 
 def _alike(parts: Mapping[str, Tensors], chunk: int) -> list[str]:
-    """The layers of the most frequent number of chunks."""
     by_chunks: dict[int, list[str]] = defaultdict(list)
     for name, tensors in parts.items():
         if name != REST:

@@ -53,7 +53,6 @@ def in_order(order: Sequence[str], name: str) -> Neighbours:
 def among(
     sources: Mapping[int, Collection[int]], names: Mapping[int, str], stage: int
 ) -> Neighbours:
-    """Neighbours of a stage. `sources`, `names`: sources of requests and names, by stage number."""
     inner = {source for of in sources.values() for source in of}
     firsts = [one for one, of in sources.items() if not of]
     after = [one for one, of in sources.items() if stage in of] or firsts

@@ -26,8 +26,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class StagePart:
-    """One component to register."""
-
     #: Name in the daemon; of a component that is evicted by layers, its family's name.
     name: str
     policy: Policy
@@ -41,12 +39,10 @@ class StagePart:
 
     @property
     def family(self) -> str:
-        """The family of its parts; "" if it has none."""
         return self.name if self.layers else ""
 
     @property
     def sources(self) -> dict[str, Tensors]:
-        """The sources to register, by name in the daemon: itself, or its parts."""
         if not self.layers:
             return {self.name: self.tensors}
         return {part_name(self.name, key): tensors for key, tensors in self.layers.items()}
@@ -120,7 +116,6 @@ def _inner(path: str, options: Options, name: str) -> StagePart:
 
 
 def _paths(modules: Mapping[str, Module], options: Options, name: str) -> list[str]:
-    """Paths of the stage's inner components: outermost modules, by the last part of their path."""
     offload = options.offload
     if not offload.cpu_offload_enabled:
         return []
@@ -152,7 +147,6 @@ def _outermost(last: str, modules: Iterable[str]) -> str:
 
 
 def _children(modules: Mapping[str, Module]) -> Iterator[str]:
-    """Names that the option accepts: modules with weights, at most two levels down."""
     for path, module in modules.items():
         if path and path.count(".") < 2 and next(module.parameters(), None) is not None:
             yield path
@@ -183,7 +177,6 @@ def _keep_together(parts: Sequence[StagePart]) -> None:
 
 
 def _add_aliases(parts: Sequence[StagePart], aliases: Iterable[torch.Tensor]) -> None:
-    """Put each alias into the part of the first tensor in its storage, and name it after that."""
     first = {
         start_of(tensor): (part, name)
         for part in reversed(parts)

@@ -221,7 +221,6 @@ def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Co
 
 
 def _warn_of_absent(stage: str, options: Options, found: Mapping[str, _Component]) -> None:
-    """Warn, as vllm-omni does, if its pipeline has no components that could take turns."""
     kinds = {one.kind for one in found.values()} if options.offload.mode == "model" else None
     for kind, what in (("dit", "DiT"), ("encoder", "encoder")):
         if kinds is not None and kind not in kinds:
@@ -235,7 +234,6 @@ def _warn_of_absent(stage: str, options: Options, found: Mapping[str, _Component
 
 
 def _stay(stage: str, names: Sequence[str], options: Options) -> list[str]:
-    """Components that are never evicted: all, or the unnamed ones. Raises: InvalidArgument."""
     offload = options.offload
     if offload.mode == "off":
         return list(names) if options.offload_said else []

@@ -67,8 +67,6 @@ class RankGone(SwapdError, RuntimeError):
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """A rank's message to the others about itself."""
-
     rank: int
     pid: int
     address: str
@@ -109,7 +107,6 @@ class LossCounts:
         return sum(self._counts)
 
     def set(self, losses: int) -> None:
-        """This rank has lost something so often."""
         self._counts[self._rank] = losses
 
 
@@ -233,7 +230,6 @@ class Ranks:
                 os.eventfd_read(self._wake.fileno())
 
     def _heard(self, link: _Link) -> bytes | None:
-        """The message of the rank before; None if there is none yet."""
         try:
             said = link.sock.recv(_LONGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -262,7 +258,6 @@ class Ranks:
         return f"rank {self._rank} of {self._stage} could not get its memory: {what}"
 
     def _meet(self, ranks: int) -> LossCounts:
-        """The counts of all ranks, in memory that the first of them makes."""
         with self._memory(ranks) as memory:
             if self._next is not None:
                 try:

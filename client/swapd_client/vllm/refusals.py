@@ -76,7 +76,6 @@ DIFFUSION: tuple[Refusal, ...] = (
 
 
 def refuse(refusals: Iterable[Refusal], config: Any, where: str) -> None:
-    """Raise Unsupported for the first setting that is not possible with swapd."""
     for has, why in refusals:
         if has(config):
             raise Unsupported(f"{where}: {why}")

@@ -79,7 +79,6 @@ class LossAwareScheduler(_Above):  # type: ignore[misc]
         return output
 
     def _schedule_leased(self, stage: Stage, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step and hold its lease, or none if the step is empty."""
         if self.finished_req_ids:
             stage.note((), self.finished_req_ids)  # or the turn would last for these
         stage.begin()
@@ -101,7 +100,6 @@ class LossAwareScheduler(_Above):  # type: ignore[misc]
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _handle_loss(self, loss: int) -> None:
-        """Discard the steps in flight, and compute all their requests again."""
         if loss > self._known_loss:
             self._known_loss = loss
             self.reset_prefix_cache(reset_running_requests=True)
@@ -229,7 +227,6 @@ def _is_told_by_all(config: Any) -> bool:
 
 
 def _has_all_blocks(spec: Any) -> bool:
-    """Whether a request keeps each block of such a layer until it ends."""
     inner = getattr(spec, "kv_cache_specs", None)  # one kind of layers in several sizes
     specs = list(inner.values()) if inner else [spec]
     return all(isinstance(one, FullAttentionSpec) for one in specs)
@@ -278,7 +275,6 @@ def use_traced(config: Any, stage: Stage) -> None:
 
 
 def _extend(config: Any, mixin: type, **attributes: Stage | None) -> None:
-    """Put a mixin before the scheduler class of a configuration, unless it has it."""
     base = config.scheduler_config.get_scheduler_cls()
     bases = (base,) if issubclass(base, mixin) else (mixin, base)
     config.scheduler_config.scheduler_cls = type(base.__name__, bases, attributes)
@@ -345,8 +341,6 @@ def with_verdict(output: Any, verdict: StepVerdict) -> Any:
 
 @cache
 def _counting(kind: Any) -> type:
-    """The class of a later output of `kind` that counts it, and is as vLLM's in all else."""
-
     def get_output(self: Any) -> Any:
         return with_verdict(kind.get_output(self), self.swapd_verdict)
 
@@ -354,5 +348,4 @@ def _counting(kind: Any) -> type:
 
 
 def _is_of_generation(base: type) -> bool:
-    """Whether it is vllm-omni's for one-step stages, which has scheduling rules of its own."""
     return any(one.__name__ == "OmniGenerationScheduler" for one in base.__mro__)

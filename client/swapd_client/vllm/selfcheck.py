@@ -54,8 +54,6 @@ class PointerKept(SwapdError, RuntimeError):
 
 
 class Call(NamedTuple):
-    """A call of a module that can be repeated."""
-
     name: str
     module: Module
     args: tuple[Any, ...]
@@ -63,10 +61,7 @@ class Call(NamedTuple):
 
 
 class RecordedCalls:
-    """Calls of a stage's modules, and their outputs before the weights moved."""
-
     def __init__(self, context: Context = nullcontext) -> None:
-        """`context()` is entered around repeated calls."""
         self._context = context
         self._calls: list[Call] = []
         #: Output by call. None: not reproducible, so there is nothing to compare.
@@ -74,7 +69,6 @@ class RecordedCalls:
 
     @contextmanager
     def noted(self, models: Mapping[str, Module]) -> Iterator[None]:
-        """In the block, record the first call of each module that computes with weights."""
         with ExitStack() as hooks:
             for key, model in models.items():
                 for path, module in model.named_modules(prefix=key):
@@ -83,7 +77,6 @@ class RecordedCalls:
             yield
 
     def add_linear(self, models: Mapping[str, Module]) -> None:
-        """Record made-up calls of linear layers that the dummy forward did not call."""
         called = {id(call.module) for call in self._calls}
         on_gpu = any(one.is_cuda for model in models.values() for one in model.parameters())
         for key, model in models.items():
@@ -153,8 +146,6 @@ class RecordedCalls:
 
 
 class OldMemory:
-    """The old place of tensors, to be overwritten after they have moved."""
-
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors`; `leave` frees it."""
         self._were = [(one, one.data) for tensor in tensors for one in _plain(tensor)]

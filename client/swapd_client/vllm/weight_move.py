@@ -96,7 +96,6 @@ class WeightMove:
         self._calls.settle()
 
     def compare(self, around: Around = nothing, hold: Hold = nullcontext) -> None:
-        """Compare the layers' outputs with those before the move: `RecordedCalls.compare`."""
         self._calls.compare(self._name, around, hold)
         self._place.leave()
         self._calls = RecordedCalls()  # they hold inputs and outputs of every layer
@@ -121,7 +120,6 @@ class WeightMove:
         )
 
     def warn_of_more(self, read: int | None, moved: int) -> None:
-        """Warn if more was moved than the `read` bytes of weights (None: unknown)."""
         if read and moved * ENOUGH > read:
             log.warning(
                 "%s has %s of weights in swapd, and its tensors in the model's files are %s. "

@@ -102,7 +102,6 @@ class SwapdWorkerMixin(WorkerStart):
             self._swapd.end()
 
     def _counted(self, result: Any) -> Any:
-        """A step's result, with a message to the scheduler about results that do not count."""
         verdict, fence = self._verdict, self._swapd.fence()
         computed = isinstance(result, ModelRunnerOutput)
         if computed and verdict is scheduler.all_counts and fence() is None:
@@ -113,7 +112,6 @@ class SwapdWorkerMixin(WorkerStart):
         return scheduler.with_verdict(result, verdict)
 
     def _check_last_step(self) -> None:
-        """Check whether the last step counts, where vLLM does not ask. Raises: Stopped."""
         verdict, self._unasked = self._unasked, None
         if verdict is not None:
             verdict()

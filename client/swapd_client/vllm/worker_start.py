@@ -108,7 +108,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 self._start.end()
 
     def _share(self) -> Callable[[str], list[str]] | None:
-        """The function that sends a text to all ranks of the stage; None for a single rank."""
         if self.parallel_config.tensor_parallel_size > 1:
             return partial(gather, get_tp_group())
         return None
@@ -174,7 +173,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
             self.model_runner.model_memory_usage = max(used - moved, 0)
 
     def _find_segments(self) -> None:
-        """Let turns begin with the first layers, if Python calls each layer: its hook waits."""
         if self._is_compiled():
             log.info("%s begins a turn when all is loaded: it is compiled", self._swapd.name)
             return
@@ -184,7 +182,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
             log.info("%s begins a turn when all is loaded: %r", self._swapd.name, exc)
 
     def _is_compiled(self) -> bool:
-        """Whether compiled code or CUDA graphs may take the place of calls of layers."""
         config = self.vllm_config.compilation_config
         return bool(config.mode or (config.cudagraph_mode and config.cudagraph_mode.value))
 
@@ -195,7 +192,6 @@ class WorkerStart(_Above):  # type: ignore[misc]
         return models
 
     def _dummy_forward(self) -> None:
-        """Run every computation with the model's weights, on minimal input."""
         model = self.model_runner.get_model()
         without_cache = {"skip_attn": True} if self._has_second_runner() else {}
         with torch.inference_mode():
@@ -223,13 +219,11 @@ class WorkerStart(_Above):  # type: ignore[misc]
         return self._stage_name(options.component), options
 
     def _stage_name(self, component: str) -> str:
-        """The stage's name in the daemon; each of its ranks has a name of its own."""
         config, parallel = self.model_config, self.parallel_config
         name = component or getattr(config, "model_stage", None) or Path(config.model).name
         return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
 
     def _read_bytes(self) -> int | None:
-        """The bytes that the loader has read, in the model's dtype; None if unknown."""
         config = self.vllm_config
         if config.load_config.load_format not in ("auto", "safetensors"):
             return None

@@ -29,8 +29,6 @@ log = logging.getLogger("swapd_client")
 
 
 class StageComponents:
-    """The registered components of a stage; none at first."""
-
     def __init__(self) -> None:
         #: The components for every call, and those for a call with encoder inputs; the same object
         #: if the stage has no encoders of its own.
@@ -103,7 +101,6 @@ class StageComponents:
         return cache.component.tensor
 
     def layers(self, models: Mapping[str, Module]) -> Layers:
-        """For each part of layers that a turn holds: its layers in `models`, and their weights."""
         return {
             part_name(part.name, key): (layers.modules_of(models, key), tensors)
             for part in self._parts
@@ -112,7 +109,6 @@ class StageComponents:
         }
 
     def streamed(self, models: Mapping[str, Module]) -> tuple[Mapping[str, Sequence[Module]], int]:
-        """For each part that comes and goes inside a step: its layers; and how many are in."""
         part = next((part for part in self._parts if part.slots), None)
         if part is None:
             return {}, 0
@@ -120,7 +116,6 @@ class StageComponents:
         return found, part.slots
 
     def _register_again(self, client: Client) -> None:
-        """Raises as `Client.register`."""
         status = client.status()
         need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in self.sizes)
         if need > (room := lendable(status)):  # each part alone may fit
@@ -132,17 +127,14 @@ class StageComponents:
 
     @property
     def losses(self) -> int:
-        """Number of losses of the KV cache that the scheduler counted on."""
         return 0 if self.cache is None else self.cache.losses
 
     def take_back(self, client: Client) -> None:
-        """Move all components back to private memory. Raises as `Client.unregister`."""
         self.register_again = None
         for name in list(client.session.components):
             client.unregister(name)
 
     def nbytes(self, client: Client) -> int:
-        """Bytes of the weights in swapd."""
         sizes = sizes_of(client.session)
         return sum(sizes[name] for name in self.tensors)
 
@@ -157,7 +149,6 @@ def sizes_of(session: Session) -> dict[str, int]:
 
 
 def _held(session: Session, part: StagePart) -> list[int]:
-    """Bytes of the components of a part that are in during a turn."""
     sizes = [session.own(name).nbytes for name in part.sources]
     return [max(sizes)] * part.slots if part.slots else sizes
 

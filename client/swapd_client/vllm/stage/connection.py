@@ -23,12 +23,10 @@ class Stopped(SwapdError, RuntimeError):
 
 
 def connect(folder: Path, stage: str) -> Client:
-    """A client for a stage. Raises as `swapd_client.connect`."""
     return swapd_client.connect(folder, label=f"{stage}:{os.getpid()}", faults=None)
 
 
 def connect_to_start(folder: Path, stage: str) -> Client:
-    """A client for a starting stage. Raises as `connect`; NotRunning names the stage."""
     try:
         return connect(folder, stage)
     except NotRunning as exc:
@@ -44,7 +42,6 @@ class Connection:
     """Where a stage's weights are: in a daemon, through its client, or in private memory."""
 
     def __init__(self, stage: str, client: Client, ranks: Ranks | None) -> None:
-        """`stage`: its name. `ranks`: if it has several."""
         self.stage = stage
         self.ranks = ranks
         #: Client of the daemon; closed while the stage is alone.
@@ -61,11 +58,9 @@ class Connection:
 
     @property
     def error(self) -> SwapdError | None:
-        """Reason why there is no daemon; None while there is one."""
         return self.client.session.error
 
     def refuse_stopped(self) -> None:
-        """Raise Stopped if the weights are lost, or results are wrong."""
         if self.stopped is not None:
             raise self.stopped
 
@@ -112,7 +107,6 @@ class Connection:
             self.ranks.check_place()
 
     def come_back(self, client: Client) -> None:
-        """From now on the weights are in the daemon of this client."""
         self._listen(client)
         self.client, self.alone = client, False
 

@@ -38,7 +38,6 @@ class CallGate:
             self.depth += 1
 
     def leave(self) -> None:
-        """A call ends."""
         with self.lock:
             self.depth -= 1
             self._rested = time.monotonic()

@@ -36,7 +36,6 @@ class StageKeeping:
         self._asked: tuple[frozenset[str], float] | None = None
 
     def note(self, came: Iterable[str], went: Iterable[str]) -> None:
-        """Note requests scheduled for the first time, and requests that ended."""
         for one in went:
             if one in self.in_flight:
                 self.in_flight.remove(one)
@@ -44,7 +43,6 @@ class StageKeeping:
         self.in_flight.update(came)
 
     def begin(self, now: float) -> None:
-        """The stage has the lease from now on."""
         self._since = now
 
     def keeps(
@@ -76,10 +74,6 @@ class StageKeeping:
         return going_on and not to_finish.isdisjoint(self.in_flight)
 
     def _finishing(self, now: float) -> tuple[frozenset[str], float]:
-        """The requests that were in flight when a stage began to wait, and until when they may be.
-
-        Now, if none waited.
-        """
         if self._asked is None:
             self._asked = frozenset(self.in_flight), now + self._finish_within_s
         return self._asked

@@ -60,11 +60,9 @@ class BlocksInUse:
 
     @property
     def blocks(self) -> list[int]:
-        """All blocks with contents, ascending."""
         return sorted(self._left.union(*(group for one in self._of.values() for group in one)))
 
     def tables(self, request: str) -> Sequence[Sequence[int]]:
-        """The blocks of a request in order, by group of layers."""
         return self._of.get(request, [])
 
     def has(self, request: str, blocks: Blocks) -> None:
@@ -74,12 +72,10 @@ class BlocksInUse:
         self._of[request] = [list(group) for group in blocks]
 
     def gets(self, request: str, blocks: Blocks) -> None:
-        """A request has these as well."""
         for table, group in zip(self._of.get(request, []), blocks, strict=False):
             table.extend(group)
 
     def forget_prefixes(self) -> None:
-        """Forget the blocks that requests have left."""
         self._left.clear()
 
     def ended(self, requests: Iterable[str]) -> None:
@@ -112,8 +108,6 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class KvTerms(NamedTuple):
-    """Contents of a cache between two turns, and the reasons."""
-
     fate: Fate
     #: Whether the scheduler keeps blocks of ended requests as prefixes of others.
     prefixes: bool
@@ -130,7 +124,6 @@ class KvTerms(NamedTuple):
 
     @property
     def saved(self) -> bool:
-        """Whether contents may be saved."""
         return self.fate != "drop"
 
     def __str__(self) -> str:
@@ -145,10 +138,7 @@ class KvTerms(NamedTuple):
 
 
 class StageCache:
-    """The KV cache of a stage, or of one of its ranks: its component, and the contents to save."""
-
     def __init__(self, component: Component, terms: KvTerms, counts: LossCounts) -> None:
-        """`counts`: those of all ranks."""
         self.component = component
         self.terms = terms
         self.counts = counts
@@ -165,7 +155,6 @@ class StageCache:
 
     @property
     def name(self) -> str:
-        """Name in the daemon."""
         return self.component.name
 
     def discard(self) -> None:
@@ -180,7 +169,6 @@ class StageCache:
             self.component.used(ranges_of(self.terms.layers, blocks, nbytes))
 
     def come(self, lease: Lease) -> None:
-        """At the beginning of a turn."""
         if lease.fresh(self.name) or self._void:
             self._begin_anew()
 
@@ -226,7 +214,6 @@ class StageCache:
             self.in_use.forget_prefixes()
 
     def tables(self, request: str) -> list[tuple[Sequence[int], int]]:
-        """The block tables of a request, as in `RequestStep`."""
         return list(zip(self.in_use.tables(request), self.terms.block_tokens, strict=False))
 
     def read(self, shares: Iterable[RequestStep]) -> set[int]:

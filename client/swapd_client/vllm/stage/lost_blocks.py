@@ -24,8 +24,6 @@ class RequestStep(NamedTuple):
 
 
 class LostBlocks:
-    """Lost contents of one cache."""
-
     def __init__(self) -> None:
         #: For each block that is not whole: the number of its valid slots, from the first on.
         self._whole: dict[int, int] = {}
@@ -36,7 +34,6 @@ class LostBlocks:
         return bool(self._whole)
 
     def lose(self, blocks: Iterable[int]) -> None:
-        """The contents of these blocks are lost."""
         self._whole.update(dict.fromkeys(blocks, 0))
         self._whole.pop(NOBODYS, None)
         self._sound.clear()

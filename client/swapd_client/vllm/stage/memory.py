@@ -99,7 +99,6 @@ class StageMemory:
         return moved
 
     def take_back(self) -> None:
-        """Move all weights back to private memory. Raises as `Client.unregister`."""
         self._components.take_back(self._connection.client)
 
     def lend_cache(self, nbytes: int, terms: KvTerms) -> torch.Tensor:
@@ -148,10 +147,6 @@ class StageMemory:
                 yield
 
     def _workspace(self, nbytes: int | None) -> Lease:
-        """A lease of `nbytes` of memory; of as much as possible, if that is less, or for None.
-
-        Blocks until others have given way. Raises as `Client.acquire_workspace`.
-        """
         client, stage = self._connection.client, self._connection.stage
         most = lendable(client.status())
         nbytes = most if nbytes is None else min(nbytes, most)
@@ -166,7 +161,6 @@ class StageMemory:
         return lease
 
     def _await_return(self) -> None:
-        """Wait until the driver has given swapd the workspace back, at most `RETURN_S`."""
         client, until = self._connection.client, time.monotonic() + RETURN_S
         mine = client.session.welcome.session
         with suppress(SessionEnded, ClientClosed):  # the next acquire reports it

@@ -29,8 +29,6 @@ LOOK_LAST_S = 60.0
 
 
 class Refusals:
-    """Times to ask a daemon again that has refused the stage, and the refusals reported."""
-
     def __init__(self) -> None:
         #: Identity of that daemon: inode and time of its socket.
         self._door: tuple[int, int] | None = None
@@ -54,7 +52,6 @@ class Refusals:
         return True
 
     def add(self, error: Exception) -> bool:
-        """Note a refusal; return whether to report it."""
         self._ask_s = min(self._ask_s * 2, LOOK_LAST_S)
         self.ask_at = time.monotonic() + self._ask_s
         known = type(error) in self._told
@@ -62,7 +59,6 @@ class Refusals:
         return not known
 
     def forget(self) -> None:
-        """The daemon has accepted the stage."""
         self._door = None
 
 
@@ -70,7 +66,6 @@ class Rejoining:
     """State of one stage, or of one of its ranks. `look` is for the stage's own thread."""
 
     def __init__(self, turns: Turns, within_s: float) -> None:
-        """`within_s`: bound on requests in flight before joining."""
         self._turns = turns
         self._connection = turns.connection
         self._components = turns.components
@@ -118,7 +113,6 @@ class Rejoining:
             self._gate.tell()
 
     def _be_alone(self) -> None:
-        """Go alone if the daemon is gone. Not in a call; under the lock."""
         if (error := self._connection.error) is not None:
             self._turns.go_alone(error)
 

@@ -52,11 +52,9 @@ class Segments:
         self.broken = False
 
     def __bool__(self) -> bool:
-        """Whether a turn may begin before all parts have arrived."""
         return bool(self._layers)
 
     def use(self, layers: Mapping[str, Sequence[Module]]) -> None:
-        """Let layers wait for these parts, as `found_in` returns them."""
         self._layers = layers
 
     def begin(self, lease: Lease, session: Session) -> int:
@@ -79,7 +77,6 @@ class Segments:
         return len(self._waiting)
 
     def expect(self, coming: Sequence[Placement]) -> None:
-        """Make the layers of these parts wait, in the current lease."""
         self._coming = {one.name: one for one in reversed(coming)}
         for one in coming:
             if layers := self._layers.get(one.name):
@@ -193,7 +190,6 @@ def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[
 
 @contextmanager
 def _noted(layers: Layers) -> Iterator[tuple[set[str], set[str]]]:
-    """Parts of which a layer has begun to compute; and those of which one did in compiled code."""
     began: set[str] = set()
     compiled: set[str] = set()
 

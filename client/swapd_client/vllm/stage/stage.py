@@ -80,12 +80,10 @@ class Stage:
 
     @property
     def client(self) -> Client:
-        """The client of its daemon, or of the last one."""
         return self.connection.client
 
     @property
     def alone(self) -> bool:
-        """Whether the daemon is gone, and the weights are in private memory."""
         return self.connection.alone
 
     @classmethod
@@ -209,17 +207,14 @@ class Stage:
 
     @property
     def begun(self) -> bool:
-        """Whether a step has begun, and has its lease."""
         return self._stepping and self.turns._lease is not None
 
     def end(self) -> None:
-        """After a step; the lease is kept, or given back, as `StageKeeping` decides."""
         if self._stepping:
             self._stepping = False
             self._leave()
 
     def rest(self) -> None:
-        """After a step that computed nothing."""
         with self._gate.lock:
             self._gate.tell()  # requests may have ended
             if not self._gate.depth:

@@ -81,7 +81,6 @@ class ChunkStreaming:
         return IDLE_S if streams and in_flight else idle_s
 
     def begin(self) -> None:
-        """A turn begins."""
         self._beside = None
         if self._sent is not None:
             self._before = self._sent()
@@ -109,7 +108,6 @@ class ChunkStreaming:
         return True
 
     def end(self, *, in_flight: bool) -> None:
-        """A turn ends. `in_flight`: with requests."""
         ready, self._ready = self._ready, ()
         if not in_flight or self._sent is None:
             self._enough.clear()

@@ -41,8 +41,6 @@ IDLE_S = 0.05
 
 
 class Turns:
-    """State of one stage, or of one of its ranks."""
-
     def __init__(
         self,
         connection: Connection,
@@ -89,7 +87,6 @@ class Turns:
     # --- where a turn begins and ends ----------------------------------------------------
 
     def _begin(self, names: tuple[str, ...]) -> None:
-        """Hold `names`, all at once. Blocks until they are granted, or the stage goes alone."""
         if self._ranks is not None:
             self._ranks.waits()
         coming, client, early = 0, self.connection.client, bool(self.segments)
@@ -239,7 +236,6 @@ class Turns:
             self.connection.wake.set()
 
     def _take(self, names: tuple[str, ...]) -> None:
-        """Hold `names`, or more, in any state; nothing if the stage is alone."""
         session = self.connection.client.session
         if session.error is not None:
             self.connection.refuse_stopped()
@@ -268,7 +264,6 @@ class Turns:
         return True
 
     def _keeps(self, *, wanted: bool, computed: bool = True, enough: bool = False) -> bool:
-        """As `StageKeeping.keeps`, now."""
         beside = self.streaming.stays_beside(wanted=wanted)
         return self.keeping.keeps(
             time.monotonic(), wanted=wanted, computed=computed, enough=enough, beside=beside
@@ -277,7 +272,6 @@ class Turns:
     # --- in no call: under the lock ------------------------------------------------------
 
     def rest(self) -> None:
-        """After a step that computed nothing."""
         if (lease := self._lease) is None:
             return
         computed = self.streaming.may_go_on(len(self.keeping.in_flight), self.gate.idle_s())
@@ -307,7 +301,6 @@ def _counted(requests: int) -> str:
 
 
 def _components_of(stages: Iterable[str], mine: str) -> tuple[str, ...]:
-    """Names of the components that these stages may have: of one rank, or of this same rank."""
     _, ranked, rank = mine.partition(".tp")
     ranks = ("", f"{ranked}{rank}") if ranked else ("",)
     return tuple(f"{name}{of}{what}" for name in stages for of in ranks for what in ("", ".kv"))

@@ -157,7 +157,6 @@ class Window:
             self._changed.notify_all()
 
     def layer_of(self, module: Module) -> Module | None:
-        """The layer that passes through the window with this module in it."""
         return self._layer_of.get(id(module))
 
     @contextmanager
@@ -191,7 +190,6 @@ class Window:
                 self._changed.notify_all()
 
     def _await_work(self) -> tuple[Client, Lease, int] | None:
-        """The next exchange: a client, a lease, and the part to bring in. None at the end."""
         with self._lock:
             self._changed.wait_for(lambda: self._closed or self._has_work())
             if self._closed:
@@ -215,7 +213,6 @@ class Window:
         return bool(self._used)
 
     def _superfluous(self, needed: int) -> int:
-        """The part that is in and will be used last, after the one that is needed."""
         if self._used:
             return self._used.popleft()
         idle = [number for number in self._in if not self._computing[number]]
