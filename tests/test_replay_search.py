@@ -7,7 +7,7 @@ from itertools import product
 import msgspec
 import pytest
 
-from swapd.replay import RecordedWork, run_again, search
+from swapd.replay import RecordedWork, search
 from swapd.replay.search import WORTH, Point, ReplayCost, Setting, cost_of, run_at, settings_of
 from swapd.shared import protocol
 from tests.replayed import LRU, RATE, Site
@@ -120,12 +120,3 @@ def test_a_family_keeps_as_much_as_the_plan_says() -> None:
     resize = [Setting("resize", "dit", (None, 0, 4, 8))]
     loads = [run_at(work, resize, (kept,), 12, RATE).loads for kept in (None, 0, 4, 8)]
     assert loads[0] == loads[1] > loads[2] > loads[3]
-
-
-def test_the_beginning_of_a_run_ends() -> None:
-    work = crowd()
-    for acquires in range(1, 27):
-        part = search.beginning(work, acquires)
-        outcome = run_again(part, work.start.rules, 9, RATE)
-        assert (len(outcome.waits), outcome.waiting) == (min(acquires, 26), 0)
-    assert search.beginning(work, 26) is work

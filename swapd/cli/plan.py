@@ -144,7 +144,7 @@ def plan(
 
     With --from-log: the settings of the daemon under which the last run in its swap log would have
     waited least, of those that are tried by running it again, as `swapd replay` does: rules,
-    pins, sizes of streamed components. Without --budget, for other budgets, too.
+    pins, sizes of streamed components.
     """
     of_parts = {
         "--kv-cache": kv_cache,

@@ -3,8 +3,7 @@
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -22,15 +21,10 @@ from swapd.replay.search import Changes
 from swapd.shared.text import plain_lines
 from swapd.shared.units import seconds, size
 
-#: The search runs the first acquires, and for so long at each budget; the table has whole runs.
-_SEARCHED_ACQUIRES = 1_000
-_SEARCH_S = 30.0
-#: Other budgets to look at, as quarters of the recorded one.
-_QUARTERS = (3, 5)
+_SEARCH_S = 60.0
 
 
 class _Found(NamedTuple):
-    chunks: int
     changes: Changes
     outcome: ReplayTally
     tried: int
@@ -44,64 +38,41 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
         raise ReplayError(f"no acquire in the last run of {log} was granted: let its stages work")
     before, bytes_per_s = work.start.chunks, bandwidth or work.bytes_per_s or PUBLISHED
     chunks = replay.chunks_of(work, budget)
-    budgets = [chunks] if budget else budgets_around(before)
-    again = {one: search.run_at(work, [], (), one, bytes_per_s) for one in {before, *budgets}}
-    found = [_best(work, one, again[one], bytes_per_s) for one in budgets]
+    again = search.run_at(work, [], (), before, bytes_per_s)
+    found = _best(work, chunks, bytes_per_s)
+    room = size(chunks * work.start.chunk_bytes)
     rows = [
         replay.row("what happened", work, work.happened, before),
-        replay.row("as recorded", work, again[before], before),
-        *(
-            replay.row(f"best at {_room(work, one)}", work, one.outcome, one.chunks)
-            for one in found
-        ),
+        replay.row("as recorded", work, again, before),
+        replay.row(f"best at {room}", work, found.outcome, chunks),
     ]
     said = [
-        _saved(again[before], found[0].outcome),
-        f"{_tried(work, found)}: {seconds(time.monotonic() - began)}",
+        _saved(again, found.outcome),
+        f"{found.tried} settings tried: {seconds(time.monotonic() - began)}",
     ]
-    pasted = [{"budget": _room(work, one), **_pasted(work, one)} for one in found]
+    pasted = {"budget": room, **_pasted(work, chunks, found.changes)}
     if as_json:
         return print_json({"rows": rows, "best": pasted, "notes": said})
-    texts = "\n".join([*said, *chain.from_iterable(map(_block, pasted))])
+    texts = "\n".join([*said, *_block(pasted)])
     console.print(Group(replay.page(rows), "", Text(plain_lines(texts))))
 
 
-def budgets_around(chunks: int) -> list[int]:
-    """A recorded budget and others near it, in chunks: one at least."""
-    others = (chunks * part // 4 for part in _QUARTERS)
-    return list(dict.fromkeys((chunks, *filter(None, others))))
-
-
-def _best(work: RecordedWork, chunks: int, as_recorded: ReplayTally, bytes_per_s: float) -> _Found:
-    """The best settings that are found on a part of the work; none if all of it gains nothing."""
-    settings, part = search.settings_of(work), search.beginning(work, _SEARCHED_ACQUIRES)
+def _best(work: RecordedWork, chunks: int, bytes_per_s: float) -> _Found:
+    settings = search.settings_of(work)
     ends, tried = time.monotonic() + _SEARCH_S, 0
 
     def cost(point: search.Point) -> search.ReplayCost:
         nonlocal tried
         tried += 1
-        outcome = search.run_at(part, settings, point, chunks, bytes_per_s)
+        outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
         return search.cost_of(outcome, bytes_per_s)
 
     point = search.search(settings, cost, lambda: time.monotonic() < ends)
-    if changes := search.changes(settings, point):
-        outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
-        if search.cost_of(outcome, bytes_per_s) < search.cost_of(as_recorded, bytes_per_s):
-            return _Found(chunks, changes, outcome, tried)
-    return _Found(chunks, {}, as_recorded, tried)
+    outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
+    return _Found(search.changes(settings, point), outcome, tried)
 
 
 # --- for people --------------------------------------------------------------------------
-
-
-def _room(work: RecordedWork, found: _Found) -> str:
-    return size(found.chunks * work.start.chunk_bytes)
-
-
-def _tried(work: RecordedWork, found: Iterable[_Found]) -> str:
-    tried, acquires = sum(one.tried for one in found), len(work.happened.waits)
-    of = f"{min(acquires, _SEARCHED_ACQUIRES)} of {acquires} acquires"
-    return f"{tried} settings tried on the first {of}, the best on all"
 
 
 def _saved(before: ReplayTally, after: ReplayTally) -> str:
@@ -119,11 +90,11 @@ def _less(shown: Callable[[Any], str], saved: float, what: str = "moved") -> str
     return f"{'-' if saved < 0 else ''}{shown(abs(saved))} {what}"
 
 
-def _pasted(work: RecordedWork, found: _Found) -> dict[str, list[str]]:
+def _pasted(work: RecordedWork, chunks: int, changes: Changes) -> dict[str, list[str]]:
     settings, commands = list[str](), list[str]()
-    if found.chunks != work.start.chunks:
-        settings.append(f'budget = "{paste.amount(found.chunks * work.start.chunk_bytes)}"')
-    for (kind, name), value in found.changes.items():
+    if chunks != work.start.chunks:
+        settings.append(f'budget = "{paste.amount(chunks * work.start.chunk_bytes)}"')
+    for (kind, name), value in changes.items():
         if kind == "rule":
             settings.append(f"{name.removesuffix('_s')} = {json.dumps(value)}")
         elif kind == "pin":

@@ -184,27 +184,6 @@ def _complete(work: RecordedWork) -> Iterator[tuple[int, int, str]]:
                     yield number, session, name
 
 
-def beginning(work: RecordedWork, acquires: int) -> RecordedWork:
-    """The work up to so many acquires. Leases that are held then end at once."""
-    asked: dict[tuple[int, int], int] = {}
-    held: dict[tuple[int, int], int] = {}
-    cut = len(work.steps)
-    for number, request in _requests(work):
-        session = getattr(work.steps[number].event, "session", 0)
-        if isinstance(request, protocol.AnyAcquire):
-            if len(asked) == acquires:
-                cut = number
-                break
-            asked[session, request.id] = held[session, request.id] = number
-        elif isinstance(request, protocol.Release):
-            held.pop((session, request.lease), None)
-    ends = [
-        WorkStep(events.SessionRequest(0.0, session, protocol.Release(0, lease)), (number,), 0.0)
-        for (session, lease), number in held.items()
-    ]
-    return work if cut == len(work.steps) else work._replace(steps=[*work.steps[:cut], *ends])
-
-
 # --- the search --------------------------------------------------------------------------
 
 

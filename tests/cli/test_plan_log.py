@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from swapd.cli.plan_log import budgets_around
 from swapd.log.reader import read
 from swapd.shared import config
 
@@ -26,26 +25,23 @@ def planned(*words: object) -> dict[str, Any]:
 
 def test_settings_that_load_less_are_printed_as_the_daemon_reads_them(recorded: Path) -> None:
     found = planned(recorded)
-    happened, again, best, less, more = found["rows"]
+    happened, again, best = found["rows"]
     assert (happened["what"], again["what"]) == ("what happened", "as recorded")
     assert best["loads"] < again["loads"]
     assert best["wait_mean_s"] < again["wait_mean_s"]
     assert best["bytes_in"] >= best["fewest_bytes_in"]
-    assert more["bytes_in"] <= best["bytes_in"] <= less["bytes_in"]
-    here, *others = found["best"]
-    assert here["settings"] or here["commands"]
-    for one in found["best"]:
-        config.parsed(tomllib.loads("\n".join(one["settings"])), "")
-        assert all(line.split()[1] in ("pin", "resize") for line in one["commands"])
-    assert all(one["settings"][0].startswith("budget") for one in others)
+    pasted = found["best"]
+    assert pasted["settings"] or pasted["commands"]
+    config.parsed(tomllib.loads("\n".join(pasted["settings"])), "")
+    assert all(line.split()[1] in ("pin", "resize") for line in pasted["commands"])
     saved, tried = found["notes"]
     assert saved.startswith("saved: ")
-    assert "of 18 acquires" in tried
+    assert "settings tried" in tried
 
 
 def test_a_budget_that_holds_all_needs_no_other_setting(recorded: Path) -> None:
     found = planned(recorded, "--budget", "1GiB", "--bandwidth", "1GB/s")
-    assert found["best"] == [{"budget": "1 GiB", "settings": ['budget = "1GiB"'], "commands": []}]
+    assert found["best"] == {"budget": "1 GiB", "settings": ['budget = "1GiB"'], "commands": []}
     assert found["rows"][-1]["loads"] == 3
     shown = swapd("plan", "--from-log", recorded, "--budget", "1GiB").stdout
     assert '# at 1 GiB\n# in the daemon\'s configuration file:\nbudget = "1GiB"\n' in shown
@@ -56,11 +52,6 @@ def test_a_budget_that_is_too_small_says_so_in_place_of_savings(recorded: Path) 
     found = planned(recorded, "--budget", "4MiB")
     assert found["rows"][-1]["refused"] > 0
     assert found["notes"][0].endswith("are refused or wait for ever: give more memory")
-
-
-def test_the_budgets_beside_the_recorded_one_differ_and_hold_a_chunk() -> None:
-    assert budgets_around(320) == [320, 240, 400]
-    assert [budgets_around(chunks) for chunks in (1, 2)] == [[1], [2, 1]]
 
 
 def test_a_log_that_cannot_be_planned_from_is_named_with_what_to_do(
