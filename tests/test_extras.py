@@ -1,6 +1,5 @@
 """An install without extras names the missing one and the remedy, and lists its abilities."""
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from swapd import __version__, spawn
-from swapd.cli.app import COMMANDS
 from swapd.shared.extras import EXTRA_OF
 
 #: Runs the rest of the command line as a program in which these modules cannot be imported.
@@ -32,12 +30,9 @@ def test_the_base_install_says_its_version() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []])
-def test_the_base_install_says_its_commands_and_what_they_need(arguments: list[str]) -> None:
+def test_the_base_install_says_what_its_commands_need(arguments: list[str]) -> None:
     said = without("swapd", *arguments).stdout
-    width = max(map(len, COMMANDS)) + 2
-    for name, command in COMMANDS.items():
-        about = inspect.getdoc(command) or ""
-        assert f"\n  {name.ljust(width)}{about.splitlines()[0]}\n" in said
+    assert said.startswith("usage: swapd ")
     assert "pip install 'swapd[daemon]'" in said
 
 
