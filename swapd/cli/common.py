@@ -110,7 +110,7 @@ class _Harmless(RenderHook):
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream is not None and stream.isatty() else _WIDE
-    console = Console(stderr=stderr, width=width, highlight=False)
+    console = Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
     console.push_render_hook(_Harmless())
     return console
 

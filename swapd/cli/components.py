@@ -54,7 +54,7 @@ def pin(
     said = f"{plain(name)}: {_amount(stays)} {'stays' if pinned else 'is not there any more'}"
     if coming:
         said += f"; {_amount(coming)} of it once there is room"
-    console.print(said, markup=False)
+    console.print(said)
 
 
 def unpin(
@@ -66,7 +66,7 @@ def unpin(
     """Allow the eviction of a pinned component again."""
     with ask(endpoint, "unpin", timeout, device) as client:
         client.unpin(name, timeout=timeout)
-    console.print(f"{plain(name)}: may be evicted", markup=False)
+    console.print(f"{plain(name)}: may be evicted")
 
 
 def evict(
@@ -85,7 +85,7 @@ def evict(
         said = f"{plain(name)}: {_amount(leaving)} is leaving, and saved first"
     elif there:
         said = f"{plain(name)}: is out, but for {_amount(there)}"
-    console.print(said, markup=False)
+    console.print(said)
 
 
 def _evict(client: Client, name: str, timeout: float) -> None:
@@ -131,7 +131,7 @@ def resize(
         reply = client.status(timeout=timeout)
     for family in fold(reply.components):
         if family.streamed and family.name == name:
-            console.print(f"{plain(name)}: {family.keeps}", markup=False)
+            console.print(f"{plain(name)}: {family.keeps}")
 
 
 Names = Annotated[list[str], typer.Argument(help="Components, acquired together")]

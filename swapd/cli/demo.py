@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from swapd.cli.common import OWN_LABEL, Json, console, errors, print_json, say_error
 from swapd.cli.log import LOOK_S, LogView
@@ -44,7 +45,7 @@ def demo(
             prompt.encode(),
             rounds,
             wav,
-            say=lambda text: say.print(f"[bold]{text}[/]", highlight=False),
+            say=lambda text: say.print(text, style="bold"),
             watch=(lambda folder: None) if json else _scroll,
         )
     except run_demo.DemoError as exc:
@@ -73,10 +74,10 @@ def _scroll(folder: Path) -> None:
 
 def _show(summary: "run_demo.Summary", wav: Path) -> None:  # type: ignore[name-defined]  # noqa: F821
     s = summary
-    verdict = "[green]bit-identical[/]" if s.bit_identical else "[red]NOT identical[/]"
+    verdict = ("bit-identical", "green") if s.bit_identical else ("NOT identical", "red")
     saved = 1 - s.peak_bytes / s.sum_bytes
     console.print()
-    console.print(f"Outputs of every stage, with and without swapd: {verdict}")
+    console.print(Text.assemble("Outputs of every stage, with and without swapd: ", verdict))
     console.print(
         f"Peak device memory {size(s.peak_bytes)} of {size(s.sum_bytes)} ({saved:.0%} less), "
         f"budget {size(s.budget_bytes)}"

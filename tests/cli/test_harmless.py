@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swapd.cli import serve as serving
-from swapd.cli.common import console, say_error
+from swapd.cli.common import console, facts, say_error
 from swapd.core import actions, events
 from swapd.core.records import Rules
 from swapd.log.records import Record, Start, render
@@ -42,6 +42,14 @@ def swap_log(tmp_path: Path) -> Path:
     path = tmp_path / "log"
     path.write_bytes(b"\n".join(map(render, records)) + b"\n")
     return path
+
+
+def test_square_brackets_and_colons_are_text() -> None:
+    said = "stopped: /run/[red]cuda0 of :smile:"
+    with console.capture() as shown:
+        console.print(said)
+        console.print(facts([("starting", said)]))
+    assert shown.get().count(said) == 2
 
 
 def test_the_log_for_people(swap_log: Path) -> None:
