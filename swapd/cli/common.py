@@ -5,8 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -189,30 +188,25 @@ def shown_json(encoded: bytes) -> bytes:
     return plain_json(encoded.decode(errors="replace")).encode()
 
 
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Print an expected error as one line; let a bug end with its traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # `swapd log | head`: the reader has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except SpawnError as exc:
-        for line in str(exc).splitlines():
-            say_error(line)
-        sys.exit(1)
-    except _EXPECTED as exc:
-        say_error(str(exc))
-        sys.exit(1)
-
-
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
+    """Print an expected error as one line; let a bug end with its traceback."""
+
+    @functools.wraps(command)  # typer reads the signature
     def run(*args: Any, **kwargs: Any) -> None:
-        with plain_errors():
+        try:
             command(*args, **kwargs)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:  # `swapd log | head`: the reader has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except SpawnError as exc:
+            for line in str(exc).splitlines():
+                say_error(line)
+            sys.exit(1)
+        except _EXPECTED as exc:
+            say_error(str(exc))
+            sys.exit(1)
 
     return run
 
