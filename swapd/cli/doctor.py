@@ -9,6 +9,7 @@ from swapd import doctor as checks
 from swapd.cli.common import TIMEOUT_S, Endpoint, Json, TimeoutOption, console, print_json
 from swapd.cli.target import Device, where
 from swapd.doctor import Check
+from swapd.shared.text import counted
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
@@ -48,5 +49,5 @@ def _verdict(found: list[Check]) -> Text:
     if missing:
         return Text(f"\nswapd does not run here: {', '.join(missing)}", "bold red")
     warned = sum(check.status == "warn" for check in found)
-    rest = f"; {warned} warning{'s' * (warned != 1)}" if warned else ""
+    rest = f"; {counted(warned, 'warning')}" if warned else ""
     return Text(f"\nnothing needed is missing{rest}", "green")

@@ -238,8 +238,8 @@ def _summary(reply: StatusReport) -> Table:
         ("sessions", _sessions(reply)),
         (
             "totals",
-            f"{_number(reply.loads, 'load')}, {_number(reply.evictions, 'eviction')}, "
-            f"{_number(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
+            f"{counted(reply.loads, 'load')}, {counted(reply.evictions, 'eviction')}, "
+            f"{counted(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
         ),
         ("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody"),
     ]
@@ -296,12 +296,8 @@ def _sessions(reply: Status) -> Text:
     for s in reply.sessions:
         if s.label.startswith(OWN_LABEL):
             continue
-        what = [_number(s.leases, "lease")] if s.leases else []
+        what = [counted(s.leases, "lease")] if s.leases else []
         what += [f"{s.waiting} waiting"] if s.waiting else []
         line = f"{plain(s.label)} (session {s.session})" + (f": {', '.join(what)}" if what else "")
         text.append(line if not text else f"\n{line}")
     return text or Text("none", "dim")
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

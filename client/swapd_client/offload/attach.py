@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
@@ -330,7 +331,7 @@ class _Attaching:
 
 def _described(one: AttachedComponent, streamed: Mapping[str, StreamedComponent]) -> str:
     blocks = streamed[one.name].blocks if one.name in streamed else ()
-    how = f", streamed in {len(blocks)} block{'s' * (len(blocks) > 1)}" if blocks else ""
+    how = f", streamed in {counted(len(blocks), 'block')}" if blocks else ""
     return f"{one.name} ({size(one.nbytes)}{how})"
 
 

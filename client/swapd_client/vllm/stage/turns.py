@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from swapd.shared.text import counted
 from swapd.shared.units import seconds
 from swapd_client.errors import (
     ClientClosed,
@@ -137,9 +138,9 @@ class Turns:
         self.window.end()
         if lease.wanted:
             now = time.monotonic()
-            requests, spent = _counted(self.keeping.over()), seconds(now - self._since)
+            requests, spent = counted(self.keeping.over(), "request"), seconds(now - self._since)
             if inside := len(self.keeping.in_flight):
-                requests += f", inside {_counted(inside)}"
+                requests += f", inside {counted(inside, 'request')}"
             log.info("%s gives way after %s, %s", self.connection.stage, requests, spent)
         self.streaming.end(in_flight=bool(self.keeping.in_flight))
         if (cache := self.components.cache) is not None:
@@ -294,10 +295,6 @@ class Turns:
         if left <= 0:
             self.end()
         return max(left, 0.0)
-
-
-def _counted(requests: int) -> str:
-    return f"{requests} request" + "s" * (requests != 1)
 
 
 def _components_of(stages: Iterable[str], mine: str) -> tuple[str, ...]:
