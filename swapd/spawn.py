@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 #: A daemon that has not stopped by then is killed.
 STOP_S = 20.0
@@ -55,10 +56,11 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
                 raise SpawnError(errors.read().strip() or "swapd serve ended at once")
             yield Spawned(Path(folder), process)
         finally:
-            _stop(process)
+            stop(process)
 
 
-def _stop(process: "subprocess.Popen[str]") -> None:
+def stop(process: "subprocess.Popen[Any]") -> None:
+    """Tell a daemon to end, and kill it if it does not. Blocks until it has."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

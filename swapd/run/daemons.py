@@ -5,7 +5,6 @@ A started daemon ends with the command, even if that crashes; a joined one is le
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import Status
 from swapd.shared.units import size
-from swapd.spawn import STOP_S, SpawnError
+from swapd.spawn import SpawnError, stop
 from swapd_client.errors import SwapdError
 
 #: Seconds that a running daemon may take for its status.
@@ -137,7 +136,7 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
                 found.append(ServingDaemon(one, folder, None))
                 continue
             process = _started(one, logs / f"{one.device.replace(':', '')}.log")
-            open_now.callback(_end, process)
+            open_now.callback(stop, process)
             found.append(ServingDaemon(one, one.folder, process))
         yield found
 
@@ -171,16 +170,6 @@ def _started(wanted: DaemonSpec, said: Path) -> "subprocess.Popen[bytes]":
         file.seek(max(begin, file.seek(0, os.SEEK_END) - _SAID_BYTES))
         words = file.read().decode(errors="replace").strip()
     raise SpawnError(words or f"{wanted.line} ended at once")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def endpoint_of(found: Sequence[ServingDaemon]) -> str:
