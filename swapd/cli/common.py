@@ -1,6 +1,7 @@
 """Shared by the commands: options, consoles, errors, times of day, and asking the daemon."""
 
 import functools
+import inspect
 import json
 import os
 import re
@@ -23,8 +24,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-import swapd_client
-from swapd.cli.target import folders, where
+from swapd.cli.target import Target
 from swapd.device import DeviceError
 from swapd.log.records import OtherSchema
 from swapd.log.replay import ReplayError
@@ -38,33 +38,6 @@ from swapd.shared.text import plain, plain_json, plain_lines
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
-#: The daemon's folder, for every command that asks a daemon.
-Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--endpoint",
-        "-e",
-        help="Runtime folder of the daemon, else $SWAPD_ENDPOINT, else the only daemon there is",
-        autocompletion=folders,
-    ),
-]
-
-
-def _seconds(given: float) -> float:
-    if not 0.0 < given <= _TIMEOUT_MAX_S:
-        raise typer.BadParameter(f"{given:g} is not a waiting time: give seconds, more than 0")
-    return given
-
-
-#: For every command that asks a daemon: none of them waits without limit.
-TimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--timeout", callback=_seconds, help="Seconds the daemon may take for each answer"
-    ),
-]
-TIMEOUT_S = 10.0
-_TIMEOUT_MAX_S = 1e6
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 
 #: Columns without a terminal: enough for every table.
@@ -189,12 +162,19 @@ def shown_json(encoded: bytes) -> bytes:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Print an expected error as one line; let a bug end with its traceback."""
+    """Print an expected error as one line; let a bug end with its traceback.
 
-    @functools.wraps(command)  # typer reads the signature
-    def run(*args: Any, **kwargs: Any) -> None:
+    A command with a `daemon` gets the options of a `Target` in its place.
+    """
+    own = inspect.signature(command).parameters
+    options = inspect.signature(Target).parameters if "daemon" in own else {}
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
         try:
-            command(*args, **kwargs)
+            if options:
+                given["daemon"] = Target(**{name: given.pop(name) for name in options})
+            command(**given)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         except BrokenPipeError:  # `swapd log | head`: the reader has closed the pipe
@@ -208,23 +188,10 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             say_error(str(exc))
             sys.exit(1)
 
+    kept = [one for name, one in own.items() if name != "daemon"]
+    every = [one.replace(kind=one.KEYWORD_ONLY) for one in (*kept, *options.values())]
+    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     return run
-
-
-def ask(
-    endpoint: str | None, command: str, timeout: float, device: str | None = None
-) -> "swapd_client.Client":
-    """Connect to the chosen daemon (`target.where`). Its swap log then shows `swapd <command>` as
-    a session.
-
-    Raises: SeveralDaemons, NotRunning; Timeout if it takes longer than `timeout` seconds.
-    """
-    folder = where(endpoint, device, timeout)
-    return swapd_client.connect(folder, label=f"{OWN_LABEL}{command}", timeout=timeout)
-
-
-#: Prefix of the labels of this command line's sessions: the readable log leaves them out.
-OWN_LABEL = "swapd "
 
 
 def clock(time: float) -> str:

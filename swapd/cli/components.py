@@ -8,18 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import (
-    TIMEOUT_S,
-    Endpoint,
-    Json,
-    TimeoutOption,
-    ask,
-    console,
-    facts,
-    print_json,
-)
+from swapd.cli.common import Json, console, facts, print_json
 from swapd.cli.status import fold
-from swapd.cli.target import Device
+from swapd.cli.target import Target
 from swapd.shared.protocol import ComponentStatus, Forecast, Status
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
@@ -34,21 +25,16 @@ _KEPT_S, _AGAIN_S = 0.5, 0.05
 Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
 
 
-def pin(
-    name: Name,
-    endpoint: Endpoint = None,
-    device: Device = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def pin(name: Name, daemon: Target) -> None:
     """Keep a component on the device: load it when there is room, and do not evict it.
 
     Lasts until `swapd unpin`, or until the component is unregistered. Of a component in parts,
     only its resident parts stay.
     """
-    with ask(endpoint, "pin", timeout, device) as client:
-        client.pin(name, timeout=timeout)
+    with daemon.client("pin") as client:
+        client.pin(name, timeout=daemon.timeout)
         client.prefetch(name, timeout=None)
-        pinned = [c for c in _members(client.status(timeout=timeout), name) if c.pinned]
+        pinned = [c for c in _members(client.status(timeout=daemon.timeout), name) if c.pinned]
     stays = [c for c in pinned if c.policy == "permanent"]
     coming = [c for c in stays if c.state in _OUT]
     said = f"{plain(name)}: {_amount(stays)} {'stays' if pinned else 'is not there any more'}"
@@ -57,28 +43,20 @@ def pin(
     console.print(said)
 
 
-def unpin(
-    name: Name,
-    endpoint: Endpoint = None,
-    device: Device = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def unpin(name: Name, daemon: Target) -> None:
     """Allow the eviction of a pinned component again."""
-    with ask(endpoint, "unpin", timeout, device) as client:
-        client.unpin(name, timeout=timeout)
+    with daemon.client("unpin") as client:
+        client.unpin(name, timeout=daemon.timeout)
     console.print(f"{plain(name)}: may be evicted")
 
 
-def evict(
-    name: Name,
-    endpoint: Endpoint = None,
-    device: Device = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def evict(name: Name, daemon: Target) -> None:
     """Evict an idle component at once, and save changes to it."""
-    with ask(endpoint, "evict", timeout, device) as client:
-        _evict(client, name, timeout)
-        there = [c for c in _members(client.status(timeout=timeout), name) if c.state not in _OUT]
+    with daemon.client("evict") as client:
+        _evict(client, name, daemon.timeout)
+        there = [
+            c for c in _members(client.status(timeout=daemon.timeout), name) if c.state not in _OUT
+        ]
     leaving = [c for c in there if c.state in ("revoking", "writing back")]
     said = f"{plain(name)}: is out"
     if leaving:
@@ -117,18 +95,16 @@ def resize(
         str,
         typer.Argument(metavar="SIZE", help=f"Size to keep, as in 5.6GiB; {AUTO}: all that fits"),
     ],
-    endpoint: Endpoint = None,
-    device: Device = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    daemon: Target,
 ) -> None:
     """Keep part of a component on the device, and stream the rest block by block."""
     try:
         nbytes = None if amount == AUTO else parse_size(amount)
     except ValueError as exc:
         raise typer.BadParameter(f"{exc}, or {AUTO}") from exc
-    with ask(endpoint, "resize", timeout, device) as client:
-        client.resize(name, nbytes, timeout=timeout)
-        reply = client.status(timeout=timeout)
+    with daemon.client("resize") as client:
+        client.resize(name, nbytes, timeout=daemon.timeout)
+        reply = client.status(timeout=daemon.timeout)
     for family in fold(reply.components):
         if family.streamed and family.name == name:
             console.print(f"{plain(name)}: {family.keeps}")
@@ -137,16 +113,10 @@ def resize(
 Names = Annotated[list[str], typer.Argument(help="Components, acquired together")]
 
 
-def forecast(
-    names: Names,
-    endpoint: Endpoint = None,
-    device: Device = None,
-    json: Json = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def forecast(names: Names, daemon: Target, json: Json = False) -> None:
     """Predict the loads, evictions and wait of an acquire. Changes nothing."""
-    with ask(endpoint, "forecast", timeout, device) as client:
-        reply = client.forecast(*names, timeout=timeout)
+    with daemon.client("forecast") as client:
+        reply = client.forecast(*names, timeout=daemon.timeout)
     if json:
         print_json(reply)
     else:

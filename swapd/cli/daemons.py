@@ -16,17 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 import swapd_client
-from swapd.cli.common import (
-    OWN_LABEL,
-    TIMEOUT_S,
-    Endpoint,
-    Json,
-    TimeoutOption,
-    console,
-    print_json,
-    say_error,
-)
-from swapd.cli.target import Device, where
+from swapd.cli.common import Json, console, print_json, say_error
+from swapd.cli.target import OWN_LABEL, TIMEOUT_S, Device, Endpoint, TimeoutOption, where
 from swapd.shared import daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.fds import OwnedFd

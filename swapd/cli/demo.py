@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL, Json, console, errors, print_json, say_error
+from swapd.cli.common import Json, console, errors, print_json, say_error
 from swapd.cli.log import LOOK_S, LogView
+from swapd.cli.target import OWN_LABEL
 from swapd.log.history import Filter
 from swapd.log.reader import Tail
 from swapd.shared.units import seconds, size

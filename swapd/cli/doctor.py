@@ -6,22 +6,17 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
-from swapd.cli.common import TIMEOUT_S, Endpoint, Json, TimeoutOption, console, print_json
-from swapd.cli.target import Device, where
+from swapd.cli.common import Json, console, print_json
+from swapd.cli.target import Target
 from swapd.doctor import Check
 from swapd.shared.text import counted
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
-def doctor(
-    endpoint: Endpoint = None,
-    device: Device = None,
-    json: Json = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def doctor(daemon: Target, json: Json = False) -> None:
     """Check this machine. Ends with status 1 if a required part is missing."""
-    found = checks.examine(where(endpoint, device, timeout), timeout)
+    found = checks.examine(daemon.folder, daemon.timeout)
     if json:
         print_json(found)
     else:

@@ -14,22 +14,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from swapd.cli.common import (
-    TIMEOUT_S,
-    Endpoint,
-    Json,
-    TimeoutOption,
-    ask,
-    console,
-    day,
-    parsed,
-    say_error,
-    shown_json,
-)
+from swapd.cli.common import Json, console, day, parsed, say_error, shown_json
 from swapd.cli.passes import Folding
 from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
-from swapd.cli.target import Device, where
+from swapd.cli.target import Target
 from swapd.log.history import Filter, Seen, unknown_kinds
 from swapd.log.reader import LogLine, Tail, last_run, read, read_runs
 from swapd.log.records import KINDS
@@ -40,7 +29,7 @@ from swapd.shared.system import open_pidfd
 from swapd.shared.text import counted
 from swapd.shared.units import parse_span
 from swapd_client import Client, NotRunning, Timeout
-from swapd_client.session.endpoint import find, resolve
+from swapd_client.session.endpoint import find
 
 
 class LogView:
@@ -123,17 +112,18 @@ QUIET_LOOKS = 5
 LAST_S = 5.0
 
 
-def follow_log(endpoint: str | None, view: LogView, lines: int | None, timeout: float) -> None:
+def follow_log(daemon: Target, view: LogView, lines: int | None) -> None:
     """Show the last `lines` of the log, then its growth, until the daemon ends.
 
     Blocks. Raises: NotRunning, Timeout, OSError; SystemExit(1) if the daemon died.
     """
     with ExitStack() as opened:
-        folder = opened.enter_context(find(resolve(endpoint, None)))
-        client = opened.enter_context(ask(endpoint, "log", timeout))
-        if (daemon := _process(folder.holder())) is not None:
-            opened.enter_context(daemon)
-        tail = opened.enter_context(closing(Tail(Path(client.status(timeout=timeout).swap_log))))
+        folder = opened.enter_context(find(daemon.folder))
+        client = opened.enter_context(daemon.client("log"))
+        if (process := _process(folder.holder())) is not None:
+            opened.enter_context(process)
+        path = Path(client.status(timeout=daemon.timeout).swap_log)
+        tail = opened.enter_context(closing(Tail(path)))
         view.show(last_run(tail.read()), lines, more=True)
         quiet = 0
         while not select.select([client.session.life.ended.fileno()], [], [], LOOK_S)[0]:
@@ -141,8 +131,8 @@ def follow_log(endpoint: str | None, view: LogView, lines: int | None, timeout: 
             quiet = 0 if fresh else quiet + 1
             if fresh or (view.keeps_back and quiet == QUIET_LOOKS):
                 view.show(fresh, more=bool(fresh))
-        if daemon is not None:
-            select.select([daemon.fileno()], [], [], LAST_S)
+        if process is not None:
+            select.select([process.fileno()], [], [], LAST_S)
         view.show(tail.read())
         _say_how_it_ended(client)
 
@@ -208,9 +198,8 @@ File = Annotated[
 
 
 def log(
+    daemon: Target,
     name: Name = None,
-    endpoint: Endpoint = None,
-    device: Device = None,
     follow: Follow = False,
     everything: All = False,
     json: Json = False,
@@ -223,7 +212,6 @@ def log(
     min_duration: MinDuration = None,
     since: Since = None,
     blocks: Blocks = False,
-    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Show the swap log: loads, evictions and waits, with their causes.
 
@@ -233,24 +221,23 @@ def log(
     """
     only = Filter(tuple(component), tuple(session), tuple(kind), min_duration or 0.0, since or 0.0)
     _refuse_unknown(only.kinds)
-    folder = None if file else str(where(endpoint, device, timeout))
     if name is not None:
         if any((follow, all_runs, lines is not None, only != Filter())):
             raise typer.BadParameter(
                 "NAME goes with neither --follow, --all-runs, --lines nor options that select "
                 f"records: did you mean --component {name}?"
             )
-        records = last_run(read(swap_log(folder, file, timeout)))
+        records = last_run(read(swap_log(daemon, file)))
         show(records, name, everything=everything, json=json)
         return
     view = _view(only, everything, blocks=blocks, json=json)
     if not follow:
-        _show(view, swap_log(folder, file, timeout), lines, all_runs=all_runs)
+        _show(view, swap_log(daemon, file), lines, all_runs=all_runs)
         _refuse_nothing(view, only.components)
         return
     if file or all_runs:
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
-    follow_log(folder, view, lines, timeout)
+    follow_log(daemon, view, lines)
 
 
 def _view(only: Filter, everything: bool, *, blocks: bool, json: bool) -> LogView:
@@ -280,14 +267,14 @@ def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
         sys.exit(1)
 
 
-def swap_log(endpoint: str | None, file: Path | None, timeout: float) -> Path:
+def swap_log(daemon: Target, file: Path | None) -> Path:
     if file is not None:
         return file
     try:
-        with ask(endpoint, "log", timeout) as client:
-            return Path(client.status(timeout=timeout).swap_log)
+        with daemon.client("log") as client:
+            return Path(client.status(timeout=daemon.timeout).swap_log)
     except (NotRunning, Timeout) as exc:
-        left = logs_left_by(resolve(endpoint, None))
+        left = logs_left_by(daemon.folder)
         hint = f". The log it left: --file {left[0]}" if left else ""
         raise type(exc)(f"{exc}{hint}") from exc
 
@@ -302,20 +289,17 @@ Out = Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The f
 
 
 def trace(
+    daemon: Target,
     output: Out = Path("trace.json"),
-    endpoint: Endpoint = None,
-    device: Device = None,
     file: File = None,
     since: Since = None,
-    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
     A track for each component, for the copies of each direction, and for each session's waits and
     leases; of the daemon that ran last.
     """
-    folder = None if file else str(where(endpoint, device, timeout))
-    lines = last_run(read(swap_log(folder, file, timeout)))
+    lines = last_run(read(swap_log(daemon, file)))
     with output.open("wb") as written:
         written.writelines(rendered((line.record for line in lines), since or 0.0))
     typer.echo(f"{output}: open it in https://ui.perfetto.dev")

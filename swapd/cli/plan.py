@@ -10,17 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import (
-    TIMEOUT_S,
-    Endpoint,
-    Json,
-    TimeoutOption,
-    columns,
-    console,
-    if_any,
-    note,
-    print_json,
-)
+from swapd.cli.common import Json, columns, console, if_any, note, print_json
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -34,6 +24,7 @@ from swapd.cli.plan_log import plan_log
 from swapd.cli.plan_page import page as vllm_page
 from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.cli.replay import Budget
+from swapd.cli.target import TIMEOUT_S, Endpoint, TimeoutOption
 from swapd.plan import asked, deploy, omni, paste, sizes
 from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from swapd.cli.common import OWN_LABEL, clock
+from swapd.cli.common import clock
+from swapd.cli.target import OWN_LABEL
 from swapd.core import actions, events
 from swapd.core.chunks import count
 from swapd.core.requests import deadline

@@ -8,19 +8,10 @@ import msgspec
 import typer
 from rich.table import Table
 
-from swapd.cli.common import (
-    TIMEOUT_S,
-    Endpoint,
-    Json,
-    TimeoutOption,
-    columns,
-    console,
-    parsed,
-    print_json,
-)
+from swapd.cli.common import Json, columns, console, parsed, print_json
 from swapd.cli.log import File, swap_log
 from swapd.cli.plan_input import PUBLISHED
-from swapd.cli.target import Device, where
+from swapd.cli.target import Target
 from swapd.core.records import Rules
 from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
@@ -50,8 +41,7 @@ Turn = Annotated[
 
 
 def replay(
-    endpoint: Endpoint = None,
-    device: Device = None,
+    daemon: Target,
     file: File = None,
     budget: Budget = None,
     bandwidth: Bandwidth = None,
@@ -59,7 +49,6 @@ def replay(
     overtake: Overtake = None,
     turn: Turn = None,
     json: Json = False,
-    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     """Run the daemon's last recorded run again, under other settings.
 
@@ -71,9 +60,7 @@ def replay(
     are the bytes that the best choice of evictions loads for the same uses in the same order; ">="
     stands before a bound, where there are too many choices.
     """
-    folder = None if file else str(where(endpoint, device, timeout))
-    path = swap_log(folder, file, timeout)
-    work = work_of(path)
+    work = work_of(swap_log(daemon, file))
     chunks = chunks_of(work, budget)
     rules = work.start.rules
     given = {"eviction": eviction, "overtake": overtake, "turn_s": turn}

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TextIO
 
 import swapd_client
-from swapd.cli.common import OWN_LABEL, console, note, say_error
+from swapd.cli.common import console, note, say_error
+from swapd.cli.target import OWN_LABEL
 from swapd.log.reader import last_run, read
 from swapd.log.records import Record
 from swapd.run import ready

@@ -9,19 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import (
-    OWN_LABEL,
-    TIMEOUT_S,
-    Endpoint,
-    Json,
-    TimeoutOption,
-    ask,
-    console,
-    facts,
-    print_json,
-)
+from swapd.cli.common import Json, console, facts, print_json
 from swapd.cli.conclusions import StatusReport, report
-from swapd.cli.target import Device
+from swapd.cli.target import OWN_LABEL, Target
 from swapd.shared.protocol import ComponentStatus, Status, part_name
 from swapd.shared.text import counted, plain
 from swapd.shared.units import rate, seconds, size
@@ -130,16 +120,10 @@ Parts = Annotated[
 ]
 
 
-def status(
-    endpoint: Endpoint = None,
-    device: Device = None,
-    json: Json = False,
-    parts: Parts = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def status(daemon: Target, json: Json = False, parts: Parts = False) -> None:
     """Show the components on the device, their holders, and the bytes moved."""
-    with ask(endpoint, "status", timeout, device) as client:
-        reply = client.status(timeout=timeout)
+    with daemon.client("status") as client:
+        reply = client.status(timeout=daemon.timeout)
     if json:
         print_json(report(reply))
     else:

@@ -1,5 +1,7 @@
 """Chooses the daemon that a command asks: the named one, or the only one."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +12,10 @@ from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd_client.errors import SwapdError
 
-#: For every command that asks a daemon.
-Device = Annotated[
-    str | None,
-    typer.Option("--device", "-d", help="The daemon of this device, as in cuda:0, wherever it is"),
-]
+#: Prefix of the labels of this command line's sessions: the readable log leaves them out.
+OWN_LABEL = "swapd "
+TIMEOUT_S = 10.0
+_TIMEOUT_MAX_S = 1e6
 
 
 def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
@@ -54,3 +55,53 @@ def folders(incomplete: str) -> list[str]:
     """For completion: the runtime folders of running daemons."""
     found = (str(daemon.folder) for daemon in daemons.running() if not daemon.unreachable)
     return [folder for folder in found if folder.startswith(incomplete)]
+
+
+def _seconds(given: float) -> float:
+    if not 0.0 < given <= _TIMEOUT_MAX_S:
+        raise typer.BadParameter(f"{given:g} is not a waiting time: give seconds, more than 0")
+    return given
+
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        "-e",
+        help="Runtime folder of the daemon, else $SWAPD_ENDPOINT, else the only daemon there is",
+        autocompletion=folders,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", "-d", help="The daemon of this device, as in cuda:0, wherever it is"),
+]
+#: No command waits without limit.
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout", callback=_seconds, help="Seconds the daemon may take for each answer"
+    ),
+]
+
+
+@dataclass
+class Target:
+    """The daemon that a command asks: `guarded` makes it of the three options."""
+
+    endpoint: Endpoint = None
+    device: Device = None
+    timeout: TimeoutOption = TIMEOUT_S
+
+    @cached_property
+    def folder(self) -> Path:
+        """As `where`."""
+        return where(self.endpoint, self.device, self.timeout)
+
+    def client(self, command: str) -> swapd_client.Client:
+        """A connection, which the swap log shows as a session of `swapd <command>`.
+
+        Raises: SeveralDaemons, NotRunning; Timeout if it takes longer than `timeout` seconds.
+        """
+        label = f"{OWN_LABEL}{command}"
+        return swapd_client.connect(self.folder, label=label, timeout=self.timeout)

@@ -4,20 +4,15 @@ import sys
 
 import typer
 
-from swapd.cli.common import TIMEOUT_S, Endpoint, TimeoutOption
 from swapd.cli.live.poller import Poller
-from swapd.cli.target import Device, where
+from swapd.cli.target import Target
 from swapd.shared.extras import needed
 
 #: Longest wait for the poller at the end: a stopped daemon must not block the exit.
 _LEAVE_S = 1.0
 
 
-def top(
-    endpoint: Endpoint = None,
-    device: Device = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-) -> None:
+def top(daemon: Target) -> None:
     """Watch a device live, full-screen: components, waiters and copies.
 
     Keys pin, unpin and evict the selected component, and show its records; ? lists them. It waits
@@ -26,11 +21,11 @@ def top(
     with needed("swapd top"):
         from swapd.cli.live.app import Top
 
-    poller = Poller(where(endpoint, device, timeout), timeout)
+    poller = Poller(daemon.folder, daemon.timeout)
     poller.start()
     try:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise typer.BadParameter("needs a terminal; `swapd status` needs none")
-        Top(poller, timeout).run()
+        Top(poller, daemon.timeout).run()
     finally:
         poller.close(_LEAVE_S)

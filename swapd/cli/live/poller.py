@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import swapd_client
-from swapd.cli.common import OWN_LABEL
 from swapd.cli.conclusions import report
 from swapd.cli.last_lines import LastLines
 from swapd.cli.live.screen import Snapshot
+from swapd.cli.target import OWN_LABEL
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd_client import Client
 from swapd_client.errors import NotRunning, SwapdError, Timeout
