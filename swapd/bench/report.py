@@ -33,7 +33,6 @@ class Judged(msgspec.Struct, frozen=True):
     side: Literal["at least", "at most"]
     bound: float
     verdict: Literal["ok", "failed", "not judged"]
-    #: The reason if it is not judged.
     why: str = ""
 
 

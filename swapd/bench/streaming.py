@@ -33,7 +33,6 @@ class StreamTimes(msgspec.Struct, frozen=True):
     alone_s: float
     blocks: int
     block_bytes: int
-    #: Seconds of a block's computation, and of its copy.
     block_s: float
     rounds: int
     #: Peak on the device, in blocks.

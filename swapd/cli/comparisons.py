@@ -13,7 +13,6 @@ from swapd.run.comparison import Comparison
 from swapd.shared import config
 from swapd.shared.text import plain
 
-#: Most comparisons that `--list` shows.
 _LISTED_MAX = 20
 
 

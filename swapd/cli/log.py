@@ -44,7 +44,6 @@ class LogView:
         self._seen = Seen()
         #: The day of the last line, which stands above the lines of that day.
         self._day = ""
-        #: Whether any record was wanted.
         self.found = False
 
     def show(

@@ -34,7 +34,6 @@ TOKEN_MAX = 1024
 BACKLOG = 128
 #: Seconds for which the address of a daemon that has just ended may still be in use.
 TAKEN_S = 2.0
-#: Seconds that the process may take to end.
 CLOSE_S = 3.0
 #: Pauses before the process is started again: they double while it keeps ending at once.
 AGAIN_S = 1.0

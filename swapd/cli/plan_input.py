@@ -29,7 +29,6 @@ _PUBLISHED_FROM = "published for PCIe 4.0 x16 and pinned memory; 5.0 x16 has abo
 
 #: Default for a component whose blocks are unknown.
 ASSUMED_BLOCKS = 32
-#: Most blocks, passes, and seconds.
 _MOST = 1_000_000
 #: Default share of a device for contexts, graphs and the allocator.
 _OVERHEAD_SHARE = 0.1

@@ -26,7 +26,6 @@ class VllmPlanReport(msgspec.Struct, frozen=True):
     #: The daemons' chunk size, and the reason for it.
     chunk_bytes: int
     chunk_from: str
-    #: The settings of each stage, by its `stage_id`.
     settings: dict[int, dict[str, float]]
     overlay: str
     serve: tuple[str, ...]

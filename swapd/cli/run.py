@@ -25,7 +25,6 @@ from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.units import parse_size, seconds
 
-#: Suffix of a file of stages.
 _SUFFIX = ".toml"
 #: What to write into such a file instead of an option.
 _IN_DAEMON = "write it into [daemon] of the file"

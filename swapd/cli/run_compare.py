@@ -64,7 +64,6 @@ class Way(NamedTuple):
     side: Side
     plan: RunPlan
     load: ServerLoad | None
-    #: For logs and overlays.
     folder: Path
 
 

@@ -39,7 +39,6 @@ class RunPlan(NamedTuple):
     #: With its commands as they are started.
     file: RunFile
     daemons: Sequence[DaemonSpec] = ()
-    #: Files to write, by their paths.
     files: Mapping[Path, str] = {}
 
     def show(self) -> None:

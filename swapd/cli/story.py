@@ -18,7 +18,6 @@ from swapd.shared import protocol
 from swapd.shared.text import counted, plain
 from swapd_client import UnknownComponent
 
-#: Width of a time.
 _CLOCK_CELLS = len(clock(0.0))
 #: From so many on, consecutive uses without a copy become one line.
 _MANY = 3

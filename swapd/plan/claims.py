@@ -28,7 +28,6 @@ class Known(NamedTuple):
     components: Sequence[ModelComponent]
     #: Given sizes of KV cache and workspace together, by stage, in bytes.
     rooms: Mapping[str, int] = {}
-    #: The model's config.json.
     config: Mapping[str, Any] | None = None
 
 
@@ -74,7 +73,6 @@ class PlainServer(NamedTuple):
     weights: int
     #: The memory that it has for itself on each GPU: its KV cache, activations and buffers.
     room: int
-    #: Whether it captures CUDA graphs.
     graphs: bool
 
 

@@ -33,7 +33,6 @@ class WeightGroup(msgspec.Struct, frozen=True):
     each_bytes: int = 0
     streamed: int = 0
     slots: int = 0
-    #: The daemon's chunk size.
     chunk: int = CHUNK_BYTES
 
     @property

@@ -54,9 +54,7 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     #: The GPU of each of its processes.
     gpus: tuple[int, ...]
-    #: Number of processes that divide its weights.
     shards: int
-    #: Whether it runs swapd's worker.
     ours: bool
     #: Its settings for offloading; `stays` if they switch offloading off.
     offload: OffloadSettings
@@ -78,7 +76,6 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
     #: Treatment of its KV cache between two turns; and its `additional_config`, which sets that.
     kv: str = "private"
     additional: Mapping[str, Any] = {}
-    #: Whether it captures CUDA graphs.
     graphs: bool
 
     @property
@@ -93,7 +90,6 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
 class Deploy(msgspec.Struct, frozen=True):
     path: Path
     stages: tuple[DeployStage, ...]
-    #: Whether the stages work on one request at the same time.
     async_chunk: bool
     #: The file's own keys, with its base file's full path; and its keys merged with the base's.
     own: dict[str, Any]

@@ -77,7 +77,6 @@ class UncountedCache(PlanError):
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a model's decoder for one token, independent of its serving options."""
 
-    #: Layers of the decoder.
     layers: int
     #: Layers that a cache has room for: more, if vLLM pads groups of layers of two kinds.
     allocated: int
@@ -94,7 +93,6 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
-    #: Tokens of the longest request.
     max_model_len: int
     #: Tokens of a block, and its bytes, with all layers.
     block_tokens: int

@@ -76,7 +76,6 @@ class VllmOmni:
     ) -> None:
         """`how`: whether a script or a module runs. `models`: folder and name of the one model that
         `deploy_file` is about, if any."""
-        #: The folder of the package.
         self.folder = folder
         self._python = python
         self._how = how

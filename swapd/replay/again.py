@@ -123,7 +123,6 @@ def _answer(action: actions.AnyAction, now: float) -> AnyEvent | None:
 
 class _Copy(NamedTuple):
     left: float
-    #: How long it ran.
     ran_s: float
     urgency: Urgency
     begun: float

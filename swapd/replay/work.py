@@ -90,7 +90,6 @@ class WorkStep(NamedTuple):
 class RecordedWork(NamedTuple):
     start: Start
     steps: list[WorkStep]
-    #: What happened.
     happened: ReplayTally
     #: Of copies to the device, while there were any; None if there were none.
     bytes_per_s: float | None
@@ -112,7 +111,6 @@ class CopiesUnderWay:
         self._names: dict[int, str] = {}
         #: Keys that were granted and wait for copies of these names.
         self._pending: dict[Key, set[str]] = {}
-        #: The names of each lease.
         self.held: dict[Key, tuple[str, ...]] = {}
 
     def heard(self, said: AnyEvent | actions.AnyAction) -> None:
@@ -186,7 +184,6 @@ class WorkReader:
         self._moved = 0
         self._busy_s = 0.0
         self._busy_since: float | None = None
-        #: The bytes of each load under way.
         self._loading: dict[int, int] = {}
 
     def work(self, start: Start) -> RecordedWork:

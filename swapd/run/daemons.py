@@ -36,9 +36,7 @@ class DaemonSpec(NamedTuple):
     why: str
     #: The chunk size with which the budget was computed; None: the daemon's default.
     chunk: int | None = None
-    #: Its other settings, by name.
     others: tuple[tuple[str, str], ...] = ()
-    #: The file with these settings, if there is one.
     file: Path | None = None
     #: The budget of a daemon that runs already and is enough; None: as much.
     least: int | None = None

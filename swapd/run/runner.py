@@ -38,7 +38,6 @@ class _Child:
         self, stage: StageSpec, start: int, process: "subprocess.Popen[bytes]", pipe: Pipe
     ) -> None:
         self.stage = stage
-        #: The number of the start.
         self.start = start
         self.pipe = pipe
         #: Status of the first process once it has ended; others of its group may be left.
@@ -107,7 +106,6 @@ class Runner:
         self.signal: int | None = None
         self._children: dict[str, _Child] = {}
         self._guard = GroupGuard()
-        #: Numbers of starts.
         self._numbers = itertools.count()
         self._came: deque[int] = deque()
         self._output_is_broken = False

@@ -11,7 +11,6 @@ from swapd.shared.units import parse_size, size
 
 #: Settings of `swapd serve` that a run's daemon cannot have: `swapd run` chooses its places.
 _NOT_HERE = frozenset(("device", "runtime_dir", "swap_log", "linger", "http", "http_token_file"))
-#: Settings that are paths.
 _PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
 _BUDGET = "budget"
 

@@ -94,7 +94,6 @@ SCRAPE_S = 1.0
 #: as long as it takes.
 SAMPLE_S = 1.0
 SAMPLE_PAUSES = 20
-#: Most records that the page shows.
 LINES = 60
 #: Seconds that a daemon may take to stop after it has ended all sessions.
 END_S = 10.0

@@ -145,11 +145,8 @@ class Attachment(AbstractContextManager["Attachment"]):
         self.registered: list[str] = []
         #: Lives as long as this does; without hooks, as long as any part of the model.
         self.kept = threading.Event()
-        #: The streamed components, by name.
         self.streamed: dict[str, StreamedComponent] = {}
-        #: Parameters that stay private.
         self.trained: Trained = {}
-        #: One line for the log and for `str()`.
         self.summary = ""
         #: Attaches the model again, with the modules and parameters that it has by then.
         self._again: Callable[[], None] = _nothing

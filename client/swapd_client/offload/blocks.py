@@ -19,7 +19,6 @@ from swapd_client.offload.find import is_called
 ATTRIBUTE = "_layerwise_offload_blocks_attrs"
 _OLD_ATTRIBUTE = "_layerwise_offload_blocks_attr"
 
-#: Modules named in a message.
 _NAMED = 4
 
 #: Detected lists must hold this share of the component's bytes.

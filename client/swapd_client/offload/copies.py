@@ -174,7 +174,6 @@ class Marker:
 
 #: Keeps the undo of a change to the model. Called before the change: an interrupt may come between.
 ToUndo = Callable[[Callable[[], None]], object]
-#: Runs a function with these arguments.
 Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 

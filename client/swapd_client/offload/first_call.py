@@ -33,9 +33,7 @@ log = logging.getLogger("swapd_client")
 
 class ReadPart(NamedTuple):
     gate: LeaseGate
-    #: The names of its components.
     names: Sequence[str]
-    #: The modules that it loads them for.
     modules: Collection[Module]
 
 
@@ -87,7 +85,6 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._call = call
         self._parts = parts
         self._to_undo = to_undo
-        #: The methods that read, and what.
         self._found: list[tuple[str, str]] = []
         self._loaded: set[LeaseGate] = set()
         #: What the reads hold, and the frame of the method that made each.

@@ -35,7 +35,6 @@ log = logging.getLogger("swapd_client")
 @dataclass(eq=False)
 class Growth:
     name: str
-    #: The modules of the component now.
     modules: Callable[[], Iterable[Module]]
     #: Whether a tensor is in swapd, or stays private.
     is_known: Callable[[Any], bool]

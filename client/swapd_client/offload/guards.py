@@ -40,7 +40,6 @@ from swapd_client.offload.weights import (
     edits,
 )
 
-#: The attribute that holds a module's guard.
 _GUARD = "_swapd_guard"
 _TABLES = ("_parameters", "_buffers")
 

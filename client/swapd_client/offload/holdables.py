@@ -26,9 +26,7 @@ class PassHold:
     stream: Stream
     #: Its components outside the stream.
     beside: ComponentHold | None
-    #: All of it.
     everything: ComponentHold
-    #: The hooks of its blocks.
     hooks: "BlockHooks"
     uses: set[Entry] = field(default_factory=set)
 

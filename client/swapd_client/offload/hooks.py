@@ -21,7 +21,6 @@ from swapd_client.offload import dynamo, find
 from swapd_client.offload.copies import Marker, Method, ToUndo
 from swapd_client.offload.gate import LeaseGate
 
-#: The attribute that holds a module's hook.
 _HOOK = "_swapd_hook"
 
 

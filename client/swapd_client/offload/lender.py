@@ -15,7 +15,6 @@ from swapd_client.session.session import Session
 class AttachClient(Protocol):
     """The part of a `Client` that attached models need."""
 
-    #: The attachments of models that are still attached.
     attachments: WeakSet[Any]
 
     @property

@@ -30,7 +30,6 @@ class TensorGroup:
     nbytes: int = 0
 
 
-#: A piece, or the name of a registered component.
 Part = TensorGroup | str
 
 
@@ -38,7 +37,6 @@ Part = TensorGroup | str
 class Ownership:
     #: To be registered, by name.
     pieces: dict[str, TensorGroup] = field(default_factory=dict)
-    #: All parts of each component.
     made_of: dict[str, list[Part]] = field(default_factory=dict)
     #: Modules that use tensors of components without being in exactly one, and the parts they need.
     outside: dict[Module, list[Part]] = field(default_factory=dict)
@@ -55,7 +53,6 @@ class _Owners:
         for path, module in self.modules.items():
             self.paths.setdefault(id(module), path)
         starts = {id(one.module) for one in found}
-        #: The components that a module is in, by its id.
         self.of: dict[int, list[str]] = {}
         for one in found:
             for module in walk(one.module, starts):
@@ -143,7 +140,6 @@ class _OwnedTensor:
     #: The components around it; if none, only `holder` has it.
     users: tuple[str, ...]
     holder: Module
-    #: It stays private.
     stays: bool = False
 
 
@@ -317,7 +313,6 @@ def plain_tensors(
     return plain
 
 
-#: Attributes that every module has.
 _TORCHS_OWN = frozenset(Module().__dict__)
 
 

@@ -35,9 +35,7 @@ class Registration:
     client: AttachClient
     owned: Ownership
     hows: Mapping[str, Sharing]
-    #: The name of a piece in the daemon.
     called: Callable[[str], str]
-    #: By component, the paths of its blocks.
     blocks: Mapping[str, Sequence[str]]
     #: Modules that begin another component.
     stops: Iterable[int]

@@ -287,7 +287,6 @@ def kept_between_calls(client: AttachClient, within_s: float) -> Iterator[None]:
         request.end()
 
 
-#: The scopes of all threads.
 _scopes: "weakref.WeakSet[Scope]" = weakref.WeakSet()
 _registering = threading.Lock()
 

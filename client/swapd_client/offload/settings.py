@@ -117,7 +117,6 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.cpu_offload_gb * (1 << 30))
 
 
-#: The settings' names.
 NAMES = OffloadSettings.__struct_fields__
 _KINDS = get_type_hints(OffloadSettings, include_extras=True)
 #: Keys of a stage in a file that are about the stage itself.

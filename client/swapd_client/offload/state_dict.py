@@ -34,7 +34,6 @@ class _StateDictLoad:
     def __init__(self, missing_keys: list[str], first: torch.nn.Module) -> None:
         #: Every module of one call gets this list, so it identifies the call.
         self.missing_keys = missing_keys
-        #: The outermost guarded module.
         self.first = first
         self._values: dict[ComponentWeights, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._private: list[tuple[_Staged, list[ComponentWeights]]] = []

@@ -23,7 +23,6 @@ class Sharing:
     exclusive: bool = False
     #: Its family.
     part_of: str = ""
-    #: Loaded block by block.
     streamed: bool = False
     #: If streamed: bytes, or a size, to keep on the device. None: as much as fits.
     resident: int | str | None = None

@@ -91,7 +91,6 @@ TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
 }
 
 _lock = threading.Lock()
-#: Puts the originals back.
 _replaced = ExitStack()
 #: Those of `TOOLS` that are to be replaced.
 _missing: list[tuple[str, str]] = []

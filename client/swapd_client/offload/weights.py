@@ -26,7 +26,6 @@ from swapd_client.offload.update_barrier import quiet
 _HoldAll = Callable[[], AbstractContextManager[object]]
 
 
-#: Tensors, and their new values.
 Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -167,7 +166,6 @@ def _name_in(part: Part, tensor: torch.Tensor) -> str:
     )
 
 
-#: A tensor, its name, and its owner.
 Covered = tuple[torch.Tensor, str, ComponentWeights]
 
 

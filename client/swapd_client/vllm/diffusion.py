@@ -72,7 +72,6 @@ class _Swapd:
         self.stage = Stage.connect(whole or options, name, gpu=gpu, rank=worker.rank, share=share)
         self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
-        #: Set once they are loaded.
         self.weights: Components | Whole | None = None
         #: The workspace lease, and the turn to start, during loading.
         self.loading = ExitStack()

@@ -19,7 +19,6 @@ class Neighbours(NamedTuple):
     before: tuple[str, ...] = ()
 
 
-#: Of a stage without known successors.
 ALONE = Neighbours()
 
 

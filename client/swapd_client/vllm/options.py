@@ -17,7 +17,6 @@ from swapd_client.offload.settings import OffloadSettings
 #: a chunk is empty on average: so at most 1/32 of their device memory.
 PART_CHUNKS = 16
 
-#: The key of `additional_config` that contains the options.
 KEY = "swapd"
 
 

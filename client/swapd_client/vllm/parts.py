@@ -20,7 +20,6 @@ from swapd_client.vllm.options import Options
 ENCODERS = ("visual", "audio_tower", "vision_tower")
 
 
-#: By name in the model.
 Tensors = Mapping[str, torch.Tensor]
 
 

@@ -57,7 +57,6 @@ _KNOWN_LOSS = "swapd_known_loss"
 class LossOutput(KVConnectorOutput):  # type: ignore[misc]
     """About a step: it read from a cache whose contents were lost."""
 
-    #: The number of that loss.
     loss: int = 0
 
 

@@ -30,10 +30,8 @@ log = logging.getLogger("swapd_client")
 
 #: Seed of the random inputs; arbitrary, but equal for all ranks of a stage.
 _SEED = 20
-#: Rows of a made-up input.
 _ROWS = 2
 
-#: Number of repetitions of a call that differs.
 _AGAIN = 3
 
 #: Output of a call, tensor by tensor: shape, dtype, bytes.

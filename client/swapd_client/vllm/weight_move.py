@@ -18,7 +18,6 @@ log = logging.getLogger("swapd_client")
 
 #: Least share of a stage's bytes that must be in swapd.
 ENOUGH = 0.95
-#: Number of remaining tensors that a warning names.
 _NAMED = 3
 
 Take = Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], int]

@@ -43,7 +43,6 @@ class SwapdWorkerMixin(WorkerStart):
     """Mixed into a worker class of vLLM, first: its weights are in swapd, and leased for each
     call."""
 
-    #: The running weight update.
     _change = ExitStack()
     #: Makes the message to the scheduler about the current step, if the KV cache lost contents.
     _verdict: scheduler.StepVerdict = staticmethod(scheduler.all_counts)

@@ -17,7 +17,6 @@ from swapd_client import Client
 from swapd_client.errors import NotRunning, SwapdError, Timeout
 
 LABEL = f"{OWN_LABEL}top"
-#: Most records that it keeps.
 LINES_MAX = 200
 #: Seconds between two requests for the status, and between two attempts to connect.
 POLL_S = 0.5

@@ -69,7 +69,6 @@ class Row(NamedTuple):
     holders: tuple[str, ...]
     #: Seconds since the last release; None: never used; 0 during a lease.
     idle_s: float | None
-    #: Loads and evictions.
     moves: str
     wasted: int
 
@@ -79,7 +78,6 @@ class Choice:
     sort: str = "name"
     only: str = ""
     selected: str = ""
-    #: The first row shown.
     first: int = 0
 
     def sort_next(self) -> None:
@@ -154,7 +152,6 @@ def _state(family: Family) -> str:
 class _Column(NamedTuple):
     heading: str
     cells: int
-    #: Least width of the view that shows it.
     from_width: int
     right: bool
     text: Callable[[Row], str]

@@ -34,7 +34,6 @@ class StageComponents:
         #: if the stage has no encoders of its own.
         self.main: tuple[str, ...] = ()
         self.all: tuple[str, ...] = ()
-        #: Parameters by component.
         self.tensors: Mapping[str, Tensors] = {}
         self._parts: tuple[StagePart, ...] = ()
         #: The KV cache, if it takes turns with the weights.

@@ -48,7 +48,6 @@ class Connection:
         self.client = client
         #: Wakes the stage's own thread: a lease is wanted, or the daemon is gone.
         self.wake = Event()
-        #: Set when the stage is over.
         self.closed = Event()
         #: Whether the daemon is gone, and the weights are in private memory.
         self.alone = False

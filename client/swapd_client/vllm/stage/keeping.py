@@ -22,7 +22,6 @@ class StageKeeping:
         """
         self._finish_within_s = finish_within_s
         self._slice_s = slice_s
-        #: Time at which the turn began.
         self._since = 0.0
         #: Requests that were scheduled and have not finished.
         self.in_flight: set[str] = set()

@@ -28,7 +28,6 @@ log = logging.getLogger("swapd_client")
 #: The contents of a stage's cache between two turns. "private": it takes no turns.
 Fate = Literal["private", "drop", "auto", "save"]
 
-#: The blocks of one request, by group of layers.
 Blocks = Sequence[Iterable[int]]
 
 
@@ -55,7 +54,6 @@ class BlocksInUse:
         self._prefixes = prefixes
         #: The blocks of each request in order, by group of layers.
         self._of: dict[str, list[list[int]]] = {}
-        #: Blocks of ended requests.
         self._left: set[int] = set()
 
     @property

@@ -59,7 +59,6 @@ class Stage:
     ) -> None:
         self.name = name
         self.options = options
-        #: The registered components.
         self.components = StageComponents()
         self.connection = Connection(name, client, ranks)
         self.turns = Turns(self.connection, self.components, options, neighbours)

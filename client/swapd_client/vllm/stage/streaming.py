@@ -39,7 +39,6 @@ class ChunkStreaming:
         self._chunks = chunks
         #: Number of chunks sent, by request in flight. None: unknown.
         self._sent: Callable[[], Mapping[str, int]] | None = None
-        #: Whether it consumes chunks of another stage.
         self.receives = False
         #: Checks for a chunk in vain since the last one.
         self._in_vain = 0

@@ -52,13 +52,10 @@ class Turns:
         self.connection = connection
         self.components = components
         self.gate = CallGate()
-        #: The requests in flight, and whether the lease is kept for them.
         self.keeping = StageKeeping(options.finish_within_s, options.slice_s)
         #: Counts the stage's output for the next stage; the scheduler sets the numbers.
         self.streaming = ChunkStreaming(connection, neighbours.after, options.chunks_per_turn)
-        #: Parts that may arrive after a turn has begun.
         self.segments = Segments(self.go_alone)
-        #: Layers that come and go inside each step.
         self.window = Window(self.go_alone)
         self._after, self._before = (
             _components_of(names, connection.stage) for names in neighbours
@@ -71,7 +68,6 @@ class Turns:
         self._fenced: SessionFenced | None = None
         #: The leased components: `StageComponents.main` or `all`.
         self._held: tuple[str, ...] = ()
-        #: Time at which the turn began, in seconds.
         self._since = time.monotonic()
         #: Requests that were in flight when the stage fell asleep.
         self._sleeping: set[str] = set()
