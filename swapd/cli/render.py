@@ -90,10 +90,7 @@ def _of_log(record: Record) -> Said:
 
 
 class _Words(dict[str, str]):
-    """The values of a template's fields, computed at their use.
-
-    A field is one of `_FIELDS`, else an attribute of the event, action or request.
-    """
+    """The values of a template's fields, computed at their use."""
 
     def __init__(self, item: Any, record: Record, seen: Seen) -> None:
         super().__init__()

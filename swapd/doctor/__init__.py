@@ -13,10 +13,7 @@ __all__ = ["Check", "examine"]
 
 
 def examine(folder: Path, timeout: float) -> list[Check]:
-    """All checks, for a daemon whose runtime folder is `folder`.
-
-    Each answer may take up to `timeout` seconds.
-    """
+    """All checks, for a daemon whose runtime folder is `folder`."""
     return [
         host.python(),
         host.kernel(platform.system(), platform.release()),

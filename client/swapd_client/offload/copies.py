@@ -178,11 +178,7 @@ Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 class Method(Marker):
-    """In the place of one module's method: `run` calls it.
-
-    An attribute of the module, so the class is unchanged. In a copy of the module it is the copy's
-    method.
-    """
+    """In the place of one module's method: `run` calls it."""
 
     def __init__(self, module: torch.nn.Module, name: str, run: Run | None) -> None:
         self._module = module

@@ -98,10 +98,7 @@ def skip(function: Callable[..., Any]) -> None:
 
 
 def uncompiled(function: _F) -> _F:
-    """Have compiled code call a module's function uncompiled, with a graph break.
-
-    Replaces the function in its module once compiled code can exist.
-    """
+    """Have compiled code call a module's function uncompiled, with a graph break."""
     made = [function]
 
     def replace() -> None:

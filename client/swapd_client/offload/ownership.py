@@ -291,10 +291,7 @@ def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:
 def plain_tensors(
     roots: Mapping[str, Module], found: Sequence[ComponentModule]
 ) -> dict[str, torch.Tensor]:
-    """Tensors of components that are attributes, or in lists and dicts: by path.
-
-    Without parameters and buffers, and without other names of them.
-    """
+    """Tensors of components that are attributes, or in lists and dicts: by path."""
     owners = _Owners(roots, found)
     known = {
         id(tensor)

@@ -81,10 +81,7 @@ class Candidates:
 
 
 def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Other tensors of this process in the storages of `tensors`.
-
-    Only tensors that Python knows, ordered by address.
-    """
+    """Other tensors of this process in the storages of `tensors`."""
     given = list(tensors)
     known = {id(tensor) for tensor in given}
     stores = {start_of(tensor) for tensor in given} - {0}

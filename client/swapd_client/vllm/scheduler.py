@@ -120,10 +120,7 @@ class ChunkCountingScheduler(_Above):  # type: ignore[misc]
 
 
 class TracedScheduler(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests.
-
-    vLLM does not pass them to workers.
-    """
+    """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests."""
 
     stage: ClassVar[Stage]
 
@@ -324,10 +321,7 @@ def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
 
 
 def with_verdict(output: Any, verdict: StepVerdict) -> Any:
-    """A step's result, with the message about results that do not count. Raises as `verdict`.
-
-    `verdict()` is called after the step has computed.
-    """
+    """A step's result, with the message about results that do not count. Raises as `verdict`."""
     if isinstance(output, AsyncModelRunnerOutput):
         output.__class__, output.swapd_verdict = _counting(output.__class__), verdict
         return output

@@ -72,10 +72,7 @@ class ChunkStreaming:
         return self._in_vain < LOOKS * in_flight
 
     def patience_s(self, in_flight: int, idle_s: float) -> float:
-        """Seconds that a stage with requests in flight may take no step before it gives way.
-
-        A streaming stage is a server's, which steps as long as it has requests.
-        """
+        """Seconds that a stage with requests in flight may take no step before it gives way."""
         streams = self._sent is not None or self.receives
         return IDLE_S if streams and in_flight else idle_s
 
