@@ -136,7 +136,6 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
 
 
 def _kept(client: swapd_client.Client) -> str:
-    """A map of the parts, one character each: k is kept."""
     return "".join(
         "." if c.policy == "sequential" else "k" for c in client.status().components if c.part_of
     )

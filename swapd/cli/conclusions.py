@@ -97,8 +97,6 @@ def conclusions(status: Status) -> tuple[Conclusion, ...]:
 
 
 class _Turn(NamedTuple):
-    """The components that are used in turn now."""
-
     #: Their names, or those of their families, the largest first; and those that come and go.
     names: list[str]
     swapped: list[str]

@@ -251,7 +251,6 @@ def _report(
 
 
 def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, float]]:
-    """The settings of each stage; one value for all its GPUs, the least of them."""
     said: dict[int, dict[str, float]] = {}
     for plan in plans:
         for share in (s for s in plan.shares if s.ours):

@@ -255,7 +255,6 @@ def _all_at_once(merged: Mapping[str, Any]) -> bool:
 def _stage(
     path: Path, entry: dict[str, Any], deploy: Mapping[str, Any], known: tuple[str, Kind] | None
 ) -> DeployStage:
-    """`known`: its name and kind in its pipeline."""
     number = entry["stage_id"]
     where = f"{path}: stage {number}"
     flat = {**deploy, **entry}

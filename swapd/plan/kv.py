@@ -294,7 +294,6 @@ def _lengths(decoder: Mapping[str, Any], keys: Iterable[str]) -> list[int]:
 
 
 def _stretch(decoder: Mapping[str, Any]) -> float:
-    """The factor of its rotary embeddings that the length does not include."""
     rope = decoder.get("rope_parameters") or decoder.get("rope_scaling")
     if not isinstance(rope, dict) or (rope.get("rope_type") or rope.get("type")) in _SCALED:
         return 1.0

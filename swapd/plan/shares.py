@@ -260,7 +260,6 @@ def _least_caches(ours: Sequence[Demand]) -> dict[str, int]:
 
 
 def _caches(arena: SharedArena) -> dict[str, int]:
-    """The KV cache of each: its least, and more by its weights as far as that costs nothing."""
     caches = _least_caches(arena.ours)
     limit = arena.nbytes if arena.fits(caches) else TURNS_CACHE
     grow = [c for c in arena.ours if c.least_cache and not c.said and c.weights]

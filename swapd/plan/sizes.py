@@ -263,7 +263,6 @@ def _of_tensors(tensors: Mapping[str, int], name: str) -> list[ModelComponent]:
 
 
 def _component(name: str, tensors: Mapping[str, int]) -> ModelComponent:
-    """A component with its blocks, which the first number in its tensors' names counts."""
     blocks: dict[tuple[str, str], int] = {}
     for tensor, nbytes in tensors.items():
         if numbered := _NUMBERED.match(tensor):

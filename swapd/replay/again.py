@@ -129,8 +129,6 @@ class _Copy(NamedTuple):
 
 
 class _CopyLane:
-    """The copies of one direction: the most urgent one runs."""
-
     def __init__(self, machine: SimulatedMachine, bytes_per_s: float) -> None:
         self._machine, self._rate = machine, bytes_per_s
         self._copies: dict[int, _Copy] = {}

@@ -97,7 +97,6 @@ def _least_after(
 
 
 def _largest(names: Names, taken: Mapping[str, int], room: int) -> list[Names]:
-    """The sets of these names that fit in the room, without those that are part of another."""
     found: list[Names] = []
     for n in range(len(names), -1, -1):
         for some in map(frozenset, combinations(sorted(names), n)):

@@ -113,7 +113,6 @@ def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
 
 
 def _is_for(wanted: DaemonSpec, device: str, pid: int) -> bool:
-    """Whether the daemon `pid` serves the wanted device, under any number."""
     theirs = gpus.name_of(device, gpus.listed_by(pid))
     return gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
 

@@ -232,7 +232,6 @@ class Lines:
 
 
 def _pieces(line: bytes) -> list[bytes]:
-    """A line in pieces of bounded length, cut between characters; one if it is empty."""
     found = []
     while len(line) > LINE_MAX_BYTES:
         at = LINE_MAX_BYTES

@@ -21,8 +21,6 @@ from swapd.shared.protocol import Counts, Histogram, Status
 
 
 class _Families(list[Metric]):
-    """A registry for the encoder, which collects from it."""
-
     def collect(self) -> Iterable[Metric]:
         return self
 

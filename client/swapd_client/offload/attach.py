@@ -82,8 +82,6 @@ def _attach(
 
 
 class _Attaching:
-    """One `attach` or `refresh`. At a `refresh`, much of the model is registered already."""
-
     def __init__(
         self, client: AttachClient, model: object, arguments: Arguments, attachment: Attachment
     ) -> None:

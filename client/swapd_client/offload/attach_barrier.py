@@ -102,7 +102,6 @@ class _Calls:
         self._under_way = set()
 
     def _now(self) -> dict[FrameType, int]:
-        """The outermost call of each other thread, and the thread."""
         calls = {self._outermost(f): t for t, f in sys._current_frames().items()}
         return {call: t for call, t in calls.items() if call is not None and t != self._thread}
 

@@ -59,7 +59,6 @@ def roots_of(model: object) -> dict[str, Module]:
 
 
 def _around_a_model(model: object) -> Mapping[str, Module] | None:
-    """The modules of an object with a `model`, as in transformers' pipelines."""
     if not isinstance(getattr(model, "model", None), Module):
         return None
     modules = {n: m for n, m in vars(model).items() if isinstance(m, Module)}

@@ -109,7 +109,6 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs or {})
 
     def _load_for(self, values: Any, frame: FrameType) -> None:
-        """Load a part for each tensor whose bytes are in parts, and in none that is held."""
         for tensor in tensors_in(values):
             having = [part for part in self._parts if part.gate.lent.has(tensor)]
             if having and not any(part.gate.is_held_by(thread.scope) for part in having):
@@ -214,6 +213,5 @@ def _end(reads: _Reads, output: Any) -> Any:
 
 
 def _is_method(module: Module, name: str) -> bool:
-    """Whether an attribute of the module can take the place of its method of that name."""
     is_own = name == "forward" or not hasattr(Module, name)
     return is_own and isinstance(getattr_static(type(module), name, None), FunctionType)

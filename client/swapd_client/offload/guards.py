@@ -323,7 +323,6 @@ def _difference(probe: torch.Tensor, made: torch.Tensor) -> str:
 
 
 def _like(tensor: torch.Tensor) -> Any:
-    """A small tensor of the same type and order of dimensions, on the same device."""
     shape = [min(n, 2) for n in tensor.shape]
     strides = [0] * len(shape)
     step = 1

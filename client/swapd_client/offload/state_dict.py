@@ -29,8 +29,6 @@ _HOOKS = "_load_state_dict_pre_hooks"
 
 
 class _StateDictLoad:
-    """One call of `load_state_dict`, as far as it passes through guarded modules."""
-
     def __init__(self, missing_keys: list[str], first: torch.nn.Module) -> None:
         #: Every module of one call gets this list, so it identifies the call.
         self.missing_keys = missing_keys
@@ -247,8 +245,6 @@ def ended(missing_keys: list[str], module: torch.nn.Module) -> None:
 
 
 class _StateDictCopies(CopiesByOwner):
-    """The copies for one call of `state_dict`, so that tied tensors stay tied in its result."""
-
     def __init__(self) -> None:
         #: Modules already put into it, by id and prefix.
         self.modules: set[tuple[int, str]] = set()

@@ -170,8 +170,6 @@ Covered = tuple[torch.Tensor, str, ComponentWeights]
 
 
 class _Edited:
-    """One tensor with bytes of its own, over a copy of them."""
-
     def __init__(self, covered: Covered, copies: Copies, written: torch.Tensor | None) -> None:
         """`written`: its value from an earlier edit of this thread, not applied yet."""
         self.tensor, self._name, self.weights = covered

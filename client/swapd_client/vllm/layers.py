@@ -140,7 +140,6 @@ def _grouped(sizes: Mapping[str, int], least: int) -> list[list[str]]:
 
 
 def _called(group: Sequence[str]) -> str:
-    """Name such as "model.layers.4-7"."""
     first, last = group[0], group[-1].rpartition(".")[2]
     return first if len(group) == 1 else f"{first}-{last}"
 
