@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -24,7 +24,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.device import DeviceError
 from swapd.log.records import OtherSchema
 from swapd.log.replay import ReplayError
@@ -164,16 +164,16 @@ def shown_json(encoded: bytes) -> bytes:
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Print an expected error as one line; let a bug end with its traceback.
 
-    A command with a `daemon` gets the options of a `Target` in its place.
+    A command with a `daemon` gets the options of a `ChosenDaemon` in its place.
     """
     own = inspect.signature(command).parameters
-    options = inspect.signature(Target).parameters if "daemon" in own else {}
+    options = inspect.signature(ChosenDaemon).parameters if "daemon" in own else {}
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         try:
             if options:
-                given["daemon"] = Target(**{name: given.pop(name) for name in options})
+                given["daemon"] = ChosenDaemon(**{name: given.pop(name) for name in options})
             command(**given)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
@@ -188,10 +188,16 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             say_error(str(exc))
             sys.exit(1)
 
+    run.__signature__ = _joined(own, options)  # type: ignore[attr-defined]
+    return run
+
+
+def _joined(
+    own: Mapping[str, inspect.Parameter], options: Mapping[str, inspect.Parameter]
+) -> inspect.Signature:
     kept = [one for name, one in own.items() if name != "daemon"]
     every = [one.replace(kind=one.KEYWORD_ONLY) for one in (*kept, *options.values())]
-    run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    return run
+    return inspect.Signature(every)
 
 
 def clock(time: float) -> str:

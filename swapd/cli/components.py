@@ -10,7 +10,7 @@ from rich.text import Text
 
 from swapd.cli.common import Json, console, facts, print_json
 from swapd.cli.status import fold
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.shared.protocol import ComponentStatus, Forecast, Status
 from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, seconds, size
@@ -25,7 +25,7 @@ _KEPT_S, _AGAIN_S = 0.5, 0.05
 Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
 
 
-def pin(name: Name, daemon: Target) -> None:
+def pin(name: Name, daemon: ChosenDaemon) -> None:
     """Keep a component on the device: load it when there is room, and do not evict it.
 
     Lasts until `swapd unpin`, or until the component is unregistered. Of a component in parts,
@@ -43,14 +43,14 @@ def pin(name: Name, daemon: Target) -> None:
     console.print(said)
 
 
-def unpin(name: Name, daemon: Target) -> None:
+def unpin(name: Name, daemon: ChosenDaemon) -> None:
     """Allow the eviction of a pinned component again."""
     with daemon.client("unpin") as client:
         client.unpin(name, timeout=daemon.timeout)
     console.print(f"{plain(name)}: may be evicted")
 
 
-def evict(name: Name, daemon: Target) -> None:
+def evict(name: Name, daemon: ChosenDaemon) -> None:
     """Evict an idle component at once, and save changes to it."""
     with daemon.client("evict") as client:
         _evict(client, name, daemon.timeout)
@@ -95,7 +95,7 @@ def resize(
         str,
         typer.Argument(metavar="SIZE", help=f"Size to keep, as in 5.6GiB; {AUTO}: all that fits"),
     ],
-    daemon: Target,
+    daemon: ChosenDaemon,
 ) -> None:
     """Keep part of a component on the device, and stream the rest block by block."""
     try:
@@ -113,7 +113,7 @@ def resize(
 Names = Annotated[list[str], typer.Argument(help="Components, acquired together")]
 
 
-def forecast(names: Names, daemon: Target, json: Json = False) -> None:
+def forecast(names: Names, daemon: ChosenDaemon, json: Json = False) -> None:
     """Predict the loads, evictions and wait of an acquire. Changes nothing."""
     with daemon.client("forecast") as client:
         reply = client.forecast(*names, timeout=daemon.timeout)

@@ -7,14 +7,14 @@ from rich.text import Text
 
 from swapd import doctor as checks
 from swapd.cli.common import Json, console, print_json
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.doctor import Check
 from swapd.shared.text import counted
 
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
-def doctor(daemon: Target, json: Json = False) -> None:
+def doctor(daemon: ChosenDaemon, json: Json = False) -> None:
     """Check this machine. Ends with status 1 if a required part is missing."""
     found = checks.examine(daemon.folder, daemon.timeout)
     if json:

@@ -18,7 +18,7 @@ from swapd.cli.common import Json, console, day, parsed, say_error, shown_json
 from swapd.cli.passes import Folding
 from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.log.history import Filter, Seen, unknown_kinds
 from swapd.log.reader import LogLine, Tail, last_run, read, read_runs
 from swapd.log.records import KINDS
@@ -111,7 +111,7 @@ QUIET_LOOKS = 5
 LAST_S = 5.0
 
 
-def follow_log(daemon: Target, view: LogView, lines: int | None) -> None:
+def follow_log(daemon: ChosenDaemon, view: LogView, lines: int | None) -> None:
     """Show the last `lines` of the log, then its growth, until the daemon ends.
 
     Blocks. Raises: NotRunning, Timeout, OSError; SystemExit(1) if the daemon died.
@@ -197,7 +197,7 @@ File = Annotated[
 
 
 def log(
-    daemon: Target,
+    daemon: ChosenDaemon,
     name: Name = None,
     follow: Follow = False,
     everything: All = False,
@@ -266,7 +266,7 @@ def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
         sys.exit(1)
 
 
-def swap_log(daemon: Target, file: Path | None) -> Path:
+def swap_log(daemon: ChosenDaemon, file: Path | None) -> Path:
     if file is not None:
         return file
     try:
@@ -288,7 +288,7 @@ Out = Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The f
 
 
 def trace(
-    daemon: Target,
+    daemon: ChosenDaemon,
     output: Out = Path("trace.json"),
     file: File = None,
     since: Since = None,

@@ -10,7 +10,7 @@ import msgspec
 from swapd.bench import swap_in
 from swapd.cli.common import errors, say_error
 from swapd.cli.conclusions import measured_loads
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
@@ -48,7 +48,7 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
     try:
         # if not needed, only the daemon in the default place: another may be unrelated to the plan
         folder = endpoint if needed else endpoint or _usual_place()
-        with Target(folder, timeout=timeout).client("plan") as client:
+        with ChosenDaemon(folder, timeout=timeout).client("plan") as client:
             return client.status(timeout=timeout)
     except NotRunning as exc:
         if needed:

@@ -11,7 +11,7 @@ from rich.table import Table
 from swapd.cli.common import Json, columns, console, parsed, print_json
 from swapd.cli.log import File, swap_log
 from swapd.cli.plan_input import PUBLISHED
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.core.records import Rules
 from swapd.log.reader import last_run, read
 from swapd.log.replay import ReplayError
@@ -41,7 +41,7 @@ Turn = Annotated[
 
 
 def replay(
-    daemon: Target,
+    daemon: ChosenDaemon,
     file: File = None,
     budget: Budget = None,
     bandwidth: Bandwidth = None,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from swapd.cli.common import Json, console, facts, print_json
 from swapd.cli.conclusions import StatusReport, report
-from swapd.cli.target import OWN_LABEL, Target
+from swapd.cli.target import OWN_LABEL, ChosenDaemon
 from swapd.shared.protocol import ComponentStatus, Status, part_name
 from swapd.shared.text import counted, plain
 from swapd.shared.units import rate, seconds, size
@@ -120,7 +120,7 @@ Parts = Annotated[
 ]
 
 
-def status(daemon: Target, json: Json = False, parts: Parts = False) -> None:
+def status(daemon: ChosenDaemon, json: Json = False, parts: Parts = False) -> None:
     """Show the components on the device, their holders, and the bytes moved."""
     with daemon.client("status") as client:
         reply = client.status(timeout=daemon.timeout)

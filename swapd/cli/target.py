@@ -86,7 +86,7 @@ TimeoutOption = Annotated[
 
 
 @dataclass
-class Target:
+class ChosenDaemon:
     """The daemon that a command asks: `guarded` makes it of the three options."""
 
     endpoint: Endpoint = None

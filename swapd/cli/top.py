@@ -5,14 +5,14 @@ import sys
 import typer
 
 from swapd.cli.live.poller import Poller
-from swapd.cli.target import Target
+from swapd.cli.target import ChosenDaemon
 from swapd.shared.extras import needed
 
 #: Longest wait for the poller at the end: a stopped daemon must not block the exit.
 _LEAVE_S = 1.0
 
 
-def top(daemon: Target) -> None:
+def top(daemon: ChosenDaemon) -> None:
     """Watch a device live, full-screen: components, waiters and copies.
 
     Keys pin, unpin and evict the selected component, and show its records; ? lists them. It waits
