@@ -258,11 +258,11 @@ class AsyncClient:
         if not self.session.forked:
             with suppress(SwapdError):  # the session has ended, or too many requests are open
                 await self.leasing.be_heard()
-        client.dropped.detach()
         await in_thread(partial(end, client.leasing, keep=keep))
         await self.leasing.channel.close()
-        await asyncio.to_thread(client.leasing.close)
+        await in_thread(client.leasing.close)
         restore_models(client)
+        client.dropped.detach()
 
     async def _in_thread(self, call: Callable[[], T], undo: Callable[[Client, T], object]) -> T:
         await self.leasing.be_heard()

@@ -665,9 +665,9 @@ class Client:
         the components whose tensors are lost.
         """
         rejoining.stay(self)
-        self.dropped.detach()
         _close(self.leasing, keep=keep)
         restore_models(self)
+        self.dropped.detach()  # last: after an interrupt it is closed when it is collected
 
     # --- the next daemon -------------------------------------------------------------------
 

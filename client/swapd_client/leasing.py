@@ -407,6 +407,6 @@ class Leasing:
 
     def close(self) -> None:
         """After the session: close all channels, and end the thread that makes spans."""
-        if not self.session.forked:
+        if not self.session.forked and self.session.closed:
             self.factory.close()
             self.tracing.close()

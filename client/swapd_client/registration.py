@@ -10,6 +10,7 @@ from swapd.shared import protocol
 from swapd_client import dropped
 from swapd_client.asked import stop_if_cancelled
 from swapd_client.errors import (
+    ClientClosed,
     DeviceFailed,
     DuplicateName,
     InUse,
@@ -230,7 +231,8 @@ def end(leasing: Leasing, *, keep: bool) -> None:
         leasing.keep_no_more()
         session.leases.drain()
         if keep:
-            with suppress(SessionEnded):  # then the last bytes are already private
+            # then the last bytes are already private, or a signal handler has closed meanwhile
+            with suppress(SessionEnded, ClientClosed):
                 take_back_mutable(leasing)
     session.close(keep=keep)
 

@@ -172,6 +172,9 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
     _check(_libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, offset, nbytes))
 
 
+#: unmap(address, nbytes): as `free`, but returns whether it failed. No signal handler runs between
+#: an instruction that calls nothing and this.
+unmap = _libc.munmap
 #: copy(target, source, nbytes): memmove without the GIL.
 copy = ctypes.memmove
 

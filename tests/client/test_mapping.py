@@ -275,9 +275,6 @@ class User:
 def test_private_memory_that_could_not_be_freed_serves_its_next_users(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(address: int, nbytes: int) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
     users = [User(), User()]
     where, other = (Range(NBYTES, CHUNK, world.files, writable=False) for _ in range(2))
     for one, user in zip((where, other), users, strict=True):
@@ -285,7 +282,7 @@ def test_private_memory_that_could_not_be_freed_serves_its_next_users(
         one.make_private(world.master, keep_shown=False)
     del user
     with monkeypatch.context() as patch:
-        patch.setattr(vm, "free", refuse)
+        patch.setattr(vm, "unmap", lambda address, nbytes: -1)
         del users[0]
     where.used_by(again := [User()])
     users.clear()

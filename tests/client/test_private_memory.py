@@ -1,7 +1,5 @@
 """The private memory of a former component is freed with its last tensor."""
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,16 +26,10 @@ def is_mapped(address: int) -> bool:
     return any(int(start, 16) <= address < int(end, 16) for start, end in spans)
 
 
-def refusing(address: int) -> Callable[[int, int], None]:
+def refusing(address: int) -> Callable[[int, int], int]:
     """munmap as the system answers it when the process has as many mappings as it may."""
-    free = vm.free
-
-    def refuse(at: int, nbytes: int) -> None:
-        if at == address:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        free(at, nbytes)
-
-    return refuse
+    unmap = vm.unmap
+    return lambda at, nbytes: -1 if at == address else unmap(at, nbytes)
 
 
 @pytest.mark.parametrize("last", ["before", "after"])
@@ -48,7 +40,7 @@ def test_memory_that_the_system_does_not_unmap_is_unmapped_when_it_does(
     tensors = [torch.full((SIZE,), 7.0) for _ in range(2)]
     addresses = [client.register(f"{i}", {"x": t}).address for i, t in enumerate(tensors)]
     with monkeypatch.context() as patch:
-        patch.setattr(vm, "free", refusing(addresses[0]))
+        patch.setattr(vm, "unmap", refusing(addresses[0]))
         if last == "before":
             del tensors[0]
         client.close()

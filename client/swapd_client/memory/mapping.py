@@ -7,7 +7,6 @@ memory, or taking that over. No messages, no torch.
 import errno
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from swapd.shared import vm
@@ -22,7 +21,7 @@ from swapd_client.session.files import Files
 #: Ranges that are private memory, while objects have bytes there.
 _private: set["Range"] = set()
 #: Private ranges without such objects, to be freed.
-_unused: deque["Range"] = deque()
+_unused: set["Range"] = set()
 
 
 class Range:
@@ -138,8 +137,14 @@ class Range:
             self._shown = False  # last: after an interrupt all of it is done again
 
     def revoke(self, generation: int | None = None) -> None:
-        """As `hide`: shelved pages do not keep the daemon from lending the chunks."""
+        """As `hide`: shelved pages do not keep the daemon from lending the chunks. Without
+        `generation`, for good: no page is shelved."""
         self.hide(generation)
+        if generation is None and not self._private:
+            with self._lock:
+                self._can_shelve, self._runs = False, ()
+                vm.revoke(self.address, self._span)
+                self._free_shelf()
 
     def drop(self, numbers: tuple[int, ...]) -> None:
         """Nothing: the host's files are returned as holes in them, not as a whole."""
@@ -170,14 +175,13 @@ class Range:
         system refuses the memory; then any access faults.
         """
         with self._lock:
-            if self._private:
-                return
-            try:
-                self._move_home(master, keep_shown=keep_shown)
-            except OSError:
-                vm.revoke(self.address, self._span)  # its tensors fault, until they are garbage
-                self._be_private()
-                raise
+            if not self._private:
+                try:
+                    self._move_home(master, keep_shown=keep_shown)
+                except OSError:
+                    vm.revoke(self.address, self._span)  # its tensors fault, until they are garbage
+                    self._be_private()
+                    raise
             self._be_private()
         free_unused()
 
@@ -205,8 +209,8 @@ class Range:
     def stay_private(self) -> bool:
         """Registering failed: keep the memory that was taken over. False if it is gone."""
         with self._lock:
-            if not self._has_before:
-                return self._private
+            if not (self._has_before or self._private):
+                return False
             self._be_private()
         free_unused()
         return True
@@ -214,7 +218,7 @@ class Range:
     def discard(self) -> None:
         """Free the range; only before any tensor was made over it."""
         vm.free(self.address, self._span)
-        vm.free(self._shelf, self._span)
+        self._free_shelf()
 
     def _give_up(self, to: "Range") -> Uses:
         """Hand the addresses, and the bytes there, to another range."""
@@ -224,39 +228,41 @@ class Range:
         return self._uses
 
     def _be_private(self) -> None:
+        """The range has its memory. After an interrupt it may be done again."""
         _private.add(self)
         self._uses.ended = self._end_of_uses
         self._runs = ()
-        self._has_before = False
-        self._shown = self._private = True
+        self._has_before, self._shown, self._private = False, True, True
         if not self._uses:
-            _unused.append(self)
-        vm.free(self._shelf, self._span)  # last: after an interrupt it may be free already
+            _unused.add(self)
+        self._free_shelf()
+
+    def _free_shelf(self) -> None:
+        shelf, self._shelf = self._shelf, 0
+        if shelf:
+            vm.unmap(shelf, self._span)
 
     def _end_of_uses(self) -> None:
         """The garbage collector calls this, under any lock."""
         if self._private:
-            _unused.append(self)
+            _unused.add(self)
             free_unused()
 
     def _free_if_unused(self) -> bool:
         """Whether the question is settled. Takes no lock that this thread may hold."""
-        if not self._lock.acquire(blocking=False):
+        if self._lock.locked():
             return False
-        try:
-            forked = os.getpid() != self._process  # the child does not have the mapping
-            if self._private and not (self._uses or self._over or forked):
-                self._over = True
-                try:
-                    vm.free(self.address, self._reserved)
-                except OSError:  # the process has as many mappings as it may
-                    self._over = False
-                    return False
-                former.forget(self)
-                _private.discard(self)
-        finally:
-            self._lock.release()
-        return True
+        with self._lock:  # of private memory: no thread waits for anything while it holds it
+            if self._over or os.getpid() != self._process:  # a child does not have the mapping
+                return True
+            if self._uses:
+                return False
+            former.forget(self)
+            _private.discard(self)
+            self._over = True
+            if vm.unmap(self.address, self._reserved):
+                self._over = False  # the process has as many mappings as it may
+            return self._over
 
     def _put(self, runs: Runs) -> None:
         """Have the pages of `runs` at the range: already there, from the shelf, or mapped anew."""
@@ -275,11 +281,10 @@ class Range:
 
     def _copy_in_place(self) -> None:
         nbytes = vm.round_up(self.nbytes)
-        copy = vm.map_anonymous(nbytes)
-        vm.leave_out_of_cores(copy, nbytes)
-        vm.copy(copy, self.address, self.nbytes)
-        vm.move_pages(copy, self.address, nbytes)
-        vm.free(copy, nbytes)
+        vm.map_anonymous(nbytes, at=self._shelf)  # no new addresses, which an interrupt would lose
+        vm.leave_out_of_cores(self._shelf, nbytes)
+        vm.copy(self._shelf, self.address, self.nbytes)
+        vm.move_pages(self._shelf, self.address, nbytes)
 
     def _shelve(self) -> bool:
         if not self._can_shelve:
@@ -326,10 +331,6 @@ def _refused(nbytes: int, exc: OSError) -> LimitReached:
 
 def free_unused() -> None:
     """Free private memory without users."""
-    for _ in range(len(_unused)):
-        try:
-            where = _unused.popleft()
-        except IndexError:
-            return
-        if not where._free_if_unused():
-            _unused.append(where)  # for now: the system refuses, or this thread holds its lock
+    for where in _unused.copy():
+        if where._free_if_unused():  # else the system refuses, or a thread holds its lock
+            _unused.discard(where)

@@ -116,7 +116,8 @@ class ChannelFactory:
         #: The daemon's folder: sockets connect, and reconnect, through it.
         self._folder = session.folder.again()
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        #: Re-entrant: a signal handler that closes may have interrupted the holder.
+        self._lock = threading.RLock()
         self._closed = False
         self._has_threads = False
         self._lines: list[Line] = []
@@ -152,26 +153,29 @@ class ChannelFactory:
             self._has_threads = True  # they start with the first socket, and stay
         try:
             socket = context.socket(zmq.DEALER)
+            identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
+            socket.setsockopt(zmq.ROUTING_ID, identity)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)  # no limit: it would drop messages, or block for ever
+            socket.connect(f"ipc://{self._folder.inside / RPC}")
+            return socket
         except zmq.ZMQError as exc:
             raise _closed(self.session, exc) from exc
-        identity = self.session.welcome.token + struct.pack(">I", next(self._numbers))
-        socket.setsockopt(zmq.ROUTING_ID, identity)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)  # no limit: it would drop messages, or block for ever
-        socket.connect(f"ipc://{self._folder.inside / RPC}")
-        return socket
 
     def close(self) -> None:
-        """Close all lines, and end ZeroMQ's thread. After the session; from any thread."""
+        """Close all lines, and end ZeroMQ's thread. After the session; from any thread.
+
+        After an interrupt all of it may be done again.
+        """
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-            lines = self._lines
+            lines = self._lines.copy()
         if all([line.close() for line in lines]):
-            self.context.term()
-            self.session.life.ended.close()
-            self._folder.close()
+            with self._lock:
+                # also a socket that an interrupt kept from being a line: `term` would wait for it
+                self.context.destroy(linger=0)
+                self.session.life.ended.close()
+                self._folder.close()
         # otherwise this is a signal handler, and the interrupted call closes its line
 
 

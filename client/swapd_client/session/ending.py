@@ -6,6 +6,7 @@ from functools import partial
 
 from swapd.shared.units import size
 from swapd_client.errors import DaemonGone, SwapdError
+from swapd_client.leases.covered import to_its_end
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
 from swapd_client.session.processor import Processor
@@ -13,12 +14,17 @@ from swapd_client.session.registry import Registry
 
 
 def make_all_private(
-    registry: Registry, processor: Processor, error: SwapdError | None
-) -> list[Part]:
-    """Make every component private memory; return those without memory, for `warn_of`.
+    registry: Registry, processor: Processor, error: SwapdError | None, bare: list[Part]
+) -> None:
+    """Make every component private memory; add those without memory to `bare`, for `warn_of`.
 
-    `error`: the reason for the end of the session.
+    `error`: the reason for the end of the session. After an interrupt all of it may be done again.
     """
+
+    def unbind(part: Part, *, keep_shown: bool) -> None:
+        if not registry.try_unbind(part, keep_shown=keep_shown) and part not in bare:
+            bare.append(part)
+
     parts = registry.all()
     processor.before_private(parts)
     # a GPU may have no room for copies of components in use; if the daemon is dead they need none,
@@ -26,10 +32,11 @@ def make_all_private(
     spares = processor.memory_is_scarce and isinstance(error, DaemonGone)
     staying = [part for part in parts if _stays(part, spares=spares)]
     leaving = [part for part in parts if not _stays(part, spares=spares)]
-    bare = [part for part in staying if not registry.try_unbind(part, keep_shown=True)]
+    for part in staying:
+        to_its_end(partial(unbind, part, keep_shown=True))
     processor.let_go_of(leaving)
-    bare += [part for part in leaving if not registry.try_unbind(part, keep_shown=False)]
-    return bare
+    for part in leaving:
+        to_its_end(partial(unbind, part, keep_shown=False))
 
 
 def _stays(part: Part, *, spares: bool) -> bool:

@@ -26,6 +26,8 @@ class Life:
         #: `forked`, once this process was told of its fork: its locks may be held for good.
         self.left_to_parent = False
         self._listeners: list[Callable[[SwapdError], None]] = []
+        #: Whether `tell` is done.
+        self.told = False
 
     def check(self) -> None:
         """Raise the reason if requests are not possible any more."""
@@ -57,6 +59,7 @@ class Life:
         os.eventfd_write(self.ended.fileno(), 1)
         for listener in self._listeners:
             listener(error)
+        self.told = True
 
     def await_end(self) -> None:
         """Block until the session has ended. Not under the lock."""

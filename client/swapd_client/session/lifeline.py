@@ -18,7 +18,7 @@ import msgspec
 
 from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
-from swapd.shared.system import is_alive
+from swapd.shared.system import LimitError, is_alive, start
 from swapd.shared.text import problem_with_text
 from swapd_client.errors import (
     DaemonGone,
@@ -146,8 +146,15 @@ class Lifeline:
     def let_go(self, token: bytes) -> None:
         """Tell the daemon after `close` that nothing of that session is mapped here.
 
-        Blocks until it knows, for LET_GO_S at most. No-op if the daemon is gone.
+        Blocks until it knows, for LET_GO_S at most. No-op if the daemon is gone. It has a thread:
+        an interrupt could lose a descriptor.
         """
+        thread = threading.Thread(target=self._let_go, args=(token,), daemon=True)
+        with suppress(LimitError):
+            start(thread)
+            thread.join()
+
+    def _let_go(self, token: bytes) -> None:
         with suppress(SwapdError, OSError):
             with find(self._endpoint) as folder:
                 sock, _ = open_lifeline(folder, LET_GO_S)

@@ -368,12 +368,13 @@ class Registry:
         self._leave(part)
 
     def _leave(self, part: Part) -> None:
-        if part.mutable and part.where.on_chunks:
+        """After an interrupt it may leave again, and does while it is registered."""
+        if part.mutable and part.where.on_chunks and part.where not in self.staying:
             self.staying.append(part.where)
         with self._lock:
             self._told.wanted.discard(part.name)
+            part.close()
             self.parts.pop(part.name, None)
-        part.close()
 
     def _keep(self, part: Part) -> None:
         """Remember its private memory, so that its tensors can be registered with the next daemon.

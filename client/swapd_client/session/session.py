@@ -112,7 +112,10 @@ class Session:
         self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
         self.not_answering = self._lifeline.not_answering
         self._ids = 0
-        self._closed = False
+        #: Whether this process could write to the daemon's memory at the end.
+        self._could_write = False
+        #: Whether a call of `close` is under way, or was the last; and whether that is done.
+        self._closing = self.closed = False
         self._lifeline.listen(self._on_message, self._on_end)
         alive[self] = None
 
@@ -288,51 +291,67 @@ class Session:
         self.processor.cut_off(clean, partial(self._end, error))
 
     def _end(self, error: SwapdError) -> None:
-        """Set the reason, once, and wake every wait."""
+        """Set the reason, once, and wake every wait. After an interrupt all of it may be done
+        again."""
         with self.life.lock:
-            if self.life.error is not None:
-                return
-            self.life.end(error)
-            self.registry.deserted |= isinstance(error, SessionEnded)
-            for part in self.components.values():
-                part.incomplete = part.placed is not None and not self.arrivals.is_complete(
-                    part.placed
-                )
-            self.leases.cut()
+            if self.life.error is None:
+                self.registry.deserted |= isinstance(error, SessionEnded)
+                for part in self.components.values():
+                    part.incomplete = part.placed is not None and not self.arrivals.is_complete(
+                        part.placed
+                    )
+                self.leases.cut()
+                self.life.end(error)
+        if self.life.told:
+            return
         self._masters.end()
         self._files.end()
         self._board.fail_all([part.slot for part in self.registry.all()])
-        self.life.tell(error)
+        assert self.life.error is not None
+        self.life.tell(self.life.error)
 
     def close(self, *, keep: bool = True) -> None:
         """End the session: every component becomes private memory, with its weights.
 
-        Without `keep` their ranges are unmapped instead. Idempotent.
+        Without `keep` their ranges are unmapped instead. Does nothing when it is closed, and while
+        another call of this is under way: in another thread, or interrupted by the signal handler
+        that calls. After an error or an interrupt, the next call goes on.
         """
-        if self.life.left_to_parent:  # first: the lock may be held for good
-            return
-        with self.life.lock:
-            if self._closed:
+        mine = False
+        try:
+            if self.life.left_to_parent:  # first: the lock may be held for good
                 return
-            self._closed = True
+            with self.life.lock:
+                if self._closing:
+                    return
+                self._closing = mine = True
+            self._close(keep=keep)
+        except BaseException:
+            if mine:
+                self._closing = False
+            raise
+        if self.bare:
+            ending.warn_of(self.bare)
+
+    def _close(self, *, keep: bool) -> None:
+        """Each step may be done again."""
         # the daemon's end may not be known yet
         self.registry.deserted |= not self._lifeline.is_daemon_alive()
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
-        could_write = any(part.mutable for part in self.registry.all())
+        self._could_write |= any(part.mutable for part in self.registry.all())
         if keep:
-            self.bare = ending.make_all_private(self.registry, self.processor, self.error)
+            ending.make_all_private(self.registry, self.processor, self.error, self.bare)
         else:
             ending.let_go_of_all(self.registry, self.processor)
         self._masters.close()
         self._files.close()
         self.processor.close()
-        alive.pop(self, None)
-        if could_write:
+        if self._could_write:
             let_go = partial(self._lifeline.let_go, self.welcome.token)
             ending.when_left(self.registry.staying, let_go)
-        if self.bare:
-            ending.warn_of(self.bare)
+        alive.pop(self, None)
+        self.closed = True
 
     def _leave_to_parent(self) -> None:
         self.life.leave_to_parent()
