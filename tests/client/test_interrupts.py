@@ -95,6 +95,34 @@ def test_an_interrupted_register_has_registered_nothing_and_moved_nothing(
         assert_whole(tensors)
 
 
+def former(daemon: Spawned) -> Tensors:
+    """Tensors of a lost daemon."""
+    with swapd_client.connect(daemon.folder) as lost:
+        tensors = registered(lost)
+        lost.session.registry.deserted = True
+    return tensors
+
+
+def test_after_an_interrupted_register_the_next_one_keeps_the_address_of_former_tensors(
+    client: Client, other: Client, daemon: Spawned
+) -> None:
+    for _ in range(2):
+        tensors = former(daemon)
+        found = places(partial(client.register, "a", tensors), MOST)
+        unregister_all(client)
+    for place in found:
+        tensors = former(daemon)
+        at = tensors["w"].data_ptr()
+        if interrupt(partial(client.register, "a", tensors), place) is None:
+            assert_none_is_left(client, other)
+            client.register("a", tensors)
+        assert tensors["w"].data_ptr() == at
+        with client.acquire("a"):
+            assert_whole(tensors)
+        unregister_all(client)
+        assert_whole(tensors)
+
+
 @pytest.mark.parametrize("make", [registered, written])
 def test_after_an_interrupted_unregister_the_tensors_have_their_bytes(
     client: Client, other: Client, make: Callable[[Client], Tensors]

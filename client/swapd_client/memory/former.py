@@ -45,21 +45,16 @@ def keep(device: str, former: Former) -> None:
         forget(former.where)
 
 
-def take(device: str, spans: Spans) -> Former | None:
-    """The former component with exactly these storages. The caller owns it from then on."""
-    if not spans:
-        return None
-    key = device, min(spans)[0]
-    former = _all.get(key)
-    if former is None or former.spans != spans:
-        return None
-    return _all.pop(key, None)
+def find(device: str, spans: Spans) -> Former | None:
+    """The former component with exactly these storages."""
+    former = _all.get((device, min(spans)[0])) if spans else None
+    return former if former is not None and former.spans == spans else None
 
 
 def forget(where: Place) -> None:
-    """The memory of this range is free, since no tensor is left there."""
+    """The memory of this range is free, since no tensor is left there; or a component has it."""
     for key, former in list(_all.items()):
-        if former.where is where:
+        if former.where.address == where.address:
             _all.pop(key, former).close()
 
 

@@ -66,7 +66,8 @@ class Part:
     def _begin(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
         """The state of its life in one session."""
         self.where = where
-        #: The host copy of an earlier daemon that has its bytes, until it is registered.
+        #: The host copy of an earlier daemon that has its bytes, until it is registered; its
+        #: `Former` owns it.
         self.old_master = old_master
         #: Its host copy, once the daemon has sent it.
         self.master: OwnedFd | None = None
@@ -109,12 +110,6 @@ class Part:
         if os.path.sameopenfile(self.old_master.fileno(), self.master.fileno()):
             return True
         return vm.has_bytes(self.master.fileno(), 0, self.address, self.nbytes)
-
-    def forget_old_master(self) -> None:
-        """It is registered, or is none: the host copy of the earlier daemon is not needed."""
-        if (old := self.old_master) is not None:
-            self.old_master = None
-            old.close()
 
     @property
     def span(self) -> int:

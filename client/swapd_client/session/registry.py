@@ -125,8 +125,6 @@ class Registry:
             if not mutable and isinstance(layout, InMemory):
                 layout.guess()
             where = self._place(name, layout, before, writable=mutable, stays=stays)
-            if before is not None:
-                before.close()  # the new bytes may be others
             return Part(
                 name,
                 layout,
@@ -155,13 +153,13 @@ class Registry:
             ranges.claim(claim, [(part.name, *span) for span in spans])
         try:
             fits = self._processor.fits(part.where) and not part.where.over
-            there = former.take(self._processor.key, spans) if fits else None
-            before = there or (Former(part.where, spans) if fits else None)
+            there = former.find(self._processor.key, spans) or Former(part.where, spans)
+            before = there if fits else None
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
         except BaseException:
             ranges.release(claim)
             raise
-        part.begin_again(where, claim, self._old_master(before) if before else None)
+        part.begin_again(where, claim, self._old_master(there))
         return part
 
     def _check_new(self, name: str) -> None:
@@ -173,35 +171,28 @@ class Registry:
     def _place(
         self, name: str, layout: Layout, before: Former | None, *, writable: bool, stays: bool
     ) -> Place:
-        try:
-            if stays and before is None and layout.nbytes:
-                raise InvalidSource(
-                    f"{name!r} cannot keep its address: it was another component before, or was "
-                    f"one in chunks of another size than {size(self._chunk_bytes)}"
-                )
-            place = before and before.where
-            return self._processor.reserve(layout.nbytes, place, writable=writable)
-        except BaseException:
-            if before is not None:
-                former.keep(self._processor.key, before)
-            raise
+        if stays and before is None and layout.nbytes:
+            raise InvalidSource(
+                f"{name!r} cannot keep its address: it was another component before, or was "
+                f"one in chunks of another size than {size(self._chunk_bytes)}"
+            )
+        place = before and before.where
+        return self._processor.reserve(layout.nbytes, place, writable=writable)
 
     def _take_back(self, layout: Layout) -> Former | None:
-        """The private memory that `layout` is in, if it can be a component there."""
-        found = former.take(self._processor.key, layout.lies())
-        if found is None:
-            return None
-        if self._processor.fits(found.where) and layout.stay(found.where.address):
+        """The private memory that `layout` is in, if it can be a component there.
+
+        Its place is known until `bind`: an interrupt may come before a part has it.
+        """
+        found = former.find(self._processor.key, layout.lies())
+        if found and self._processor.fits(found.where) and layout.stay(found.where.address):
             return found
-        former.keep(self._processor.key, found)
         return None
 
     def _old_master(self, before: Former) -> OwnedFd | None:
         """The host copy of an earlier daemon, if it has the bytes of this private memory still."""
-        if self._processor.is_unwritten(before.where.address, before.where.nbytes):
-            return before.master
-        before.close()
-        return None
+        there, nbytes = before.where.address, before.where.nbytes
+        return before.master if self._processor.is_unwritten(there, nbytes) else None
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
         """Reserve a range for each of `parts`. The caller discards those it got if one fails.
@@ -273,9 +264,10 @@ class Registry:
         with ranges.moving:
             part.bind()
             ranges.add(part, self._owner)
+            former.forget(part.where)
             ranges.release(part.claim)
+        part.old_master = None
         self._processor.attempt(part.where.give_up_private)
-        part.forget_old_master()
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
         """Register these again without sharing: the shared bytes differ from the source."""
@@ -307,7 +299,6 @@ class Registry:
             self._keep(part)
         else:  # another thread has been granted it already
             self.try_unbind(part, keep_shown=part.mutable)
-        part.forget_old_master()
         part.close()
 
     # --- in use --------------------------------------------------------------------------
