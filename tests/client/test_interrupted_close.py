@@ -20,7 +20,7 @@ from tests.client.test_cancelled import each_cancelled
 from tests.interrupts import interrupt, interrupts, places
 
 #: Places of one call.
-MOST = 80
+MOST = 40
 SIZE = 5000
 LABEL = "to be closed"
 
