@@ -26,7 +26,7 @@ class Looper(worker.Worker):
     async def _run(self) -> None:
         while not self.enough.is_set():
             try:
-                client = await connect_async(self.endpoint, label=self.name)
+                client = await connect_async(self.endpoint, label=self.name, reconnect=0)
             except (NotRunning, SessionEnded, Timeout):
                 await asyncio.sleep(LOOK_S)
                 continue

@@ -42,7 +42,7 @@ class Worker:
     def run(self) -> None:
         while not self.enough.is_set():
             try:
-                client = connect(self.endpoint, label=self.name)
+                client = connect(self.endpoint, label=self.name, reconnect=0)
             except (NotRunning, SessionEnded, Timeout):
                 self.enough.wait(LOOK_S)
                 continue

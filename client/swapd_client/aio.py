@@ -31,18 +31,18 @@ from swapd_client.asked import (
 )
 from swapd_client.client import Client, nbytes_of, restore_models
 from swapd_client.dropped import close_when_collected
-from swapd_client.errors import SwapdError
+from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
-from swapd_client.registration import end
+from swapd_client.registration import end, unregister
 from swapd_client.session.disabled import LoopChannel
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
 from swapd_client.session.session import Session
-from swapd_client.session.starting import open_session
+from swapd_client.session.starting import open_session, seconds_to_wait
 from swapd_client.tracing import Trace, check_installed
 
 T = TypeVar("T")
@@ -63,15 +63,17 @@ async def connect_async(
     budget: int | str | None = None,
     tracing: bool | None = None,
     disabled: bool | None = None,
+    reconnect: float | None = None,
 ) -> "AsyncClient":
-    """As `swapd_client.connect`, for the running event loop."""
+    """As `swapd_client.connect`, for the running event loop: no wait blocks it."""
     explain_if(faults)
     check_installed(tracing)
+    reconnect_s = seconds_to_wait(reconnect)
     connect = partial(
         open_session, endpoint, device, label, timeout, disabled, start=start, budget=budget
     )
     session = await in_thread(connect, undo=lambda session: Client(session).close())
-    return AsyncClient(session, tracing=tracing)
+    return AsyncClient(session, tracing=tracing, reconnect_s=reconnect_s)
 
 
 async def in_thread(
@@ -113,7 +115,20 @@ def _in_thread(
 
 def _unregister(client: Client, made: Component | list[Component]) -> None:
     for component in made if isinstance(made, list) else [made]:
-        client.unregister(component.name)
+        unregister(client.leasing, component.name)
+
+
+def _repeated(
+    method: Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    """A method that changes nothing if the daemon goes; then again, with the next daemon."""
+
+    @wraps(method)
+    async def call(self: "AsyncClient", /, *arguments: P.args, **options: P.kwargs) -> T:
+        now = partial(method, self, *arguments, **options)
+        return await self._repeated(now, options.get("timeout"))
+
+    return call
 
 
 class AsyncClient:
@@ -124,14 +139,18 @@ class AsyncClient:
     too: `await asyncio.to_thread(model, x)`.
     """
 
-    def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
+    def __init__(
+        self, session: Session, *, tracing: bool | None = None, reconnect_s: float = 0.0
+    ) -> None:
         #: For calls in threads, and for attached models.
-        self._client = client = Client(session, tracing=tracing)
+        self._client = client = Client(session, tracing=tracing, reconnect_s=reconnect_s)
         self._leasing = self._leasing_of(client)
+        #: Held by the task that joins the next daemon, in a thread.
+        self._joining = asyncio.Lock()
 
     @property
     def session(self) -> Session:
-        """Its session; another one after an attached model has joined the next daemon."""
+        """Its session; another one after it has joined the next daemon."""
         return self._client.session
 
     @property
@@ -185,19 +204,25 @@ class AsyncClient:
         asked = of_components(
             session, names, timeout, priority, await_registration, early, overtake
         )
-        return Acquiring(partial(self.leasing.acquire, asked))
+        return self._acquiring(asked)
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> "Acquiring":
         """As `Client.acquire_workspace`: await it, or `async with` it."""
-        asked = of_workspace(nbytes_of(size), size, timeout, priority)
-        return Acquiring(partial(self.leasing.acquire, asked))
+        return self._acquiring(of_workspace(nbytes_of(size), size, timeout, priority))
 
     def acquire_start(self, *, timeout: float | None = None) -> "Acquiring":
         """As `Client.acquire_start`: await it, or `async with` it."""
-        return Acquiring(partial(self.leasing.acquire, of_start(timeout)))
+        return self._acquiring(of_start(timeout))
 
+    def _acquiring(self, asked: Asked) -> "Acquiring":
+        def acquire() -> Coroutine[Any, Any, AsyncLease]:
+            return self.leasing.acquire(asked)
+
+        return Acquiring(partial(self._repeated, acquire, asked.timeout_s))
+
+    @_repeated
     async def prefetch(
         self,
         *names: str,
@@ -207,10 +232,12 @@ class AsyncClient:
         """As `Client.prefetch`."""
         await self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
 
+    @_repeated
     async def follows(self, *names: str, after: str) -> None:
         """As `Client.follows`."""
         await self.leasing.call(protocol.Follows(self.session.next_id(), names, after))
 
+    @_repeated
     async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None
     ) -> None:
@@ -219,18 +246,22 @@ class AsyncClient:
         await self.leasing.question(request, timeout)
         self.session.registry.resized(request)
 
+    @_repeated
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.pin`."""
         await self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
+    @_repeated
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.unpin`."""
         await self.leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
 
+    @_repeated
     async def evict(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.evict`."""
         await self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
 
+    @_repeated
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """As `Client.forecast`."""
         request = protocol.ForecastRequest(self.session.next_id(), names)
@@ -245,6 +276,7 @@ class AsyncClient:
         found = [await self.forecast(name, timeout=timeout) for name in each_once(names)]
         return cheapest_first(found)
 
+    @_repeated
     async def status(self, *, timeout: float | None = None) -> protocol.Status:
         """As `Client.status`."""
         reply = await self.leasing.question(protocol.StatusRequest(self.session.next_id()), timeout)
@@ -265,15 +297,40 @@ class AsyncClient:
         client.dropped.detach()
 
     async def _in_thread(self, call: Callable[[], T], undo: Callable[[Client, T], object]) -> T:
-        await self.leasing.be_heard()
+        if isinstance(self.session.error, DaemonGone):
+            await self._join_next(self.session.error, rejoining.until_of(self._client))
+        with suppress(DaemonGone):  # `call` says so, or joins the next one
+            await self.leasing.be_heard()
         if (torch := sys.modules.get("torch")) is not None:
             call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # each thread has a mode
-        event = threading.Event()
-        token = cancelled.set(event)  # the thread has a copy of this context
-        try:
-            return await in_thread(call, event.set, partial(undo, self._client))
-        finally:
-            cancelled.reset(token)
+        return await _cancellable(call, partial(undo, self._client))
+
+    async def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: object) -> T:
+        """As `rejoining.repeated`."""
+        until = None
+        while True:
+            try:
+                return await call()
+            except DaemonGone as exc:
+                until = until or rejoining.until_of(self._client, timeout_s)
+                await self._join_next(exc, until)
+
+    async def _join_next(self, error: DaemonGone, until: float) -> None:
+        """As `Client._join_next`. One task waits in a thread, and the others for that task."""
+        if self.session.leases.held_by(id(asyncio.current_task())):
+            raise error
+        async with self._joining:
+            await _cancellable(partial(self._client._join_next, error, until))
+
+
+async def _cancellable(call: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+    """As `in_thread`; `cancelled` is set there once the task is cancelled."""
+    event = threading.Event()
+    token = cancelled.set(event)  # the thread has a copy of this context
+    try:
+        return await in_thread(call, event.set, undo)
+    finally:
+        cancelled.reset(token)
 
 
 class AsyncLeasing:

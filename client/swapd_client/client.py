@@ -5,10 +5,9 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
-from threading import get_ident
+from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
@@ -17,17 +16,15 @@ from swapd_client import registration, rejoining
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     cheapest_first,
-    check_names,
     each_once,
-    of_components,
     of_start,
     of_workspace,
     prefetch_of,
 )
 from swapd_client.dropped import close_when_collected
-from swapd_client.errors import SessionEnded
+from swapd_client.errors import DaemonGone, SessionEnded
 from swapd_client.faults import explain_if
-from swapd_client.lease import Lease, hold_kept
+from swapd_client.lease import Lease
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.memory.layout import Segments
@@ -36,7 +33,7 @@ from swapd_client.memory.sources import Source
 from swapd_client.session.channel import ChannelFactory
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.session import Session
-from swapd_client.session.starting import open_session
+from swapd_client.session.starting import open_session, seconds_to_wait
 from swapd_client.tracing import check_installed, tracing_of
 
 if TYPE_CHECKING:
@@ -48,6 +45,31 @@ if TYPE_CHECKING:
     from swapd_client.weights.safetensors import Files
 
 NOTHING: Mapping[str, Any] = {}
+T = TypeVar("T")
+P = ParamSpec("P")
+_Method = Callable[Concatenate["Client", P], T]
+
+
+def _repeated(method: _Method[P, T]) -> _Method[P, T]:
+    """A method that changes nothing if the daemon goes: then again, with the next daemon."""
+
+    @wraps(method)
+    def call(self: "Client", /, *arguments: P.args, **options: P.kwargs) -> T:
+        now = partial(method, self, *arguments, **options)
+        return rejoining.repeated(self, now, options.get("timeout"))
+
+    return call
+
+
+def _with_a_daemon(method: _Method[P, T]) -> _Method[P, T]:
+    """A method before which the client joins the next daemon, if its own is gone by then."""
+
+    @wraps(method)
+    def call(self: "Client", /, *arguments: P.args, **options: P.kwargs) -> T:
+        rejoining.repeated(self, lambda: self.session.check())
+        return method(self, *arguments, **options)
+
+    return call
 
 
 def connect(
@@ -61,6 +83,7 @@ def connect(
     budget: int | str | None = None,
     tracing: bool | None = None,
     disabled: bool | None = None,
+    reconnect: float | None = None,
 ) -> "Client":
     """Connect to the daemon of a device.
 
@@ -89,11 +112,22 @@ def connect(
     all is there at once, and nothing waits. That memory is on the GPU that `device` names, else
     $SWAPD_DEVICE; else it is the host's. `attach` installs no hooks; `update` writes at once. None:
     if $SWAPD_DISABLE is 1 or true.
+
+    `reconnect`: if the daemon is gone, the next call waits so many seconds for the next daemon (for
+    its own `timeout`, if that is shorter), joins it as this did, registers all that the client has
+    again, at the same addresses, and goes on. No lease may be in use: a call of a thread that holds
+    one raises DaemonGone at once, and others wait for it as long. A call during which the daemon
+    dies is done again, but for those that register: these raise DaemonGone, once, and change
+    nothing. With `start` it starts the daemon, within the time that this call has for that. After
+    the wait it raises NotRunning, and the next call tries again. 0 or False: such calls raise
+    DaemonGone at once; but a client with an attached model joins a daemon that runs. None, or True:
+    as $SWAPD_RECONNECT says, else 30 seconds.
     """
     explain_if(faults)
     check_installed(tracing)
+    reconnect_s = seconds_to_wait(reconnect)
     session = open_session(endpoint, device, label, timeout, disabled, start=start, budget=budget)
-    return Client(session, tracing=tracing)
+    return Client(session, tracing=tracing, reconnect_s=reconnect_s)
 
 
 class Client:
@@ -104,8 +138,12 @@ class Client:
     leases is in use. An attached model keeps its client.
     """
 
-    def __init__(self, session: Session, *, tracing: bool | None = None) -> None:
+    def __init__(
+        self, session: Session, *, tracing: bool | None = None, reconnect_s: float = 0.0
+    ) -> None:
         self._tracing = tracing
+        #: How long a call waits for the next daemon.
+        self.reconnect_s = reconnect_s
         #: The requests and leases of its threads, for models that are attached.
         self.leasing = self._leasing_of(session)
         #: Closes it when it is collected.
@@ -135,6 +173,7 @@ class Client:
     ) -> None:
         self.close()
 
+    @_with_a_daemon
     def register(
         self,
         name: str,
@@ -191,6 +230,7 @@ class Client:
             )
         )
 
+    @_with_a_daemon
     def register_family(
         self,
         name: str,
@@ -212,9 +252,15 @@ class Client:
         `register`; after an error all sources are unchanged.
         """
         how = {"mutable": mutable, "policy": policy, "group": group}
+        return self._register_family(name, parts, resident, **how)
+
+    def _register_family(
+        self, name: str, parts: Mapping[str, Any], resident: int | str | None, **how: Any
+    ) -> list[Component]:
         prepare = partial(self.session.registry.prepare_family, name, parts, **how)
         return registration.register(self.leasing, prepare, {name: nbytes_of(resident)})
 
+    @_with_a_daemon
     def register_scratch(
         self,
         name: str,
@@ -249,6 +295,7 @@ class Client:
         (made,) = registration.register(self.leasing, lambda: [prepare()])
         return made
 
+    @_with_a_daemon
     def load(
         self,
         name: str,
@@ -301,11 +348,14 @@ class Client:
         return registration.planned(
             self.leasing,
             plan,
-            lambda layouts: self.register(
-                name, layouts[""], policy=policy, group=group, mutable=mutable
+            lambda layouts: self._register(
+                lambda: self.session.registry.prepare(
+                    name, layouts[""], policy=policy, group=group, mutable=mutable
+                )
             ),
         )
 
+    @_with_a_daemon
     def load_family(
         self,
         name: str,
@@ -344,11 +394,12 @@ class Client:
         return registration.planned(
             self.leasing,
             plan,
-            lambda layouts: self.register_family(
-                name, layouts, policy=policy, group=group, mutable=mutable, resident=resident
+            lambda layouts: self._register_family(
+                name, layouts, resident, policy=policy, group=group, mutable=mutable
             ),
         )
 
+    @_repeated
     def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.
 
@@ -363,6 +414,7 @@ class Client:
         self.leasing.question(request, timeout)
         self.session.registry.resized(request)
 
+    @_repeated
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
 
@@ -375,10 +427,12 @@ class Client:
         """
         self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
 
+    @_repeated
     def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """Allow eviction again. Raises: Conflict if the component was registered as "permanent"."""
         self.leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
 
+    @_repeated
     def evict(self, name: str, *, timeout: float | None = None) -> None:
         """Evict an idle component, or the parts of a family, at once.
 
@@ -413,24 +467,13 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
         SessionEnded; then nothing is held.
         """
-        leasing = self.leasing
-        session = leasing.session
-        if not session.life.usable:  # first: after a fork the cache's lock may be held for good
-            session.check()
-        lease = Lease(leasing, (get_ident(), names))
+        how = (names, timeout, priority, await_registration, early, overtake)
         try:
-            if hold_kept(lease):
-                return lease
-            asked = of_components(
-                session, names, timeout, priority, await_registration, early, overtake
-            )
-            return leasing.acquire(asked, lease)
-        except BaseException as exc:
-            if isinstance(exc, TypeError):
-                check_names(names)  # a list of names is no key of a lease: nothing is held
-            leasing.give_up(lease)
-            raise
+            return self.leasing.take(*how)
+        except DaemonGone:
+            return rejoining.repeated(self, lambda: self.leasing.take(*how), timeout)
 
+    @_repeated
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Lease:
@@ -444,6 +487,7 @@ class Client:
         """
         return self.leasing.acquire(of_workspace(nbytes_of(size), size, timeout, priority))
 
+    @_repeated
     def acquire_start(self, *, timeout: float | None = None) -> Lease:
         """Wait until no other process starts on this device, and keep others from it until the
         release.
@@ -459,6 +503,7 @@ class Client:
         self.leasing.flush_kept()
         return self.leasing.acquire(of_start(timeout))
 
+    @_repeated
     def prefetch(
         self,
         *names: str,
@@ -477,6 +522,7 @@ class Client:
         """
         self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
 
+    @_repeated
     def follows(self, *names: str, after: str) -> None:
         """Say that components are used after another one: a pipeline's next stages.
 
@@ -487,6 +533,7 @@ class Client:
         """
         self.leasing.call(protocol.Follows(self.session.next_id(), names, after))
 
+    @_with_a_daemon
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and
         values.
@@ -503,9 +550,9 @@ class Client:
         (then it stays registered), UnknownComponent, SessionEnded.
         """
         for part in self.session.registry.family(name) or [name]:
-            self.leasing.flush_kept()
             registration.unregister(self.leasing, part)
 
+    @_with_a_daemon
     def attach(
         self,
         /,
@@ -584,6 +631,7 @@ class Client:
         )
         return attach(self, model, checked(given, flags))
 
+    @_repeated
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
         seconds.
@@ -647,6 +695,7 @@ class Client:
             update.together(self.session, self.leasing.call, values)
         self.leasing.flush_kept()
 
+    @_repeated
     def status(self, *, timeout: float | None = None) -> protocol.Status:
         """Report the resident components, their holders, and the bytes moved.
 
@@ -683,22 +732,24 @@ class Client:
         self._join_next(error)
         return True
 
-    def _join_next(self, error: SessionEnded) -> None:
+    def _join_next(self, error: SessionEnded, until: float | None = None) -> None:
         """Join the next daemon at the same endpoint, in place of the one that is gone.
 
-        Calls of attached models do so, and `detach` and `update`. All that the client has is
-        registered again, as it was: names, policies, families and their sizes, addresses, and the
-        last bytes of mutable components. Pins, prefetches and `follows` are not. Leases of other
-        threads are waited for, 30 seconds at most. Blocks for the copies, for which there must be
-        memory: private copies of all weights meanwhile, on a GPU too.
+        All that the client has is registered again, as it was: names, policies, families and their
+        sizes, addresses, and the last bytes of mutable components. Pins, prefetches and `follows`
+        are not. Waits until no lease is in use, and for a daemon, until this time (monotonic; by
+        default as `connect(reconnect=)` says). Then it blocks for the copies, for which there must
+        be memory: private copies of all weights meanwhile, on a GPU too.
 
-        Raises: `error` without a model that is attached, or while a lease is in use; otherwise as
-        `connect` and `register`: then the weights are intact, and the next call tries again.
-        OutOfMemory also if the GPU has no room for the private copies, whose bytes are then lost.
+        Raises: `error` while a lease is in use, and if only attached models are to join, and there
+        is none; otherwise as `connect` and `register`: then the weights are intact, and the next
+        call tries again. ClientClosed if it was closed. OutOfMemory also if the GPU has no room for
+        the private copies, whose bytes are then lost.
         """
-        if self.when_gone is not None or not self.attachments:
+        plain = self.reconnect_s and isinstance(error, DaemonGone)
+        if self.when_gone is not None or not (plain or self.attachments):
             raise error
-        rejoining.join_next(self, error)
+        rejoining.join_next(self, error, until or rejoining.until_of(self))
 
     def _leasing_of(self, session: Session) -> Leasing:
         """What this client uses a session with."""

@@ -23,6 +23,7 @@ from swapd_client import across
 from swapd_client.asked import (
     Asked,
     agent_ahead,
+    check_names,
     few,
     of_components,
     prefetch_of,
@@ -102,6 +103,33 @@ class Leasing:
         self.cache.each(self.end, lambda key, _: key[0] == me)
 
     # --- acquires ------------------------------------------------------------------------
+
+    def take(
+        self,
+        names: tuple[str, ...],
+        timeout: float | None = None,
+        priority: int = 0,
+        await_registration: bool = False,
+        early: bool = False,
+        overtake: int | None = None,
+    ) -> Lease:
+        """As `Client.acquire`, of this session's daemon alone."""
+        session = self.session
+        if not session.life.usable:  # first: after a fork the cache's lock may be held for good
+            session.check()
+        lease = Lease(self, (threading.get_ident(), names))
+        try:
+            if hold_kept(lease):
+                return lease
+            asked = of_components(
+                session, names, timeout, priority, await_registration, early, overtake
+            )
+            return self.acquire(asked, lease)
+        except BaseException as exc:
+            if isinstance(exc, TypeError):
+                check_names(names)  # a list of names is no key of a lease: nothing is held
+            self.give_up(lease)
+            raise
 
     def acquire(
         self, asked: Asked, lease: Lease | None = None, *, in_place_of: int | None = None

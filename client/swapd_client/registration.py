@@ -205,6 +205,7 @@ def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
 def unregister(leasing: Leasing, name: str) -> None:
     """Unregister a component, after the work under released leases is done."""
     session = leasing.session
+    leasing.flush_kept()
     part = session.registry.own(name)
     session.check()
     session.leases.drain()

@@ -1,25 +1,41 @@
-"""How a client whose models are attached joins the next daemon, in place of the one that is gone.
+"""How a client joins the next daemon, in place of the one that is gone.
 
 A call that finds it gone does so, once no lease of the client is in use: no thread computes on the
 memory of the old daemon then. All that was registered is registered again, as it was, at its
 addresses, or nothing is. That is done in a thread of its own, where no interrupt comes between its
-steps; a call after an interrupt waits for it.
+steps; a call after an interrupt waits for it. Of several threads one joins, and the others wait.
 """
 
 import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
+from math import inf
+from typing import Protocol, TypeVar
 
-from swapd_client.errors import NotRunning, OutOfMemory, SessionEnded, SwapdError
+from swapd_client.asked import cancelled, stop_if_cancelled
+from swapd_client.errors import (
+    ClientClosed,
+    DaemonGone,
+    NotRunning,
+    OutOfMemory,
+    SessionEnded,
+    SwapdError,
+)
 from swapd_client.leasing import Leasing
 from swapd_client.memory.part import Part
 from swapd_client.registration import end, register_again
 from swapd_client.session.session import Session
+from swapd_client.session.starting import AGAIN_S
 
-#: A call waits so long for leases of other threads, which may wait for its own thread.
+T = TypeVar("T")
+
+#: With `reconnect=0`, a call of an attached model waits so long for leases of other threads, which
+#: may wait for its own thread.
 PATIENCE_S = 30.0
 #: Seconds between two looks at them.
 LOOK_S = 0.01
+#: Seconds for a daemon's answer to the last try.
+LAST_S = 1.0
 
 
 class _Client(Protocol):
@@ -28,29 +44,64 @@ class _Client(Protocol):
     leasing: Leasing
     joining: threading.Lock
     stays: bool
+    reconnect_s: float
+
+    def _join_next(self, error: SessionEnded, until: float | None = None) -> None: ...
 
     def _leasing_of(self, session: Session) -> Leasing: ...
 
     def _move_to(self, leasing: Leasing) -> None: ...
 
 
-def join_next(client: _Client, error: SessionEnded) -> None:
+def repeated(client: _Client, call: Callable[[], T], timeout_s: object = None) -> T:
+    """`call()`, which changes nothing if its daemon goes; then again, with the next daemon.
+
+    `timeout_s`: of the call, in which a daemon must be there, too. Raises as `call` and
+    `Client._join_next`.
+    """
+    until = None
+    while True:
+        try:
+            return call()
+        except DaemonGone as exc:
+            until = until or until_of(client, timeout_s)
+            client._join_next(exc, until)
+
+
+def until_of(client: _Client, timeout_s: object = None) -> float:
+    """The time (monotonic) until which a call that begins to wait for a daemon does so."""
+    bound_s = timeout_s if isinstance(timeout_s, (int, float)) else inf
+    return time.monotonic() + max(0.0, min(client.reconnect_s, bound_s))
+
+
+def join_next(client: _Client, error: SessionEnded, until: float) -> None:
     """Implements `Client._join_next`."""
     lost = client.leasing
-    if lost.session.forked:
-        lost.session.life.leave_to_parent()
-        lost.session.check()
-    if lost.session.error is None and not lost.session.registry.deserted:
+    session = lost.session
+    if session.forked:
+        session.life.leave_to_parent()
+        session.check()
+    if session.error is None and not session.registry.deserted:
         return  # another call was first
-    if not isinstance(lost.session.error, SessionEnded):
-        raise error  # the daemon is only about to stop; or the client is closed
-    _await_leases(lost, error)
+    is_about_to_stop = session.error is None and client.reconnect_s > 0
+    if not (isinstance(session.error, SessionEnded) or is_about_to_stop):
+        raise error  # or the client is closed
+    _await_end(lost, error, until if client.reconnect_s else time.monotonic() + PATIENCE_S)
     problems: list[BaseException] = []
     done = threading.Event()
+    #: The call waits no longer for a daemon.
+    over = cancelled.get() or threading.Event()
     threading.Thread(
-        target=_join_if_first, args=(client, lost, problems, done), name="swapd-joins", daemon=True
+        target=_join_if_first,
+        args=(client, lost, until, over, problems, done),
+        name="swapd-joins",
+        daemon=True,
     ).start()
-    done.wait()
+    try:
+        done.wait()
+    except BaseException:
+        over.set()
+        raise
     if problems:
         raise problems[0]
 
@@ -58,8 +109,9 @@ def join_next(client: _Client, error: SessionEnded) -> None:
 def stay(client: _Client) -> None:
     """Before closing: join no daemon from now on. Blocks while one is being joined."""
     if not client.leasing.session.forked:  # else another thread of the parent may hold the lock
+        client.stays = True  # first: it ends the wait for a daemon
         with client.joining:
-            client.stays = True
+            pass
 
 
 def refuse_another_device(before: Session, now: Session) -> None:
@@ -71,25 +123,34 @@ def refuse_another_device(before: Session, now: Session) -> None:
         )
 
 
-def _await_leases(lost: Leasing, error: SessionEnded) -> None:
-    """Block until no lease is in use; raise `error` if one is this thread's, or stays."""
-    until = time.monotonic() + PATIENCE_S
-    while lost.in_use():
+def _await_end(lost: Leasing, error: SessionEnded, until: float) -> None:
+    """Block until the session has ended, and no lease is in use.
+
+    Raises `error` if one is this thread's, or stays.
+    """
+    while lost.session.error is None or lost.in_use():
+        stop_if_cancelled()
         if lost.cache.used(threading.get_ident()) or time.monotonic() > until:
             raise error
         time.sleep(LOOK_S)
 
 
 def _join_if_first(
-    client: _Client, lost: Leasing, problems: list[BaseException], done: threading.Event
+    client: _Client,
+    lost: Leasing,
+    until: float,
+    over: threading.Event,
+    problems: list[BaseException],
+    done: threading.Event,
 ) -> None:
     is_first = False
     try:
         with client.joining:
-            if is_first := client.leasing is lost and not client.stays:
-                _join(client, lost)
+            if is_first := client.leasing is lost:
+                _join_in_time(client, lost, until, over)
     except SwapdError as exc:
-        problems.append(exc if lost.session.bare else _explained(exc))
+        is_plain = lost.session.bare or isinstance(exc, ClientClosed)
+        problems.append(exc if is_plain else _explained(exc))
     except BaseException as exc:  # noqa: BLE001 - the caller raises it
         problems.append(exc)
     finally:
@@ -101,16 +162,36 @@ def _join_if_first(
 
 def _explained(error: SwapdError) -> SwapdError:
     explained = type(error)(
-        f"{error}. No weights are lost, and the models stay attached: their next call tries again. "
-        "client.close() makes them ordinary models"
+        f"{error}. No weights are lost, and models stay attached: the next call tries again. "
+        "client.close() makes all tensors private memory, and attached models ordinary ones"
     )
     explained.code, explained.__cause__ = error.code, error
     return explained
 
 
-def _join(client: _Client, lost: Leasing) -> None:
+def _join_in_time(client: _Client, lost: Leasing, until: float, over: threading.Event) -> None:
+    while not client.stays:
+        left_s = until - time.monotonic()
+        is_last = left_s <= 0 or over.is_set()
+        answer_s = max(left_s, LAST_S) if client.reconnect_s else inf
+        if _join(client, lost, answer_s, is_last=is_last):
+            return
+        over.wait(AGAIN_S)
+    raise ClientClosed("this client is closed; connect again")
+
+
+def _join(client: _Client, lost: Leasing, answer_s: float, *, is_last: bool) -> bool:
+    """Join the next daemon; False if there is none, or it ends meanwhile: then try again.
+
+    If this is the last try, that is an error.
+    """
     old = lost.session
-    session = old.again()  # before anything changes: there may be no daemon
+    try:
+        session = old.again(answer_s)  # before anything changes: there may be no daemon
+    except (NotRunning, DaemonGone):
+        if is_last:
+            raise
+        return False
     session.again = old.again
     leasing = client._leasing_of(session)
     try:
@@ -119,11 +200,14 @@ def _join(client: _Client, lost: Leasing) -> None:
         families = {part.part_of for part in parts}
         kept = {name: size for name, size in old.registry.kept.items() if name in families}
         register_again(leasing, parts, kept)
-    except BaseException:
+    except BaseException as exc:
         session.close()
         leasing.close()
-        raise
+        if is_last or not isinstance(exc, DaemonGone):
+            raise
+        return False
     client._move_to(leasing)
+    return True
 
 
 def _let_go(lost: Leasing) -> list[Part]:

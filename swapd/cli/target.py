@@ -104,4 +104,4 @@ class ChosenDaemon:
         Raises: SeveralDaemons, NotRunning; Timeout if it takes longer than `timeout` seconds.
         """
         label = f"{OWN_LABEL}{command}"
-        return swapd_client.connect(self.folder, label=label, timeout=self.timeout)
+        return swapd_client.connect(self.folder, label=label, timeout=self.timeout, reconnect=0)

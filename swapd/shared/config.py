@@ -38,7 +38,18 @@ DISABLE_VARIABLE = "SWAPD_DISABLE"
 DEVICE_VARIABLE = "SWAPD_DEVICE"
 #: The socket on which systemd listens for the daemon's state.
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
-_NO_SETTINGS = frozenset((ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE))
+#: How long clients wait for the next daemon, and that by default.
+RECONNECT_VARIABLE = "SWAPD_RECONNECT"
+RECONNECT_S = 30.0
+_NO_SETTINGS = frozenset(
+    (
+        ENDPOINT_VARIABLE,
+        CONFIG_VARIABLE,
+        HTTP_TOKEN_VARIABLE,
+        STAGE_VARIABLE,
+        RECONNECT_VARIABLE,
+    )
+)
 
 #: Names of devices; group 1 is a GPU's index. "cuda0" is for systemd, where a colon in the name of
 #: a folder has another meaning.
@@ -274,6 +285,15 @@ def is_disabled() -> bool:
     if disabled := said.lower() in ("1", "true"):
         log.warning("this process does without swapd, as $%s says", DISABLE_VARIABLE)
     return disabled
+
+
+def reconnect_s() -> float:
+    """How long a client waits for the next daemon, by `$SWAPD_RECONNECT`. Raises: ConfigError."""
+    said = variable(RECONNECT_VARIABLE)
+    try:
+        return RECONNECT_S if said is None else float(parse_span(said))
+    except ValueError as exc:
+        raise ConfigError(f"${RECONNECT_VARIABLE}: {exc}") from None
 
 
 def usual_device() -> str:

@@ -61,7 +61,7 @@ class Life:
         return Daemon(self.folder / "d", self.folder / "log", **settings)
 
     def _connect(self) -> Client:
-        return swapd_client.connect(self.folder / "d", label="client")
+        return swapd_client.connect(self.folder / "d", label="client", reconnect=0)
 
     def close(self) -> None:
         for client in self.clients:

@@ -85,7 +85,7 @@ async def test_async_waits_end_with_the_daemon(world: World) -> None:
     holder = world.worker(daemon, "holder")
     holder.register("h", 16 * MIB)
     holder.acquire("h")
-    client = await connect_async(daemon.folder, label="client")
+    client = await connect_async(daemon.folder, label="client", reconnect=0)
     part = await client.register("a", {"data": bytearray(b"x" * 8 * MIB)})
 
     async def acquire(name: str, *, await_registration: bool) -> None:
@@ -192,7 +192,7 @@ def test_stopping_in_the_middle_of_a_copy(world: World) -> None:
 
 async def test_async_waits_end_when_the_daemon_stops(world: World) -> None:
     daemon = world.daemon(stop_timeout=60)
-    async with await connect_async(daemon.folder, label="client") as client:
+    async with await connect_async(daemon.folder, label="client", reconnect=0) as client:
         for name in ("a", "b"):
             await client.register(name, {"data": bytearray(12 * MIB)})
         lease = await client.acquire("a")

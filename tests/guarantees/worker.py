@@ -55,6 +55,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._endpoint = self._label = ""
+        self._reconnect = 0.0
         self._lanes: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self._out = threading.Lock()
         self._leases: dict[str, Lease] = {}
@@ -70,14 +71,16 @@ class Worker:
     @property
     def client(self) -> Client:
         if self._client is None:
-            self._client = connect(self._endpoint, label=self._label)
+            self._client = connect(
+                self._endpoint, label=self._label, reconnect=self._reconnect
+            )
         return self._client
 
     # --- commands ------------------------------------------------------------------------
 
-    def meet(self, endpoint: str, label: str) -> None:
-        """Set the folder to connect to, when needed, and the label."""
-        self._endpoint, self._label = endpoint, label
+    def meet(self, endpoint: str, label: str, reconnect: float = 0) -> None:
+        """Set the folder to connect to, when needed, the label, and the wait for a next daemon."""
+        self._endpoint, self._label, self._reconnect = endpoint, label, reconnect
 
     def become(self, user: int) -> None:
         """Become another user."""

@@ -3,13 +3,10 @@
 import asyncio
 import gc
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,72 +14,24 @@ import torch
 from torch import nn
 
 import swapd_client
-from swapd_client import Client, DaemonGone, NotRunning, SwapdError, TooLarge
+from swapd_client import DaemonGone, NotRunning, SwapdError, TooLarge
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.scope import here
 from swapd_client.session.registry import Registry
-from tests.guarantees.harness import PATIENCE_S, Daemon
+from tests.guarantees.harness import PATIENCE_S
+from tests.lives import Lives, living
 from tests.offload.modules import TOKENS, WIDTH, Decoder, Model, evict, seeded
 
-NEXT = "attached models join it at their next call"
-AGAIN = "stay attached: their next call tries again"
+NEXT = "once no lease is in use, the next call joins it"
+AGAIN = "models stay attached: the next call tries again"
 HOW: list[dict[str, Any]] = [{}, {"blocks": ["0", "1", "2"], "resident": 0}]
 whole_and_streamed = pytest.mark.parametrize("how", HOW, ids=["whole", "streamed"])
 
 
-class Lives:
-    """Daemons in one folder, one after the other; each has 16 MiB and is strict."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._daemons: list[Daemon] = []
-        self.start()
-        self.client = self.connect()
-
-    @property
-    def daemon(self) -> Daemon:
-        return self._daemons[-1]
-
-    def connect(self) -> Client:
-        return swapd_client.connect(self._folder / "d", label="client")
-
-    def start(self, **settings: object) -> None:
-        self._daemons.append(Daemon(self._folder / "d", self._folder / "log", **settings))
-
-    def kill(self, *clients: Client) -> None:
-        """Kill it, and wait until the clients know."""
-        self.daemon.kill()
-        for client in clients or [self.client]:
-            client.session.life.await_end()
-
-    def next(self, **settings: object) -> None:
-        self.kill()
-        self.start(**settings)
-
-    def names(self) -> set[str]:
-        """The components that the daemon has."""
-        return {component.name for component in self.daemon.status().components}
-
-    def close(self) -> None:
-        self.client.close()
-        for daemon in self._daemons:
-            daemon.close()
-
-    def discard(self) -> None:
-        for daemon in self._daemons:
-            daemon.discard()
-
-
 @pytest.fixture
 def lives() -> Iterator[Lives]:
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    made = Lives(folder)
-    try:
+    with living(reconnect=0) as made:
         yield made
-        made.close()
-    finally:
-        made.discard()
-        shutil.rmtree(folder)
 
 
 class Alive(nn.Module):
@@ -392,7 +341,7 @@ def test_a_call_that_waits_for_another_one_is_not_waited_for(
 class Interrupted:
     """Raises KeyboardInterrupt at the n-th line that this thread runs of the way to rejoining."""
 
-    FUNCTIONS = frozenset(("taken", "_daemon_gone", "_join_next", "join_next", "_await_leases"))
+    FUNCTIONS = frozenset(("taken", "_daemon_gone", "_join_next", "join_next", "_await_end"))
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -491,7 +440,7 @@ def test_detaching_after_a_loss_joins_first_or_says_what_to_do(lives: Lives) -> 
     attachment: Attachment = lives.client.attach(model)
     before = addresses(model)
     lives.kill()
-    with pytest.raises(NotRunning, match=r"client.close\(\) makes them ordinary models"):
+    with pytest.raises(NotRunning, match=r"client.close\(\) makes all tensors private memory"):
         attachment.detach()
     lives.start()
     attachment.detach()

@@ -32,7 +32,7 @@ from swapd_client.offload.private import Trained
 from swapd_client.offload.scope import ComponentHold, Entry, Holdable, Scope, here
 from swapd_client.offload.stream import Stream
 from swapd_client.offload.update_barrier import quiet
-from swapd_client.registration import refuse_in_use
+from swapd_client.registration import refuse_in_use, unregister
 
 log = logging.getLogger("swapd_client")
 
@@ -325,7 +325,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         while self.registered:
             name = self.registered[-1]
             if name in self._client.session.components:  # the caller may have unregistered it
-                self._client.unregister(name)
+                unregister(self._client.leasing, name)
             self.registered.pop()
 
     def let_go(self) -> None:
@@ -375,7 +375,7 @@ def _take_back(client: AttachClient, name: str) -> None:
         return
     try:  # to unregister it, unless it is unregistered; other models may share weights with it
         with suppress(UnknownComponent), quiet({client: [name]}):
-            client.unregister(name)
+            unregister(client.leasing, name)
     except SwapdError as exc:
         if client.session.error is None:  # else no component is registered any more
             log.warning(

@@ -6,7 +6,6 @@ from weakref import WeakSet
 
 from swapd.shared.protocol import Forecast
 from swapd_client.errors import SessionEnded
-from swapd_client.lease import Lease
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.session.session import Session
@@ -24,16 +23,10 @@ class AttachClient(Protocol):
     def leasing(self) -> Leasing: ...
 
     @property
-    def acquire(self) -> Callable[..., Lease]: ...
-
-    @property
     def register(self) -> Callable[..., Component]: ...
 
     @property
     def register_family(self) -> Callable[..., list[Component]]: ...
-
-    @property
-    def unregister(self) -> Callable[[str], None]: ...
 
     @property
     def forecast(self) -> Callable[..., Forecast]: ...

@@ -24,6 +24,7 @@ from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.ownership import Ownership, TensorGroup
 from swapd_client.offload.strategy import Sharing
 from swapd_client.offload.stream import Stream
+from swapd_client.registration import unregister
 
 log = logging.getLogger("swapd_client")
 
@@ -80,7 +81,7 @@ class Registration:
         while self._made:
             _, made = self._made.popitem()
             for component in reversed(made):
-                self.client.unregister(component.name)
+                unregister(self.client.leasing, component.name)
 
     @property
     def names(self) -> list[str]:

@@ -99,7 +99,7 @@ class ComponentHold:
         """
         while self.names:
             try:
-                lease = self.client.acquire(*self.names)
+                lease = self.client.leasing.take(tuple(self.names))
             except UnknownComponent:
                 registered = self.registered()
                 if len(registered) == len(self.names):

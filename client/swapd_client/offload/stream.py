@@ -81,7 +81,7 @@ class Stream:
         if not self.may_be_in:
             return None
         try:
-            lease = self.client.acquire(self.family, timeout=0)
+            lease = self.client.leasing.take((self.family,), timeout=0)
         except (Timeout, TooLarge, UnknownComponent):
             return None
         if lease.placements is not self._noted:
@@ -176,7 +176,7 @@ class _Pass:
         self._expected = stream.order.expected()
         try:
             if stream.rest is not None:
-                self._rest = stream.note(client.acquire(stream.rest, early=True))
+                self._rest = stream.note(client.leasing.take((stream.rest,), early=True))
             self._look_ahead()
             if self._rest is not None:
                 wait_here(self._rest)
@@ -241,7 +241,7 @@ class _Pass:
                 self._drop_ahead(part)  # a kept part stays
                 asked = None
             with suppress(Timeout):
-                return self._client.acquire(self._stream.parts[part], timeout=0)
+                return self._client.leasing.take((self._stream.parts[part],), timeout=0)
         for other in [one for one in self._ahead if one != part]:
             self._drop_ahead(other)
         return self._wait(part, asked)
@@ -262,7 +262,7 @@ class _Pass:
         name = self._stream.parts[part]
         try:
             if asked is None:
-                return self._client.acquire(name, early=True)
+                return self._client.leasing.take((name,), early=True)
             return self._client.leasing.acquire_in_place_of(asked, name)
         except Deadlock:
             if self._rest is None and not self._used:
@@ -274,7 +274,7 @@ class _Pass:
 
         Other streaming threads do the same: a thread that holds nothing blocks no other.
         """
-        stream, client = self._stream, self._client
+        stream, take = self._stream, self._client.leasing.take
         used = list(self._used.items())
         names = dict.fromkeys(stream.parts[p] for p, _ in used)
         if self._rest is not None and stream.rest is not None:
@@ -282,12 +282,12 @@ class _Pass:
             self._rest.release()
         for _, lease in used:
             lease.release()
-        with client.acquire(*names, stream.parts[part]):  # then each can be acquired alone
+        with take((*names, stream.parts[part])):  # then each can be acquired alone
             if self._rest is not None and stream.rest is not None:
-                self._rest = client.acquire(stream.rest)
+                self._rest = take((stream.rest,))
             for other, _ in used:
-                self._used[other] = client.acquire(stream.parts[other])
-            return client.acquire(stream.parts[part])
+                self._used[other] = take((stream.parts[other],))
+            return take((stream.parts[part],))
 
     def _look_ahead(self, *, wait: bool = False) -> None:
         """Have requests open for the next parts, and for no others.

@@ -89,7 +89,7 @@ class ComponentWeights:
         self._client = client
         self._components = sorted(components, key=lambda part: part.address)
         self._addresses = [part.address for part in self._components]
-        self._hold = hold or (lambda: client.acquire(*(part.name for part in components)))
+        self._hold = hold or (lambda: client.leasing.take(tuple(part.name for part in components)))
 
     def __repr__(self) -> str:
         return f"<ComponentWeights {self.name}>"

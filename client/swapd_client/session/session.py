@@ -58,8 +58,9 @@ class Session:
     _gpu: Any = Gpu
     _registry: type[Registry] = Registry
     channels: Any = None
-    #: Opens a session with the next daemon, as this one was opened; set by its opener.
-    again: Callable[[], "Session"]
+    #: Opens a session with the next daemon, which answers within the seconds given, as this one was
+    #: opened; set by its opener.
+    again: Callable[[float], "Session"]
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
         """Connect and shake hands, each within `answer_s`.
@@ -262,7 +263,9 @@ class Session:
         else:
             gone = (
                 f"{self.endpoint}: the daemon is gone. Leased memory stays mapped. Start swapd "
-                f"again; {AFTERWARDS}"
+                "again: once no lease is in use, the next call joins it (after "
+                "connect(reconnect=0), that of an attached model). Or close(): all tensors are "
+                "private memory then"
             )
             self._end(DaemonGone(gone))
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,12 +78,26 @@ def open_session(
     if disabled:
         return Disabled(device or "host")
     folder = resolve(endpoint, device)
-    opened = partial(Session, folder, label_of(label), timeout)
-    if start:
-        opened = partial(connected, folder.absolute(), device, budget, opened)
-    session = opened()
-    session.again = opened
+    called = label_of(label)
+
+    def again(within_s: float = inf) -> Session:
+        opened = partial(Session, folder, called, min(timeout, within_s))
+        return connected(folder.absolute(), device, budget, opened) if start else opened()
+
+    session = again()
+    session.again = again
     return session
+
+
+def seconds_to_wait(asked: float | None) -> float:
+    """How long a client waits for the next daemon; None: as `$SWAPD_RECONNECT` says."""
+    try:
+        found = config.reconnect_s() if asked is None or asked is True else float(asked)
+    except (config.ConfigError, TypeError, ValueError) as exc:
+        raise InvalidArgument(f"reconnect={asked!r}: {exc}") from None
+    if not 0 <= found < inf:
+        raise InvalidArgument(f"reconnect={asked!r}: give a number of seconds; 0: do not wait")
+    return found
 
 
 def _folder_or_device(

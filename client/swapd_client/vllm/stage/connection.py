@@ -23,7 +23,9 @@ class Stopped(SwapdError, RuntimeError):
 
 
 def connect(folder: Path, stage: str) -> Client:
-    return swapd_client.connect(folder, label=f"{stage}:{os.getpid()}", faults=None)
+    """A client for a stage, which goes alone without a daemon. Raises as `swapd_client.connect`."""
+    label = f"{stage}:{os.getpid()}"
+    return swapd_client.connect(folder, label=label, faults=None, reconnect=0)
 
 
 def connect_to_start(folder: Path, stage: str) -> Client:
