@@ -118,19 +118,6 @@ def _unregister(client: Client, made: Component | list[Component]) -> None:
         unregister(client.leasing, component.name)
 
 
-def _repeated(
-    method: Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
-    """A method that changes nothing if the daemon goes; then again, with the next daemon."""
-
-    @wraps(method)
-    async def call(self: "AsyncClient", /, *arguments: P.args, **options: P.kwargs) -> T:
-        now = partial(method, self, *arguments, **options)
-        return await self._repeated(now, options.get("timeout"))
-
-    return call
-
-
 class AsyncClient:
     """A session with one daemon, used from one event loop. Made by `connect_async`.
 
@@ -156,10 +143,8 @@ class AsyncClient:
     @property
     def leasing(self) -> "AsyncLeasing":
         """The requests and leases of its tasks. For the loop."""
-        before = self._leasing
-        if before.session is not self.session:
+        if self._leasing.session is not self.session:
             self._leasing = self._leasing_of(self._client)
-            before.channel.end()
         return self._leasing
 
     def _leasing_of(self, client: Client) -> "AsyncLeasing":
@@ -222,7 +207,6 @@ class AsyncClient:
 
         return Acquiring(partial(self._repeated, acquire, asked.timeout_s))
 
-    @_repeated
     async def prefetch(
         self,
         *names: str,
@@ -230,42 +214,35 @@ class AsyncClient:
         timeout: float | None = PREFETCH_TIMEOUT_S,
     ) -> None:
         """As `Client.prefetch`."""
-        await self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
+        await self._ask(lambda number: prefetch_of(number, names, over, timeout))
 
-    @_repeated
     async def follows(self, *names: str, after: str) -> None:
         """As `Client.follows`."""
-        await self.leasing.call(protocol.Follows(self.session.next_id(), names, after))
+        await self._ask(lambda number: protocol.Follows(number, names, after))
 
-    @_repeated
     async def resize(
         self, name: str, size: int | str | None, *, timeout: float | None = None
     ) -> None:
         """As `Client.resize`."""
-        request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
-        await self.leasing.question(request, timeout)
-        self.session.registry.resized(request)
+        nbytes = nbytes_of(size)
+        await self._ask(lambda number: protocol.Resize(number, name, nbytes), timeout)
+        self.session.registry.resized(name, nbytes)
 
-    @_repeated
     async def pin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.pin`."""
-        await self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
+        await self._ask(lambda number: protocol.Pin(number, name), timeout)
 
-    @_repeated
     async def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.unpin`."""
-        await self.leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+        await self._ask(lambda number: protocol.Pin(number, name, unpin=True), timeout)
 
-    @_repeated
     async def evict(self, name: str, *, timeout: float | None = None) -> None:
         """As `Client.evict`."""
-        await self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
+        await self._ask(lambda number: protocol.EvictNow(number, name), timeout)
 
-    @_repeated
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """As `Client.forecast`."""
-        request = protocol.ForecastRequest(self.session.next_id(), names)
-        reply = await self.leasing.question(request, timeout)
+        reply = await self._ask(lambda number: protocol.ForecastRequest(number, names), timeout)
         assert isinstance(reply, protocol.Forecast)
         return reply
 
@@ -276,10 +253,9 @@ class AsyncClient:
         found = [await self.forecast(name, timeout=timeout) for name in each_once(names)]
         return cheapest_first(found)
 
-    @_repeated
     async def status(self, *, timeout: float | None = None) -> protocol.Status:
         """As `Client.status`."""
-        reply = await self.leasing.question(protocol.StatusRequest(self.session.next_id()), timeout)
+        reply = await self._ask(protocol.StatusRequest, timeout)
         assert isinstance(reply, protocol.Status)
         return reply
 
@@ -304,6 +280,16 @@ class AsyncClient:
         if (torch := sys.modules.get("torch")) is not None:
             call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # each thread has a mode
         return await _cancellable(call, partial(undo, self._client))
+
+    async def _ask(
+        self, request: Callable[[int], protocol.AnyRequest], timeout: float | None = None
+    ) -> protocol.AnyReply:
+        """As `Client._ask`."""
+
+        def ask() -> Coroutine[Any, Any, protocol.AnyReply]:
+            return self.leasing.question(request(self.session.next_id()), timeout)
+
+        return await self._repeated(ask, timeout)
 
     async def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: object) -> T:
         """As `rejoining.repeated`."""

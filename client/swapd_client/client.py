@@ -5,9 +5,9 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from swapd.shared import protocol
 from swapd.shared.extras import needed
@@ -45,31 +45,6 @@ if TYPE_CHECKING:
     from swapd_client.weights.safetensors import Files
 
 NOTHING: Mapping[str, Any] = {}
-T = TypeVar("T")
-P = ParamSpec("P")
-_Method = Callable[Concatenate["Client", P], T]
-
-
-def _repeated(method: _Method[P, T]) -> _Method[P, T]:
-    """A method that changes nothing if the daemon goes: then again, with the next daemon."""
-
-    @wraps(method)
-    def call(self: "Client", /, *arguments: P.args, **options: P.kwargs) -> T:
-        now = partial(method, self, *arguments, **options)
-        return rejoining.repeated(self, now, options.get("timeout"))
-
-    return call
-
-
-def _with_a_daemon(method: _Method[P, T]) -> _Method[P, T]:
-    """A method before which the client joins the next daemon, if its own is gone by then."""
-
-    @wraps(method)
-    def call(self: "Client", /, *arguments: P.args, **options: P.kwargs) -> T:
-        rejoining.repeated(self, lambda: self.session.check())
-        return method(self, *arguments, **options)
-
-    return call
 
 
 def connect(
@@ -113,15 +88,14 @@ def connect(
     $SWAPD_DEVICE; else it is the host's. `attach` installs no hooks; `update` writes at once. None:
     if $SWAPD_DISABLE is 1 or true.
 
-    `reconnect`: if the daemon is gone, the next call waits so many seconds for the next daemon (for
-    its own `timeout`, if that is shorter), joins it as this did, registers all that the client has
-    again, at the same addresses, and goes on. No lease may be in use: a call of a thread that holds
-    one raises DaemonGone at once, and others wait for it as long. A call during which the daemon
-    dies is done again, but for those that register: these raise DaemonGone, once, and change
-    nothing. With `start` it starts the daemon, within the time that this call has for that. After
-    the wait it raises NotRunning, and the next call tries again. 0 or False: such calls raise
-    DaemonGone at once; but a client with an attached model joins a daemon that runs. None, or True:
-    as $SWAPD_RECONNECT says, else 30 seconds.
+    `reconnect`: once the daemon is gone, a call waits so many seconds for the next one (its own
+    `timeout`, if that is shorter), registers all that the client has again, at the same addresses,
+    and goes on. It waits for leases, too, but raises DaemonGone at once if its own thread holds
+    one. A call during which the daemon dies is repeated; those that register or unregister raise
+    DaemonGone. Without a daemon it raises NotRunning then, and the next call tries again. With
+    `start` it starts one, and waits for that as this call does. 0 or False: DaemonGone at once; but
+    a client with an attached model joins a daemon that runs. None, or True: as $SWAPD_RECONNECT
+    says, else 30 seconds.
     """
     explain_if(faults)
     check_installed(tracing)
@@ -173,7 +147,6 @@ class Client:
     ) -> None:
         self.close()
 
-    @_with_a_daemon
     def register(
         self,
         name: str,
@@ -217,7 +190,7 @@ class Client:
         Blocks for the copy. Raises: DuplicateName, TooLarge, OutOfMemory, InvalidSource,
         DeviceFailed, SessionEnded; after any of them the source is unchanged.
         """
-        registry = self.session.registry
+        registry = self._joined().registry
         return self._register(
             lambda: registry.prepare(
                 name,
@@ -230,7 +203,6 @@ class Client:
             )
         )
 
-    @_with_a_daemon
     def register_family(
         self,
         name: str,
@@ -252,6 +224,7 @@ class Client:
         `register`; after an error all sources are unchanged.
         """
         how = {"mutable": mutable, "policy": policy, "group": group}
+        self._joined()
         return self._register_family(name, parts, resident, **how)
 
     def _register_family(
@@ -260,7 +233,6 @@ class Client:
         prepare = partial(self.session.registry.prepare_family, name, parts, **how)
         return registration.register(self.leasing, prepare, {name: nbytes_of(resident)})
 
-    @_with_a_daemon
     def register_scratch(
         self,
         name: str,
@@ -286,16 +258,15 @@ class Client:
         `policy`, `group`, `part_of` and errors: as of `register`. After `unregister` or `close` the
         memory is private: it holds the contents last saved, or zeros.
         """
-        scratch = registration.scratch_of(self.session, nbytes_of(size), mutable=mutable)
+        session = self._joined()
+        scratch = registration.scratch_of(session, nbytes_of(size), mutable=mutable)
         how = {**scratch, "policy": policy, "group": group, "part_of": part_of}
-        registry = self.session.registry
-        return self._register(lambda: registry.prepare(name, **how))
+        return self._register(lambda: session.registry.prepare(name, **how))
 
     def _register(self, prepare: Callable[[], Part]) -> Component:
         (made,) = registration.register(self.leasing, lambda: [prepare()])
         return made
 
-    @_with_a_daemon
     def load(
         self,
         name: str,
@@ -341,7 +312,7 @@ class Client:
             rename=rename,
             dtype=dtype,
             segments=segments,
-            gpu=self.session.processor.index,
+            gpu=self._joined().processor.index,
             progress=progress,
             share=not mutable,
         )
@@ -355,7 +326,6 @@ class Client:
             ),
         )
 
-    @_with_a_daemon
     def load_family(
         self,
         name: str,
@@ -387,7 +357,7 @@ class Client:
             rename=rename,
             dtype=dtype,
             segments=(),
-            gpu=self.session.processor.index,
+            gpu=self._joined().processor.index,
             progress=progress,
             share=not mutable,
         )
@@ -399,7 +369,6 @@ class Client:
             ),
         )
 
-    @_repeated
     def resize(self, name: str, size: int | str | None, *, timeout: float | None = None) -> None:
         """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.
 
@@ -409,12 +378,10 @@ class Client:
         was not registered in parts; TooLarge if the tensors outside all blocks are "permanent" and
         do not fit; Timeout if the daemon is silent for `timeout` seconds.
         """
-        self.leasing.flush_kept()  # idle leases that threads keep would count as use
-        request = protocol.Resize(self.session.next_id(), name, nbytes_of(size))
-        self.leasing.question(request, timeout)
-        self.session.registry.resized(request)
+        nbytes = nbytes_of(size)
+        self._ask(lambda number: protocol.Resize(number, name, nbytes), timeout, flush=True)
+        self.session.registry.resized(name, nbytes)
 
-    @_repeated
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
 
@@ -425,14 +392,12 @@ class Client:
         beside it; Conflict for a member of an alternating group; InUse while it is being
         evicted; Timeout as `resize`.
         """
-        self.leasing.question(protocol.Pin(self.session.next_id(), name), timeout)
+        self._ask(lambda number: protocol.Pin(number, name), timeout)
 
-    @_repeated
     def unpin(self, name: str, *, timeout: float | None = None) -> None:
         """Allow eviction again. Raises: Conflict if the component was registered as "permanent"."""
-        self.leasing.question(protocol.Pin(self.session.next_id(), name, unpin=True), timeout)
+        self._ask(lambda number: protocol.Pin(number, name, unpin=True), timeout)
 
-    @_repeated
     def evict(self, name: str, *, timeout: float | None = None) -> None:
         """Evict an idle component, or the parts of a family, at once.
 
@@ -442,8 +407,7 @@ class Client:
         leased or loading, or an acquire waits for it; Conflict if it is pinned or "permanent";
         Timeout as `resize`.
         """
-        self.leasing.flush_kept()  # idle leases that threads keep would count as use
-        self.leasing.question(protocol.EvictNow(self.session.next_id(), name), timeout)
+        self._ask(lambda number: protocol.EvictNow(number, name), timeout, flush=True)
 
     def acquire(
         self,
@@ -473,7 +437,6 @@ class Client:
         except DaemonGone:
             return rejoining.repeated(self, lambda: self.leasing.take(*how), timeout)
 
-    @_repeated
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0
     ) -> Lease:
@@ -485,9 +448,9 @@ class Client:
 
         Blocks and raises as `acquire`.
         """
-        return self.leasing.acquire(of_workspace(nbytes_of(size), size, timeout, priority))
+        asked = of_workspace(nbytes_of(size), size, timeout, priority)
+        return rejoining.repeated(self, lambda: self.leasing.acquire(asked), timeout)
 
-    @_repeated
     def acquire_start(self, *, timeout: float | None = None) -> Lease:
         """Wait until no other process starts on this device, and keep others from it until the
         release.
@@ -500,10 +463,13 @@ class Client:
         Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or is
         already starting; Timeout, which names the starting process; SessionEnded.
         """
-        self.leasing.flush_kept()
-        return self.leasing.acquire(of_start(timeout))
 
-    @_repeated
+        def acquire() -> Lease:
+            self.leasing.flush_kept()
+            return self.leasing.acquire(of_start(timeout))
+
+        return rejoining.repeated(self, acquire, timeout)
+
     def prefetch(
         self,
         *names: str,
@@ -520,9 +486,8 @@ class Client:
         until the components are acquired. `timeout=0` takes an earlier one back. Any acquire comes
         before it: its copies first, and it gives its memory up for one that needs it.
         """
-        self.leasing.call(prefetch_of(self.session.next_id(), names, over, timeout))
+        self._ask(lambda number: prefetch_of(number, names, over, timeout))
 
-    @_repeated
     def follows(self, *names: str, after: str) -> None:
         """Say that components are used after another one: a pipeline's next stages.
 
@@ -531,9 +496,8 @@ class Client:
         of other processes. This replaces what any session said of `after`, and lasts as long as
         this session; without names, nothing follows it. Answered at once.
         """
-        self.leasing.call(protocol.Follows(self.session.next_id(), names, after))
+        self._ask(lambda number: protocol.Follows(number, names, after))
 
-    @_with_a_daemon
     def unregister(self, name: str) -> None:
         """End a registration: the tensors become private memory, with the same addresses and
         values.
@@ -549,10 +513,9 @@ class Client:
         InUse if the component is leased, OutOfMemory if the GPU has no room
         (then it stays registered), UnknownComponent, SessionEnded.
         """
-        for part in self.session.registry.family(name) or [name]:
+        for part in self._joined().registry.family(name) or [name]:
             registration.unregister(self.leasing, part)
 
-    @_with_a_daemon
     def attach(
         self,
         /,
@@ -631,7 +594,6 @@ class Client:
         )
         return attach(self, model, checked(given, flags))
 
-    @_repeated
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
         seconds.
@@ -639,8 +601,7 @@ class Client:
         Changes nothing, and promises nothing: other requests may come first. Raises the errors that
         the acquire would raise at once; Timeout if the daemon is silent for `timeout` seconds.
         """
-        request = protocol.ForecastRequest(self.session.next_id(), names)
-        reply = self.leasing.question(request, timeout)
+        reply = self._ask(lambda number: protocol.ForecastRequest(number, names), timeout)
         assert isinstance(reply, protocol.Forecast)
         return reply
 
@@ -695,13 +656,12 @@ class Client:
             update.together(self.session, self.leasing.call, values)
         self.leasing.flush_kept()
 
-    @_repeated
     def status(self, *, timeout: float | None = None) -> protocol.Status:
         """Report the resident components, their holders, and the bytes moved.
 
         Raises: Timeout if the daemon is silent for `timeout` seconds.
         """
-        reply = self.leasing.question(protocol.StatusRequest(self.session.next_id()), timeout)
+        reply = self._ask(protocol.StatusRequest, timeout)
         assert isinstance(reply, protocol.Status)
         return reply
 
@@ -719,6 +679,31 @@ class Client:
         self.dropped.detach()  # last: after an interrupt it is closed when it is collected
 
     # --- the next daemon -------------------------------------------------------------------
+
+    def _joined(self) -> Session:
+        """Its session, before a call that is not repeated: with the next daemon, if the last is
+        gone.
+        """
+        rejoining.repeated(self, lambda: self.session.check())
+        return self.session
+
+    def _ask(
+        self,
+        request: Callable[[int], protocol.AnyRequest],
+        timeout: float | None = None,
+        *,
+        flush: bool = False,
+    ) -> protocol.AnyReply:
+        """The reply to a request, made from its number. A daemon that dies forgets it, so the next
+        one is asked again. `flush`: idle leases that threads keep would count as use.
+        """
+
+        def ask() -> protocol.AnyReply:
+            if flush:
+                self.leasing.flush_kept()
+            return self.leasing.question(request(self.session.next_id()), timeout)
+
+        return rejoining.repeated(self, ask, timeout)
 
     def _daemon_gone(self, error: SessionEnded) -> bool:
         """A call of an attached model found that the session has ended.

@@ -32,8 +32,7 @@ class VersionMismatch(SwapdError):
 class SessionEnded(SwapdError):
     """The session is over and takes no requests. `DaemonGone` and `SessionFenced` tell why.
 
-    Attached models join the next daemon at their next call. Without one: call `Client.close`, then
-    connect again.
+    The next call of the client, or of its models, joins the next daemon: see `connect(reconnect=)`.
     """
 
 

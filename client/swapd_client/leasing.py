@@ -15,6 +15,7 @@ from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from functools import partial
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -104,16 +105,8 @@ class Leasing:
 
     # --- acquires ------------------------------------------------------------------------
 
-    def take(
-        self,
-        names: tuple[str, ...],
-        timeout: float | None = None,
-        priority: int = 0,
-        await_registration: bool = False,
-        early: bool = False,
-        overtake: int | None = None,
-    ) -> Lease:
-        """As `Client.acquire`, of this session's daemon alone."""
+    def take(self, names: tuple[str, ...], *how: Any, **named: Any) -> Lease:
+        """As `Client.acquire`, of this session's daemon alone; `how`: as of `of_components`."""
         session = self.session
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
@@ -121,10 +114,7 @@ class Leasing:
         try:
             if hold_kept(lease):
                 return lease
-            asked = of_components(
-                session, names, timeout, priority, await_registration, early, overtake
-            )
-            return self.acquire(asked, lease)
+            return self.acquire(of_components(session, names, *how, **named), lease)
         except BaseException as exc:
             if isinstance(exc, TypeError):
                 check_names(names)  # a list of names is no key of a lease: nothing is held

@@ -16,6 +16,7 @@ from swapd_client.asked import cancelled, stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
     DaemonGone,
+    InvalidSource,
     NotRunning,
     OutOfMemory,
     SessionEnded,
@@ -77,15 +78,14 @@ def until_of(client: _Client, timeout_s: object = None) -> float:
 def join_next(client: _Client, error: SessionEnded, until: float) -> None:
     """Implements `Client._join_next`."""
     lost = client.leasing
-    session = lost.session
-    if session.forked:
-        session.life.leave_to_parent()
-        session.check()
-    if session.error is None and not session.registry.deserted:
+    if lost.session.forked:
+        lost.session.life.leave_to_parent()
+        lost.session.check()
+    if lost.session.error is None and not lost.session.registry.deserted:
         return  # another call was first
-    is_about_to_stop = session.error is None and client.reconnect_s > 0
-    if not (isinstance(session.error, SessionEnded) or is_about_to_stop):
-        raise error  # or the client is closed
+    may_wait = SessionEnded if not client.reconnect_s else (SessionEnded, type(None))
+    if not isinstance(lost.session.error, may_wait):
+        raise error  # the daemon is only about to stop; or the client is closed
     _await_end(lost, error, until if client.reconnect_s else time.monotonic() + PATIENCE_S)
     problems: list[BaseException] = []
     done = threading.Event()
@@ -115,9 +115,11 @@ def stay(client: _Client) -> None:
 
 
 def refuse_another_device(before: Session, now: Session) -> None:
-    """Raise NotRunning unless the daemon of another session can have the tensors where they are."""
+    """Raise InvalidSource unless the daemon of another session can have the tensors where they
+    are.
+    """
     if (before.welcome.uuid, before.welcome.device) != (now.welcome.uuid, now.welcome.device):
-        raise NotRunning(
+        raise InvalidSource(
             f"swapd at {now.endpoint} serves {now.welcome.device}, but the weights are on "
             f"{before.welcome.device}: start one for that device"
         )
@@ -172,26 +174,18 @@ def _explained(error: SwapdError) -> SwapdError:
 def _join_in_time(client: _Client, lost: Leasing, until: float, over: threading.Event) -> None:
     while not client.stays:
         left_s = until - time.monotonic()
-        is_last = left_s <= 0 or over.is_set()
-        answer_s = max(left_s, LAST_S) if client.reconnect_s else inf
-        if _join(client, lost, answer_s, is_last=is_last):
-            return
+        try:
+            return _join(client, lost, max(left_s, LAST_S) if client.reconnect_s else inf)
+        except (NotRunning, DaemonGone):  # there is none yet, or it died, too
+            if left_s <= 0 or over.is_set():
+                raise
         over.wait(AGAIN_S)
     raise ClientClosed("this client is closed; connect again")
 
 
-def _join(client: _Client, lost: Leasing, answer_s: float, *, is_last: bool) -> bool:
-    """Join the next daemon; False if there is none, or it ends meanwhile: then try again.
-
-    If this is the last try, that is an error.
-    """
+def _join(client: _Client, lost: Leasing, answer_s: float) -> None:
     old = lost.session
-    try:
-        session = old.again(answer_s)  # before anything changes: there may be no daemon
-    except (NotRunning, DaemonGone):
-        if is_last:
-            raise
-        return False
+    session = old.again(answer_s)  # before anything changes: there may be no daemon
     session.again = old.again
     leasing = client._leasing_of(session)
     try:
@@ -200,14 +194,11 @@ def _join(client: _Client, lost: Leasing, answer_s: float, *, is_last: bool) -> 
         families = {part.part_of for part in parts}
         kept = {name: size for name, size in old.registry.kept.items() if name in families}
         register_again(leasing, parts, kept)
-    except BaseException as exc:
+    except BaseException:
         session.close()
         leasing.close()
-        if is_last or not isinstance(exc, DaemonGone):
-            raise
-        return False
+        raise
     client._move_to(leasing)
-    return True
 
 
 def _let_go(lost: Leasing) -> list[Part]:

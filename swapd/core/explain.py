@@ -15,9 +15,7 @@ from swapd.core.records import Component, Key, State, Waiter, is_workspace
 from swapd.shared.protocol import UNANSWERED_MAX, Code
 from swapd.shared.units import size
 
-STOPPING = (
-    "swapd is stopping; connect again when it is back (attached models do so at their next call)"
-)
+STOPPING = "swapd is stopping; once it is back, the next call of this client joins it"
 SMALLER = "register it in smaller components"
 LESS_SCRATCH = "make this scratch smaller"
 LESS_PERMANENT = 'register it, or others, with another policy than "permanent"'

@@ -40,15 +40,9 @@ DEVICE_VARIABLE = "SWAPD_DEVICE"
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 #: How long clients wait for the next daemon, and that by default.
 RECONNECT_VARIABLE = "SWAPD_RECONNECT"
-RECONNECT_S = 30.0
+RECONNECT = "30s"
 _NO_SETTINGS = frozenset(
-    (
-        ENDPOINT_VARIABLE,
-        CONFIG_VARIABLE,
-        HTTP_TOKEN_VARIABLE,
-        STAGE_VARIABLE,
-        RECONNECT_VARIABLE,
-    )
+    (ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE, RECONNECT_VARIABLE)
 )
 
 #: Names of devices; group 1 is a GPU's index. "cuda0" is for systemd, where a colon in the name of
@@ -289,9 +283,8 @@ def is_disabled() -> bool:
 
 def reconnect_s() -> float:
     """How long a client waits for the next daemon, by `$SWAPD_RECONNECT`. Raises: ConfigError."""
-    said = variable(RECONNECT_VARIABLE)
     try:
-        return RECONNECT_S if said is None else float(parse_span(said))
+        return parse_span(variable(RECONNECT_VARIABLE) or RECONNECT)
     except ValueError as exc:
         raise ConfigError(f"${RECONNECT_VARIABLE}: {exc}") from None
 

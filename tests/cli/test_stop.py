@@ -9,7 +9,7 @@ import pytest
 
 from swapd.cli.daemons import _open_sessions
 from swapd.shared.protocol import SessionStatus
-from swapd_client import DaemonGone
+from swapd_client import NotRunning
 
 from .conftest import Running, environment, swapd
 from .test_status import _reply
@@ -32,8 +32,8 @@ def test_it_waits_for_leases_unless_it_is_to_be_now(daemon: Running) -> None:
         assert "swapd stop --now" in said
         swapd("stop", "-e", daemon.folder, "--now")
         assert daemon.process.wait(0) == 0
-    with pytest.raises(DaemonGone):
-        client.acquire("thinker")
+    with pytest.raises(NotRunning):
+        client.acquire("thinker", timeout=0)
 
 
 def test_a_daemon_that_is_stopped_is_named_with_what_to_do(daemon: Running) -> None:

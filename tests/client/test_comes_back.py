@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 import swapd_client
 from swapd_client import (
@@ -22,8 +22,8 @@ from swapd_client import (
     ClientClosed,
     DaemonGone,
     InvalidArgument,
+    InvalidSource,
     NotRunning,
-    SwapdError,
     TooLarge,
 )
 from swapd_client.session.registry import Registry
@@ -51,23 +51,13 @@ def numbers() -> torch.Tensor:
     return torch.arange(MIB, dtype=torch.float32)
 
 
-def impatient(lives: Lives, reconnect: float = 0.2) -> Client:
-    """In place of its client, one that waits for less."""
-    lives.client.close()
-    lives.client = swapd_client.connect(lives.daemon.folder, reconnect=reconnect)
-    return lives.client
-
-
 def begins_to_wait(monkeypatch: pytest.MonkeyPatch, client: Client) -> threading.Event:
-    """Set once a call has looked for the next daemon, and found none."""
+    """Set once a call looks for the next daemon."""
     looked, again = threading.Event(), client.session.again
 
     def look(within_s: float) -> Any:
-        try:
-            return again(within_s)
-        except NotRunning:
-            looked.set()
-            raise
+        looked.set()
+        return again(within_s)
 
     monkeypatch.setattr(client.session, "again", look)
     return looked
@@ -80,21 +70,16 @@ def test_a_loop_sees_only_pauses_while_daemons_die(lives: Lives, pool: ThreadPoo
     family = client.register_family("f", {"a": {"x": bytes(MIB)}, "b": {"x": b"b"}}, resident=MIB)
     scratch = client.register_scratch("kv", "1MiB")
     places = [clean.data_ptr(), mutable.data_ptr(), scratch.tensor.data_ptr()]
-    done = threading.Event()
 
     def die() -> None:
-        for way in ("killed", "stopped", "killed"):
-            if way == "stopped":
-                lives.daemon.terminate()
-                assert lives.daemon.wait() == 0
-            else:
-                lives.daemon.kill()
+        for end in ("kill", "terminate", "kill"):
+            getattr(lives.daemon, end)()
+            lives.daemon.wait()
             lives.start()
             lives.daemon.await_record("Commit", name="kv")
-        done.set()
 
     dying, rounds = pool.submit(die), 0
-    while not (done.is_set() or dying.done()):
+    while not dying.done():
         with client.acquire("mutable"):
             mutable.add_(1)
         rounds += 1
@@ -128,20 +113,19 @@ async def test_tasks_see_only_a_pause_and_the_loop_none(lives: Lives) -> None:
 
         for rounds in range(1, 4):
             await asyncio.to_thread(lives.kill, lives.client, client._client)
-            tasks = [asyncio.ensure_future(use()) for _ in range(40)]
-            await asyncio.to_thread(lives.start)  # on this loop, which no task blocks
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(40):
+                    group.create_task(use(), name="use")
+                await asyncio.to_thread(lives.start)  # on this loop, which no task blocks
             assert tensor.data_ptr() == place
             async with client.acquire("m"):
                 assert mutable.tolist() == [40.0 * rounds] * 4
-        opened = lives.daemon.watch.seen("SessionOpened")
-        assert len([one for one in opened if one.label not in ("observer", "client")]) <= 2
-        await asyncio.to_thread(lives.kill, lives.client, client._client)
-        await asyncio.to_thread(lives.start)
-        assert (await client.status()).components
-        await asyncio.to_thread(lives.kill, lives.client, client._client)
-        await asyncio.to_thread(lives.start)
-        await client.update("a", {"x": torch.zeros(MIB)})
+        labels = [one.label for one in lives.daemon.watch.seen("SessionOpened")]
+        assert len([label for label in labels if label.endswith(f":{os.getpid()}")]) == 1
+        for call in (client.status, lambda: client.update("a", {"x": torch.zeros(MIB)})):
+            await asyncio.to_thread(lives.kill, lives.client, client._client)
+            await asyncio.to_thread(lives.start)
+            await call()
         async with client.acquire("a"):
             assert not tensor.any()
 
@@ -158,13 +142,14 @@ async def test_a_task_that_waits_may_be_cancelled_or_closed(
         with pytest.raises(DaemonGone):
             await client.register("b", {"x": b"b"})
     looked = begins_to_wait(monkeypatch, client._client)
-    task = asyncio.ensure_future(client.status())
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(client.status(), name="cancelled")
     assert await asyncio.to_thread(looked.wait, PATIENCE_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     looked.clear()
-    tasks = [asyncio.ensure_future(client.status()) for _ in range(3)]
+    tasks = [loop.create_task(client.status(), name="closed") for _ in range(3)]
     assert await asyncio.to_thread(looked.wait, PATIENCE_S)
     await client.close()
     for each in await asyncio.gather(*tasks, return_exceptions=True):
@@ -172,38 +157,27 @@ async def test_a_task_that_waits_may_be_cancelled_or_closed(
     assert torch.equal(tensor, numbers())
 
 
-CALLS: dict[str, Callable[[Client], object]] = {
-    "acquire_workspace": lambda client: client.acquire_workspace("1MiB").release(),
-    "acquire_start": lambda client: client.acquire_start().release(),
-    "prefetch": lambda client: client.prefetch("a"),
-    "follows": lambda client: client.follows("a", after="f"),
-    "resize": lambda client: client.resize("f", 0),
-    "pin": lambda client: client.pin("a"),
-    "unpin": lambda client: client.unpin("a"),
-    "evict": lambda client: client.evict("a"),
-    "forecast": lambda client: client.forecast("a"),
-    "cheapest": lambda client: client.cheapest(["a", "f"]),
-    "status": lambda client: client.status(timeout=PATIENCE_S),
-    "update": lambda client: client.update("a", {"x": numbers()}),
-    "register": lambda client: client.register("b", {"x": b"b"}),
-    "register_family": lambda client: client.register_family("g", {"b": {"x": b"b"}}),
-    "register_scratch": lambda client: client.register_scratch("s", 4096),
-    "attach": lambda client: client.attach({"vae": seeded(Decoder)}),
-    "unregister": lambda client: client.unregister("f"),
-}
-
-
 def test_every_call_joins_the_next_daemon(lives: Lives, tmp_path: Path) -> None:
+    client = lives.client
     save_file({"w": torch.ones(4)}, tmp_path / "w.safetensors")
-    calls = {**CALLS, "load": lambda client: client.load("l", tmp_path / "w.safetensors")}
-    lives.client.register("a", {"x": (tensor := numbers())})
-    lives.client.register_family("f", {"a": {"x": (part := torch.ones(4))}})
-    for name, call in calls.items():
+    client.register("a", {"x": (tensor := numbers())})
+    client.register_family("f", {"a": {"x": (part := torch.ones(4))}})
+    names = ("prefetch", "pin", "unpin", "evict", "forecast", "cheapest")
+    calls: list[Callable[[], object]] = [partial(getattr(client, name), "a") for name in names]
+    calls += [client.status, client.acquire_start, partial(client.acquire_workspace, "1MiB")]
+    calls += [partial(client.follows, "a", after="f"), partial(client.resize, "f", 0)]
+    calls += [partial(client.update, "a", {"x": numbers()}), partial(client.unregister, "f")]
+    calls += [partial(client.register, "b", {"x": b"b"}), partial(client.register_scratch, "s", 9)]
+    calls += [partial(client.register_family, "g", {"b": {"x": b"b"}})]
+    calls += [partial(client.load, "l", tmp_path / "w.safetensors")]
+    calls += [partial(client.attach, {"vae": seeded(Decoder)})]
+    for call in calls:
         lives.next()
-        call(lives.client)
-        assert lives.names() >= {"a"}, name
-        with lives.client.acquire("a"):
-            assert torch.equal(tensor, numbers()), name
+        made = call()
+        if isinstance(made, swapd_client.Lease):
+            made.release()
+        with client.acquire("a"):
+            assert torch.equal(tensor, numbers()), call
     assert part.tolist() == [1.0] * 4
 
 
@@ -240,13 +214,11 @@ def test_a_registration_in_which_it_dies_changes_nothing_and_may_be_repeated(
         lives.next()
         fill(registry, part)
 
-    def register() -> None:
-        if how == "load":
-            lives.client.load("m", tmp_path / "w.safetensors", model)
-        elif how == "attach":
-            lives.client.attach({"m": model})
-        else:
-            lives.client.register("m", model)
+    def register() -> object:
+        if how == "attach":
+            return lives.client.attach({"m": model})
+        given = (model,) if how == "register" else (tmp_path / "w.safetensors", model)
+        return getattr(lives.client, how)("m", *given)
 
     monkeypatch.setattr(Registry, "fill", die)
     with pytest.raises(DaemonGone):
@@ -291,9 +263,9 @@ def test_the_wait_ends_in_time_and_says_what_to_do(
     with pytest.raises(NotRunning, match=f"Start one: swapd serve --device host.*{AGAIN}"):
         client.acquire("a", timeout=0)
     monkeypatch.setattr(client, "reconnect_s", 0.1)
-    for call in (lambda: client.acquire("a"), client.status, lambda: client.unregister("a")):
+    for call in (client.acquire, client.forecast, client.unregister):
         with pytest.raises(NotRunning, match=AGAIN):
-            call()
+            call("a")
     monkeypatch.setattr(client, "reconnect_s", 0.0)
     with pytest.raises(DaemonGone, match=r"close\(\): all tensors are private memory"):
         client.acquire("a")
@@ -303,52 +275,26 @@ def test_the_wait_ends_in_time_and_says_what_to_do(
         assert (tensor.data_ptr(), torch.equal(tensor, numbers())) == (place, True)
 
 
-def test_a_daemon_that_is_about_to_stop_is_awaited(lives: Lives, pool: ThreadPoolExecutor) -> None:
-    other = swapd_client.connect(lives.daemon.folder, label="holder")
-    other.register("b", {"x": b"b"})
+@pytest.mark.parametrize("why", ["a needs 4 MiB; the budget is 2 MiB", "serves cuda:7, but the"])
+def test_one_that_refuses_leaves_the_bytes_where_they_are(lives: Lives, why: str) -> None:
     lives.client.register("a", {"x": (tensor := numbers())})
-    with other.acquire("b"):
-        lives.daemon.terminate()
-        lives.daemon.await_record("Stopping")
-        waiting = pool.submit(lives.client.acquire, "a")
-    assert lives.daemon.wait() == 0
-    lives.start()
-    with waiting.result():
-        assert torch.equal(tensor, numbers())
-    other.close()
-
-
-def too_small(lives: Lives) -> str:
-    lives.next(budget="2MiB")
-    return "a needs 4 MiB; the budget is 2 MiB"
-
-
-def of_another_device(lives: Lives) -> str:
-    again = lives.client.session.again
+    place, session = tensor.data_ptr(), lives.client.session
+    again = session.again
 
     def elsewhere(within_s: float) -> Any:
         session = again(within_s)
         session.welcome = msgspec.structs.replace(session.welcome, device="cuda:7")
         return session
 
-    lives.client.session.again = elsewhere
-    lives.next()
-    return "serves cuda:7, but the weights are on host"
-
-
-@pytest.mark.parametrize("refuses", [too_small, of_another_device])
-def test_one_that_refuses_leaves_the_bytes_where_they_are(
-    lives: Lives, refuses: Callable[[Lives], str]
-) -> None:
-    lives.client.register("a", {"x": (tensor := numbers())})
-    place, again = tensor.data_ptr(), lives.client.session.again
-    why = refuses(lives)
+    if "cuda" in why:
+        session.again = elsewhere
+    lives.next(budget="2MiB")
     for _ in range(2):
-        with pytest.raises((TooLarge, NotRunning), match=f"{why}.*{AGAIN}"):
+        with pytest.raises((TooLarge, InvalidSource), match=f"{why}.*{AGAIN}"):
             lives.client.acquire("a")
         assert not lives.names()
-    lives.client.session.again = again
-    lives.next() if refuses is too_small else None
+    session.again = again
+    lives.next()
     with lives.client.acquire("a"):
         assert (tensor.data_ptr(), torch.equal(tensor, numbers())) == (place, True)
 
@@ -379,7 +325,12 @@ def test_an_interrupt_ends_the_wait_and_so_does_close(
     lives.kill()
     looked = begins_to_wait(monkeypatch, client)
     main = threading.main_thread().ident or 0
-    pool.submit(lambda: looked.wait(PATIENCE_S) and signal.pthread_kill(main, signal.SIGINT))
+
+    def interrupt() -> None:
+        assert looked.wait(PATIENCE_S)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    pool.submit(interrupt)
     with pytest.raises(KeyboardInterrupt):
         client.acquire("a")
     lives.start()
@@ -394,35 +345,12 @@ def test_an_interrupt_ends_the_wait_and_so_does_close(
     assert torch.equal(tensor, numbers()), "private memory"
 
 
-def test_a_forked_child_does_not_wait(lives: Lives) -> None:
-    lives.client.register("a", {"x": (tensor := numbers())})
-    lives.kill()
-    read, write = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            lives.client.acquire("a")
-        except SwapdError as exc:
-            os.write(write, repr(exc).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as told:
-        assert told.read().startswith(b"ClientClosed(")
-    os.waitpid(pid, 0)
-    lives.start()
-    with lives.client.acquire("a"):
-        assert torch.equal(tensor, numbers())
-
-
 def test_the_wait_is_set_by_a_variable_too(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = lives.daemon.folder
-    for said, seconds in (("0", 0.0), ("2m", 120.0), ("", 30.0)):
+    for said, asked, seconds in (("0", None, 0), ("2m", None, 120), ("", True, 30), ("1", 7, 7)):
         monkeypatch.setenv("SWAPD_RECONNECT", said)
-        with swapd_client.connect(folder) as one, swapd_client.connect(folder, reconnect=7) as two:
-            assert (one.reconnect_s, two.reconnect_s) == (seconds, 7.0)
+        with swapd_client.connect(lives.daemon.folder, reconnect=asked) as client:
+            assert client.reconnect_s == seconds
     monkeypatch.setenv("SWAPD_RECONNECT", "soon")
-    with pytest.raises(InvalidArgument, match=r"\$SWAPD_RECONNECT: 'soon' is not a time span"):
-        swapd_client.connect(folder)
-    for wrong in (-1, float("inf"), "soon"):
+    for wrong in (None, -1, float("inf")):
         with pytest.raises(InvalidArgument, match="reconnect="):
-            swapd_client.connect(folder, reconnect=wrong)  # type: ignore[arg-type]
+            swapd_client.connect(lives.daemon.folder, reconnect=wrong)

@@ -78,7 +78,7 @@ def test_7_a_grant_that_is_seen_after_the_daemon_died_is_none(
     """Otherwise the bytes that had not arrived would count as the component's latest."""
     daemon = world.daemon(bandwidth=SLOW)
     data = random.Random(5).randbytes(6 * MIB)
-    with connect(daemon.folder, label="late") as client:
+    with connect(daemon.folder, label="late", reconnect=0) as client:
         part = client.register("a", {"data": bytearray(data)}, mutable=True)
         call = Channel.call
 

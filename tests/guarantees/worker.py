@@ -71,9 +71,7 @@ class Worker:
     @property
     def client(self) -> Client:
         if self._client is None:
-            self._client = connect(
-                self._endpoint, label=self._label, reconnect=self._reconnect
-            )
+            self._client = connect(self._endpoint, label=self._label, reconnect=self._reconnect)
         return self._client
 
     # --- commands ------------------------------------------------------------------------

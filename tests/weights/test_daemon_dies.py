@@ -48,7 +48,10 @@ def test_in_the_middle_of_an_update(
 ) -> None:
     module = model(0)
     before = values(module)
-    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder, reconnect=0) as client:
+    with (
+        spawn.daemon(budget="64MiB") as daemon,
+        swapd_client.connect(daemon.folder, reconnect=0) as client,
+    ):
         parts = {str(i): block for i, block in enumerate(module.children())}
         client.register_family("m", parts)
         if resident:
@@ -72,7 +75,7 @@ def test_in_the_middle_of_a_load(tmp_path: Path) -> None:
     save_file(values(model(0)), tmp_path / "m.safetensors")
     with torch.device("meta"):
         module = model(1)
-    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder, reconnect=0) as client:
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
 
         def told(done: int, total: int) -> None:
             if client.session.error is None:
@@ -88,7 +91,7 @@ def test_in_the_middle_of_a_load(tmp_path: Path) -> None:
 def test_in_the_middle_of_a_family(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
     module = model(0)
     before, places = values(module), [p.data_ptr() for p in module.parameters()]
-    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder, reconnect=0) as client:
+    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
         fill: Callable[..., None] = Registry.fill
 
         def dying(registry: Registry, part: Any) -> None:

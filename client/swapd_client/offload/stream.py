@@ -81,7 +81,7 @@ class Stream:
         if not self.may_be_in:
             return None
         try:
-            lease = self.client.leasing.take((self.family,), timeout=0)
+            lease = self.client.leasing.take((self.family,), timeout_s=0)
         except (Timeout, TooLarge, UnknownComponent):
             return None
         if lease.placements is not self._noted:
@@ -241,7 +241,7 @@ class _Pass:
                 self._drop_ahead(part)  # a kept part stays
                 asked = None
             with suppress(Timeout):
-                return self._client.leasing.take((self._stream.parts[part],), timeout=0)
+                return self._client.leasing.take((self._stream.parts[part],), timeout_s=0)
         for other in [one for one in self._ahead if one != part]:
             self._drop_ahead(other)
         return self._wait(part, asked)

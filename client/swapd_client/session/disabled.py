@@ -35,6 +35,7 @@ class _NoLine(Lifeline):
     """In place of a connection: nobody is there to hear or to say anything."""
 
     folder: Any = None
+    closed = False
     _daemon_pid = os.getpid()  # private memory is not a lost daemon's
 
     def __init__(self, *_: object) -> None:

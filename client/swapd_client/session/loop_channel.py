@@ -27,7 +27,7 @@ class AsyncChannel:
         self._session.life.when_ended(self._ended)
 
     def end(self) -> None:
-        """As `close`, without waiting for its reader."""
+        """As `close`, without waiting for its reader: once the session has ended."""
         self._reader.cancel()
         self.close_socket()
 
@@ -42,7 +42,9 @@ class AsyncChannel:
 
     def send(self, request: AnyRequest) -> None:
         """Send, and wait for no reply. Never blocks. Raises: InvalidArgument if it is too long."""
-        self._socket.send(encoded(request))
+        data = encoded(request)
+        if not self._socket.closed:
+            self._socket.send(data)
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
         """Send and wait for the reply. Raises as `Channel.call`; InvalidArgument for too many."""
@@ -80,8 +82,12 @@ class AsyncChannel:
                 future.set_result(reply)
 
     def _ended(self, error: SwapdError) -> None:
+        def end() -> None:
+            self._fail(error)
+            self.end()
+
         with suppress(RuntimeError):  # the loop is closed, so no task waits there
-            self._loop.call_soon_threadsafe(self._fail, error)
+            self._loop.call_soon_threadsafe(end)
 
     def _fail(self, error: SwapdError) -> None:
         for future in self._replies.values():

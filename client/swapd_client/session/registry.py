@@ -84,10 +84,10 @@ class Registry:
             )
         return part
 
-    def resized(self, request: protocol.Resize) -> None:
+    def resized(self, name: str, nbytes: int | None) -> None:
         """The daemon has granted this, of whatever family."""
-        if request.name in self.kept:
-            self.kept[request.name] = request.resident_bytes
+        if name in self.kept:
+            self.kept[name] = nbytes
 
     def family(self, name: str) -> list[str]:
         """The components that this process registered as parts of `name`, in order."""

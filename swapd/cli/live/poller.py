@@ -64,9 +64,7 @@ class Poller:
         self._disconnect("")
 
     def _connect(self) -> None:
-        client = swapd_client.connect(
-            self._folder, label=LABEL, timeout=self._timeout, reconnect=0
-        )
+        client = swapd_client.connect(self._folder, label=LABEL, timeout=self._timeout, reconnect=0)
         try:
             self._poll(client)
         except BaseException:

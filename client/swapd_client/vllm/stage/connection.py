@@ -101,7 +101,7 @@ class Connection:
     def check(self, client: Client) -> None:
         """Raise unless another client's daemon can take the weights at their addresses.
 
-        NotRunning, RanksApart.
+        InvalidSource, RanksApart.
         """
         refuse_another_device(self.client.session, client.session)
         if self.ranks is not None:
