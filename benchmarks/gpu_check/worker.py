@@ -42,9 +42,7 @@ class Work(Commands):
         """Create a context and a session."""
         torchish.start(self._settings)
         self._streams = torchish.StreamWaits(self._settings)
-        self.client: Client = swapd_client.connect(
-            self._endpoint, label=self._label, reconnect=0
-        )
+        self.client: Client = swapd_client.connect(self._endpoint, label=self._label, reconnect=0)
         return torch.__version__
 
     def build(self, name: str, nbytes: int, layers: int, seed: int) -> str:

@@ -404,7 +404,7 @@ class Worker:
         life.await_end()
         self._leases.clear()
         assert isinstance(life.error, SessionEnded)
-        rejoining.join_next(self.client, life.error)
+        rejoining.join_next(self.client, life.error, rejoining.until_of(self.client))
 
     def drop_client(self) -> None:
         """Drop the client without closing it; the next command that needs one connects anew."""

@@ -82,12 +82,9 @@ class AsyncChannel:
                 future.set_result(reply)
 
     def _ended(self, error: SwapdError) -> None:
-        def end() -> None:
-            self._fail(error)
-            self.end()
-
         with suppress(RuntimeError):  # the loop is closed, so no task waits there
-            self._loop.call_soon_threadsafe(end)
+            self._loop.call_soon_threadsafe(self._fail, error)
+            self._loop.call_soon_threadsafe(self.end)
 
     def _fail(self, error: SwapdError) -> None:
         for future in self._replies.values():
