@@ -681,9 +681,7 @@ class Client:
     # --- the next daemon -------------------------------------------------------------------
 
     def _joined(self) -> Session:
-        """Its session, before a call that is not repeated: with the next daemon, if the last is
-        gone.
-        """
+        """Its session; with the next daemon, if the last is gone before this call."""
         rejoining.repeated(self, lambda: self.session.check())
         return self.session
 
