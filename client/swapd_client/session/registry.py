@@ -384,7 +384,7 @@ class Registry:
             return None
         if not self._processor.is_unwritten(part.address, part.nbytes):
             return None
-        with suppress(OSError):  # no descriptor is free: the bytes are copied again
+        with suppress(OSError, ValueError):  # no descriptor is free, or it is closed already
             if fcntl.fcntl(master.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
                 return OwnedFd(os.dup(master.fileno()))
         return None
