@@ -10,14 +10,14 @@ from pathlib import Path
 import httpx
 from msgspec.structs import replace
 
-from benchmarks.vllm.rows import Row, Section
+from benchmarks.vllm.rows import TOKENS, Row, Section
 from swapd.plan import sizes
 from swapd.plan.demands import WeightGroup
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.vllm.options import Options
 from tests.vllm import models as checkpoints
 from tests.vllm import servers
-from tests.vllm.engines import MIB, TOKENS, Nursery, plain, scene
+from tests.vllm.engines import MIB, Nursery, plain, scene
 
 NAMES = ("thinker", "talker")
 #: Two thirds of the first; of the second, five sevenths. In chunks of 2 MiB.

@@ -4,10 +4,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.vllm.rows import Row, Section, median
+from benchmarks.vllm.rows import REQUESTS, TOKENS, Row, Section, median
 from tests.vllm.engines import (
-    REQUESTS,
-    TOKENS,
     Engine,
     EngineFailed,
     Nursery,

@@ -6,6 +6,10 @@ from typing import Literal
 
 import msgspec
 
+#: Two prompts each, and the number of tokens of each answer: published figures are of these.
+REQUESTS = [[[5 + number, 6, 7, 8], [9, 10 + number]] for number in range(6)]
+TOKENS = 16
+
 Sense = Literal["at least", "at most"]
 
 

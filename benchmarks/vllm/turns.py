@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from benchmarks.vllm.rows import Row, Section
+from benchmarks.vllm.rows import REQUESTS, TOKENS, Row, Section
 from tests.guarantees.harness import Daemon
 from tests.vllm import swaps
-from tests.vllm.engines import PATIENT, REQUESTS, TOKENS, Engine, Nursery, scene
+from tests.vllm.engines import PATIENT, Engine, Nursery, scene
 
 NAMES = ("thinker", "talker")
 ENGINES = len(NAMES)

@@ -41,8 +41,8 @@ MIB = 1 << 20
 NOTHING: Mapping[str, object] = {}
 
 #: Two prompts each, and the number of tokens of each answer.
-REQUESTS = [[[5 + number, 6, 7, 8], [9, 10 + number]] for number in range(6)]
-TOKENS = 16
+REQUESTS = [[[5 + number, 6, 7, 8], [9, 10 + number]] for number in range(4)]
+TOKENS = 8
 
 #: The most rounds of requests in which a test must see its event.
 ROUNDS = 12

@@ -112,8 +112,7 @@ def test_two_of_them_take_turns_with_their_caches_and_outlive_the_daemon(
     assert engine.finish() == expected_deep[engine.label][2]
     daemon = place.daemon_again(daemon, budget=BUDGET)
     daemon.await_record("Commit", name="deep.streamed/model.layers.23")
-    for number in range(3, 6):
-        assert engine.generate(REQUESTS[number], TOKENS) == expected_deep[engine.label][number]
+    assert engine.generate(REQUESTS[3], TOKENS) == expected_deep[engine.label][3]
     assert passing(daemon)
 
 
@@ -162,7 +161,7 @@ def test_what_does_not_fit_all_the_same_is_refused_with_the_budget(place: Scene)
 def test_two_servers_larger_than_the_arena_answer_and_copy_what_the_plan_says(
     models: Path, nursery: Nursery
 ) -> None:
-    section = larger.measure(models, nursery, requests=6)
+    section = larger.measure(models, nursery, requests=3)
     assert all(row.holds for row in section.rows), section.rows
 
 
