@@ -18,8 +18,8 @@ from benchmarks.chaos.worker import PATIENCE_S
 from benchmarks.processes import Daemon, Figures
 from swapd_client import connect
 
-#: One in three has an event loop.
-PROGRAMS = ("worker", "worker", "looper")
+#: Two keep their client through all daemons, and one has an event loop.
+PROGRAMS = ("worker", "stayer", "looper", "stayer", "worker")
 LOOK_S = 0.05
 #: Seconds for which a worker is stopped: less than a daemon waits for its answer.
 STOPPED_S = (0.0, 0.5)

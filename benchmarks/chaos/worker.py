@@ -32,6 +32,9 @@ LOOK_S = 0.05
 class Worker:
     """One session after the other, as long as there are daemons."""
 
+    #: How long its client waits for the next daemon.
+    reconnect_s = 0.0
+
     def __init__(self, endpoint: Path, folder: Path, name: str, seed: int) -> None:
         self.endpoint, self.folder, self.name = endpoint, folder, name
         self.random = random.Random(seed)
@@ -42,7 +45,7 @@ class Worker:
     def run(self) -> None:
         while not self.enough.is_set():
             try:
-                client = connect(self.endpoint, label=self.name, reconnect=0)
+                client = connect(self.endpoint, label=self.name, reconnect=self.reconnect_s)
             except (NotRunning, SessionEnded, Timeout):
                 self.enough.wait(LOOK_S)
                 continue
@@ -223,9 +226,11 @@ class Worker:
 
     def _register_again(self, client: Client, rng: random.Random) -> None:
         part = Part(f"{self.name}.{threading.get_ident()}", (MIB,))
-        part.views["0"] = client.register(part.name, part.buffers(0)).view("0")
-        self._hold(client, part)
-        client.unregister(part.name)
+        try:
+            part.views["0"] = client.register(part.name, part.buffers(0)).view("0")
+            self._hold(client, part)
+        finally:
+            self._end(client, part.name)
         self.check(part, 0)
         self.counts.add("registered again")
 
@@ -234,14 +239,19 @@ class Worker:
         from benchmarks.chaos import shared
 
         name = f"{self.name}.{threading.get_ident()}.shared"
-        loaded = client.load(name, shared.file(self.folder))
-        for _ in range(3):
-            with client.acquire(name, timeout=PATIENCE_S):
-                if not shared.is_right(loaded.tensors):
-                    self.counts.fault("wrong bytes", name)
-        with suppress(InUse):
-            client.unregister(name)
+        try:
+            loaded = client.load(name, shared.file(self.folder))
+            for _ in range(3):
+                with client.acquire(name, timeout=PATIENCE_S):
+                    if not shared.is_right(loaded.tensors):
+                        self.counts.fault("wrong bytes", name)
+        finally:
+            with suppress(InUse):
+                self._end(client, name)
         self.counts.add("shared loads")
+
+    def _end(self, client: Client, name: str) -> None:
+        client.unregister(name)
 
 
 def main(make: Callable[[Path, Path, str, int], Worker] = Worker) -> None:
