@@ -180,6 +180,9 @@ class Client:
         On a GPU the tensors may start on the GPU or on the CPU, and end on the GPU. A module's
         buffers move to the GPU too, and stay private. The driver gets the tensors' old memory back.
 
+        Components with the same bytes share one host copy, in all processes; not `mutable` ones,
+        and not tensors that start on a GPU. All bytes are compared before.
+
         Tensors of a lost daemon, once its client is closed, keep their addresses when you register
         them with the next daemon as the same component. This includes tensors that share their
         memory, which then need a lease again, too.
