@@ -654,7 +654,7 @@ class HandBack(msgspec.Struct, frozen=True, tag="hand_back"):
     """Comes with one descriptor, before the Register of this number: a host copy that an earlier
     daemon made, sealed against writing. The daemon may take it in place of a new one."""
 
-    request: int
+    request: Id
 
 
 class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
