@@ -166,7 +166,8 @@ def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
 
     def ask() -> None:
         request = session.registry.request(part, session.next_id(), transient=transient)
-        session.hand_back(part)
+        if part.old_master is not None:  # the daemon may take it, or make a new one
+            session.send(protocol.HandBack(request.id), [part.old_master.fileno()])
         leasing.call(request)
 
     try:

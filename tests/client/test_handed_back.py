@@ -91,7 +91,8 @@ def test_replicas_share_one_host_copy_after_a_restart_too(world: World, tmp_path
             assert torch.equal(loaded[i].tensors["a"], values()["a"])
     for client in clients:
         client.close()
-    assert daemon.status().host_copy_bytes == 0
+    while daemon.status().host_copy_bytes:
+        """A thread of the daemon drops it."""
 
 
 def sealed(nbytes: int, seals: int, *, fill: bytes = b"\x01") -> int:
@@ -136,9 +137,8 @@ def test_what_cannot_be_a_host_copy_is_left(world: World, kind: str) -> None:
     with client.acquire("a"):
         assert bool((tensor == 7).all())
     client.close()
-    daemon.await_record("SessionGone")
-    assert daemon.status().host_copy_bytes == 0
-    assert len(os.listdir(f"/proc/{daemon.pid}/fd")) <= files
+    while daemon.status().host_copy_bytes or len(os.listdir(f"/proc/{daemon.pid}/fd")) > files:
+        """A thread of the daemon drops them."""
 
 
 def test_a_hand_back_without_a_descriptor_ends_its_session_alone(world: World) -> None:

@@ -163,10 +163,8 @@ class ChannelFactory:
             raise _closed(self.session, exc) from exc
 
     def close(self) -> None:
-        """Close all lines, and end ZeroMQ's thread. After the session; from any thread.
-
-        After an interrupt all of it may be done again.
-        """
+        """Close all lines, and end ZeroMQ's thread. After the session; from any thread, and again
+        after an interrupt."""
         with self._lock:
             self._closed = True
             lines = self._lines.copy()

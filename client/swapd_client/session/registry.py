@@ -249,8 +249,7 @@ class Registry:
                 self._processor.save(part.address, part.nbytes, part.master.fileno())
         elif part.nbytes and message.filled:
             if not part.layout.matches(part.master.fileno()):
-                guessed = isinstance(part.layout, InMemory)
-                raise OtherBytes(part.name, was_guessed=guessed)
+                raise OtherBytes(part.name, was_guessed=isinstance(part.layout, InMemory))
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())
         with self._lock:  # before the commit: another thread may then be granted it
@@ -271,12 +270,9 @@ class Registry:
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
         """Register these again without sharing: the shared bytes differ from the source."""
+        what = "the bytes that another process shares as %r differ from the files: they are read"
         if not lie.was_guessed:
-            log.warning(
-                "the bytes that another process shares as %r differ from the files: they are "
-                "read from the files instead. swapd status shows that process",
-                lie.name,
-            )
+            log.warning(f"{what} from the files instead. swapd status shows that process", lie.name)
         for part in parts:
             self._forget(part)
             part.close()
@@ -378,8 +374,7 @@ class Registry:
             former.keep(self._processor.key, found)
 
     def _sealed(self, part: Part) -> OwnedFd | None:
-        """A descriptor of the host copy of which its range is a private mapping, for the next
-        daemon; None if it has other bytes, or is writable."""
+        """Its host copy for the next daemon; None if its range has other bytes by now."""
         if (master := part.old_master or part.master) is None or part.scratch or not part.nbytes:
             return None
         if not self._processor.is_unwritten(part.address, part.nbytes):

@@ -58,8 +58,7 @@ class Session:
     _gpu: Any = Gpu
     _registry: type[Registry] = Registry
     channels: Any = None
-    #: Opens a session with the next daemon, which answers within the seconds given, as this one was
-    #: opened; set by its opener.
+    #: Opens the next daemon's session, within the seconds given; set by the opener of this one.
     again: Callable[[float], "Session"]
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
@@ -111,7 +110,7 @@ class Session:
         self.check, self.own = self.life.check, self.registry.own
         self.forget_master = self._masters.forget
         self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
-        self.not_answering = self._lifeline.not_answering
+        self.not_answering, self.send = self._lifeline.not_answering, self._lifeline.send
         self._ids = 0
         #: Whether this process could write to the daemon's memory at the end.
         self._could_write = False
@@ -165,14 +164,6 @@ class Session:
     def take_master(self, request: int) -> OwnedFd:
         """The host copy made for a request, which the caller then owns. Raises: SessionEnded."""
         return self._masters.take(request)[1]
-
-    def hand_back(self, part: Part) -> None:
-        """Offer the daemon a host copy that has the component's bytes; before its Register.
-
-        The kernel refuses a descriptor too many; then the daemon makes a new host copy.
-        """
-        if (old := part.old_master) is not None:
-            self._lifeline.send(protocol.HandBack(part.request), [old.fileno()])
 
     def sweeps(self, sweep: Callable[[], float]) -> None:
         """The lifeline's thread calls `sweep` after each message, and within the seconds that it
@@ -294,8 +285,7 @@ class Session:
         self.processor.cut_off(clean, partial(self._end, error))
 
     def _end(self, error: SwapdError) -> None:
-        """Set the reason, once, and wake every wait. After an interrupt all of it may be done
-        again."""
+        """Set the reason, once, and wake every wait. May be done again after an interrupt."""
         with self.life.lock:
             if self.life.error is None:
                 self.registry.deserted |= isinstance(error, SessionEnded)
