@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ class Lives:
         self.reconnect = reconnect
         self._folder = folder
         self._daemons: list[Daemon] = []
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self.start()
         self.client = self.connect()
 
@@ -27,8 +29,11 @@ class Lives:
         return self._daemons[-1]
 
     def connect(self) -> Client:
+        """A client that is closed with this, unless it is collected before."""
         endpoint = self._folder / "d"
-        return swapd_client.connect(endpoint, label="client", reconnect=self.reconnect)
+        client = swapd_client.connect(endpoint, label="client", reconnect=self.reconnect)
+        self._clients.add(client)
+        return client
 
     def start(self, **settings: object) -> None:
         self._daemons.append(Daemon(self._folder / "d", self._folder / "log", **settings))
@@ -43,12 +48,25 @@ class Lives:
         self.kill()
         self.start(**settings)
 
+    def lose(self) -> None:
+        """Kill the daemon, and close the client."""
+        self.daemon.kill()
+        self.client.close()
+
+    def again(self, **settings: object) -> Client:
+        """Lose the daemon; the client of the next one."""
+        self.lose()
+        self.start(**settings)
+        self.client = self.connect()
+        return self.client
+
     def names(self) -> set[str]:
         """The components that the daemon has."""
         return {component.name for component in self.daemon.status().components}
 
     def close(self) -> None:
-        self.client.close()
+        for client in list(self._clients):
+            client.close()
         for daemon in self._daemons:
             daemon.close()
 

@@ -115,9 +115,7 @@ def stay(client: _Client) -> None:
 
 
 def refuse_another_device(before: Session, now: Session) -> None:
-    """Raise InvalidSource unless the daemon of another session can have the tensors where they
-    are.
-    """
+    """Raise InvalidSource unless the daemon of another session can have the tensors in place."""
     if (before.welcome.uuid, before.welcome.device) != (now.welcome.uuid, now.welcome.device):
         raise InvalidSource(
             f"swapd at {now.endpoint} serves {now.welcome.device}, but the weights are on "

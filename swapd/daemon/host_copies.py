@@ -333,11 +333,10 @@ class HostCopies:
         """
         with self._change:
             over = self.limit_bytes is not None and self.total_bytes + nbytes > self.limit_bytes
-            more = 0 if allocated else nbytes
-            needed = more + self._unallocated_bytes + RESERVE_BYTES
+            needed = nbytes + self._unallocated_bytes + RESERVE_BYTES
             if not over and (allocated or needed <= _available_bytes(nbytes)):
                 self.total_bytes += nbytes
-                self._unallocated_bytes += more
+                self._unallocated_bytes += 0 if allocated else nbytes
                 return True
             if self._dropping:
                 return False

@@ -151,7 +151,7 @@ def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> No
 def recv_packet(
     sock: socket.socket, max_bytes: int, most: int = FDS_MAX
 ) -> tuple[bytes, list[OwnedFd]]:
-    """Receive one packet, with `most` descriptors; empty data means the other side is gone.
+    """Receive one packet, with up to `most` descriptors; empty data: the other side is gone.
 
     The caller owns the descriptors. Raises: OSError; ValueError if the packet or its
     descriptors were cut short; then it closes them all.

@@ -192,12 +192,17 @@ def write(fd: int, offset: int, source: int, nbytes: int) -> None:
 
 
 def has_bytes(fd: int, offset: int, source: int, nbytes: int) -> bool:
-    """Whether a file has these bytes of memory there. Maps nothing: the file may be sealed."""
+    """Whether a file has these bytes of memory there. Maps nothing: the file may be sealed.
+
+    Raises: OSError; EOFError if the file ends before.
+    """
     buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
     view = memoryview(buffer)
     while nbytes:
         got = os.preadv(fd, [view[: min(nbytes, _COMPARE_BYTES)]], offset)
-        if not got or differ(ctypes.addressof(buffer), source, got):
+        if not got:
+            raise EOFError(f"the file ends at byte {offset}")
+        if differ(ctypes.addressof(buffer), source, got):
             return False
         offset, source, nbytes = offset + got, source + got, nbytes - got
     return True

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,9 @@ from swapd_client import Client
 from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
 from tests.guarantees.harness import MIB, Daemon, World
-from tests.guarantees.harness import world as one_world
 
 NAMES = ("a", "b")
 NBYTES = 4 * MIB  # of each component
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with one_world() as made:
-        yield made
 
 
 def values() -> dict[str, torch.Tensor]:

@@ -2,9 +2,7 @@
 
 import ctypes
 import gc
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import swapd_client
 from swapd.shared import vm
 from swapd_client import (
     Client,
@@ -26,64 +23,14 @@ from swapd_client import (
 )
 from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
-from tests.guarantees.harness import MIB, Daemon, WorkerDied, World
-
-
-class Life:
-    """Daemons in one folder, one after the other; each has 16 MiB and is strict."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._daemons = [self._start()]
-        self.clients = [self._connect()]
-
-    @property
-    def daemon(self) -> Daemon:
-        return self._daemons[-1]
-
-    @property
-    def client(self) -> Client:
-        return self.clients[-1]
-
-    def lose(self) -> None:
-        """Kill the daemon, and close the client."""
-        self.daemon.kill()
-        self.client.close()
-
-    def again(self, **settings: object) -> Client:
-        """Lose the daemon; the client of the next one."""
-        self.lose()
-        self._daemons.append(self._start(**settings))
-        self.clients.append(self._connect())
-        return self.client
-
-    def _start(self, **settings: object) -> Daemon:
-        return Daemon(self.folder / "d", self.folder / "log", **settings)
-
-    def _connect(self) -> Client:
-        return swapd_client.connect(self.folder / "d", label="client", reconnect=0)
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-        for daemon in self._daemons:
-            daemon.close()
-
-    def discard(self) -> None:
-        for daemon in self._daemons:
-            daemon.discard()
+from tests.guarantees.harness import MIB, WorkerDied, World
+from tests.lives import Lives, living
 
 
 @pytest.fixture
-def life() -> Iterator[Life]:
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    made = Life(folder)
-    try:
+def life() -> Iterator[Lives]:
+    with living(reconnect=0) as made:
         yield made
-        made.close()
-    finally:
-        made.discard()
-        shutil.rmtree(folder)
 
 
 def values(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -109,7 +56,7 @@ def swap_out(client: Client, name: str) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_where_a_component_was_that_is_freed_is_no_place_to_take_back(
-    life: Life, when: str
+    life: Lives, when: str
 ) -> None:
     """Other code may have its memory there by now."""
     tensor = torch.zeros(MIB, dtype=torch.uint8)
@@ -127,7 +74,7 @@ def test_where_a_component_was_that_is_freed_is_no_place_to_take_back(
     assert others.data_ptr() != where
 
 
-def test_addresses_and_bytes_are_the_same_and_it_is_swapped_again(life: Life) -> None:
+def test_addresses_and_bytes_are_the_same_and_it_is_swapped_again(life: Lives) -> None:
     tensors = values()
     life.client.register("a", tensors)
     before = addresses(tensors)
@@ -146,7 +93,7 @@ def test_addresses_and_bytes_are_the_same_and_it_is_swapped_again(life: Life) ->
     assert addresses(tensors) == before
 
 
-def test_segments_arrive_in_their_order_or_it_moves(life: Life) -> None:
+def test_segments_arrive_in_their_order_or_it_moves(life: Lives) -> None:
     tensors = values()
     life.client.register("a", tensors, segments=[["a"], ["b"], ["c"]])
     before = addresses(tensors)
@@ -166,7 +113,7 @@ def test_segments_arrive_in_their_order_or_it_moves(life: Life) -> None:
         assert same(tensors, values())
 
 
-def test_views_and_tied_tensors_stay_what_they_are(life: Life) -> None:
+def test_views_and_tied_tensors_stay_what_they_are(life: Lives) -> None:
     model = nn.Module()
     fused = torch.randn(3, 256, 256)
     model.q, model.k = nn.Parameter(fused[0]), nn.Parameter(fused[1].t())
@@ -191,7 +138,7 @@ def test_views_and_tied_tensors_stay_what_they_are(life: Life) -> None:
         assert torch.equal(outside, wanted["q"][3:5]), "it shares the memory, as before"
 
 
-def test_a_part_of_what_it_was_moves(life: Life) -> None:
+def test_a_part_of_what_it_was_moves(life: Lives) -> None:
     """Other code may use the rest of the memory."""
     tensors = values()
     life.client.register("a", tensors)
@@ -203,7 +150,7 @@ def test_a_part_of_what_it_was_moves(life: Life) -> None:
     assert torch.equal(tensors["c"], values()["c"])
 
 
-def test_what_was_taken_back_while_the_daemon_lives_is_the_caller_s_own(life: Life) -> None:
+def test_what_was_taken_back_while_the_daemon_lives_is_the_caller_s_own(life: Lives) -> None:
     tensors = values()
     life.client.register("a", tensors)
     life.client.unregister("a")
@@ -212,7 +159,7 @@ def test_what_was_taken_back_while_the_daemon_lives_is_the_caller_s_own(life: Li
     assert torch.equal(kept, values()["a"]), "without a lease"
 
 
-def test_a_mutable_one_has_what_was_written_last(life: Life) -> None:
+def test_a_mutable_one_has_what_was_written_last(life: Lives) -> None:
     tensors = values()
     life.client.register("a", tensors, mutable=True)
     before = addresses(tensors)
@@ -230,7 +177,7 @@ def test_a_mutable_one_has_what_was_written_last(life: Life) -> None:
         assert torch.equal(tensors["b"], values()["b"])
 
 
-def test_what_was_loaded_can_be_loaded_again_or_registered(life: Life, tmp_path: Path) -> None:
+def test_what_was_loaded_can_be_loaded_again_or_registered(life: Lives, tmp_path: Path) -> None:
     save_file(values(), tmp_path / "model.safetensors")
     module = nn.Module()
     for name in reversed(values()):
@@ -255,7 +202,7 @@ def refuse(*_: object) -> None:
 
 @pytest.mark.parametrize("why", ["too large", "name taken", "no host memory", "killed", "closed"])
 def test_if_it_fails_all_is_private_memory_as_before(
-    life: Life, monkeypatch: pytest.MonkeyPatch, why: str
+    life: Lives, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     tensors, others = values(), values(1)
     life.client.register("a", tensors)
@@ -276,8 +223,8 @@ def test_if_it_fails_all_is_private_memory_as_before(
     error: type[Exception] = TooLarge
     if why == "name taken":
         error = DuplicateName
-        life.clients.insert(0, swapd_client.connect(life.folder / "d"))
-        life.clients[0].register("b", {"x": b"x"})
+        rival = life.connect()
+        rival.register("b", {"x": b"x"})
     elif why == "no host memory":
         error = OutOfMemory
         monkeypatch.setattr(registry, "fill", refuse)
@@ -298,7 +245,7 @@ def test_if_it_fails_all_is_private_memory_as_before(
     assert addresses(tensors) + addresses(others) == before
 
 
-def test_if_one_would_move_none_is_registered(life: Life) -> None:
+def test_if_one_would_move_none_is_registered(life: Lives) -> None:
     tensors, others = values(), values(1)
     life.client.register("a", tensors)
     life.client.register("b", others)
@@ -316,7 +263,7 @@ def test_if_one_would_move_none_is_registered(life: Life) -> None:
 
 
 def test_another_thread_may_be_granted_it_before_registering_fails(
-    life: Life, monkeypatch: pytest.MonkeyPatch
+    life: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = values()
     life.client.register("a", tensors)

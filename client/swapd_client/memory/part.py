@@ -1,7 +1,9 @@
 """A registered component of this process, as the session keeps it; users see `component.py`."""
 
+import fcntl
 import os
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapd.shared import vm
@@ -102,6 +104,20 @@ class Part:
             self.layout.content = ""  # its bytes may have changed since they were read
         self.layout.filled = self.scratch == "saved"
         self._begin(where, claim, old_master)
+
+    def sealed_master(self) -> OwnedFd | None:
+        """Its host copy for the next daemon, if its range may be a private mapping of that.
+
+        The caller owns the descriptor.
+        """
+        if (master := self.old_master or self.master) is None or self.scratch or not self.nbytes:
+            return None
+        if not self.where.addressable:  # a copy in a GPU's memory: nothing tells of writes there
+            return None
+        with suppress(OSError, ValueError):  # no descriptor is free, or it is closed already
+            if fcntl.fcntl(master.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+                return OwnedFd(os.dup(master.fileno()))
+        return None
 
     def has_old_bytes(self) -> bool:
         """Whether the daemon's host copy is the old one, which others may share, or is equal."""

@@ -77,10 +77,6 @@ class Processor:
         """Copy a component's private memory to a file. Blocks. Raises: DeviceFailed."""
         vm.write(fd, 0, address, nbytes)
 
-    def is_unwritten(self, address: int, nbytes: int) -> bool:
-        """Whether private memory that came from a host copy has its bytes still, for certain."""
-        return vm.is_unwritten(address, vm.round_up(nbytes))
-
     # --- work ----------------------------------------------------------------------------
 
     def current_streams(self) -> tuple[int, ...]:

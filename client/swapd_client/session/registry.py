@@ -4,14 +4,11 @@ Lives here: the parts, and the moves of tensors to their ranges and back. `regis
 the requests in between.
 """
 
-import fcntl
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, get_args
 
-from swapd.shared import protocol
+from swapd.shared import protocol, vm
 from swapd.shared.board import Board
 from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
@@ -191,8 +188,10 @@ class Registry:
 
     def _old_master(self, before: Former) -> OwnedFd | None:
         """The host copy of an earlier daemon, if it has the bytes of this private memory still."""
-        there, nbytes = before.where.address, before.where.nbytes
-        return before.master if self._processor.is_unwritten(there, nbytes) else None
+        if before.master is None:
+            return None
+        where = before.where
+        return before.master if vm.is_unwritten(where.address, vm.round_up(where.nbytes)) else None
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
         """Reserve a range for each of `parts`. The caller discards those it got if one fails.
@@ -270,9 +269,12 @@ class Registry:
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
         """Register these again without sharing: the shared bytes differ from the source."""
-        what = "the bytes that another process shares as %r differ from the files: they are read"
         if not lie.was_guessed:
-            log.warning(f"{what} from the files instead. swapd status shows that process", lie.name)
+            log.warning(
+                "the bytes that another process shares as %r differ from the files: they are "
+                "read from the files instead. swapd status shows that process",
+                lie.name,
+            )
         for part in parts:
             self._forget(part)
             part.close()
@@ -370,19 +372,8 @@ class Registry:
         that are unknown to swapd.
         """
         if part.where.taken_over or self.deserted:
-            found = Former(part.where, part.layout.spans(part.address), self._sealed(part))
+            found = Former(part.where, part.layout.spans(part.address), part.sealed_master())
             former.keep(self._processor.key, found)
-
-    def _sealed(self, part: Part) -> OwnedFd | None:
-        """Its host copy for the next daemon; None if its range has other bytes by now."""
-        if (master := part.old_master or part.master) is None or part.scratch or not part.nbytes:
-            return None
-        if not self._processor.is_unwritten(part.address, part.nbytes):
-            return None
-        with suppress(OSError, ValueError):  # no descriptor is free, or it is closed already
-            if fcntl.fcntl(master.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
-                return OwnedFd(os.dup(master.fileno()))
-        return None
 
 
 def _check_apart(parts: Iterable[Part]) -> None:

@@ -42,8 +42,6 @@ CAST = {"F16", "BF16", "F32", "F64"}
 
 #: Bytes moved before each report of progress.
 _STEP_BYTES = 64 << 20
-#: Bytes compared at a time: they should fit a core's cache.
-_COMPARE_BYTES = 256 << 10
 #: Items cast at a time.
 _CAST_ITEMS = 1 << 20
 
@@ -187,7 +185,7 @@ def _move(
             moved = _copy(target, place + done, file, offset + done, step)
             os.lseek(target, place + done + moved, os.SEEK_SET)
         if not moved:
-            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
+            raise _cut_short(file)
         done += moved
         add(moved)
 
@@ -228,17 +226,10 @@ def _mapped(fd: int, nbytes: int) -> Iterator[int]:
 
 def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
     """Whether a part of a file equals the host copy at `place`."""
-    buffer = (ctypes.c_ubyte * min(nbytes, _COMPARE_BYTES))()
-    done = 0
-    while done < nbytes:
-        view = memoryview(buffer)[: min(nbytes - done, _COMPARE_BYTES)]
-        got = os.preadv(file.fd.fileno(), [view], offset + done)
-        if not got:
-            raise InvalidSource(f"{file.path} was cut short while it was read; load it again")
-        if vm.differ(master + place + done, ctypes.addressof(buffer), got):
-            return False
-        done += got
-    return True
+    try:
+        return vm.has_bytes(file.fd.fileno(), offset, master + place, nbytes)
+    except EOFError:
+        raise _cut_short(file) from None
 
 
 def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
@@ -262,11 +253,13 @@ def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> tor
     while done < nbytes:
         got = os.preadv(stored.file.fd.fileno(), [view[done:]], stored.offset + at + done)
         if not got:
-            raise InvalidSource(
-                f"{stored.file.path} was cut short while it was read; load it again"
-            )
+            raise _cut_short(stored.file)
         done += got
     return items
+
+
+def _cut_short(file: File) -> InvalidSource:
+    return InvalidSource(f"{file.path} was cut short while it was read; load it again")
 
 
 def _bytes_of(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_ubyte]":

@@ -61,9 +61,6 @@ class Gpu(Processor):
         finally:
             vm.free(target, span)
 
-    def is_unwritten(self, address: int, nbytes: int) -> bool:
-        return False  # nothing tells
-
     # --- work ----------------------------------------------------------------------------
 
     def current_streams(self) -> tuple[int, ...]:
