@@ -18,9 +18,10 @@ class Stayer(worker.Worker):
         rng = random.Random(seed)
         while not self.enough.is_set():  # after DaemonGone its next call joins the next daemon
             super()._work(client, rng.random())
+            self._end(client, self._name_here())
 
     def _end(self, client: Client, name: str) -> None:
-        """Unregister a component, through daemons that go meanwhile."""
+        """Unregister what a daemon that died left registered, through those that die meanwhile."""
         while True:
             with suppress(DaemonGone):
                 with suppress(UnknownComponent):

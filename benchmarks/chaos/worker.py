@@ -225,12 +225,10 @@ class Worker:
         assert self.name in {s.label for s in client.status().sessions}
 
     def _register_again(self, client: Client, rng: random.Random) -> None:
-        part = Part(f"{self.name}.{threading.get_ident()}", (MIB,))
-        try:
-            part.views["0"] = client.register(part.name, part.buffers(0)).view("0")
-            self._hold(client, part)
-        finally:
-            self._end(client, part.name)
+        part = Part(self._name_here(), (MIB,))
+        part.views["0"] = client.register(part.name, part.buffers(0)).view("0")
+        self._hold(client, part)
+        client.unregister(part.name)
         self.check(part, 0)
         self.counts.add("registered again")
 
@@ -238,20 +236,19 @@ class Worker:
         """Load the file that others load, too; they share the memory."""
         from benchmarks.chaos import shared
 
-        name = f"{self.name}.{threading.get_ident()}.shared"
-        try:
-            loaded = client.load(name, shared.file(self.folder))
-            for _ in range(3):
-                with client.acquire(name, timeout=PATIENCE_S):
-                    if not shared.is_right(loaded.tensors):
-                        self.counts.fault("wrong bytes", name)
-        finally:
-            with suppress(InUse):
-                self._end(client, name)
+        name = self._name_here()
+        loaded = client.load(name, shared.file(self.folder))
+        for _ in range(3):
+            with client.acquire(name, timeout=PATIENCE_S):
+                if not shared.is_right(loaded.tensors):
+                    self.counts.fault("wrong bytes", name)
+        with suppress(InUse):
+            client.unregister(name)
         self.counts.add("shared loads")
 
-    def _end(self, client: Client, name: str) -> None:
-        client.unregister(name)
+    def _name_here(self) -> str:
+        """Of the one component that a thread registers for itself."""
+        return f"{self.name}.{threading.get_ident()}"
 
 
 def main(make: Callable[[Path, Path, str, int], Worker] = Worker) -> None:
