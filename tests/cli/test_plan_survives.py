@@ -25,10 +25,9 @@ CARD = ("--device-memory", "80GiB", "--bandwidth", "25GB/s")
 
 #: Values that make no sense anywhere.
 ODD: list[Any] = [
-    *([], {}, [[]], {1: 2}, ["a"], [{}], {"a": {"b": []}}),
-    *(None, True, False, "", "x" * 5000, "../../../etc/passwd", "\x1b[2J", "\u202e", "a\nb"),
-    *(-1, 0, 1.5, 10**9, 10**18, 10**24, -(10**24)),
-    *(float("nan"), float("inf"), float("-inf"), 1e308, -1.0),
+    *([], {}, {1: 2}, ["a"], [{}], {"a": {"b": []}}),
+    *(None, True, "", "x" * 5000, "a\n\x1b[2J\u202e"),
+    *(-1, 0, 1.5, 10**24, float("nan"), float("-inf"), 1e308),
 ]
 
 

@@ -155,9 +155,7 @@ def _paints(pipeline: Any) -> Any:
     ).images
 
 
-@entry(
-    "StableDiffusionPipeline, fused for a picture", "writes a LoRA into weights and out", often=True
-)
+@entry("StableDiffusionPipeline, fused for a picture", "writes a LoRA into weights and out")
 def fused_pipeline() -> Subject:
     import diffusers
     import peft

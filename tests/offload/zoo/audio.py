@@ -77,7 +77,7 @@ def hifi_gan() -> Subject:
     return Subject(model, lambda: model(torch.randn(6, 8)))
 
 
-@entry("BarkModel", "three generators in turn, and a codec; heads tied to embeddings", often=True)
+@entry("BarkModel", "three generators in turn, and a codec; heads tied to embeddings")
 def bark() -> Subject:
     from transformers import BarkConfig, BarkModel
     from transformers.models.bark.generation_configuration_bark import (
@@ -179,7 +179,7 @@ add(
 )
 
 
-@entry("MusicgenForConditionalGeneration", "an encoder, a decoder and a codec in one", often=True)
+@entry("MusicgenForConditionalGeneration", "an encoder, a decoder and a codec in one")
 def musicgen() -> Subject:
     from transformers import (
         EncodecConfig,

@@ -57,7 +57,7 @@ def autoencoder_kl() -> Subject:
     return Subject(model, run)
 
 
-@entry("AutoencoderOobleck", "weight norm on every convolution; Snake's parameters", often=True)
+@entry("AutoencoderOobleck", "weight norm on every convolution; Snake's parameters")
 def autoencoder_oobleck() -> Subject:
     model = _made(
         "AutoencoderOobleck",
@@ -75,7 +75,7 @@ def autoencoder_oobleck() -> Subject:
     return Subject(model, run)
 
 
-@entry("AutoencoderKLWan", "convolutions that keep the last frames in the model", often=True)
+@entry("AutoencoderKLWan", "convolutions that keep the last frames in the model")
 def autoencoder_wan() -> Subject:
     model = _made(
         "AutoencoderKLWan",
