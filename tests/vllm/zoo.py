@@ -262,6 +262,7 @@ _BERT = {"type_vocab_size": 2, "hidden_act": "gelu"}
 
 CHECKPOINTS: Mapping[str, Callable[[Path], None]] = {
     "llama": model("LlamaConfig", "LlamaForCausalLM"),
+    "llama-short": model("LlamaConfig", "LlamaForCausalLM", num_hidden_layers=2),
     "llama-eagle": write_eagle,
     "adapter-1": write_adapter,
     "adapter-2": write_adapter,

@@ -105,7 +105,7 @@ def test_what_goes_is_enough_and_none_of_it_is_needless(
         assert all(freed - one.chunks < need for one in chosen)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.sampled_from("abcde"), min_size=100, max_size=200), st.integers(1, 4))
 def test_it_moves_hardly_more_than_lru_whatever_the_order(requests: list[str], room: int) -> None:
     moved = {}
