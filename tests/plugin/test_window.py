@@ -113,8 +113,8 @@ HALF: dict[str, Any] = {"offload_group_size": 2}
 @pytest.mark.parametrize(
     ("given", "least", "chunks"),
     [
-        *(pytest.param(AUTO, 3, n, id=f"as many as do not fit in {n}") for n in range(2, 9)),
-        *(pytest.param(HALF, 6, n, id=f"half of them in {n}") for n in range(5, 14)),
+        *(pytest.param(AUTO, 3, n, id=f"as many as do not fit in {n}") for n in (2, 3, 4, 6, 7)),
+        *(pytest.param(HALF, 6, n, id=f"half of them in {n}") for n in (5, 6, 8, 11, 12)),
     ],
 )
 def test_two_of_them_run_or_are_refused_and_never_hang(
