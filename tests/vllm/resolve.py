@@ -1,6 +1,9 @@
 """Deploy files through vLLM-Omni's own configuration code, without a model or a GPU."""
 
+import contextlib
+import io
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,3 +45,11 @@ def _said(pipeline: str, path: str) -> list[dict[str, Any]] | str:
 def resolve(files: Sequence[tuple[str, str]]) -> Any:
     """For each pipeline and file, the stages' engine arguments, or the error."""
     return json.loads(json.dumps([_said(*one) for one in files], default=str))
+
+
+def printed(program: str, arguments: Sequence[str]) -> str:
+    """The output of `python -c PROGRAM ARGUMENTS`, run here."""
+    sys.argv = ["-c", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(program, {"__name__": "__main__"})  # of swapd itself
+    return out.getvalue()

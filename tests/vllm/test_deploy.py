@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from swapd.cli.app import app
 from swapd.plan import deploy, paste
 from swapd.plan import omni as asked
 from swapd_client.vllm.options import options_of
@@ -50,6 +52,18 @@ def resolved(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> dict
     return dict(zip(names, said, strict=True))
 
 
+@pytest.fixture
+def in_nursery(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM-Omni is asked where it was imported before; a new Python would take ten seconds."""
+
+    def output(words: list[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+        program, *arguments = words[words.index("-c") + 1 :]
+        out = nursery.call("tests.vllm.resolve:printed", program, arguments)
+        return subprocess.CompletedProcess(words, 0, out, "")
+
+    monkeypatch.setattr(asked, "_output", output)
+
+
 @pytest.mark.parametrize("pipeline", OVERLAYS)
 def test_every_key_arrives_in_its_stages_engine_arguments(
     pipeline: str, resolved: dict[str, Any]
@@ -90,10 +104,8 @@ def test_the_plan_reads_what_the_loader_reads(resolved: dict[str, Any]) -> None:
 
 
 def test_the_plan_calls_stages_what_their_pipelines_call_them(
-    resolved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    resolved: dict[str, Any], in_nursery: None
 ) -> None:
-    for variable, value in environment().items():
-        monkeypatch.setenv(variable, value)
     installed = asked.of_this_python()
     assert installed is not None
     for pipeline, name in OVERLAYS.items():
@@ -113,27 +125,30 @@ def test_settings_in_the_stage_itself_are_refused_by_the_loader(
     assert f"no structured config owner: {key}" in resolved[key]
 
 
-def dry_run(folder: Path, model: Path, *words: object) -> tuple[str, str]:
-    """The overlay that `swapd run` makes for a model with these words of vllm-omni; and stderr."""
+def dry_run(model: Path, *words: object) -> list[str]:
+    """The words of a `swapd run` that would serve a model with these words of vllm-omni."""
     before = ("run", "--dry-run", "-d", "cuda:7", "--device-memory", "141GiB", "--", VLLM_OMNI)
-    done = subprocess.run(
-        [sys.executable, "-m", "swapd", *map(str, (*before, "serve", model, "--omni", *words))],
-        env=environment(XDG_STATE_HOME=str(folder / "state")),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not (folder / "state").exists()
-    begin, end = done.stdout.index("base_config: "), done.stdout.index(str(VLLM_OMNI))
-    return done.stdout[begin:end], done.stderr
+    return [*map(str, (*before, "serve", model, "--omni", *words))]
+
+
+def overlay_in(out: str) -> str:
+    """The overlay that it makes."""
+    return out[out.index("base_config: ") : out.index(str(VLLM_OMNI))]
 
 
 def test_a_model_alone_is_enough_for_a_run_and_the_loader_reads_what_it_writes(
     tmp_path: Path, nursery: Nursery
 ) -> None:
-    text, said = dry_run(tmp_path, omni.qwen3(tmp_path / "Qwen3-Omni"))
-    assert "vllm_omni/deploy/qwen3_omni_moe.yaml: model_type qwen3_omni_moe" in said
-    (overlay := tmp_path / "deploy.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "swapd", *dry_run(omni.qwen3(tmp_path / "Qwen3-Omni"))],
+        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not (tmp_path / "state").exists()
+    assert "vllm_omni/deploy/qwen3_omni_moe.yaml: model_type qwen3_omni_moe" in done.stderr
+    (overlay := tmp_path / "deploy.yaml").write_text(overlay_in(done.stdout))
     (stages,) = nursery.call("tests.vllm.resolve:resolve", [("qwen3_omni_moe", str(overlay))])
     assert [(a["model_stage"], a["worker_cls"], a["devices"]) for a in stages] == [
         ("thinker", deploy.WORKERS["ar"], "7"),
@@ -157,14 +172,16 @@ stage_args:
 
 
 def test_the_loader_reads_what_a_run_makes_of_flags_and_of_stage_args(
-    tmp_path: Path, nursery: Nursery
+    tmp_path: Path, nursery: Nursery, in_nursery: None
 ) -> None:
     model = omni.write(tmp_path / "Qwen2.5-Omni-7B", omni.QWEN2_5, omni.QWEN2_5_BYTES)
     (old := tmp_path / "old.yaml").write_text(STAGE_ARGS)
     flags = ("--cpu-offload-enabled", "--cpu-offload-components", "thinker,talker")
     files = []
     for number, words in enumerate((flags, ("--deploy-config", old))):
-        (path := tmp_path / f"{number}.yaml").write_text(dry_run(tmp_path, model, *words)[0])
+        done = CliRunner().invoke(app, dry_run(model, *words))
+        assert done.exit_code == 0, done.output
+        (path := tmp_path / f"{number}.yaml").write_text(overlay_in(done.stdout))
         files.append(("qwen2_5_omni", str(path)))
     resolved = nursery.call("tests.vllm.resolve:resolve", [*files, ("qwen2_5_omni", str(old))])
     *both, refused = resolved
