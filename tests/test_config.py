@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swapd.cli import serve as serve_module
-from swapd.cli.app import app
+from swapd.cli.app import app_of
 from swapd.shared import config
 from swapd.shared import config as module
 from swapd.shared.config import Config, ConfigError, default_folder, load
@@ -86,13 +86,13 @@ def test_every_setting_can_be_a_flag(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(serve_module, "run", lambda config, _: served.append(config))
     monkeypatch.setenv(module.CONFIG_VARIABLE, "")
     text, value = SAMPLES[name]
-    done = CliRunner().invoke(app, ["serve", flag(name), text])
+    done = CliRunner().invoke(app_of(), ["serve", flag(name), text])
     assert done.exit_code == 0, done.output
     assert served == [Config(**{name: value})]
 
 
 def test_help_tells_every_flag_and_every_default() -> None:
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(app_of(), ["serve", "--help"], env={"COLUMNS": "200"}).output
     for name in SETTINGS:
         assert flag(name) in shown
     assert "(1GiB)" in shown
@@ -193,7 +193,7 @@ def test_a_service_s_address_is_neither_an_endpoint_nor_a_file(
 
 
 def test_an_unknown_flag_is_refused_by_name() -> None:
-    done = CliRunner().invoke(app, ["serve", "--budjet", "5"])
+    done = CliRunner().invoke(app_of(), ["serve", "--budjet", "5"])
     assert done.exit_code == 2
     assert "--budjet" in done.output
     with pytest.raises(ConfigError, match=r"--budjet .* budget"):
@@ -256,7 +256,7 @@ def test_a_bad_kind_of_value_in_the_file_is_named(line: str, tmp_path: Path) -> 
 
 def test_a_bad_flag_ends_the_command_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(module.CONFIG_VARIABLE, "")
-    done = CliRunner().invoke(app, ["serve", "--budget", "lots"])
+    done = CliRunner().invoke(app_of(), ["serve", "--budget", "lots"])
     assert done.exit_code == 1
     assert done.output.count("\n") == 1
     assert "--budget: 'lots' is not a size" in done.output

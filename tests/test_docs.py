@@ -21,7 +21,7 @@ import typer.main
 
 import swapd_client
 from swapd import spawn
-from swapd.cli.app import app
+from swapd.cli.app import app_of
 from swapd.device.context import NEEDED_VERSION
 from swapd_client import errors
 from tests.processes import ROOT, output_of, run_python, start_python
@@ -146,7 +146,7 @@ def test_a_mistake_says_what_its_page_says(call: str, lease: str, says: str) -> 
 
 # --- commands ------------------------------------------------------------------------------
 
-COMMANDS = typer.main.get_command(app)
+COMMANDS = typer.main.get_command(app_of())
 
 
 def commands() -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ import pytest
 
 import swapd
 import swapd_client
+from swapd.cli.app import COMMANDS
 from tests.once import made_once
 from tests.processes import ROOT, output_of
 
@@ -51,7 +52,17 @@ def test_what_users_meet_is_exported_and_torch_is_loaded_for_attachment_alone() 
 
 
 def test_the_daemon_loads_no_torch() -> None:
-    assert not loaded_by("import swapd.daemon, swapd.cli.app") & {"torch", "numpy", "vllm"}
+    program = "import swapd.daemon; from swapd.cli.app import app_of; app_of()"
+    assert not loaded_by(program) & {"torch", "numpy", "vllm"}
+
+
+def test_a_command_loads_no_other_command() -> None:
+    """So `swapd serve` starts in half of the time."""
+    program = (
+        "import sys; from swapd.cli.app import app_for; app_for(['serve']); print(*sys.modules)"
+    )
+    loaded = set(output_of(program, anew=True).split())
+    assert {name for name in COMMANDS.values() if f"swapd.cli.{name}" in loaded} == {"serve"}
 
 
 def imports(path: Path) -> set[str]:

@@ -21,7 +21,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     os.environ.pop(DISABLE_VARIABLE, None)  # noqa: TID251 - commands are about a daemon
     try:
-        from swapd.cli.app import app
+        from swapd.cli.app import app_for
+
+        app = app_for(sys.argv[1:])
     except ModuleNotFoundError as exc:
         if extra_of(exc) != "daemon":
             raise

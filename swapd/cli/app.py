@@ -1,30 +1,35 @@
-"""All commands, in one list."""
+"""All commands, in one list. A process imports the modules of the one that it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from swapd import __version__
-from swapd.cli.bench import bench
 from swapd.cli.common import guarded
-from swapd.cli.components import evict, forecast, pin, resize, unpin
-from swapd.cli.daemons import ps, stop
-from swapd.cli.demo import demo
-from swapd.cli.doctor import doctor
-from swapd.cli.log import log, trace
-from swapd.cli.plan import plan
-from swapd.cli.replay import replay
-from swapd.cli.run import run
-from swapd.cli.serve import serve
-from swapd.cli.status import status
-from swapd.cli.top import top
 
-_ALL: tuple[Callable[..., None], ...] = (
-    *(run, serve, stop, ps, status, top, resize, pin, unpin, evict),
-    *(log, trace, replay, plan, forecast, doctor, bench, demo),
-)
-COMMANDS = {command.__name__.strip("_"): command for command in _ALL}
+#: The module of each command, in the order of `swapd --help`.
+COMMANDS = {
+    "run": "run",
+    "serve": "serve",
+    "stop": "daemons",
+    "ps": "daemons",
+    "status": "status",
+    "top": "top",
+    "resize": "components",
+    "pin": "components",
+    "unpin": "components",
+    "evict": "components",
+    "log": "log",
+    "trace": "log",
+    "replay": "replay",
+    "plan": "plan",
+    "forecast": "components",
+    "doctor": "doctor",
+    "bench": "bench",
+    "demo": "demo",
+}
 
 EPILOG = """
 Which daemon: --endpoint FOLDER, else --device, else $SWAPD_ENDPOINT, else the only one of this user
@@ -40,17 +45,6 @@ Examples: `swapd serve --device cuda:0 --budget 40GiB`; `swapd status`; `swapd l
 ./FLUX.1-dev --device-memory 24GiB`; `swapd stop`. Each command has --help of its own.
 """
 
-app = typer.Typer(
-    name="swapd",
-    help="Let the stages of a multi-stage model take turns on one device.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # as a manual page: paragraphs are filled, and pipes work
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 def _version(asked: bool) -> None:
     if asked:
@@ -58,7 +52,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")
@@ -67,12 +60,36 @@ def _main(
     """Let the stages of a multi-stage model take turns on one device."""
 
 
-#: The words after the first argument belong to another command line.
-_RUNS_ANOTHER = {"allow_interspersed_args": False}
+def app_for(words: list[str]) -> typer.Typer:
+    """The app that runs this command line: with the command that it names, or with all."""
+    return app_of(words[:1]) if words and words[0] in COMMANDS else app_of()
 
-for _name, _command in COMMANDS.items():
-    _about = (_command.__doc__ or "").partition("\n")[0]
-    _settings = _RUNS_ANOTHER if _command is run else {}
-    app.command(_name, short_help=_about, context_settings=_settings)(  # else click cuts it
-        guarded(_command)
+
+def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The app with these commands, all by default."""
+    app = typer.Typer(
+        name="swapd",
+        help=_main.__doc__,
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # as a manual page: paragraphs are filled, and pipes work
+        epilog=EPILOG,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_main)
+    for name in names:
+        command = command_of(name)
+        about = (command.__doc__ or "").partition("\n")[0]
+        # the words after the first argument of `run` belong to another command line
+        settings = {"allow_interspersed_args": False} if name == "run" else {}
+        app.command(name, short_help=about, context_settings=settings)(  # else click cuts it
+            guarded(command)
+        )
+    return app
+
+
+def command_of(name: str) -> Callable[..., None]:
+    """The function of a command."""
+    command: Callable[..., None] = getattr(import_module(f"swapd.cli.{COMMANDS[name]}"), name)
+    return command

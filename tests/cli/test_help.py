@@ -3,11 +3,11 @@
 import pytest
 from typer.testing import CliRunner
 
-from swapd.cli.app import COMMANDS, app
+from swapd.cli.app import COMMANDS, app_of, command_of
 
 
 def help_of(*words: str) -> str:
-    done = CliRunner().invoke(app, [*words, "--help"], prog_name="swapd", terminal_width=80)
+    done = CliRunner().invoke(app_of(), [*words, "--help"], prog_name="swapd", terminal_width=80)
     assert done.exit_code == 0
     assert max(map(len, done.output.splitlines())) <= 80
     return " ".join(done.output.split())
@@ -24,4 +24,4 @@ def test_the_first_page_says_how_a_daemon_is_found_and_what_a_status_means() -> 
 def test_a_command_says_what_each_option_is_for(command: str) -> None:
     shown = help_of(command)
     assert shown.startswith(f"Usage: swapd {command} ")
-    assert (COMMANDS[command].__doc__ or "").split("\n")[0] in shown
+    assert (command_of(command).__doc__ or "").split("\n")[0] in shown

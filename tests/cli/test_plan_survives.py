@@ -14,7 +14,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from swapd.cli.app import app
+from swapd.cli.app import app_of
 from swapd.shared.documents import PEOPLE_MAX_BYTES
 from tests.plan.test_sizes import MIB, layers, save
 
@@ -32,7 +32,7 @@ ODD: list[Any] = [
 
 
 #: Made once, as in each process: making it takes as long as most plans.
-SWAPD = typer.main.get_command(app)
+SWAPD = typer.main.get_command(app_of())
 
 
 def run(*words: object, fine: bool = True) -> str:
