@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swapd.shared.errors import UserError
+
 #: A daemon that has not stopped by then is killed.
 STOP_S = 20.0
 
@@ -17,7 +19,7 @@ STOP_S = 20.0
 SERVE = ("-m", "swapd", "serve")
 
 
-class SpawnError(Exception):
+class SpawnError(UserError):
     """The daemon did not start; the message has its own error."""
 
 

@@ -3,11 +3,12 @@
 Every message tells the problem and the remedy. `SwapdError` catches them all.
 """
 
+from swapd.shared.errors import UserError
 from swapd.shared.protocol import Code, Goodbye, Refused
 from swapd.shared.text import plain
 
 
-class SwapdError(Exception):
+class SwapdError(UserError):
     """Base of all errors that swapd raises. Its text is one line, and safe to show.
 
     The text may contain names and reasons from other processes, or from files. Raised itself if the

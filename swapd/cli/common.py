@@ -24,39 +24,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.target import ChosenDaemon
-from swapd.device import DeviceError
-from swapd.log.records import OtherSchema
-from swapd.log.replay import ReplayError
-from swapd.plan.advise import PlanError
-from swapd.shared.config import ConfigError
-from swapd.shared.daemons import SeveralDaemons
-from swapd.shared.extras import MissingExtra
-from swapd.shared.runtime_dir import RuntimeDirError
-from swapd.shared.system import LimitError
+from swapd.shared.errors import UserError
 from swapd.shared.text import plain, plain_json, plain_lines
-from swapd.spawn import SpawnError
-from swapd_client.errors import SwapdError
 
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 
 #: Columns without a terminal: enough for every table.
 _WIDE = 200
-
-#: Errors that users can cause and fix: one line, no traceback.
-_EXPECTED = (
-    ConfigError,
-    DeviceError,
-    LimitError,
-    MissingExtra,
-    PlanError,
-    RuntimeDirError,
-    SeveralDaemons,
-    SwapdError,
-    OtherSchema,
-    ReplayError,
-    OSError,
-)
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
@@ -164,28 +138,26 @@ def shown_json(encoded: bytes) -> bytes:
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Print an expected error as one line; let a bug end with its traceback.
 
-    A command with a `daemon` gets the options of a `ChosenDaemon` in its place.
+    A command with a `daemon`, a `target.ChosenDaemon`, gets the options of it in its place.
     """
     own = inspect.signature(command).parameters
-    options = inspect.signature(ChosenDaemon).parameters if "daemon" in own else {}
+    chosen = own["daemon"].annotation if "daemon" in own else None
+    options = inspect.signature(chosen).parameters if chosen else {}
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         try:
-            if options:
-                given["daemon"] = ChosenDaemon(**{name: given.pop(name) for name in options})
+            if chosen:
+                given["daemon"] = chosen(**{name: given.pop(name) for name in options})
             command(**given)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         except BrokenPipeError:  # `swapd log | head`: the reader has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
-        except SpawnError as exc:
+        except (UserError, OSError) as exc:
             for line in str(exc).splitlines():
                 say_error(line)
-            sys.exit(1)
-        except _EXPECTED as exc:
-            say_error(str(exc))
             sys.exit(1)
 
     run.__signature__ = _joined(own, options)  # type: ignore[attr-defined]

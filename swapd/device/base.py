@@ -4,6 +4,7 @@ zeros behind each component. One test suite, `tests/device/test_contract.py`, ch
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
+from swapd.shared.errors import UserError
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
@@ -12,7 +13,7 @@ from swapd.shared.units import size
 Landed = Callable[[int], None]
 
 
-class DeviceError(Exception):
+class DeviceError(UserError):
     """One operation failed; chunks and host copies are unchanged. The message names the operation
     and the cause."""
 

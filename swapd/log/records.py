@@ -12,13 +12,14 @@ import msgspec
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent, Event, SessionRequest
 from swapd.core.records import Rules
+from swapd.shared.errors import UserError
 from swapd.shared.protocol import AnyOrder
 
 #: Counts up when the meaning of existing records changes. New fields and new kinds do not count.
 SCHEMA = 1
 
 
-class OtherSchema(Exception):
+class OtherSchema(UserError):
     """A record is of a run in another schema. The message says which, and how to read it."""
 
     def __init__(self, found: int) -> None:

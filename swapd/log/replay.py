@@ -11,6 +11,7 @@ from swapd.core import Residency
 from swapd.core.actions import AnyAction
 from swapd.core.events import AnyEvent
 from swapd.log.records import OtherSchema, Record, Start, parse
+from swapd.shared.errors import UserError
 
 
 class Step(NamedTuple):
@@ -22,7 +23,7 @@ class Step(NamedTuple):
     recorded: list[AnyAction]
 
 
-class ReplayError(Exception):
+class ReplayError(UserError):
     """The log cannot be replayed. The message says why."""
 
 

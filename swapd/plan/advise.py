@@ -19,6 +19,7 @@ import msgspec
 
 from swapd.core.victims import victims
 from swapd.shared.config import GPU_CHUNK
+from swapd.shared.errors import UserError
 from swapd.shared.units import size
 
 #: Requests that are skipped, until the start state no longer matters; and requests that count.
@@ -70,7 +71,7 @@ CHUNK_BYTES = GPU_CHUNK
 _WEIGHED = 8
 
 
-class PlanError(Exception):
+class PlanError(UserError):
     """No plan is possible; the message gives the reason and advice."""
 
 

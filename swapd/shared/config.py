@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from swapd.shared import documents
+from swapd.shared.errors import UserError
 from swapd.shared.runtime_dir import SWAP_LOG
 from swapd.shared.units import Size, parse_rate, parse_span, size, typed_size
 
@@ -66,7 +67,7 @@ _DEVICES = Path("/dev")
 _TEXT_MAX_CHARS = 4096
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """A setting is unknown or invalid. The message names it and its valid values."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swapd.shared import config
+from swapd.shared.errors import UserError
 from swapd.shared.runtime_dir import LIFELINE, LOCK
 
 _PROC = Path("/proc")
@@ -46,7 +47,7 @@ def running() -> list[RunningDaemon]:
     return sorted(found, key=lambda daemon: (str(daemon.folder), daemon.pid))
 
 
-class SeveralDaemons(Exception):
+class SeveralDaemons(UserError):
     """Several daemons match. The message names them."""
 
 

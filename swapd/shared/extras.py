@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from swapd.shared.errors import UserError
+
 #: For each module, the extra that installs it.
 EXTRA_OF = {
     "torch": "torch",
@@ -22,7 +24,7 @@ EXTRA_OF = {
 }
 
 
-class MissingExtra(ModuleNotFoundError):
+class MissingExtra(UserError, ModuleNotFoundError):
     """A module of an extra is not installed; the message names the extra."""
 
 

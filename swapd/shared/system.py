@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 from swapd.shared import fds
 from swapd.shared.config import NOTIFY_VARIABLE, variable
+from swapd.shared.errors import UserError
 from swapd.shared.fds import OwnedFd, is_shortage
 
 log = logging.getLogger("swapd.shared.system")
@@ -132,7 +133,7 @@ OF_THREADS = (
 )
 
 
-class LimitError(Exception):
+class LimitError(UserError):
     """The system grants this process too little to serve. The message names the limit to raise."""
 
 
