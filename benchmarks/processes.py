@@ -59,9 +59,12 @@ class Daemon:
             command += [f"--{name.replace('_', '-')}", str(value)]
         with said.open("ab") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
+        self._await_greeting()
+
+    def _await_greeting(self) -> None:
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
-            raise RuntimeError(f"the daemon did not start: {said.read_text()}")
+            raise RuntimeError(f"the daemon did not start: {self._said.read_text()}")
 
     @property
     def pid(self) -> int:
@@ -83,6 +86,11 @@ class Daemon:
         """SIGKILL; returns when it is dead."""
         self.process.kill()
         self._reap()
+
+    def upgrade(self) -> None:
+        """Replace its program by another of this version; returns when that serves."""
+        self.process.send_signal(signal.SIGUSR2)
+        self._await_greeting()
 
     def stop(self) -> bool:
         """SIGTERM; returns whether it ended in time. Otherwise it is killed."""

@@ -401,6 +401,7 @@ def _writing(fd: int, at_once: bool, errors: str) -> io.TextIOWrapper:
 def run(argv: list[str]) -> None:
     """Run the program of `python *argv`."""
     kind, *words = argv
+    sys.orig_argv = [sys.executable, *argv]
     if kind == "-m":
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)

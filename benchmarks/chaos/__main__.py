@@ -24,7 +24,13 @@ LOOK_S = 0.05
 #: Seconds for which a worker is stopped: less than a daemon waits for its answer.
 STOPPED_S = (0.0, 0.5)
 PAUSE_S = (0.1, 1.0)
-WHAT = {"kill a worker": 4, "stop a worker": 8, "kill the daemon": 1, "end the daemon": 1}
+WHAT = {
+    "kill a worker": 4,
+    "stop a worker": 8,
+    "kill the daemon": 1,
+    "end the daemon": 1,
+    "upgrade the daemon": 1,
+}
 
 
 class Report(msgspec.Struct):
@@ -114,6 +120,8 @@ class Chaos:
             case "kill the daemon":
                 self.daemon.kill()
                 self.daemon = self._new_daemon()
+            case "upgrade the daemon":
+                self.daemon.upgrade()
             case "end the daemon":
                 if not self.daemon.stop():
                     self.faults.append("the daemon did not stop when it was told to")

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "run",
     "serve": "serve",
     "stop": "daemons",
+    "upgrade": "upgrade",
     "ps": "daemons",
     "status": "status",
     "top": "top",

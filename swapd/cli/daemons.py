@@ -25,7 +25,7 @@ from swapd.shared.protocol import Status
 from swapd.shared.system import is_stopped
 from swapd.shared.text import counted, plain
 from swapd.shared.units import seconds, size
-from swapd_client.errors import SwapdError, Timeout
+from swapd_client.errors import NotRunning, SwapdError, Timeout
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
 #: Daemons asked at the same time: each may take its whole time to answer.
@@ -144,21 +144,27 @@ def stop(
     status 1 if the daemon still runs after --timeout seconds.
     """
     folder = where(endpoint, device, ASKED_S)
+    pid = process_of(folder)
+    if not yes and sys.stdin.isatty():
+        _confirm(str(folder))
+    with OwnedFd(os.pidfd_open(pid)) as process:
+        _end(process, now=now, timeout=timeout, what=f"the daemon at {folder} (process {pid})")
+    console.print(f"stopped: {plain(str(folder))} (process {pid})")
+
+
+def process_of(folder: Path) -> int:
+    """The process id of the daemon that serves `folder`. Raises: NotRunning, Timeout."""
     with find(folder) as opened:
         sock, pid = open_lifeline(opened, ASKED_S)
         sock.close()
         if pid and is_stopped(pid):
             raise not_answering(opened, ASKED_S, pid)
     if not pid:
-        raise swapd_client.NotRunning(
-            f"the daemon at {folder} runs in another pid namespace, as a container has: stop it "
-            "there"
+        raise NotRunning(
+            f"the daemon at {folder} runs in another pid namespace, as a container has: give this "
+            "command there"
         )
-    if not yes and sys.stdin.isatty():
-        _confirm(str(folder))
-    with OwnedFd(os.pidfd_open(pid)) as process:
-        _end(process, now=now, timeout=timeout, what=f"the daemon at {folder} (process {pid})")
-    console.print(f"stopped: {plain(str(folder))} (process {pid})")
+    return pid
 
 
 def _confirm(folder: str) -> None:
@@ -187,20 +193,21 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
     give_up = time.monotonic() + timeout
     try:
         signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
-        if now and not _ended(process, min(_APART_S, timeout)):
+        if now and not has_ended(process, min(_APART_S, timeout)):
             signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
-        if not _ended(process, min(1.0, timeout)):
+        if not has_ended(process, min(1.0, timeout)):
             say_error(f"{what} stops; it may wait for leases until its --stop-timeout is over")
     except ProcessLookupError:
         return
-    if not _ended(process, max(0.0, give_up - time.monotonic())):
+    if not has_ended(process, max(0.0, give_up - time.monotonic())):
         raise Timeout(
             f"{what} has not ended in {timeout:g} s: leases are held, or its device hangs. Wait, "
             "or `swapd stop --now`, which waits for no lease"
         )
 
 
-def _ended(process: OwnedFd, within_s: float) -> bool:
+def has_ended(process: OwnedFd, within_s: float) -> bool:
+    """Wait for the end of a process (a pidfd); return whether it has come."""
     poll = select.poll()
     poll.register(process.fileno(), select.POLLIN)
     return bool(poll.poll(within_s * 1000))

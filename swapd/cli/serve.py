@@ -4,6 +4,7 @@ import gc
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import typer
 
+from swapd import __version__
 from swapd.cli.page import Page, open_page
 from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
@@ -26,10 +28,15 @@ from swapd.shared.units import size
 log = logging.getLogger("swapd")
 
 
-def run(config: Config, read_again: Callable[[], Config] | None = None) -> NoReturn:
+def run(
+    config: Config,
+    read_again: Callable[[], Config] | None = None,
+    command: list[str] | None = None,
+) -> NoReturn:
     """Serve until told to stop, then end the process; read the settings again on SIGHUP.
 
-    Raises: LimitError, RuntimeDirError, DeviceError, MissingExtra."""
+    `command`: runs in place of this program, in this process, on SIGUSR2. Raises: LimitError,
+    RuntimeDirError, DeviceError, MissingExtra, OSError."""
     with needed("swapd serve"):
         import uvloop
     system.raise_open_files()
@@ -42,10 +49,13 @@ def run(config: Config, read_again: Callable[[], Config] | None = None) -> NoRet
             for note in device.use().notes:
                 log.warning("%s", note)
             own = (lambda: None) if page is None else (lambda: page.pid)
-            daemon = Daemon(config, device, folder, read_again, own)
+            daemon = Daemon(config, device, folder, read_again, own, may_upgrade=bool(command))
             gc.freeze()  # the loop waits for collections: they need not look at imported modules
-            uvloop.run(daemon.run(lambda: _ready(config, page)))
+            upgrades = uvloop.run(daemon.run(lambda: _ready(config, page)))
         logging.shutdown()
+        if upgrades and command:
+            folder.leave_locked()
+            os.execvp(command[0], command)
         os._exit(0)  # its threads may use the device; the folder is locked until its memory is free
 
 
@@ -69,13 +79,15 @@ def _ready(config: Config, page: Page | None) -> None:
     )
 
 
-def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> None:
+def _serve(
+    config: Path | None = None, verbose: bool = False, check: bool = False, **flags: Any
+) -> None:
     """Own a device and serve its memory to workers, until SIGTERM.
 
     Each setting can also be SWAPD_<NAME> in the environment, or a line of the file. SIGHUP reads
     the file again: --ack-timeout, --residency-factor, --residency-bound, --patience,
     --overtake, --turn, --stop-timeout, --linger, --swap-log-size, --swap-log-age and --host-memory
-    change at once; the others need a restart, and stderr names them.
+    change at once; the others need `swapd upgrade` or a restart, and stderr names them.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     handler = StderrHandler()
@@ -86,7 +98,13 @@ def _serve(config: Path | None = None, verbose: bool = False, **flags: Any) -> N
     )  # it may delay a start for long
     config = config and config.absolute()
     read = partial(load, config, given, defaults={"device": _device})
-    run(read(), read)
+    settings = read()
+    if check:
+        with needed("swapd serve"):
+            import uvloop  # noqa: F401
+        typer.echo(f"swapd {__version__} would serve {settings.device}, {size(settings.budget)}")
+    else:
+        run(settings, read, sys.orig_argv)
 
 
 def _device() -> str:
@@ -109,7 +127,12 @@ class LogFormatter(logging.Formatter):
 def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[..., None]:
     config = typer.Option(None, "--config", "-c", help="TOML file of settings")
     verbose = typer.Option(False, "--verbose", "-v", help="Say what happens on stderr")
-    parameters = [_parameter("config", Path | None, config), _parameter("verbose", bool, verbose)]
+    check = typer.Option(False, "--check", help="Only read the settings, and serve nothing")
+    parameters = [
+        _parameter("config", Path | None, config),
+        _parameter("verbose", bool, verbose),
+        _parameter("check", bool, check),
+    ]
     for name, hint in get_type_hints(Config, include_extras=True).items():
         kind, meta = get_args(hint)
         default = getattr(Config(), name)

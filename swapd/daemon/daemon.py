@@ -57,14 +57,17 @@ class Daemon:
         folder: Folder,
         read_again: Callable[[], Config] | None = None,
         own: Callable[[], int | None] = lambda: None,
+        *,
+        may_upgrade: bool = False,
     ) -> None:
         """`read_again()`: the current settings, for SIGHUP; None: they do not change. `own()`: pid
         of the daemon's own child process, if it has one: its session alone does not keep the daemon
-        running."""
+        running. `may_upgrade`: SIGUSR2 ends `run`, for the caller to run the installed version."""
         self._config = config
         self._read_again = read_again or (lambda: config)
         self._reads = False
         self._own = own
+        self._may_upgrade, self._upgrades = may_upgrade, False
         self._device = device
         self._folder = folder
         self._core = Residency(device.chunks, device.chunk_bytes, _rules(config))
@@ -78,9 +81,10 @@ class Daemon:
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
 
-    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; call `ready` when clients may connect.
+    async def run(self, ready: Callable[[], None] = lambda: None) -> bool:
+        """Serve until SIGTERM, SIGINT, `stop` or `upgrade`; call `ready` when clients may connect.
 
+        Return whether it was `upgrade`: then leases may be held, and their holders have the memory.
         When it returns, all bytes are saved that were nowhere else, unless it was told twice to
         stop. Host copies stay mapped, and its threads may still use the device, which must not be
         closed: the process must end without waiting for them (`os._exit`). Raises: any error that
@@ -94,6 +98,8 @@ class Daemon:
             self._loop.add_signal_handler(number, self.stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it is ignored
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
+        if self._may_upgrade:
+            self._loop.add_signal_handler(signal.SIGUSR2, self.upgrade)
         self._beat()
         self._count_users()
         try:
@@ -103,10 +109,12 @@ class Daemon:
             await asyncio.wait((stopping, self._failed), return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
                 self._failed.result()  # raises the daemon's own failure
-            await self._wind_down()
+            if not self._upgrades:
+                await self._wind_down()
         finally:
             stopping.cancel()
             await self._close()
+        return self._upgrades
 
     def _beat(self) -> None:
         """Tell systemd's watchdog that the loop runs, twice in the interval that systemd sets."""
@@ -121,7 +129,17 @@ class Daemon:
             log.warning("told twice to stop: waiting for nothing more")
             self._dispatch.quiet.set()
             self._at_once.set()
+        self._upgrades = False
         self._stop.set()
+
+    def upgrade(self) -> None:
+        """End without a wait for leases, so that the next version takes this one's place."""
+        self._loop.remove_signal_handler(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the next version has its handler
+        if not self._stop.is_set():
+            log.warning("upgrading: sessions end, and their processes join the next version")
+            self._upgrades = True
+            self._stop.set()
 
     def _stop_unused(self, linger_s: float) -> None:
         """Stop, and let no more clients in: new ones must find the next daemon."""

@@ -27,6 +27,7 @@ from swapd.shared.fds import EXHAUSTED, OwnedFd, has_room, recv_packet, send_pac
 from swapd.shared.protocol import (
     LIFELINE_MAX_BYTES,
     NOT_A_MESSAGE,
+    OLDEST,
     TOKEN_BYTES,
     VERSION,
     Code,
@@ -297,12 +298,12 @@ class Lifeline:
                 self._server.drop(self, "bad_request", "the first message must be a hello")
         elif self.session:
             self._server.drop(self, "bad_request", "said hello twice")
-        elif message.version != VERSION:
+        elif not OLDEST <= message.version <= VERSION:
             self._server.drop(
                 self,
                 "version",
-                f"client speaks protocol {message.version}, this daemon {VERSION}; "
-                "install the same version of swapd on both sides",
+                f"client speaks protocol {message.version}, this daemon {OLDEST} to {VERSION}; "
+                "install the same version of swapd on both sides, then `swapd upgrade`",
             )
         else:
             self._server.hello(self, message)

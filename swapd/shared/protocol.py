@@ -16,6 +16,9 @@ import msgspec
 from swapd.shared.text import TEXT_MAX_CHARS
 
 VERSION = 11
+#: Oldest version of a client that a daemon of `VERSION` serves: what has changed since is additions
+#: that such a client never asks for. So a daemon can be upgraded under its workers.
+OLDEST = 11
 
 #: Bytes of the session token. An rpc identity is the token followed by a channel number.
 TOKEN_BYTES = 16

@@ -20,6 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from swapd.shared.errors import UserError
 from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
@@ -46,7 +47,7 @@ class Problem(NamedTuple):
         return f"{self.what}; {self.advice}"
 
 
-class RuntimeDirError(Exception):
+class RuntimeDirError(UserError):
     """The folder cannot be used. The message gives the reason and advice."""
 
 
@@ -112,6 +113,9 @@ class Folder:
         RuntimeDirError if another daemon has it."""
         lock = _open_lock(self)
         try:
+            if (left := _left_locked(lock)) is not None:
+                lock.close()
+                lock = left
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock.fileno(), 0)
             os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
@@ -127,6 +131,11 @@ class Folder:
             lock.close()
             raise
         self._lock = lock
+
+    def leave_locked(self) -> None:
+        """The program that takes this one's place in this process finds it locked by `lock`."""
+        assert self._lock is not None
+        os.set_inheritable(self._lock.fileno(), True)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -209,6 +218,16 @@ def _open_lock(folder: Folder) -> OwnedFd:
         lock.close()
         raise RuntimeDirError(f"{folder.path / LOCK} is not a file of swapd's; {ELSEWHERE}")
     return lock
+
+
+def _left_locked(lock: OwnedFd) -> OwnedFd | None:
+    """The descriptor with this file's lock that the former program of this process has left."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the listing's own descriptor is closed
+            if os.path.sameopenfile(fd, lock.fileno()) and os.get_inheritable(fd):
+                os.set_inheritable(fd, False)
+                return OwnedFd(fd)
+    return None
 
 
 def _is_ours(file: OwnedFd) -> bool:

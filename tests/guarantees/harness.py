@@ -137,13 +137,16 @@ class Daemon:
                 stderr=stderr,
                 text=True,
             )
-        assert self._process.stdout is not None
-        self.greeting = self._process.stdout.readline()
+        self._file = None if "swap_log" in settings else self.swap_log  # others may be no file
         self._watch: Watch | None = None
         self._observer: Client | None = None
+        self._await_greeting()
+
+    def _await_greeting(self) -> None:
+        assert self._process.stdout is not None
+        self.greeting = self._process.stdout.readline()
         if self.greeting:
-            # a log elsewhere may be no file, or accept nothing
-            self._watch = Watch(folder, None if "swap_log" in settings else self.swap_log)
+            self._watch = Watch(self.folder, self._file)
 
     @property
     def pid(self) -> int:
@@ -207,6 +210,12 @@ class Daemon:
         self._process.kill()
         self.wait()
 
+    def upgrade(self) -> None:
+        """Replace its program by another of this version; returns when that serves."""
+        self._disconnect()
+        self._process.send_signal(signal.SIGUSR2)
+        self._await_greeting()
+
     def close(self) -> None:
         """Stop it, unless it has ended, and check that it is unharmed."""
         running = self.running
@@ -220,9 +229,6 @@ class Daemon:
 
     def discard(self) -> None:
         """Stop it, by SIGKILL if necessary, and close the connections to it."""
-        if self._observer is not None:
-            self._observer.close()
-            self._observer = None
         if self.running:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)
@@ -231,11 +237,17 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self.wait()
+        self._disconnect()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _disconnect(self) -> None:
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 class Watch:

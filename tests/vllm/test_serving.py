@@ -158,7 +158,7 @@ def test_a_stream_is_the_same_when_the_other_has_its_turn_in_it(
         assert said.result() == answers["talker"][0]
 
 
-def test_a_daemon_that_is_killed_and_started_again_under_load_costs_no_request(
+def test_a_daemon_that_is_killed_or_upgraded_under_load_costs_no_request(
     place: Place, answers: Answers
 ) -> None:
     both = place.both()
@@ -179,6 +179,8 @@ def test_a_daemon_that_is_killed_and_started_again_under_load_costs_no_request(
             while place.daemon.status().loads < before + 2:  # both have begun
                 place.daemon.await_record("CopyIn")
             place.restart_daemon()
+            await_registered(place.daemon, *(server.name for server in both))
+            place.daemon.upgrade()
         finally:
             killed.set()
         for (server, number), one in zip(asked, said, strict=True):

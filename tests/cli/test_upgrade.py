@@ -1,0 +1,184 @@
+"""`swapd upgrade` puts the installed version in the place of a daemon, and workers see a pause."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import swapd_client
+from swapd.shared import protocol, runtime_dir
+from swapd.shared.runtime_dir import RuntimeDirError
+from swapd_client import VersionMismatch
+
+from .conftest import MIB, Running, environment, swapd
+
+
+def launched(folder: Path, *words: str) -> Running:
+    """A daemon with a command line of its own, as a forked one has not."""
+    command = [sys.executable, "-m", "swapd", "serve", "--runtime-dir", str(folder), *words]
+    process = subprocess.Popen(
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return Running(folder, process)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "swapd.toml"
+    path.write_text('device = "host"\nbudget = "16MiB"\n')
+    return path
+
+
+@pytest.fixture
+def daemon(folder: Path, settings: Path) -> Iterator[Running]:
+    running = launched(folder, "--config", str(settings))
+    try:
+        yield running
+        for client in running.clients:
+            client.close()
+    finally:
+        running.stop()
+
+
+def test_a_loop_sees_a_pause_and_loses_nothing(daemon: Running, settings: Path) -> None:
+    client = daemon.client("worker")
+    clean, mutable = torch.arange(MIB, dtype=torch.float32), torch.zeros(MIB)
+    expected = clean.clone()
+    client.register("clean", {"x": clean})
+    client.register("mutable", {"x": mutable}, mutable=True)
+    places = [clean.data_ptr(), mutable.data_ptr()]
+    over = threading.Event()
+
+    def loop() -> int:
+        rounds = 0
+        while not over.is_set():
+            with client.acquire("mutable"):
+                mutable.add_(1)
+            with client.acquire("clean"):
+                assert torch.equal(clean, expected)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor() as pool:
+        looping = pool.submit(loop)
+        for turn in range(2):
+            settings.write_text(f'device = "host"\nbudget = "{20 + turn}MiB"\n')
+            said = swapd("upgrade", "-e", daemon.folder).stdout
+            assert f"(process {daemon.process.pid}) is swapd {swapd_client.__version__}" in said
+        with client.acquire("clean"):
+            assert client.status().budget_bytes == 20 * MIB, "a chunk is 2 MiB"
+        over.set()
+        rounds = looping.result(60)
+    with client.acquire("mutable"):
+        assert mutable.eq(rounds).all()
+    assert [clean.data_ptr(), mutable.data_ptr()] == places
+
+
+def test_a_lease_is_held_through_it_and_a_waiting_acquire_is_granted(daemon: Running) -> None:
+    holder, waiter = daemon.client("holder", thinker=12), daemon.client("waiter", talker=12)
+    with ThreadPoolExecutor() as pool, holder.acquire("thinker"):
+        waiting = pool.submit(waiter.acquire, "talker")
+        while not holder.status().waiting:
+            pass
+        swapd("upgrade", "-e", daemon.folder)
+        waiting.result(60).release()
+        holder.session.life.await_end()
+    holder.acquire("thinker").release()
+
+
+def test_what_would_not_serve_is_refused_before_anything_ends(
+    daemon: Running, settings: Path
+) -> None:
+    client = daemon.client("worker", thinker=4)
+    settings.write_text('device = "host"\nbudget = "lots"\n')
+    said = swapd("upgrade", "-e", daemon.folder, status=1).stderr
+    assert "is not upgraded, and goes on" in said
+    assert "'lots'" in said
+    assert client.session.error is None
+    client.acquire("thinker").release()
+
+
+def test_one_that_has_no_command_of_its_own_is_refused(folder: Path) -> None:
+    program = (
+        "from swapd.cli.serve import run; from swapd.shared.config import Config;"
+        f"run(Config(budget=4 << 20, runtime_dir={str(folder)!r}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        said = swapd("upgrade", "-e", folder, status=1).stderr
+        assert "part of another program. Nothing has changed" in said
+        swapd("stop", "-e", folder)
+    assert process.returncode == 0
+
+
+def test_two_upgrades_at_once_end_well(daemon: Running) -> None:
+    client = daemon.client("worker", thinker=4)
+    for _ in range(3):
+        daemon.process.send_signal(signal.SIGUSR2)
+    client.session.life.await_end()
+    client.acquire("thinker").release()
+    assert daemon.process.poll() is None
+
+
+def test_a_stop_meanwhile_stops(daemon: Running) -> None:
+    daemon.client("worker", thinker=4)
+    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.process.send_signal(signal.SIGUSR2)
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGCONT)
+    daemon.process.wait(60)
+
+
+def test_nobody_else_takes_the_folder_meanwhile(folder: Path) -> None:
+    """Between the two programs of one process."""
+    first = (
+        "import os, sys; from pathlib import Path; from swapd.shared import runtime_dir;"
+        "folder = runtime_dir.claim(Path(sys.argv[1])); folder.leave_locked();"
+        "os.execv(sys.executable, [sys.executable, '-c', *sys.argv[2:0:-1]])"
+    )
+    second = (
+        "import os, sys; print('between', flush=True); sys.stdin.readline();"
+        "from pathlib import Path; from swapd.shared import runtime_dir;"
+        "folder = runtime_dir.claim(Path(sys.argv[1])); print('claimed', flush=True);"
+        "sys.stdin.readline(); folder.close()"
+    )
+    command = [sys.executable, "-c", first, str(folder), second]
+    with subprocess.Popen(
+        command, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for where in ("between\n", "claimed\n"):
+            assert process.stdout.readline() == where
+            with pytest.raises(RuntimeDirError, match=f"process {process.pid}"):
+                runtime_dir.claim(folder)
+            process.stdin.write("\n")
+            process.stdin.flush()
+    with runtime_dir.claim(folder):
+        pass
+
+
+def test_a_worker_of_a_version_before_joins_it_and_an_older_one_hears_what_to_do(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "VERSION", protocol.OLDEST)
+    daemon.client("worker", thinker=4).acquire("thinker").release()
+    monkeypatch.setattr(protocol, "VERSION", protocol.OLDEST - 1)
+    with pytest.raises(VersionMismatch, match="swapd upgrade"):
+        swapd_client.connect(daemon.folder)
