@@ -11,14 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from swapd.shared import vm
-from swapd.shared.protocol import (
-    WASTED_LAST,
-    WASTED_S,
-    ComponentStatus,
-    Histogram,
-    Status,
-    Wasted,
-)
+from swapd.shared.protocol import WASTED_LAST, WASTED_S, ComponentStatus, Histogram, Status, Wasted
 from swapd.shared.units import size
 
 #: `thrashing`: loads are copied for most of the time; `swapping`: most uses wait for a load;

@@ -288,10 +288,7 @@ Out = Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The f
 
 
 def trace(
-    daemon: ChosenDaemon,
-    output: Out = Path("trace.json"),
-    file: File = None,
-    since: Since = None,
+    daemon: ChosenDaemon, output: Out = Path("trace.json"), file: File = None, since: Since = None
 ) -> None:
     """Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 

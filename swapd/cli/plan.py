@@ -72,8 +72,7 @@ _Config = Annotated[
     ),
 ]
 _Passes = Annotated[
-    list[str],
-    typer.Option(help="Passes over a component's weights in a request, as in dit=20"),
+    list[str], typer.Option(help="Passes over a component's weights in a request, as in dit=20")
 ]
 _FromLog = Annotated[
     Path | None,

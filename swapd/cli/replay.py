@@ -35,8 +35,7 @@ Overtake = Annotated[
     int | None, typer.Option(min=0, help="How many that need no memory go before the first in line")
 ]
 Turn = Annotated[
-    float | None,
-    typer.Option(parser=parsed(parse_span), metavar="TIME", help="And for how long"),
+    float | None, typer.Option(parser=parsed(parse_span), metavar="TIME", help="And for how long")
 ]
 
 

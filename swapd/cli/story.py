@@ -49,11 +49,7 @@ def story(lines: Sequence[LogLine], name: str) -> list[Text]:
 
 
 def _story(
-    lines: Sequence[LogLine],
-    name: str,
-    chapters: list[list[StoryStep]],
-    *,
-    everything: bool,
+    lines: Sequence[LogLine], name: str, chapters: list[list[StoryStep]], *, everything: bool
 ) -> Iterator[Text]:
     said = _said(lines, chapters)
     yield _head(name, history.belonging(lines, name), chapters)

@@ -130,10 +130,7 @@ def _by_itself(
 
 
 def needs_of(
-    stage: DeployStage,
-    room: int | None,
-    config: Mapping[str, Any] | None,
-    chunk: int = CHUNK_BYTES,
+    stage: DeployStage, room: int | None, config: Mapping[str, Any] | None, chunk: int = CHUNK_BYTES
 ) -> Needs:
     """The need of a process of `stage` without its weights, as far as its model is known.
 

@@ -22,12 +22,7 @@ from msgspec import Meta
 from swapd.run import settings
 from swapd.run.commands import Command, command_of
 from swapd.run.settings import DaemonTable
-from swapd.shared.config import (
-    ENDPOINT_VARIABLE,
-    STAGE_VARIABLE,
-    ConfigError,
-    read_toml,
-)
+from swapd.shared.config import ENDPOINT_VARIABLE, STAGE_VARIABLE, ConfigError, read_toml
 from swapd.shared.units import parse_span
 
 #: A stage's name: sessions have it in their labels, before a slash.

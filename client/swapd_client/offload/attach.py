@@ -30,11 +30,7 @@ from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.installing import Installer, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.private import PrivateBytes, Trained, staying, trained_of
-from swapd_client.offload.registering import (
-    Registration,
-    refuse_what_never_fits,
-    stream_of,
-)
+from swapd_client.offload.registering import Registration, refuse_what_never_fits, stream_of
 from swapd_client.offload.scope import ComponentHold
 from swapd_client.offload.strategy import Kind, Sharing
 
@@ -106,11 +102,7 @@ class _Attaching:
         self._trained = self._trained_now()
         self._left_over = self._hooks_left_over()
         self._owned = ownership.own(
-            self._roots,
-            self._found,
-            extra=extra,
-            client=client,
-            trained=self._trained,
+            self._roots, self._found, extra=extra, client=client, trained=self._trained
         )
         self._taken = self._names_taken()
         self._how = self._hows()

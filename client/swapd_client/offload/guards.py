@@ -32,13 +32,7 @@ from swapd_client.offload.copies import (
     stand_in,
     tensors_of,
 )
-from swapd_client.offload.weights import (
-    ComponentWeights,
-    CopiesByOwner,
-    Covered,
-    edited,
-    edits,
-)
+from swapd_client.offload.weights import ComponentWeights, CopiesByOwner, Covered, edited, edits
 
 _GUARD = "_swapd_guard"
 _TABLES = ("_parameters", "_buffers")

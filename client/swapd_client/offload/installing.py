@@ -88,10 +88,7 @@ class Installer:
         held = ComponentHold(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
         name, lent = "+".join(names), self._lent(names)
-        self._hook(
-            module,
-            LeaseGate(name, held, held, held, parameters, None, lent),
-        )
+        self._hook(module, LeaseGate(name, held, held, held, parameters, None, lent))
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
         assert one.held is not None
@@ -129,16 +126,7 @@ class Installer:
 
         def gate(held: Holdable, all_of_it: Holdable) -> LeaseGate:
             lent = self._lent(held.names) if isinstance(held, BlockHold) else all_lent
-            return LeaseGate(
-                one.name,
-                held,
-                whole,
-                all_of_it,
-                parameters,
-                grown,
-                lent,
-                all_lent,
-            )
+            return LeaseGate(one.name, held, whole, all_of_it, parameters, grown, lent, all_lent)
 
         return gate
 
@@ -214,11 +202,7 @@ class Installer:
         self._hooked.add(id(module))
         is_compiled = id(module) in self._compiled
         hook = hooks.install(
-            module,
-            gate,
-            self._attachment.to_undo,
-            is_compiled=is_compiled,
-            is_member=is_member,
+            module, gate, self._attachment.to_undo, is_compiled=is_compiled, is_member=is_member
         )
         if aside is not None:
             aside.add(hook)

@@ -64,8 +64,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="DiTs and encoders exclude each other on the device, the VAE stays")
     ] = False
     enable_layerwise_offload: Annotated[
-        bool,
-        Meta(description="Stream DiTs block by block; wins over enable_cpu_offload"),
+        bool, Meta(description="Stream DiTs block by block; wins over enable_cpu_offload")
     ] = False
     cpu_offload_gb: Annotated[
         float, Meta(description="GiB of a component's weights that stay on the host", ge=0)

@@ -52,9 +52,7 @@ def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of
 
 
 def of_settings(
-    sizes: Mapping[str, int],
-    settings: OffloadSettings,
-    kind_of: Callable[[str], Kind] = kind_of,
+    sizes: Mapping[str, int], settings: OffloadSettings, kind_of: Callable[[str], Kind] = kind_of
 ) -> dict[str, Sharing]:
     """How each component shares the device. `sizes`: bytes of the components.
 

@@ -16,13 +16,7 @@ from contextlib import suppress
 from itertools import filterfalse
 
 from swapd.shared.protocol import Placement
-from swapd_client.errors import (
-    Deadlock,
-    SwapdError,
-    Timeout,
-    TooLarge,
-    UnknownComponent,
-)
+from swapd_client.errors import Deadlock, SwapdError, Timeout, TooLarge, UnknownComponent
 from swapd_client.lease import Lease, wait_here
 from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import AttachClient
@@ -44,11 +38,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        client: AttachClient,
-        family: str,
-        rest: str | None,
-        parts: Sequence[str],
+        self, client: AttachClient, family: str, rest: str | None, parts: Sequence[str]
     ) -> None:
         """`rest` and `parts` are names of components: the tensors outside the blocks, held for a
         whole pass; and the blocks, in their expected order of use.

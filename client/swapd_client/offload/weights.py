@@ -151,12 +151,7 @@ def _name_in(part: Part, tensor: torch.Tensor) -> str:
     """A tensor's name in its component; several names mean the same bytes."""
     layout = part.layout
     assert isinstance(layout, PlacedTensors)
-    sought = (
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.data_ptr() - part.address,
-    )
+    sought = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.data_ptr() - part.address)
     for placed in layout.placed:
         if placed[1:] == sought:
             return placed.name

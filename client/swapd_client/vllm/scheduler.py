@@ -200,10 +200,7 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
         (_is_told_by_all(config), "each rank may lose blocks that others have"),
         (scheduler.async_scheduling, "steps are scheduled ahead"),
         (config.speculative_config is not None, "a drafter has a cache as well"),
-        (
-            config.parallel_config.decode_context_parallel_size > 1,
-            "a block is in several ranks",
-        ),
+        (config.parallel_config.decode_context_parallel_size > 1, "a block is in several ranks"),
         (
             len(specs) > 1 or not all(map(_has_all_blocks, specs)),
             "requests have given back blocks that would be computed again",

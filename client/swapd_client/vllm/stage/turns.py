@@ -16,13 +16,7 @@ from contextlib import contextmanager, suppress
 
 from swapd.shared.text import counted
 from swapd.shared.units import seconds
-from swapd_client.errors import (
-    ClientClosed,
-    SessionEnded,
-    SessionFenced,
-    SwapdError,
-    Timeout,
-)
+from swapd_client.errors import ClientClosed, SessionEnded, SessionFenced, SwapdError, Timeout
 from swapd_client.lease import Lease
 from swapd_client.tracing import in_traces_of
 from swapd_client.vllm.neighbours import Neighbours
