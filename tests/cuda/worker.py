@@ -334,12 +334,12 @@ class GpuWorker(worker.Worker):
 
     def run_pass(self) -> None:
         """A pass over the blocks, with a copy of each queued on the default stream."""
-        self._passes.enter()
+        self._passes.here().enter()
         for i, part in enumerate(self._blocks):
-            self._passes.need(i)
+            self._passes.here().need(i)
             self._copy("default", part.address, part.nbytes, result=str(i))
-            self._passes.done(i)
-        self._passes.leave()
+            self._passes.here().done(i)
+        self._passes.here().leave()
 
     def results(self) -> list[str]:
         """The digests of the copies of the last pass, when all are done. Blocks."""

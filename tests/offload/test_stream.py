@@ -38,11 +38,11 @@ class Model(NamedTuple):
         assert bytes(view) == bytes([part + 1]) * len(view)
 
     def run(self, part: int) -> None:
-        self.stream.need(part)
+        self.stream.here().need(part)
         try:
             self.use(part)
         finally:
-            self.stream.done(part)
+            self.stream.here().done(part)
 
     def forward(self, order: Sequence[int] = ()) -> None:
         if lease := self.stream.whole():
@@ -50,12 +50,12 @@ class Model(NamedTuple):
                 for part in order or range(self.blocks):
                     self.use(part)
             return
-        self.stream.enter()
+        self.stream.here().enter()
         try:
             for part in order or range(self.blocks):
                 self.run(part)
         finally:
-            self.stream.leave()
+            self.stream.here().leave()
 
     def states(self) -> dict[str, str]:
         return {c.name: c.state for c in self.client.status().components}
@@ -192,15 +192,15 @@ def test_a_block_may_run_within_another() -> None:
         model = family(client, 4)
         stream = model.stream
         for _ in range(2):
-            stream.enter()
-            stream.need(0)
-            stream.need(1)
+            stream.here().enter()
+            stream.here().need(0)
+            stream.here().need(1)
             model.use(0)
             model.use(1)
-            stream.done(1)
+            stream.here().done(1)
             model.use(0)
-            stream.done(0)
-            stream.leave()
+            stream.here().done(0)
+            stream.here().leave()
             assert model.held() == []
 
 
@@ -208,12 +208,12 @@ def test_blocks_within_each_other_that_never_fit_together_are_refused() -> None:
     with swapd(3) as client:
         model = family(client, 3)
         for _ in range(2):
-            model.stream.enter()
-            model.stream.need(0)
-            model.stream.need(1)
+            model.stream.here().enter()
+            model.stream.here().need(0)
+            model.stream.here().need(1)
             with pytest.raises(TooLarge):
-                model.stream.need(2)
-            model.stream.leave()
+                model.stream.here().need(2)
+            model.stream.here().leave()
             assert model.held() == []
 
 
@@ -225,12 +225,12 @@ def test_a_pass_that_ends_by_an_error_leaves_nothing() -> None:
         model = family(client, 6)
         stream = model.stream
         for last in range(6):
-            stream.enter()
+            stream.here().enter()
             for part in range(last):
                 model.run(part)
-            stream.need(last)  # it fails, and no call says that it is done
-            stream.leave()
-            stream.leave()
+            stream.here().need(last)  # it fails, and no call says that it is done
+            stream.here().leave()
+            stream.here().leave()
             assert model.held() == []
             assert client.status().waiting == 0
         model.forward()
@@ -239,8 +239,8 @@ def test_a_pass_that_ends_by_an_error_leaves_nothing() -> None:
 def test_a_pass_that_was_never_left_is_left_by_the_next() -> None:
     with swapd(12) as client:
         model = family(client, 6)
-        model.stream.enter()
-        model.stream.need(3)
+        model.stream.here().enter()
+        model.stream.here().need(3)
         model.forward()
         assert model.held() == []
 
@@ -250,9 +250,9 @@ def test_a_thread_that_ends_in_the_middle_leaves_nothing() -> None:
         model = family(client, 6)
 
         def half() -> None:
-            model.stream.enter()
+            model.stream.here().enter()
             model.run(0)
-            model.stream.need(1)
+            model.stream.here().need(1)
 
         thread = threading.Thread(target=half)
         thread.start()
@@ -268,7 +268,7 @@ def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
     ):
         model = family(client, 6)
         model.forward()
-        model.stream.enter()
+        model.stream.here().enter()
         model.run(0)
         missed = threading.Event()
         client.session.life.when_ended(lambda _: missed.set())
@@ -276,7 +276,7 @@ def test_a_daemon_that_dies_in_the_middle_is_missed_at_the_next_block() -> None:
         assert missed.wait(60)
         with pytest.raises(DaemonGone, match="the daemon is gone"):
             model.run(1)
-        model.stream.leave()
+        model.stream.here().leave()
 
 
 def test_blocks_that_are_written_keep_what_was_written() -> None:
@@ -284,13 +284,13 @@ def test_blocks_that_are_written_keep_what_was_written() -> None:
         model = family(client, 4, mutable=True)
         views = [Component(client.session.own(name)).view("w") for name in model.stream.parts]
         for step in range(1, 4):
-            model.stream.enter()
+            model.stream.here().enter()
             for part, view in enumerate(views):
-                model.stream.need(part)
+                model.stream.here().need(part)
                 assert view[0] == (step - 1 or part + 1)
                 view[:] = bytes([step]) * len(view)
-                model.stream.done(part)
-            model.stream.leave()
+                model.stream.here().done(part)
+            model.stream.here().leave()
         assert client.status().bytes_out >= 2 * 4 * BLOCK
 
 

@@ -113,11 +113,8 @@ class _Attaching:
         modules = find.modules_of(self._roots)
         trained = trained_of(walks, modules, self._arguments.trainable)
         before = self._attachment.trained
-        for module in modules.values():
-            for parameter in module._parameters.values():
-                if parameter is not None and id(parameter) in before:
-                    trained[id(parameter)] = parameter
-        return trained
+        there = (p for module in modules.values() for p in module._parameters.values())
+        return trained | {id(p): p for p in there if p is not None and id(p) in before}
 
     def _hooks_left_over(self) -> list[Attachment]:
         mine = {one.module for one in self._found}
@@ -169,9 +166,7 @@ class _Attaching:
 
     def _called(self, name: str) -> str:
         prefix = self._arguments.prefix
-        called = f"{prefix}.{name}" if prefix else name
-        if prefix and name == self._whole:
-            called = prefix
+        called = prefix if prefix and name == self._whole else find.join(prefix, name)
         more = (f"{called}~{n}" for n in itertools.count(2))
         while called in self._taken:
             called = next(more)
@@ -182,7 +177,6 @@ class _Attaching:
 
         A component excludes no other if it is nested in one, contains one, or runs at each step of
         a DiT and the caller did not name it.
-
         """
         given = self._arguments
         sizes = dict.fromkeys((one.name for one in self._found), 0)

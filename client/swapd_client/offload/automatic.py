@@ -108,7 +108,6 @@ class _Parts:
 
     def named(self, module: Module, path: str, around: str) -> Iterator[tuple[str, Module]]:
         """The outermost modules whose name or config counts. `around`: the model type there."""
-
         if isinstance(module, ModuleList):
             return
         around = _model_type(module) or around

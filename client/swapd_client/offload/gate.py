@@ -32,9 +32,9 @@ class LeaseGate:
     #: Those that backward would read.
     parameters: tuple[torch.Tensor, ...] = ()
     grown: Growth | None = None
-    #: The addresses under `held`; and under `whole`, if larger.
+    #: The addresses under `held`; and under `whole`.
     lent: ComponentSpans = _NOTHING
-    all_lent: ComponentSpans | None = None
+    all_lent: ComponentSpans = _NOTHING
 
     def run(
         self, call: Callable[..., Any], args: Any, kwargs: Any, *, is_forward: bool = True
@@ -103,8 +103,7 @@ class LeaseGate:
             return output
         whole = counts.get(self.whole)  # None: the daemon is gone, and the weights are private
         ends = whole is None or self.held is self.whole or whole.n == 1
-        lent = self.all_lent if ends and self.all_lent is not None else self.lent
-        output = lent.copied(output, self.name)
+        output = (self.all_lent if ends else self.lent).copied(output, self.name)
         may_follow = ends and self.backward_may_follow()
         if may_follow and any(tensor.requires_grad for tensor in tensors_in(output)):
             raise self.refused_grad("its output requires grad")

@@ -108,7 +108,6 @@ def _registered(module: Module, name: str, new: object) -> None:
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 #: Frames searched above `_is_copied_by_fx`: torch's own calls, its registration of a parameter, the
 #: module's `__setattr__`, and the frames that keep these from being compiled.
-
 _NEAR = 8
 
 

@@ -48,7 +48,7 @@ class PassHold:
             if lease is not None:
                 releases.append(lease.release)
             elif not self.stream.is_private:
-                self.stream.enter()
+                self.stream.here().enter()
                 self.hooks.begin(lent, whole=False)
                 return leave
             scope.enter(lent, lent=True)  # then its blocks need no lease
@@ -70,7 +70,7 @@ class PassHold:
                 last.callback(release)
             self.hooks.end(lent)
             scope.leave(lent)
-            self.stream.leave()
+            self.stream.here().leave()
 
 
 class BlockHold:
@@ -98,7 +98,7 @@ class BlockHold:
             whole.hooks.begin(entry, whole=False)
             scope.enter(entry)
             if number is not None and whole.everything not in scope:
-                whole.stream.need(number)
+                whole.stream.here().need(number)
             return leave
         except BaseException:
             with suppress(SwapdError):  # an earlier error is the one to report
@@ -110,7 +110,7 @@ class BlockHold:
         whole = self._whole
         try:
             if self._number is not None:
-                whole.stream.done(self._number)
+                whole.stream.here().done(self._number)
         finally:
             try:
                 scope.leave(entry)

@@ -88,7 +88,7 @@ class Installer:
         held = ComponentHold(self._client, list(names))
         parameters = tuple(p for p in module._parameters.values() if p is not None)
         name, lent = "+".join(names), self._lent(names)
-        self._hook(module, LeaseGate(name, held, held, held, parameters, None, lent))
+        self._hook(module, LeaseGate(name, held, held, held, parameters, None, lent, lent))
 
     def component(self, one: AttachedComponent, methods: Sequence[str]) -> None:
         assert one.held is not None

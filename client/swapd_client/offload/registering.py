@@ -214,7 +214,6 @@ def _modules_of_parts(
     client: AttachClient, component: Module, numbered: Sequence[str], parts: Sequence[str]
 ) -> list[list[Module]] | None:
     """The modules of each numbered part; None if one has none, or has tensors outside of them."""
-
     blocks: dict[str, list[Module]] = {part: [] for part in numbered}
     waiting = [component]
     while waiting:

@@ -191,19 +191,19 @@ def _stage(path: Path, number: int, entry: object) -> StageSettings:
     both = {**entry, **engine, **_inner(path, _inner(path, entry, "additional_config"), "swapd")}
     stage_id = entry.get("stage_id")
     model_stage = both.get("model_stage") or both.get("component")
+    ours = list(filter(_is_ours, map(str, both)))
     stage = StageSettings(
         where=f"{path}: stage {stage_id if stage_id is not None else f'number {number + 1}'}"
         + (f" ({model_stage})" if model_stage else ""),
         id=stage_id,
         model_stage=model_stage,
         settings={},
-        others=[str(name) for name in both if name not in _NO_SETTINGS and not _is_ours(str(name))],
+        others=[name for name in map(str, both) if name not in (*ours, *_NO_SETTINGS)],
     )
-    for name, value in both.items():
-        if _is_ours(str(name)):
-            check_name(str(name), f"{stage.where}: {name}")
-            if value is not None:
-                stage.settings[name] = _parsed(name, value, f"{stage.where}: {name}")
+    for name in ours:
+        check_name(name, f"{stage.where}: {name}")
+        if both[name] is not None:
+            stage.settings[name] = _parsed(name, both[name], f"{stage.where}: {name}")
     return stage
 
 

@@ -34,7 +34,7 @@ class Stream:
     """The parts of one component of this process, for the passes of any number of threads.
 
     If all of it is on the device, a pass takes it as one (`whole`). Otherwise its thread reports
-    each step: `enter`, then `need` and `done` for each block, then `leave`.
+    each step to its pass (`here`): `enter`, then `need` and `done` for each block, then `leave`.
     """
 
     def __init__(
@@ -78,29 +78,6 @@ class Stream:
             self.note(lease)
         return lease
 
-    def enter(self) -> None:
-        """A forward begins in this thread: load the tensors outside the blocks.
-
-        Leaves a pass that was not left. Raises as `Client.acquire`; then nothing is held.
-        """
-        self._here().enter()
-
-    def need(self, part: int) -> None:
-        """A block's forward begins: hold the block, and request the next ones.
-
-        On return the block is there, or on a GPU the current stream waits for it. Raises as
-        `Client.acquire` and `Lease.wait`; then the block is not held.
-        """
-        self._here().need(part)
-
-    def done(self, part: int) -> None:
-        """A block's forward has ended, normally or not. No-op for a block that was not needed."""
-        self._here().done(part)
-
-    def leave(self) -> None:
-        """The forward has ended: release everything. Raises as `Lease.release`."""
-        self._here().leave()
-
     def passes(self, part: int) -> bool:
         """Whether a part takes a slot; an unknown part does."""
         return self._transient.get(self.parts[part], True)
@@ -115,14 +92,14 @@ class Stream:
             self._noted = places
         return lease
 
-    def _here(self) -> "_Pass":
-        here: _Pass | None = getattr(self._local, "here", None)
+    def here(self) -> "StreamPass":
+        here: StreamPass | None = getattr(self._local, "here", None)
         if here is None or here.leasing is not self.client.leasing:
-            here = self._local.here = _Pass(self)
+            here = self._local.here = StreamPass(self)
         return here
 
 
-class _Pass:
+class StreamPass:
     """The leases and open requests of one thread for a stream.
 
     An interrupt may end a method anywhere. A request is known here before it is sent, and until its
@@ -161,6 +138,10 @@ class _Pass:
         return self._rest is not None or bool(self._used or self._ahead)
 
     def enter(self) -> None:
+        """A forward begins: load the tensors outside the blocks.
+
+        Leaves a pass that was not left. Raises as `Client.acquire`; then nothing is held.
+        """
         self.leave()
         stream, client = self._stream, self._client
         self._expected = stream.order.expected()
@@ -176,6 +157,11 @@ class _Pass:
             raise
 
     def need(self, part: int) -> None:
+        """A block's forward begins: hold the block, and request the next ones.
+
+        On return the block is there, or on a GPU the current stream waits for it. Raises as
+        `Client.acquire` and `Lease.wait`; then the block is not held.
+        """
         lease = self._stream.note(self._take(part))
         try:
             self._ahead.pop(part, None)
@@ -192,6 +178,7 @@ class _Pass:
             raise
 
     def done(self, part: int) -> None:
+        """A block's forward has ended, normally or not. No-op for a block that was not needed."""
         lease = self._used.get(part)
         if lease is None:
             return
@@ -208,6 +195,7 @@ class _Pass:
             self._look_ahead(wait=True)
 
     def leave(self) -> None:
+        """The forward has ended: release everything. Raises as `Lease.release`."""
         if self._expected is None and not self._holds:
             return
         try:

@@ -25,17 +25,13 @@ _SAY_AFTER_S = 10.0
 Components = Mapping[AttachClient, Collection[str]]
 
 
-class _Change:
-    def __init__(self, components: Components) -> None:
-        self.components = components
-
-    def is_called_by(self, scope: Scope) -> bool:
-        # in this order: a call that begins becomes an entry
-        begins = scope.begins
-        entries = list(scope.entries)
-        if begins is not None and is_of(begins, self.components):
-            return True
-        return any(entry.is_call and is_of(entry.held, self.components) for entry in entries)
+def _calls(scope: Scope, components: Components) -> bool:
+    # in this order: a call that begins becomes an entry
+    begins = scope.begins
+    entries = list(scope.entries)
+    if begins is not None and is_of(begins, components):
+        return True
+    return any(entry.is_call and is_of(entry.held, components) for entry in entries)
 
 
 class _Changing:
@@ -45,8 +41,8 @@ class _Changing:
         os.register_at_fork(after_in_child=self.start_over)
 
     def start_over(self) -> None:
-        #: Read at the beginning and the end of every call.
-        self.now: _Change | None = None
+        #: What changes now. Read at the beginning and the end of every call.
+        self.now: Components | None = None
         #: The thread that makes the change; 0: none.
         self.by = 0
         self.one_at_a_time = threading.Lock()
@@ -65,7 +61,7 @@ def await_changes(scope: Scope) -> None:
     assert held is not None
     while (change := _changing.now) is not None:
         scope.begins = None
-        if not is_of(held, change.components) or change.is_called_by(scope):
+        if not is_of(held, change) or _calls(scope, change):
             break  # else the change would wait for the call, and the call for the change
         with _changing.lock:
             _changing.told.notify_all()
@@ -94,11 +90,10 @@ def quiet(components: Components) -> Iterator[None]:
     if _changing.by == scope.thread or any(entry.is_call for entry in scope.entries):
         yield
         return
-    change = _Change(components)
     with _changing.one_at_a_time:
         try:
-            _changing.by, _changing.now = scope.thread, change
-            _await_calls(change, scope)
+            _changing.by, _changing.now = scope.thread, components
+            _await_calls(components, scope)
             yield
         finally:
             _changing.by, _changing.now = 0, None
@@ -106,9 +101,9 @@ def quiet(components: Components) -> Iterator[None]:
                 _changing.told.notify_all()
 
 
-def _await_calls(change: _Change, scope: Scope) -> None:
+def _await_calls(components: Components, scope: Scope) -> None:
     with _changing.lock:
-        while calling := [s for s in scopes() if s is not scope and change.is_called_by(s)]:
+        while calling := [s for s in scopes() if s is not scope and _calls(s, components)]:
             if not _changing.told.wait(_SAY_AFTER_S):
                 names = {thread.ident: thread.name for thread in threading.enumerate()}
                 log.warning(

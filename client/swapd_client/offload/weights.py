@@ -24,8 +24,6 @@ from swapd_client.offload.update_barrier import quiet
 
 #: A `with` block with a lease on all of the components.
 _HoldAll = Callable[[], AbstractContextManager[object]]
-
-
 Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -35,7 +33,7 @@ class Changes:
     def __init__(self) -> None:
         #: By client and component: the new values by name.
         self._clean: dict[AttachClient, dict[str, dict[str, torch.Tensor]]] = {}
-        self._mutable: list[tuple[_HoldAll, torch.Tensor, torch.Tensor]] = []
+        self.mutable: list[tuple[_HoldAll, torch.Tensor, torch.Tensor]] = []
         #: Components that a call may hold part by part, or that are written in place.
         self.in_steps: dict[AttachClient, set[str]] = {}
 
@@ -44,9 +42,6 @@ class Changes:
         self._clean.setdefault(client, {}).setdefault(whole, {})[key] = value
         if part.part_of:
             self.quieten(client, client.session.registry.family(part.part_of))
-
-    def add_mutable(self, hold: _HoldAll, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        self._mutable.append((hold, tensor, value))
 
     def quieten(self, client: AttachClient, names: Iterable[str]) -> None:
         """Apply the changes while no call of these components is under way."""
@@ -60,14 +55,14 @@ class Changes:
         part.
         """
         with ExitStack() as stack:
-            for hold in dict.fromkeys(hold for hold, _, _ in self._mutable):
+            for hold in dict.fromkeys(hold for hold, _, _ in self.mutable):
                 stack.enter_context(hold())
             if self.in_steps:
                 stack.enter_context(quiet(self.in_steps))
             for client, named in self._clean.items():
                 client._update_together(named)
             with torch.no_grad():
-                for _, tensor, value in self._mutable:
+                for _, tensor, value in self.mutable:
                     tensor.copy_(value)
             also()
 
@@ -104,7 +99,7 @@ class ComponentWeights:
         for tensor, value in _unwrapped(values):
             part = self._owner(start_of(tensor))
             if part is None or part.mutable:
-                changes.add_mutable(self._hold, tensor, value)
+                changes.mutable.append((self._hold, tensor, value))
                 self.quieten(changes)
             else:
                 changes.add(self._client, part, _name_in(part, tensor), value)
