@@ -42,13 +42,6 @@ class StreamTimes(msgspec.Struct, frozen=True):
     copied: dict[int, float]
 
 
-def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> StreamTimes:
-    import torch
-
-    with one_thread():
-        return _measure(torch, rounds, block_s)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """torch computes in one thread: the other core copies. With a busy core, two threads would
@@ -63,11 +56,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _measure(torch: Any, rounds: int, block_s: float) -> StreamTimes:
+def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> StreamTimes:
+    import torch
+
     alone, streamed = _models(torch, block_s)
     x = torch.randn(1, int((BLOCK_BYTES // 4) ** 0.5))
     alone_s, stream_s = [], []
     with (
+        one_thread(),
         torch.inference_mode(),
         # room for all of them, so the peak shows the need
         spawn.daemon(
