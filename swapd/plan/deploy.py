@@ -79,10 +79,6 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool
 
     @property
-    def is_named(self) -> bool:
-        return bool(options_of(self.additional, "").component)
-
-    @property
     def has_components(self) -> bool:
         return self.ours or KEY in self.additional
 
@@ -129,7 +125,9 @@ def _stages(
     if not isinstance(listed, list) or not listed:
         raise BadDeploy(f"{path} lists no stages, under stages")
     stages = tuple(_stage(path, entry, merged, None) for entry in listed)
-    if installed is not None and not all(one.ours and one.is_named for one in stages):
+    if installed is not None and not all(
+        one.ours and options_of(one.additional, "").component for one in stages
+    ):
         known = installed.stages_of(merged.get("pipeline"), [file.name for file in files])
         stages = tuple(_stage(path, each, merged, known.get(each["stage_id"])) for each in listed)
     return stages
@@ -151,10 +149,6 @@ def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _loaded(path: Path) -> dict[str, Any]:
     try:
         found = read_yaml(path)
-    except ModuleNotFoundError as exc:
-        raise PlanError(
-            f"{path}: reading deploy files needs PyYAML; pip install 'swapd[torch]'"
-        ) from exc
     except OSError as exc:
         raise BadDeploy(f"{path}: {exc.strerror}") from exc
     except BadDocument as exc:

@@ -74,9 +74,11 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_yaml(path: Path) -> object:
-    """The value of a YAML file. Needs PyYAML. Raises: OSError, BadDocument, ModuleNotFoundError."""
-    import yaml
-
+    """The value of a YAML file. Raises: OSError, BadDocument, also without PyYAML."""
+    try:
+        import yaml
+    except ModuleNotFoundError as exc:
+        raise BadDocument("reading it needs PyYAML; pip install 'swapd[torch]'") from exc
     text = read(path)
     try:
         # with its aliases written out, before it is constructed

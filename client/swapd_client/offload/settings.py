@@ -217,10 +217,6 @@ def _inner(path: Path, entry: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _read(path: Path) -> object:
     try:
         return read_yaml(path)
-    except ModuleNotFoundError as exc:
-        raise InvalidArgument(
-            f"{path}: reading stage files needs PyYAML; pip install 'swapd[torch]'"
-        ) from exc
     except OSError as exc:
         raise InvalidArgument(f"{path}: {exc.strerror}") from exc
     except BadDocument as exc:
