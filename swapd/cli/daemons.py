@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -70,7 +69,8 @@ def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
     if daemon.unreachable:
         return Listed(daemon.pid, folder, problem=daemon.unreachable)
     try:
-        reply = _asked(daemon.folder, timeout)
+        with swapd_client.connect(folder, label=f"{OWN_LABEL}ps", timeout=timeout) as client:
+            reply = client.status(timeout=timeout)
     except SwapdError as exc:
         return Listed(daemon.pid, folder, problem=str(exc))
     return Listed(
@@ -85,11 +85,6 @@ def _listed(daemon: RunningDaemon, timeout: float) -> Listed:
         sessions=sum(not s.label.startswith(OWN_LABEL) for s in reply.sessions),
         waiting=reply.waiting,
     )
-
-
-def _asked(folder: Path, timeout: float) -> Status:
-    with swapd_client.connect(folder, label=f"{OWN_LABEL}ps", timeout=timeout) as client:
-        return client.status(timeout=timeout)
 
 
 def ps_page(listed: list[Listed]) -> RenderableType:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec import structs
@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Json, columns, console, if_any, note, print_json
+from swapd.cli.common import Json, columns, console, if_any, note, parsed, print_json
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -32,7 +32,11 @@ from swapd.plan.deploy import Deploy
 from swapd.run import servers
 from swapd.shared.protocol import Status
 from swapd.shared.text import plain
-from swapd.shared.units import rate, seconds, size
+from swapd.shared.units import parse_rate, rate, seconds, size, typed_size
+
+
+def _sized(what: str) -> Any:
+    return typer.Option(parser=parsed(typed_size), metavar="SIZE", help=what)
 
 
 class PlanReport(Advice, frozen=True, kw_only=True):
@@ -82,6 +86,12 @@ _FromLog = Annotated[
     ),
 ]
 _Blocks = Annotated[list[str], typer.Option(help="How many blocks a component has, as in dit=40")]
+_Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        parser=parsed(parse_rate), metavar="RATE", help="Of copies, as 25GB/s; default: measured"
+    ),
+]
 _Compute = Annotated[list[str], typer.Option(help="Seconds that one pass computes, as in dit=0.4")]
 
 
@@ -94,20 +104,18 @@ def plan(
         bool, typer.Option("--overlay", help="With --vllm: print the deploy file alone")
     ] = False,
     device_memory: Annotated[
-        str | None, typer.Option(help="As in 16GiB; default: a daemon's budget, or all of a GPU")
+        int | None, _sized("As in 16GiB; default: a daemon's budget, or all of a GPU")
     ] = None,
     kv_cache: Annotated[
-        str | None, typer.Option(help="Size of the KV cache, subtracted from --device-memory")
+        int | None, _sized("Size of the KV cache, subtracted from --device-memory")
     ] = None,
     activations: Annotated[
-        str | None, typer.Option(help="Size of the activations, subtracted from --device-memory")
+        int | None, _sized("Size of the activations, subtracted from --device-memory")
     ] = None,
     overhead: Annotated[
-        str | None, typer.Option(help="Size of CUDA contexts and graphs; default: a tenth")
+        int | None, _sized("Size of CUDA contexts and graphs; default: a tenth")
     ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Bandwidth of copies, as in 25GB/s; default: measured")
-    ] = None,
+    bandwidth: _Bandwidth = None,
     chunk: Annotated[
         str | None,
         typer.Option(
@@ -149,8 +157,7 @@ def plan(
         of_stages = {"--vllm": vllm, "--room": room, "--config": config, "--overlay": overlay}
         of_files = {"--device-memory": device_memory, "--overhead": overhead, "--chunk": chunk}
         _refuse("--from-log", {"sources": sources, **of_stages, **of_files, **of_parts})
-        given = bandwidth_of(bandwidth, None, None).bytes_per_s if bandwidth else None
-        return plan_log(from_log, budget, given, json)
+        return plan_log(from_log, budget, bandwidth, json)
     if budget is not None:
         raise PlanError("--budget goes with --from-log LOG; --device-memory is for a plan of files")
     if vllm is not None:

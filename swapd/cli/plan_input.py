@@ -18,7 +18,7 @@ from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.run import gpus
 from swapd.shared import config
 from swapd.shared.protocol import Status
-from swapd.shared.units import parse_rate, size, typed_size
+from swapd.shared.units import size
 from swapd_client.errors import NotRunning, Timeout
 
 T = TypeVar("T", int, float)
@@ -47,8 +47,9 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
     """A daemon's status; None if none answers and it is not `needed`."""
     try:
         # if not needed, only the daemon in the default place: another may be unrelated to the plan
-        folder = endpoint if needed else endpoint or _usual_place()
-        with ChosenDaemon(folder, timeout=timeout).client("plan") as client:
+        if not (needed or endpoint):
+            endpoint = config.endpoint_from_environment() or str(config.usual_folder())
+        with ChosenDaemon(endpoint, timeout=timeout).client("plan") as client:
             return client.status(timeout=timeout)
     except NotRunning as exc:
         if needed:
@@ -59,10 +60,6 @@ def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status |
             raise
         say_error(f"{exc}. Planned without it")
         return None
-
-
-def _usual_place() -> str:
-    return config.endpoint_from_environment() or str(config.usual_folder())
 
 
 def components_of(
@@ -138,45 +135,29 @@ def _pairs(
     return pairs
 
 
-def given_size(option: str, text: str | None) -> int | None:
-    try:
-        return None if text is None else typed_size(text)
-    except ValueError as exc:
-        raise PlanError(f"{option}: {exc}") from exc
-
-
 # --- the device --------------------------------------------------------------------------
 
 
 def memory_of(
     status: Status | None,
     device: str | None,
-    device_memory: str | None,
-    uses: Mapping[str, str | None],
+    total: int | None,
+    uses: Mapping[str, int | None],
 ) -> MemoryBudget:
-    """The device's memory, and its other `uses` as typed, by the fields of a MemoryBudget.
+    """The device's memory, `total` if given, and its other `uses`, by the fields of a MemoryBudget.
 
     A daemon's budget is for weights alone. Raises: PlanError.
     """
-    total = given_size("--device-memory", device_memory)
-    options = {name: f"--{name.replace('_', '-')}" for name in uses}
-    given = {
-        name: nbytes
-        for name, text in uses.items()
-        if (nbytes := given_size(options[name], text)) is not None
-    }
+    given = {name: nbytes for name, nbytes in uses.items() if nbytes is not None}
     if total is None and status is not None:
         total = status.device_bytes
         if not total or given.keys().isdisjoint(("kv_cache", "activations")):
             return MemoryBudget(status.budget_bytes, **given)
-    total = _device_memory(device) if total is None else total
+    if total is None:
+        if device in (None, "host"):
+            raise PlanError("the memory of the device is unknown: give --device-memory 16GiB")
+        total = gpu_memory(str(device))
     return MemoryBudget(total, **{"overhead": round(total * _OVERHEAD_SHARE), **given})
-
-
-def _device_memory(device: str | None) -> int:
-    if device in (None, "host"):
-        raise PlanError("the memory of the device is unknown: give --device-memory 16GiB")
-    return gpu_memory(str(device))
 
 
 def gpu_memory(device: str) -> int:
@@ -193,13 +174,11 @@ def _gpu_number(device: str) -> int:
 
 
 def given_chunk(text: str | None) -> int | Literal["auto"] | None:
-    """The value of `--chunk`, parsed as by `swapd serve`. Raises: PlanError."""
+    """The value of `--chunk`, parsed as by `swapd serve`. Raises: PlanError,
+    ConfigError."""
     if text is None:
         return None
-    try:
-        found = config.load(None, {"chunk": text}, {}).chunk
-    except config.ConfigError as exc:
-        raise PlanError(str(exc)) from exc
+    found = config.load(None, {"chunk": text}, {}).chunk
     if not isinstance(found, int):
         return found
     if found % config.HOST_CHUNK:
@@ -229,28 +208,15 @@ def _cost(advice: Advice) -> chunks.Cost:
     return chunks.Cost([advice.budget_bytes], advice.moved_bytes, advice.request_s)
 
 
-def bandwidth_of(given: str | None, status: Status | None, device: str | None) -> Bandwidth:
+def bandwidth_of(given: float | None, status: Status | None, device: str | None) -> Bandwidth:
     if given is not None:
-        try:
-            return Bandwidth(parse_rate(given), "as given")
-        except ValueError as exc:
-            raise PlanError(f"--bandwidth: {exc}") from exc
-    if (found := _by_daemon(status)) is not None:
-        return found
+        return Bandwidth(given, "as given")
+    if status is not None and (found := measured_loads(status.components)) is not None:
+        return Bandwidth(found[0], f"measured by the daemon, in {found[1]} swap-ins")
     if device is not None:
         with suppress(ModuleNotFoundError), errors.status("Measuring"):
             return Bandwidth(_measured(device), f"measured here now, on {device}")
     return Bandwidth(PUBLISHED, _PUBLISHED_FROM)
-
-
-def _by_daemon(status: Status | None) -> Bandwidth | None:
-    if status is None:
-        return None
-    found = measured_loads(status.components)
-    if found is None:
-        return None
-    bytes_per_s, count = found
-    return Bandwidth(bytes_per_s, f"measured by the daemon, in {count} swap-ins")
 
 
 def _measured(device: str) -> float:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, given_size, gpu_memory
+from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, gpu_memory
 from swapd.cli.plan_page import VllmPlanReport
 from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
@@ -37,9 +37,9 @@ class StageFile(NamedTuple):
 
 
 class PlanOptions(NamedTuple):
-    device_memory: str | None = None
-    overhead: str | None = None
-    bandwidth: str | None = None
+    device_memory: int | None = None
+    overhead: int | None = None
+    bandwidth: float | None = None
     chunk: str | None = None
     isolation: Isolation = "relaxed"
 
@@ -62,7 +62,7 @@ def reports_of(
         if not any(s.ours for s in each.deploy.stages):
             raise PlanError(_nothing_ours(each.deploy))
     gpus = {*on, *(gpu for each in files for s in each.deploy.stages for gpu in s.gpus)}
-    totals = _totals(gpus, given_size("--device-memory", options.device_memory))
+    totals = _totals(gpus, options.device_memory)
     beside = servers(totals)
     known = [
         claims.Known(
@@ -74,11 +74,10 @@ def reports_of(
         for each in files
     ]
     speed = bandwidth_of(options.bandwidth, None, None)
-    spare = given_size("--overhead", options.overhead)
 
     def plan_with(nbytes: int) -> tuple[list[GpuPlan], list[list[str]]]:
         demands, notes = _demands(known, beside, totals, nbytes)
-        plans = shares.divide_all(demands, totals, speed.bytes_per_s, spare, budgets)
+        plans = shares.divide_all(demands, totals, speed.bytes_per_s, options.overhead, budgets)
         return plans, notes
 
     (plans, notes), choice = chunks.chosen(

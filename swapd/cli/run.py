@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.common import note, say_error
+from swapd.cli.common import note, parsed, say_error
 from swapd.cli.comparisons import list_all
 from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
@@ -23,7 +23,7 @@ from swapd.run.file import COMMAND
 from swapd.run.settings import DaemonTable
 from swapd.shared import config
 from swapd.shared.config import ConfigError
-from swapd.shared.units import parse_size, seconds
+from swapd.shared.units import parse_size, parse_span, seconds, typed_size
 
 _SUFFIX = ".toml"
 #: What to write into such a file instead of an option.
@@ -65,11 +65,16 @@ Devices = Annotated[
     list[str], typer.Option("--device", "-d", help="host, or a GPU, as in cuda:0; again for more")
 ]
 Budget = Annotated[
-    str | None, typer.Option("--budget", help="Device memory of each daemon, as in 40GiB")
+    int | None,
+    typer.Option(
+        parser=parsed(parse_size), metavar="SIZE", help="Device memory of each daemon, as in 40GiB"
+    ),
 ]
 DeviceMemory = Annotated[
-    str | None,
-    typer.Option("--device-memory", help="Memory of each GPU, for the plan, as in 80GiB"),
+    int | None,
+    typer.Option(
+        parser=parsed(typed_size), metavar="SIZE", help="Memory of each GPU, for the plan, as 80GiB"
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings of the daemons, in TOML")
@@ -96,8 +101,13 @@ UntilCommand = Annotated[
     ),
 ]
 ForSeconds = Annotated[
-    str | None,
-    typer.Option("--for", metavar="SECONDS", help="Compare a server: end it after this time"),
+    float | None,
+    typer.Option(
+        "--for",
+        parser=parsed(parse_span),
+        metavar="SECONDS",
+        help="Compare a server: end it after this time",
+    ),
 ]
 ReadyAt = Annotated[
     str | None,
@@ -177,19 +187,12 @@ def run(
 
 
 def _tables(
-    devices: list[str], budget: str | None, file: Path | None, changes: Iterable[str]
+    devices: list[str], budget: int | None, file: Path | None, changes: Iterable[str]
 ) -> list[DaemonTable]:
     daemon = settings.read(file) if file else DaemonTable()
-    daemon = daemon if budget is None else daemon._replace(budget=_size(budget))
+    daemon = daemon if budget is None else daemon._replace(budget=budget)
     daemon = daemon.changed(changes)
     return [daemon._replace(device=one) for one in devices] or [daemon]
-
-
-def _size(text: str) -> int:
-    try:
-        return int(parse_size(text))
-    except ValueError as exc:
-        raise typer.BadParameter(f"--budget: {exc}") from None
 
 
 def _read(words: Sequence[str], given: Mapping[str, object]) -> file.RunFile:

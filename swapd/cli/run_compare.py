@@ -30,7 +30,6 @@ from swapd.run.settings import DaemonTable, names_of
 from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
-from swapd.shared.units import parse_span
 from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
@@ -46,7 +45,7 @@ class ComparisonOptions(NamedTuple):
     rounds: int = 1
     #: A command that uses a server, and ends it; or the time after which it is ended.
     until: str | None = None
-    span: str | None = None
+    span: float | None = None
     ready: str | None = None
 
 
@@ -71,7 +70,7 @@ def compare(
     found: RunFile,
     folder: Path,
     options: ComparisonOptions,
-    device_memory: str | None,
+    device_memory: int | None,
     *,
     dry_run: bool,
 ) -> int:
@@ -111,7 +110,7 @@ def compare(
 
 
 def _ways(
-    found: RunFile, folder: Path, options: ComparisonOptions, device_memory: str | None
+    found: RunFile, folder: Path, options: ComparisonOptions, device_memory: int | None
 ) -> list[Way]:
     load = None
     if found.path is None:
@@ -189,11 +188,7 @@ def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
     command = stage.command
     address = ready.parsed(options.ready) if options.ready else ready.of_server(command)
     if options.span is not None:
-        try:
-            span_s = parse_span(options.span)
-        except ValueError as exc:
-            raise ConfigError(f"--for: {exc}") from exc
-        return ServerLoad(("sleep", f"{span_s:f}"), False, address)
+        return ServerLoad(("sleep", f"{options.span:f}"), False, address)
     if options.until is not None:
         words = _split(options.until)
         if address is None:

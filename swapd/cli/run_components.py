@@ -40,7 +40,7 @@ def check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
 
 
 def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
-    host = on_host([table.device or budgets.devices()[0] for table in found.daemons])
+    host = on_host(found)
     for name, shards, on in _processes(stage, found, read, host=host):
         for device in ["host"] if host else [f"cuda:{gpu}" for gpu in on]:
             yield f"{name}.tp0" if shards > 1 else name, device
@@ -70,9 +70,9 @@ def devices_of(found: RunFile) -> list[str]:
     return [t.device for t in found.daemons if t.device not in (None, "host")]
 
 
-def on_host(devices: Collection[str | None]) -> bool:
-    """Whether all devices are the host, for which vLLM-Omni cannot be planned."""
-    return set(devices) == {"host"}
+def on_host(found: RunFile) -> bool:
+    """Whether all its devices are the host, also those that it leaves out."""
+    return {table.device or budgets.devices()[0] for table in found.daemons} == {"host"}
 
 
 def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:

@@ -69,21 +69,20 @@ def _about(stage: StageSpec) -> str:
     return f"{stage.name}{after}{restart}{ready}"
 
 
-def planned(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
+def planned(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:
     """Plan all stages; nothing is written. `folder`: of the run. Raises: PlanError, with the sum;
     ConfigError."""
     gpus.check(devices_of(found), f"{found.path}: daemon.device" if found.path else "-d")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
-    devices = [table.device for table in found.daemons]
-    if not omni and not on_host([one or budgets.devices()[0] for one in devices]):
+    if not omni and not on_host(found):
         return _plain(found, folder, device_memory)
-    if not omni or on_host(devices):
+    if not omni or {table.device for table in found.daemons} == {"host"}:
         return _unplanned(found, omni)
     return _of_omni(found, omni, folder, device_memory)
 
 
 def _of_omni(
-    found: RunFile, omni: Sequence[StageSpec], folder: Path, device_memory: str | None
+    found: RunFile, omni: Sequence[StageSpec], folder: Path, device_memory: int | None
 ) -> RunPlan:
     paths = {stage.name: folder / f"{stage.name}.yaml" for stage in omni}
     deployed = {stage.name: _deployed(stage, found, paths[stage.name]) for stage in omni}
@@ -122,7 +121,7 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
     return RunPlan(_with(found, daemons), daemons)
 
 
-def _plain(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
+def _plain(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:
     """Servers of plain vLLM on GPUs: each is planned as a stage if layers of one have to stream.
 
     Raises: PlanError, with the sum, if that does not do either.
@@ -141,7 +140,7 @@ def _plain(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan:
         raise refused or exc from None
 
 
-def _as_stages(found: RunFile, folder: Path, device_memory: str | None) -> RunPlan | None:
+def _as_stages(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan | None:
     servers_of_vllm = [one for one in found.stages.values() if one.command.kind == "vllm"]
     files = [_as_file(stage, found, folder) for stage in servers_of_vllm]
     if not files:
@@ -255,7 +254,7 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
 
 
 def _together(
-    found: RunFile, deployed: Mapping[str, Deploy], device_memory: str | None
+    found: RunFile, deployed: Mapping[str, Deploy], device_memory: int | None
 ) -> JointPlan:
     beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
     models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
@@ -271,7 +270,7 @@ def _together(
     )
 
 
-def _plan_options(found: RunFile, device_memory: str | None) -> PlanOptions:
+def _plan_options(found: RunFile, device_memory: int | None) -> PlanOptions:
     flags = [table.flags for table in found.daemons]
     chunks = {one["chunk"] for one in flags if "chunk" in one}
     if len(chunks) > 1:

@@ -207,18 +207,14 @@ def _last_use(row: Family) -> Text:
     return Text("now" if row.idle_s < 0.1 else f"{seconds(row.idle_s)} ago")
 
 
-def _private(reply: Status) -> str:
-    if not reply.private_bytes:
-        return ""
-    return f"; {size(reply.private_bytes)} more of unregistered components with live tensors"
-
-
 def _summary(reply: StatusReport) -> Table:
     rows: list[tuple[str, RenderableType]] = [("arena", _arena(reply))]
     if reply.device_bytes:
         rows.append(("device", _device(reply)))
+    more = f"; {size(reply.private_bytes)} more of unregistered components with live tensors"
+    private = more if reply.private_bytes else ""
     rows += [
-        ("host copies", f"{size(reply.host_copy_bytes)} of host memory{_private(reply)}"),
+        ("host copies", f"{size(reply.host_copy_bytes)} of host memory{private}"),
         ("sessions", _sessions(reply)),
         (
             "totals",
@@ -229,7 +225,9 @@ def _summary(reply: StatusReport) -> Table:
     ]
     rows += [("times", times)] if (times := times_of(reply)) else []
     if reply.starting:
-        rows.append(("starting", plain(_starting(reply.starting))))
+        first, *others = reply.starting
+        said = f"{first}; {', '.join(others)} wait" if others else first
+        rows.append(("starting", plain(said)))
     rows += [("note", Text(plain(each), "yellow")) for each in reply.notes]
     for found in reply.conclusions:
         rows.append((found.kind.replace("_", " "), Text(plain(found.text), "bold yellow")))
@@ -244,11 +242,6 @@ def times_of(reply: StatusReport) -> str:
     if reply.load_bytes_per_s is not None:
         words.append(f"loads at {rate(reply.load_bytes_per_s)}")
     return "; ".join(words)
-
-
-def _starting(labels: tuple[str, ...]) -> str:
-    first, *others = labels
-    return f"{first}; {', '.join(others)} wait" if others else first
 
 
 def _device(reply: Status) -> Text:

@@ -149,10 +149,9 @@ def token_bytes(cache: KvCache) -> int:
     return cache.block_bytes // cache.block_tokens
 
 
-def request_bytes(cache: KvCache, tokens: int | None = None) -> int:
-    """Bytes of one request in a process, in whole blocks; None: of `max_model_len` tokens."""
-    length = cache.max_model_len if tokens is None else tokens
-    return (-(-length // cache.block_tokens) + cache.partial) * cache.block_bytes
+def request_bytes(cache: KvCache) -> int:
+    """Bytes of the longest request in a process, in whole blocks."""
+    return (-(-cache.max_model_len // cache.block_tokens) + cache.partial) * cache.block_bytes
 
 
 def least_bytes(cache: KvCache, requests: int = 1) -> int:
@@ -284,13 +283,13 @@ def _filled_up(full: int, sliding: int) -> int:
 
 
 def _longest(decoder: Mapping[str, Any]) -> int | None:
-    said = _lengths(decoder, ("model_max_length",)) or _lengths(decoder, _LENGTHS)
+    said = _numbers(decoder, ("model_max_length",)) or _numbers(decoder, _LENGTHS)
     return int(min(said) * _stretch(decoder)) if said else None
 
 
-def _lengths(decoder: Mapping[str, Any], keys: Iterable[str]) -> list[int]:
+def _numbers(decoder: Mapping[str, Any], keys: Iterable[str]) -> list[int]:
     found = (decoder.get(key) for key in keys)
-    return [length for length in found if type(length) is int and 0 < length < _COUNT_MAX]
+    return [number for number in found if type(number) is int and 0 < number < _COUNT_MAX]
 
 
 def _stretch(decoder: Mapping[str, Any]) -> float:
@@ -343,5 +342,4 @@ def _mlp(decoder: Mapping[str, Any], hidden: int) -> int:
 
 
 def _said(decoder: Mapping[str, Any], key: str) -> int:
-    value = decoder.get(key)
-    return value if type(value) is int and 0 < value < 1 << 30 else 0
+    return next(iter(_numbers(decoder, (key,))), 0)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 from typing import Any
 
@@ -92,19 +92,15 @@ def stage_file(advice: Advice) -> str:
 
 
 def _stage_lines(placements: list[Treatment]) -> Iterator[str]:
-    if kind := _kind([p.name for p in placements]):
+    names = [p.name for p in placements]
+    kind = _KINDS.get(names[0]) if set(DITS).isdisjoint(names) else "diffusion"
+    if kind:
         yield from (f"    {key}: {json.dumps(value)}" for key, value in worker(kind).items())
     yield "    additional_config:"
     yield "      swapd:"
     if len(placements) == 1 and placements[0].name in STAGES:
         yield f"        component: {placements[0].name}"
     yield from (f"        {line}" for line in _settings(placements))
-
-
-def _kind(names: Sequence[str]) -> Kind | None:
-    if not set(DITS).isdisjoint(names):
-        return "diffusion"
-    return _KINDS.get(names[0])
 
 
 def _settings(placements: list[Treatment]) -> list[str]:
@@ -119,27 +115,16 @@ def _settings(placements: list[Treatment]) -> list[str]:
     else:
         lines = ["cpu_offload_enabled: true", "cpu_offload_strategy: alternating"]
     if len(placements) > 1:
-        lines.append(_names(moved))
+        names = ", ".join(_in_yaml(p.name) for p in moved)
+        lines.append(f"cpu_offload_components: [{names}]")
     if ways["stream"] and len(moved) > 1:
         lines.append("# a stage has one option only: the Python lines below are more exact")
     return lines
 
 
-def _called(placements: Iterable[Treatment]) -> str:
-    return ", ".join(_in_yaml(p.name) for p in placements)
-
-
 def _in_yaml(name: str) -> str:
     is_text = _SIMPLE.fullmatch(name) and name.lower() not in _NO_NAMES_IN_YAML
-    return name if is_text else quoted(name)
-
-
-def quoted(name: str) -> str:
-    return json.dumps(name)
-
-
-def _names(placements: Iterable[Treatment]) -> str:
-    return f"cpu_offload_components: [{_called(placements)}]"
+    return name if is_text else json.dumps(name)
 
 
 def _gb(p: Treatment) -> float:
@@ -164,7 +149,7 @@ def python(advice: Advice) -> str:
 
 
 def _listed(placements: Iterable[Treatment]) -> str:
-    return "[" + ", ".join(quoted(p.name) for p in placements) + "]"
+    return json.dumps([p.name for p in placements])
 
 
 def serve(device: str, budget: int, chunk: int, isolation: Isolation = "relaxed") -> str:

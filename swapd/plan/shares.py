@@ -152,19 +152,15 @@ def _divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
 
 def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", list[Term]]:
     ours = [c for c in claims if c.ours]
-    beside = _beside(claims, card.overhead)
-    free = _free(ours, card.total, beside)
+    beside, chunk = _beside(claims, card.overhead), chunk_of(ours)
+    free = card.total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
+    free = free // chunk * chunk
     if ours and card.budget is not None:
-        if (given := card.budget // chunk_of(ours) * chunk_of(ours)) > free:
+        if (given := card.budget // chunk * chunk) > free:
             raise DoesNotFit(refusals.too_large(card, ours, beside, free))
         beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
         free = given
     return SharedArena(ours, free), beside
-
-
-def _free(ours: Sequence[Demand], total: int, beside: Sequence[Term]) -> int:
-    free = total - sum(t.nbytes for t in beside) - sum(c.room for c in ours)
-    return free // chunk_of(ours) * chunk_of(ours)
 
 
 def _plan(

@@ -35,12 +35,8 @@ class Command(NamedTuple):
             return None
         if named := option(self.words, _MODEL):
             return named
-        after = self.words[self._serve + 1 :]
+        after = self.words[self.words.index("serve") + 1 :]
         return after[0] if after and not after[0].startswith("-") else None
-
-    @property
-    def _serve(self) -> int:
-        return self.words.index("serve")
 
     def with_option(self, name: str, *value: str) -> "Command":
         """The command with an option and its value, which replace a given one; without a value, an

@@ -109,12 +109,11 @@ def joinable(wanted: DaemonSpec) -> Path | None:
 def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
     elsewhere = wanted.device == "host" and found.folder != wanted.folder.resolve()
     status = None if found.unreachable or elsewhere else _status(found.folder)
-    return status if status and _is_for(wanted, status.device, found.pid) else None
-
-
-def _is_for(wanted: DaemonSpec, device: str, pid: int) -> bool:
-    theirs = gpus.name_of(device, gpus.listed_by(pid))
-    return gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
+    if status is None:
+        return None
+    theirs = gpus.name_of(status.device, gpus.listed_by(found.pid))
+    same = gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
+    return status if same else None
 
 
 @contextmanager

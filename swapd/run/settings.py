@@ -36,11 +36,11 @@ class DaemonTable(NamedTuple):
             if not equals or name in _NOT_HERE:
                 known = [n for n in config.Config.__struct_fields__ if n not in _NOT_HERE]
                 raise ConfigError(f"--set {text}: write NAME=VALUE, a NAME of {', '.join(known)}")
+            found = config.load(None, {name: value}, {})  # the daemon's error, before it starts
             if name == _BUDGET:
-                table = table._replace(budget=_size(value, f"--set {text}"))
-                continue
-            config.load(None, {name: value}, {})  # raises the daemon's error before it starts
-            table = table._replace(flags={**table.flags, name: value})
+                table = table._replace(budget=int(found.budget))
+            else:
+                table = table._replace(flags={**table.flags, name: value})
         return table
 
     def as_toml(self) -> str:
@@ -79,13 +79,6 @@ def names_of(given: Sequence[str]) -> list[str]:
 
 def _name(text: str) -> str:
     return text.partition("=")[0].strip().replace("-", "_")
-
-
-def _size(text: str, source: str) -> int:
-    try:
-        return int(parse_size(text))
-    except ValueError as exc:
-        raise ConfigError(f"{source}: {exc}") from exc
 
 
 def _typed(value: object) -> str:

@@ -182,7 +182,7 @@ def test_plan_makes_the_same_overlay_of_it(
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
     found = StageFile(deploy_of(path, [str(model)]), [str(model)])
-    (report,) = reports_of([found], PlanOptions("24GiB", bandwidth="25GB/s")).reports
+    (report,) = reports_of([found], PlanOptions(24 << 30, bandwidth=25e9)).reports
     assert options_in(yaml.safe_load(report.overlay), site) == [OFF, OFF, ON]
 
 

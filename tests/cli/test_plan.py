@@ -92,12 +92,16 @@ def test_what_cannot_fit_is_refused_with_the_sum() -> None:
         (("dit=1GiB", *CARD, "--passes", "dot=3"), "did you mean dit?"),
         (("dit=1GiB", *CARD, "--passes", "dit"), "write it like dit=20"),
         (("dit=1GiB", *CARD, "--blocks", "dit=0"), "more than 0"),
-        (("dit=1GiB", *CARD, "--kv-cache", "much"), "--kv-cache: 'much' is not a size"),
-        (("dit=1GiB", "--device-memory", "1GiB", "--bandwidth", "fast"), "--bandwidth"),
     ],
 )
 def test_what_makes_no_sense_is_named(words: tuple[str, ...], says: str) -> None:
     assert says in refused(*words)
+
+
+def test_a_size_or_rate_that_is_none_is_named_with_its_option() -> None:
+    for option in ("--kv-cache", "--bandwidth"):
+        said = swapd("plan", "dit=1GiB", option, "much", status=2).stderr
+        assert f"for '{option}': 'much' is not a size" in said
 
 
 def test_without_a_daemon_it_must_be_told(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_log_that_cannot_be_planned_from_is_named_with_what_to_do(
     assert "--device-memory, --passes has no effect with --from-log" in refused(
         recorded, "--device-memory", "1GiB", "--passes", "a=2"
     )
-    assert "--bandwidth" in refused(recorded, "--bandwidth", "fast")
+    assert "--bandwidth" in refused(recorded, "--bandwidth", "fast", status=2)
     said = swapd("plan", "a=1GiB", "--budget", "1GiB", status=1).stderr
     assert "--budget goes with --from-log" in said
 

@@ -12,7 +12,7 @@ import yaml
 from swapd.cli.plan_page import VllmPlanReport
 from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.plan import deploy
-from swapd.shared.units import seconds, size
+from swapd.shared.units import seconds, size, typed_size
 from tests.plan import omni
 
 from .conftest import MIB, swapd
@@ -120,7 +120,7 @@ def report_of(path: Path, model: Path, options: PlanOptions) -> VllmPlanReport:
 
 def test_where_large_chunks_do_not_fit_small_ones_are_taken(qwen3: Path, model: Path) -> None:
     """Each of the thinker's parts takes whole chunks."""
-    card = PlanOptions("79.5GiB", bandwidth="25GB/s")
+    card = PlanOptions(typed_size("79.5GiB"), bandwidth=25e9)
     planned = partial(report_of, qwen3, model)
     for options in card._replace(isolation="strict"), card._replace(chunk="auto"):
         report = planned(options)
@@ -315,7 +315,7 @@ def test_the_page_says_what_a_round_of_each_overlay_moves_on_each_gpu(tmp_path: 
         path = beside_its_base(tmp_path, name)
         folder = omni.write(tmp_path / model, config, sizes)
         for card, cell in zip(cards, said[model], strict=True):
-            (gpu,) = report_of(path, folder, PlanOptions(card)).gpus
+            (gpu,) = report_of(path, folder, PlanOptions(typed_size(card))).gpus
             fits = "" if gpu.takes_turns else ", all fits"
             if gpu.streams:
                 one = gpu.streams[0]
@@ -329,7 +329,7 @@ def test_a_round_of_qwen2_5_omni_moves_nothing_where_one_request_each_fits(tmp_p
     """The base file has max_num_seqs: 1 and no prefixes, so a larger cache would be of no use."""
     path = beside_its_base(tmp_path, "qwen2_5_omni")
     folder = omni.write(tmp_path / "model", omni.QWEN2_5, omni.QWEN2_5_BYTES)
-    (gpu,) = report_of(path, folder, PlanOptions("40GiB")).gpus
+    (gpu,) = report_of(path, folder, PlanOptions(40 << 30)).gpus
     assert [s.cache_tokens for s in gpu.shares] == [33920, 34112, 0]
     assert (gpu.moved_bytes, gpu.larger) == (0, None)
 

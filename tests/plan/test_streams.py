@@ -11,6 +11,7 @@ from swapd.core.actions import Grant
 from swapd.plan import deploy
 from swapd.plan.shares import GpuPlan
 from swapd.shared.protocol import Release
+from swapd.shared.units import typed_size
 from tests.core.world import World
 from tests.plan import omni
 
@@ -59,7 +60,8 @@ def planned(
     path = folder / "deploy.yaml"
     path.write_text(yaml.safe_dump({"async_chunk": False, "stages": list(stages)}))
     file = StageFile(deploy.read(path), [str(omni.write(folder / "model", *model))])
-    (report,) = reports_of([file], PlanOptions(card, bandwidth="25GB/s", chunk=chunk)).reports
+    options = PlanOptions(typed_size(card), bandwidth=25e9, chunk=chunk)
+    (report,) = reports_of([file], options).reports
     (gpu,) = report.gpus
     made = yaml.safe_load(report.overlay)
     return gpu, {one["stage_id"]: one for one in made["stages"]}, report.notes
@@ -152,7 +154,7 @@ def test_on_12_gib_it_takes_shorter_requests_and_less_memory_beside(tmp_path: Pa
     path.write_text(yaml.safe_dump({"async_chunk": False, "stages": [*of_omni(**thinker)]}))
     sources = [str(omni.write(tmp_path / "model", *model)), "thinker.visual=1.26GiB"]
     file = StageFile(deploy.read(path), sources, rooms=["code2wav=512MiB"])
-    options = PlanOptions("12GiB", overhead="3GiB", bandwidth="25GB/s")
+    options = PlanOptions(12 << 30, overhead=3 << 30, bandwidth=25e9)
     (report,) = reports_of([file], options).reports
     (gpu,) = report.gpus
     assert gpu.streams[0].streamed == 28

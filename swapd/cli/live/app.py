@@ -115,8 +115,7 @@ class Top(App[None]):
 
     def _draw_if_due(self) -> None:
         now = time.monotonic()
-        fresh = self.poller.view is not self._drawn or now - self._drawn_at >= _AGES_S
-        if fresh:
+        if self.poller.view is not self._drawn or now - self._drawn_at >= _AGES_S:
             self.draw()
 
     def draw(self) -> None:

@@ -5,7 +5,6 @@ Pure and independent of terminals: any width and height will do.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from textwrap import wrap
 from typing import NamedTuple
 from zlib import crc32
@@ -13,6 +12,7 @@ from zlib import crc32
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from swapd.cli.common import clock
 from swapd.cli.conclusions import StatusReport
 from swapd.cli.last_lines import Spoken
 from swapd.cli.status import STATE_STYLES, Family, fold, in_group, times_of
@@ -342,11 +342,6 @@ def _below(view: Snapshot, now: float) -> list[Text]:
 
 def _log(spoken: Sequence[Spoken], height: int) -> Iterator[Text]:
     for _, time, said in spoken[-height:]:
-        detail = " ".join(said.detail.split())
-        text = Text.assemble((clock(time), "dim"), "  ", (said.verb.ljust(10), said.style))
+        detail, at = " ".join(said.detail.split()), clock(time)[: len("HH:MM:SS")]
+        text = Text.assemble((at, "dim"), "  ", (said.verb.ljust(10), said.style))
         yield text.append(f" {said.subject}  {detail}".rstrip())
-
-
-def clock(time: float) -> str:
-    """Local time of day: the date is today's, or that of the last records."""
-    return datetime.fromtimestamp(time).astimezone().strftime("%H:%M:%S")
