@@ -10,7 +10,7 @@ from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.offload.installing import Methods
 from swapd_client.offload.private import Trainable
 from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
-from swapd_client.offload.strategy import Kind, Sharing
+from swapd_client.offload.strategy import Kind
 
 _Names = TypeVar("_Names")
 
@@ -30,10 +30,6 @@ class Arguments:
     #: Components that are never evicted; overrides the settings.
     stay: Sequence[str]
     trainable: Trainable
-
-    @property
-    def how(self) -> Sharing:
-        return Sharing(self.policy, exclusive=self.policy == "alternating")
 
 
 def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:

@@ -201,7 +201,8 @@ class _Attaching:
         given = self._arguments
         moving = {name: nbytes for name, nbytes in sizes.items() if name not in given.stay}
         if given.settings is None:
-            hows = dict.fromkeys(moving, given.how)
+            how = Sharing(given.policy, exclusive=given.policy == "alternating")
+            hows = dict.fromkeys(moving, how)
         else:
             hows = strategy.of_settings(moving, given.settings, kind_of)
         if not hows:

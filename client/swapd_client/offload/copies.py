@@ -10,7 +10,6 @@ no client. `Marker` marks these attributes.
 
 import copy
 import ctypes
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ class Copies:
         if address is None:
             return None
         memory = (ctypes.c_ubyte * part.span).from_address(address)
-        weakref.finalize(memory, vm.free, address, part.span).atexit = False
+        vm.free_with(memory, address, part.span)
         return memory
 
 

@@ -106,15 +106,11 @@ def _automatic(name: str, root: Module) -> Iterable[ComponentModule]:
     if not automatic.has_usual(parts) and compiled_around(root, parts.values()) is not None:
         parts = {}  # compiled as one, it can be attached as a whole, but not in parts
     if not parts:
-        return _whole({name: root})
+        return _whole(name, root)
     return [ComponentModule(join(name, path), module) for path, module in parts.items()]
 
 
-def _whole(roots: Mapping[str, Module]) -> list[ComponentModule]:
-    return [found for name, root in roots.items() for found in _whole_root(name, root)]
-
-
-def _whole_root(name: str, root: Module) -> list[ComponentModule]:
+def _whole(name: str, root: Module) -> list[ComponentModule]:
     if isinstance(root, CONTAINERS) and type(root).forward is Module.forward:
         return list(_callable(name, root)) or [_never_called(name, root)]
     return [ComponentModule(name or type(bare(root)).__name__, root, whole=not name)]
@@ -132,7 +128,7 @@ def _named(
     name: str, roots: Mapping[str, Module], modules: Mapping[str, Module]
 ) -> Iterable[ComponentModule]:
     if name == ".":
-        return _whole(roots)
+        return [found for key, root in roots.items() for found in _whole(key, root)]
     matches = matching(name, {path: module for path, module in modules.items() if path})
     if not matches and name.partition(".")[0] in automatic.NAMES:  # at any depth
         matches = matching(f"*.{name}", modules)

@@ -213,7 +213,8 @@ class Guard(Marker):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         module: Any = self.module
         for path, one in module.named_modules() if recurse else [("", module)]:
-            for tensor, name, weights in _covered_in(one):
+            its = guard_of(one)
+            for tensor, name, weights in () if its is None else its.covered():
                 _refuse_move(f"{path}.{name}".lstrip("."), tensor, fn, weights.name)
         mine = {name for _, name, _ in self.covered()}
         if not mine:
@@ -266,11 +267,6 @@ def _apply_to_rest(module: Any, fn: Callable[..., Any], but: set[str]) -> None:
     rest._apply(fn)
     for table in _TABLES:
         getattr(module, table).update(getattr(rest, table))
-
-
-def _covered_in(module: Module) -> Iterable[Covered]:
-    its = guard_of(module)
-    return () if its is None else its.covered()
 
 
 class _StateDictHook(Marker):

@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import ranges
-from swapd_client.memory.movable import leaves
+from swapd_client.memory.movable import extent, leaves
 from swapd_client.memory.part import Part as RegisteredPart
 from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
 from swapd_client.offload.lender import AttachClient
@@ -244,13 +244,10 @@ def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None
 
 def span_of(tensor: torch.Tensor) -> Span | None:
     """The bytes that a tensor covers; None if it has none, or none that can be located."""
-    if isinstance(tensor, _UNINITIALISED) or tensor.is_meta or not tensor.numel():
+    if isinstance(tensor, _UNINITIALISED) or tensor.is_nested:
         return None
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return None
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    start, nbytes = extent(tensor)
+    return (start, start + nbytes) if nbytes else None
 
 
 def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:

@@ -48,15 +48,14 @@ def trained_of(
     for component in components:
         parameters = [p for module in component for p in module._parameters.values()]
         with_bytes = {id(p): p for p in filter(_has_bytes, parameters)}
-        mine = {key: p for key, p in with_bytes.items() if p.requires_grad}
-        if trainable or _are_fewer(mine, with_bytes):
-            trained |= mine
+        trained |= _trained_in(with_bytes, everything=bool(trainable))
     return trained
 
 
-def _are_fewer(mine: Trained, parameters: Trained) -> bool:
+def _trained_in(parameters: Trained, *, everything: bool) -> Trained:
+    mine = {key: p for key, p in parameters.items() if p.requires_grad}
     could = {key: p for key, p in parameters.items() if _could_be_trained(p)}
-    return 2 * _nbytes(mine) < _nbytes(mine | could)
+    return mine if everything or 2 * _nbytes(mine) < _nbytes(mine | could) else {}
 
 
 def _could_be_trained(parameter: torch.Tensor) -> bool:
@@ -196,14 +195,10 @@ def staying(
         if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
             result.packed.append(path)
         for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in seen:
+            if not isinstance(buffer, UninitializedBuffer | None) and id(buffer) not in seen:
                 seen.add(id(buffer))
-                result.buffers[_place(f"{path}.{name}".lstrip("."), found)] += _bytes_there(buffer)
+                result.buffers[_place(f"{path}.{name}".lstrip("."), found)] += nbytes_of(buffer)
     return result
-
-
-def _bytes_there(buffer: torch.Tensor) -> int:
-    return 0 if isinstance(buffer, UninitializedBuffer) else nbytes_of(buffer)
 
 
 def _place(path: str, found: Sequence[str]) -> str:
