@@ -18,7 +18,7 @@ from swapd.shared import vm
 from swapd.shared.protocol import REST
 from swapd_client.errors import InvalidArgument
 from swapd_client.memory.layout import ALIGN_BYTES
-from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory.movable import leaves
 from swapd_client.offload.blocks import lists_of
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.options import PART_CHUNKS, Options
@@ -38,14 +38,10 @@ def divide(
     divided = [part for part in parts if part.policy == "lru" and not part.encoder]
     for part in divided:
         part.layers = by_layers(part.tensors, lists, PART_CHUNKS * chunk)
-    if _taken(parts, chunk) > room:
+    sources = chain.from_iterable(part.sources.values() for part in parts)
+    if sum(vm.round_up(nbytes_of(tensors), chunk) for tensors in sources) > room:
         for part in divided:
             part.layers = {}
-
-
-def _taken(parts: Iterable[StagePart], chunk: int) -> int:
-    sources = chain.from_iterable(part.sources.values() for part in parts)
-    return sum(vm.round_up(nbytes_of(tensors), chunk) for tensors in sources)
 
 
 def by_layers(
@@ -119,11 +115,9 @@ def _around(name: str, layers: Collection[str]) -> str:
 
 
 def _stores(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    if is_wrapper(tensor):
-        for name in inner_names(tensor):
-            yield from _stores(getattr(tensor, name))
-    elif start := start_of(tensor):
-        yield start, tensor.untyped_storage().nbytes()
+    for _, one in leaves("", tensor):
+        if start := start_of(one):
+            yield start, one.untyped_storage().nbytes()
 
 
 def _grouped(sizes: Mapping[str, int], least: int) -> list[list[str]]:

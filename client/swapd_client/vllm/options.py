@@ -163,14 +163,10 @@ def _finite(value: Any) -> float:
     return seconds
 
 
-def _resident(value: Any) -> Any:
-    return value if value == "auto" else _size(value)
-
-
 #: Conversions of options whose type does not tell everything, before that to their type.
 _FIRST: Mapping[str, Callable[[Any], Any]] = {
     "load_workspace": _size,
-    "resident": _resident,
+    "resident": lambda value: value if value == "auto" else _size(value),
     "finish_within_s": _finite,
     "slice_s": _finite,
 }
@@ -179,10 +175,7 @@ _TYPES = get_type_hints(Options, include_extras=True)
 
 def _converted(name: str, value: Any, where: str) -> Any:
     try:
-        return msgspec.convert(_FIRST.get(name, _same)(value), _TYPES[name])
+        value = _FIRST[name](value) if name in _FIRST else value
+        return msgspec.convert(value, _TYPES[name])
     except ValueError as exc:  # msgspec's errors too
         raise InvalidArgument(f"{where}.{name}: {exc}; it is {value!r}") from exc
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -240,10 +240,10 @@ class Ranks:
             raise self._gone(link.rank)
         return said
 
-    def _tell(self, message: bytes) -> None:
+    def _tell(self, message: bytes, fds: Sequence[int] = ()) -> None:
         if self._next is not None:
             try:
-                self._next.sock.send(message)
+                send_packet(self._next.sock, message, fds)
             except OSError as exc:
                 raise self._gone(self._next.rank) from exc
 
@@ -259,11 +259,7 @@ class Ranks:
 
     def _meet(self, ranks: int) -> LossCounts:
         with self._memory(ranks) as memory:
-            if self._next is not None:
-                try:
-                    send_packet(self._next.sock, _HOLDS, [memory.fileno()])
-                except OSError as exc:
-                    raise self._gone(self._next.rank) from exc
+            self._tell(_HOLDS, [memory.fileno()])
             return LossCounts(memory, self._rank, ranks)
 
     def _memory(self, ranks: int) -> OwnedFd:

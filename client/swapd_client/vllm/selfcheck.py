@@ -21,7 +21,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from swapd_client.errors import SwapdError
-from swapd_client.memory.movable import inner_names, is_wrapper
+from swapd_client.memory.movable import leaves
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.eager import eager
 from swapd_client.vllm.kernel_tensors import INPUT, aliases_of, width_of
@@ -146,7 +146,7 @@ class RecordedCalls:
 class OldMemory:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors`; `leave` frees it."""
-        self._were = [(one, one.data) for tensor in tensors for one in _plain(tensor)]
+        self._were = [(one, one.data) for tensor in tensors for _, one in leaves("", tensor)]
 
     def overwrite(self) -> list[torch.Tensor]:
         """Overwrite the old place with NaN, or zero, except of tensors that have not moved.
@@ -216,14 +216,6 @@ def _random(numbers: torch.Generator, given: torch.Tensor) -> torch.Tensor:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    if not is_wrapper(tensor):
-        yield tensor
-        return
-    for name in inner_names(tensor):
-        yield from _plain(getattr(tensor, name))
 
 
 def _spoil(flat: torch.Tensor) -> None:

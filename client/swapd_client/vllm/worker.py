@@ -57,7 +57,9 @@ class SwapdWorkerMixin(WorkerStart):
         new, finished = scheduler_output.scheduled_new_reqs, scheduler_output.finished_req_ids
         if new or finished:
             stage.note(map(_id_of, new), finished)
-        if scheduler_output.total_num_scheduled_tokens <= 0 and not self._computes_anyway():
+        # with data parallelism a replica without tokens may compute in step with the others
+        alone = self.parallel_config.data_parallel_size <= 1
+        if scheduler_output.total_num_scheduled_tokens <= 0 and alone:
             result = super().execute_model(scheduler_output)
             stage.rest()
             return result
@@ -136,10 +138,6 @@ class SwapdWorkerMixin(WorkerStart):
             self._swapd.arrive()
         finally:
             self._swapd.end()
-
-    def _computes_anyway(self) -> bool:
-        """With data parallelism a replica without tokens may compute in step with the others."""
-        return bool(self.parallel_config.data_parallel_size > 1)
 
     # --- new weights -----------------------------------------------------------------------
 

@@ -66,12 +66,12 @@ class StageComponents:
             ) from exc
         self._set(parts)
         self.sizes = [nbytes for part in parts for nbytes in _held(client.session, part)]
-        self._registered = [client.session.own(name) for name in done]
+        self._registered = list(map(client.session.own, done))
         self.register_again = self._register_again
         of = sizes_of(client.session)
         said = ", ".join(f"{p.name} ({size(of[p.name])}) {_in_words(p)}" for p in parts)
         log.info("in swapd at %s: %s", client.session.endpoint, said)
-        return sum(client.session.own(name).nbytes for name in done)
+        return sum(part.nbytes for part in self._registered)
 
     def _set(self, parts: tuple[StagePart, ...]) -> None:
         self._parts = parts

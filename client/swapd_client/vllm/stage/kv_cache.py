@@ -13,6 +13,7 @@ no use either, so the losses of all ranks count. Rank 0 reports for all (`ranks.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from swapd.shared.text import counted
@@ -95,14 +96,9 @@ def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> li
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    first = last = None
-    for block in blocks:
-        if last is not None and first is not None and block != last + 1:
-            yield first, last
-            first = None
-        first, last = block if first is None else first, block
-    if first is not None and last is not None:
-        yield first, last
+    for _, run in groupby(enumerate(blocks), lambda placed: placed[1] - placed[0]):
+        numbers = [block for _, block in run]
+        yield numbers[0], numbers[-1]
 
 
 class KvTerms(NamedTuple):

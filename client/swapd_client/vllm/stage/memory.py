@@ -6,7 +6,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from types import MappingProxyType
 
@@ -20,8 +20,7 @@ from swapd_client.client import Client
 from swapd_client.errors import ClientClosed, InvalidSource, SessionEnded, TooLarge
 from swapd_client.lease import Lease
 from swapd_client.memory.movable import is_wrapper
-from swapd_client.memory.part import Part
-from swapd_client.offload.copies import Copies
+from swapd_client.offload.weights import ComponentWeights
 from swapd_client.vllm import layers
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
@@ -218,8 +217,8 @@ def _written(
     """
     _refuse_wrappers(chain.from_iterable(tensors.items() for tensors in parts.values()))
     homes = [(t, t.data) for tensors in parts.values() for t in tensors.values()]
-    owned = client.session.components
-    copies = Copies(client.session, lambda at: _at(owned, at), nullcontext)
+    owned = list(client.session.components.values())
+    copies = ComponentWeights(client, "", owned).copies()
     try:
         for tensor, _ in homes:
             _point(tensor, copies.of(tensor).to(tensor.device))
@@ -244,13 +243,6 @@ def _refuse_wrappers(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
                 f"{name!r} is a {type(tensor).__name__}, which wraps others: it cannot be "
                 "reloaded in place. Start the stage again with the new weights"
             )
-
-
-def _at(components: Mapping[str, Part], address: int) -> Part | None:
-    for part in components.values():
-        if part.address <= address < part.address + part.nbytes:
-            return part
-    return None
 
 
 def _point(tensor: torch.Tensor, where: torch.Tensor) -> None:
