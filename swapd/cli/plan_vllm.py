@@ -59,8 +59,7 @@ def reports_of(
     the sum if it cannot fit.
     """
     for each in files:
-        if not any(s.ours for s in each.deploy.stages):
-            raise PlanError(_nothing_ours(each.deploy))
+        _check_ours(each.deploy)
     gpus = {*on, *(gpu for each in files for s in each.deploy.stages for gpu in s.gpus)}
     totals = _totals(gpus, options.device_memory)
     beside = servers(totals)
@@ -125,13 +124,15 @@ def _part_of(found: Deploy, plans: Sequence[GpuPlan]) -> list[GpuPlan]:
 # --- the parts of the plan -------------------------------------------------------------------
 
 
-def _nothing_ours(found: Deploy) -> str:
+def _check_ours(found: Deploy) -> None:
+    if any(stage.ours for stage in found.stages):
+        return
     lines = ", ".join(
         f"{'worker_extension_cls' if s.kind == 'diffusion' else 'worker_cls'}: "
         f"{deploy.WORKERS[s.kind]} for {s.name}"
         for s in found.stages
     )
-    return (
+    raise PlanError(
         f"no stage of {found.path} uses swapd's workers, so none takes turns. In an overlay "
         f"(base_config: {found.path.name}) set {lines}; for a stage of diffusion it is "
         f"worker_extension_cls: {deploy.WORKERS['diffusion']}"

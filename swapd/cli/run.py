@@ -30,13 +30,8 @@ _SUFFIX = ".toml"
 _IN_DAEMON = "write it into [daemon] of the file"
 _IN_STAGE = "write a stage that uses the others, with ends_all = true, whose end is that of all"
 _INSTEAD = {
-    "--device": _IN_DAEMON,
-    "--budget": _IN_DAEMON,
-    "--config": _IN_DAEMON,
-    "--set": _IN_DAEMON,
-    "--until": _IN_STAGE,
-    "--for": _IN_STAGE,
-    "--ready": _IN_STAGE,
+    **dict.fromkeys(("--device", "--budget", "--config", "--set"), _IN_DAEMON),
+    **dict.fromkeys(("--until", "--for", "--ready"), _IN_STAGE),
 }
 
 

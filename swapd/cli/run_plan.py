@@ -105,12 +105,7 @@ def _with_plan(found: RunFile, plan: JointPlan, overlays: Mapping[Path, str]) ->
 def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
     seen = {stage.name: _seen_from_here(stage) for stage in omni}
     for command in seen.values():
-        named = option(command.words, DEPLOY_CONFIG) or ""
-        if command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
-            raise PlanError(
-                f"{shlex.join(command.words[:2])}: cpu_offload settings are for stages on "
-                "GPUs, and the daemon is on the host: leave them out, or name a GPU"
-            )
+        _refuse_offload(command)
     read = {name: _deploy_of(command) for name, command in seen.items()}
     if omni:
         theirs = all(one and one.has_components for one in read.values())
@@ -119,6 +114,15 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
     check_names(found, read)
     daemons = [one for table in found.daemons for one in _usual(table, found)]
     return RunPlan(_with(found, daemons), daemons)
+
+
+def _refuse_offload(command: Command) -> None:
+    named = option(command.words, DEPLOY_CONFIG) or ""
+    if command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
+        raise PlanError(
+            f"{shlex.join(command.words[:2])}: cpu_offload settings are for stages on GPUs, and "
+            "the daemon is on the host: leave them out, or name a GPU"
+        )
 
 
 def _plain(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:

@@ -1,7 +1,6 @@
 """Prints a plan as settings to paste: deploy files, lines of Python, the daemon's command line."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
@@ -70,12 +69,10 @@ def _again(
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_NO_NAMES_IN_YAML = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("thinker", "talker"), "ar"),
     **dict.fromkeys(("code2wav", "token2wav"), "generation"),
 }
-_SIMPLE = re.compile(r"[A-Za-z_][\w./-]*")
 
 
 def stage_file(advice: Advice) -> str:
@@ -115,16 +112,10 @@ def _settings(placements: list[Treatment]) -> list[str]:
     else:
         lines = ["cpu_offload_enabled: true", "cpu_offload_strategy: alternating"]
     if len(placements) > 1:
-        names = ", ".join(_in_yaml(p.name) for p in moved)
-        lines.append(f"cpu_offload_components: [{names}]")
+        lines.append(f"cpu_offload_components: {_listed(moved)}")
     if ways["stream"] and len(moved) > 1:
         lines.append("# a stage has one option only: the Python lines below are more exact")
     return lines
-
-
-def _in_yaml(name: str) -> str:
-    is_text = _SIMPLE.fullmatch(name) and name.lower() not in _NO_NAMES_IN_YAML
-    return name if is_text else json.dumps(name)
 
 
 def _gb(p: Treatment) -> float:
@@ -149,6 +140,7 @@ def python(advice: Advice) -> str:
 
 
 def _listed(placements: Iterable[Treatment]) -> str:
+    """Their names, as JSON, YAML and Python write a list."""
     return json.dumps([p.name for p in placements])
 
 

@@ -258,11 +258,5 @@ def on_terminal(line: bytes) -> bytes:
     if text.isprintable():
         return text.encode()
     parts = _COLOURED.split(text)
-    parts[::2] = (_shown(part) for part in parts[::2])
+    parts[::2] = ("\t".join(map(plain, part.split("\t"))) for part in parts[::2])
     return ("".join(parts) + ("\x1b[0m" if len(parts) > 1 else "")).encode()
-
-
-def _shown(text: str) -> str:
-    return "".join(
-        c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text
-    )
