@@ -47,7 +47,7 @@ Examples: `swapd serve --device cuda:0 --budget 40GiB`; `swapd status`; `swapd l
 """
 
 
-def _version(asked: bool) -> None:
+def _say_version(asked: bool) -> None:
     if asked:
         typer.echo(f"swapd {__version__}")
         raise typer.Exit
@@ -55,7 +55,7 @@ def _version(asked: bool) -> None:
 
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print it")
     ] = False,
 ) -> None:
     """Let the stages of a multi-stage model take turns on one device."""

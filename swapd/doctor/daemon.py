@@ -35,7 +35,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
 
 def of_status(status: Status) -> list[Check]:
     return [
-        _version(status),
+        _versions(status),
         _budget(status),
         *(_note(note) for note in status.notes),
         _swap_log(Path(status.swap_log)),
@@ -43,7 +43,7 @@ def of_status(status: Status) -> list[Check]:
     ]
 
 
-def _version(status: Status) -> Check:
+def _versions(status: Status) -> Check:
     components = counted(len(status.components), "component")
     found = f"swapd {status.version} serves {status.device}, {components}"
     if status.version == __version__:
