@@ -21,6 +21,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "chunk": ("64MiB", 64 << 20),
     "bandwidth": ("12GB/s", 12e9),
     "host_memory": ("100GB", 100 * 10**9),
+    "keep_host": ("16GiB", 16 << 30),
     "pin_limit": ("0", 0),
     "runtime_dir": ("/run/elsewhere", "/run/elsewhere"),
     "isolation": ("strict", "strict"),

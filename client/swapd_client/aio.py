@@ -240,6 +240,10 @@ class AsyncClient:
         """As `Client.evict`."""
         await self._ask(lambda number: protocol.EvictNow(number, name), timeout)
 
+    async def forget(self, *names: str, timeout: float | None = None) -> None:
+        """As `Client.forget`."""
+        await self._ask(lambda number: protocol.Forget(number, names), timeout)
+
     async def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
         """As `Client.forecast`."""
         reply = await self._ask(lambda number: protocol.ForecastRequest(number, names), timeout)

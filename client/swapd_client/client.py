@@ -412,6 +412,15 @@ class Client:
         """
         self._ask(lambda number: protocol.EvictNow(number, name), timeout, flush=True)
 
+    def forget(self, *names: str, timeout: float | None = None) -> None:
+        """Drop host copies that the daemon keeps and no component uses; without names, all.
+
+        `names`: contents, components or families, as `status().kept` has them. Their memory is free
+        a moment later. Does not block. Raises: UnknownComponent, if nothing of that name is kept;
+        then none is dropped. Timeout as `resize`.
+        """
+        self._ask(lambda number: protocol.Forget(number, names), timeout)
+
     def acquire(
         self,
         *names: str,

@@ -22,6 +22,7 @@ COMMANDS = {
     "pin": "components",
     "unpin": "components",
     "evict": "components",
+    "forget": "components",
     "log": "log",
     "trace": "log",
     "replay": "replay",

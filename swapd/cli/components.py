@@ -1,4 +1,4 @@
-"""`swapd pin`, `unpin`, `evict` and `resize`: change one component. `swapd forecast`."""
+"""`swapd pin`, `unpin`, `evict`, `resize` and `forget`: change one component. `swapd forecast`."""
 
 import time
 from typing import Annotated
@@ -84,6 +84,26 @@ def _members(reply: Status, name: str) -> list[ComponentStatus]:
 
 def _amount(components: list[ComponentStatus]) -> str:
     return size(sum(c.nbytes for c in components))
+
+
+Kept = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONTENT]...", help="As swapd status names them, or their components"),
+]
+
+
+def forget(daemon: ChosenDaemon, contents: Kept = None) -> None:
+    """Drop host copies that swapd keeps though no session uses them: all, or those named.
+
+    The next load of these files reads them again. Fails if nothing is kept of one that is named.
+    """
+    with daemon.client("forget") as client:
+        before = client.status(timeout=daemon.timeout).kept
+        client.forget(*(contents or ()), timeout=daemon.timeout)
+        after = client.status(timeout=daemon.timeout).kept
+    gone = [one for one in before if one not in after]
+    names = ", ".join(dict.fromkeys(one.name for one in gone)) or "nothing was kept"
+    console.print(f"{size(sum(one.nbytes for one in gone))} dropped: {plain(names)}")
 
 
 AUTO = "auto"

@@ -169,7 +169,7 @@ def _rules(e: events.RulesChanged, w: _Words) -> Said:
     rules = (
         f"ack_timeout {e.ack_timeout_s:g} s, residency_factor {e.residency_factor:g}, "
         f"residency_bound {e.residency_bound_s:g} s, patience {e.patience_s:g} s, "
-        f"overtake {e.overtake}, turn {e.turn_s:g} s"
+        f"overtake {e.overtake}, turn {e.turn_s:g} s, keep_host {size(e.keep_host)}"
     )
     return Said("rules", "", f"changed: {rules}", "bold", True)
 
@@ -239,6 +239,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.Stopping: Said("stopping", "", "", "bold", True),
     protocol.Register: Said("register", "{names}", "{registration}; by {who}", "cyan", True),
     protocol.Unregister: Said("unregister", "{names}", "by {who}", "cyan", True),
+    protocol.Forget: Said("forget", "{names}", "their kept host copies, by {who}", "cyan", True),
     protocol.Update: Said("update", "{names}", "by {who}", "cyan", True),
     protocol.GiveUp: Said("give up", "{names}", "its update, by {who}", WAIT, True),
     protocol.Commit: Said("commit", "{names}", "by {who}"),
@@ -256,6 +257,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     actions.Hasten: Said("rank", "{name}", "its load {rank}"),
     actions.StopCopy: Said("stop", "{name}", "its load: nobody waits for it"),
     actions.SealHostCopy: Said("seal", "{names}", "the host copy"),
+    actions.KeepHostCopy: Said("keep", "{names}", "the host copy, for the next that loads it"),
     actions.DropHostCopy: Said("drop", "{names}", "the host copy"),
     actions.CopyIn: Said("load", "{names}", "{ordered}"),
     actions.CopyOut: Said("write", "{names}", "{ordered}  back to its host copy"),

@@ -12,7 +12,7 @@ from rich.text import Text
 from swapd.cli.common import Json, console, facts, print_json
 from swapd.cli.conclusions import StatusReport, report
 from swapd.cli.target import OWN_LABEL, ChosenDaemon
-from swapd.shared.protocol import ComponentStatus, Status, part_name
+from swapd.shared.protocol import NAMES_SHOWN, ComponentStatus, Status, part_name
 from swapd.shared.text import counted, plain
 from swapd.shared.units import rate, seconds, size
 
@@ -207,6 +207,14 @@ def _last_use(row: Family) -> Text:
     return Text("now" if row.idle_s < 0.1 else f"{seconds(row.idle_s)} ago")
 
 
+def _kept(reply: Status) -> Text:
+    """The host copies that no component uses: a line each, of the last ones."""
+    total = size(sum(one.nbytes for one in reply.kept))
+    last = [f"{size(c.nbytes)}: {c.name}, {c.content}" for c in reply.kept[-NAMES_SHOWN:]]
+    head = f"{total} of them without a session, {counted(len(reply.kept), 'content')}"
+    return Text("\n".join([head, *map(plain, last)]))
+
+
 def _summary(reply: StatusReport) -> Table:
     rows: list[tuple[str, RenderableType]] = [("arena", _arena(reply))]
     if reply.device_bytes:
@@ -215,6 +223,7 @@ def _summary(reply: StatusReport) -> Table:
     private = more if reply.private_bytes else ""
     rows += [
         ("host copies", f"{size(reply.host_copy_bytes)} of host memory{private}"),
+        *([("kept", _kept(reply))] if reply.kept else []),
         ("sessions", _sessions(reply)),
         (
             "totals",

@@ -48,9 +48,18 @@ class MakeHostCopy(Action, frozen=True, tag="make_host_copy"):
     original: int = 0
     replaces: int = 0  # uid of the component's current host copy, if this one will replace it
     empty: bool = False  # it takes no memory: no bytes are ever copied from it or to it
+    certain: bool = False  # `original` has the bytes of the content, and nobody need compare
 
 
 class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
+    uid: int
+    name: str
+
+
+class KeepHostCopy(Action, frozen=True, tag="keep_host_copy"):
+    """No component uses this host copy any more. It stays for the next with its content, until
+    DropHostCopy."""
+
     uid: int
     name: str
 
@@ -245,6 +254,7 @@ class Foreseen(Action, frozen=True, tag="foreseen"):
 AnyAction = (
     MakeHostCopy
     | SealHostCopy
+    | KeepHostCopy
     | DropHostCopy
     | CopyIn
     | Hasten

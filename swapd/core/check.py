@@ -169,11 +169,16 @@ def _host_copies(ledger: Ledger) -> None:
     """Each belongs to a component, to an update, to a copy in flight, or is being made."""
     host = ledger.host
     own = {c.uid for c in ledger.components.values() if not c.workspace}
-    needed = own | {c.renewal.uid for c in ledger.components.values() if c.renewal} | host.making
+    needed = own | {c.renewal.uid for c in ledger.components.values() if c.renewal}
+    needed |= host.making.keys() | host.kept.keys()
     read = {m.uid for m in ledger.moves.values()}
     assert needed <= host.owners.keys() <= needed | read, "host copies are wrong"
-    assert not host.unordered.keys() & host.making, "a host copy is made before its order"
+    assert not host.unordered.keys() & host.making.keys(), "a host copy is made before its order"
     assert all(uid in host.contents for uid in host.unordered), "a host copy is never ordered"
+    assert not host.kept.keys() & (own | host.making.keys()), "what is kept is in use"
+    assert all(map(host.contents.is_last, host.kept)), "what is kept serves nobody"
+    _same("kept bytes", host.kept_bytes, sum(host.owners[uid].nbytes for uid in host.kept))
+    assert host.kept_bytes <= ledger.rules.keep_host, "too much is kept"
 
 
 def _counts(ledger: Ledger) -> None:

@@ -8,6 +8,10 @@ Clients name the content, and the core does not trust the name: before it commit
 every shared byte with its own files. So the daemon needs no trust in a client, no descriptor of a
 file, and no reading of files, in which one slow disk could delay all. The comparison takes 0.6 to
 0.75 of the time of filling, with files in the page cache.
+
+A client says whether its name is *certain*: whether other bytes would have another name. A host
+copy that was committed under such a name is *vouched for*, and so is each that shares it. Those may
+be kept without a component (`Rules.keep_host`), and then nobody compares.
 """
 
 from collections.abc import Hashable
@@ -21,6 +25,8 @@ class Due(NamedTuple):
 
     uid: int
     original: int = 0
+    #: Whether `original` is vouched for.
+    certain: bool = False
 
 
 class _Content:
@@ -30,13 +36,14 @@ class _Content:
         #: The host copy that is being filled and that others wait for; and its session.
         self.filling: int | None = None
         self.filler = 0
-        #: Host copies with the bytes: sealed, or ordered to share those of another.
-        self.filled: dict[int, None] = {}
+        #: Host copies with the bytes: sealed, or ordered to share those of another; and whether
+        #: each is vouched for.
+        self.filled: dict[int, bool] = {}
         #: Host copies that wait for them, with their sessions.
         self.waiting: dict[int, int] = {}
         #: All of these, and those that fill their own: no other waits for these, but they may be
-        #: the first to be filled.
-        self.asked: set[int] = set()
+        #: the first to be filled. And whether the name that each gave is certain.
+        self.asked: dict[int, bool] = {}
 
 
 class Contents:
@@ -61,14 +68,21 @@ class Contents:
         """When the first wait ends; None if no host copy waits."""
         return self._until.next()
 
-    def ask(self, uid: int, session: int, key: Hashable, until: float) -> Due | None:
+    def is_last(self, uid: int) -> bool:
+        """Whether it alone of its content is vouched for."""
+        content = self._content_of(uid)
+        return content is not None and [u for u, sure in content.filled.items() if sure] == [uid]
+
+    def ask(
+        self, uid: int, session: int, key: Hashable, until: float, *, certain: bool = False
+    ) -> Due | None:
         """`uid` needs the bytes of `key`; None: it waits, at most until `until`.
 
         A session never waits for one that waits for it: two sessions that load the same components
         in different orders would wait for each other.
         """
         content = self._contents.setdefault(key, _Content())
-        content.asked.add(uid)
+        content.asked[uid] = certain
         self._of[uid] = key
         if content.filled:
             return self._share(content, uid)
@@ -86,7 +100,7 @@ class Contents:
         content = self._content_of(uid)
         if content is None:
             return []
-        content.filled[uid] = None
+        content.filled[uid] = content.asked[uid] or content.filled.get(uid, False)
         if content.filling == uid:
             content.filling, content.filler = None, 0
         return [self._share(content, other) for other in list(content.waiting)]
@@ -107,7 +121,7 @@ class Contents:
                 for other, session in list(content.waiting.items()):
                     if self._waits_for(content.filler, session):
                         all_due.append(self._fill(content, other))
-        content.asked.discard(uid)
+        content.asked.pop(uid, None)
         key = self._of.pop(uid)
         if not content.asked:
             del self._contents[key]
@@ -139,10 +153,10 @@ class Contents:
         return self._contents[self._of[uid]] if uid in self._of else None
 
     def _share(self, content: _Content, uid: int) -> Due:
-        original = next(iter(content.filled))
+        original = max(content.filled, key=content.filled.__getitem__)
         self._wait_no_more(content, uid)
-        content.filled[uid] = None
-        return Due(uid, original)
+        content.filled[uid] = certain = content.filled[original]
+        return Due(uid, original, certain)
 
     def _fill(self, content: _Content, uid: int) -> Due:
         self._wait_no_more(content, uid)

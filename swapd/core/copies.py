@@ -145,4 +145,4 @@ def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
 def _end_copy_of(ledger: Ledger, move: Transfer) -> None:
     """Drop the host copy that was kept for this copy, if the component has another by now."""
     if move.uid != move.component.uid:
-        registry.drop_host_copy(ledger, move.uid)
+        registry.let_go_of_host_copy(ledger, move.uid)

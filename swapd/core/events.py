@@ -74,11 +74,15 @@ class HostCopySealed(Event, frozen=True, tag="host_copy_sealed"):
 
 
 class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
-    """A host copy could not be made or sealed."""
+    """A host copy could not be made or sealed.
+
+    `short`: host memory or descriptors were missing, and nothing was made.
+    """
 
     uid: int
     code: Code
     why: str
+    short: bool = False
 
 
 class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
@@ -185,6 +189,7 @@ class RulesChanged(Event, frozen=True, tag="rules_changed"):
     patience_s: float
     overtake: int = 16
     turn_s: float = 600.0
+    keep_host: int = 0
 
 
 class Stopping(Event, frozen=True, tag="stopping"):

@@ -231,6 +231,12 @@ def _registered(ledger: Ledger) -> str:
     return f"registered: {_first(c.part_of or c.name for c in named) or 'nothing'}."
 
 
+def not_kept(ledger: Ledger, name: str) -> str:
+    kept = (ledger.host.owners[uid] for uid in ledger.host.kept)
+    there = _first(c.part_of or c.name for c in kept) or "nothing"
+    return f"no host copy of {name!r} is kept; kept: {there}."
+
+
 def _first(names: Iterable[str]) -> str:
     """The first of `names`, sorted and without repeats, and "..." if there are more."""
     some = dict.fromkeys(islice(names, NAMED_MAX + 1))

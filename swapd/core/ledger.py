@@ -8,7 +8,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from swapd.core.actions import Accept, AnyAction, MakeHostCopy, Refuse, SendHurry, SendWanted
+from swapd.core.actions import (
+    Accept,
+    AnyAction,
+    MakeHostCopy,
+    Refuse,
+    SealHostCopy,
+    SendHurry,
+    SendWanted,
+)
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
 from swapd.core.foresight import Foresight
@@ -55,11 +63,15 @@ class HostCopyIndex:
     def __init__(self) -> None:
         #: The component of each host copy; kept until DropHostCopy is ordered.
         self.owners: dict[int, Component] = {}
-        #: Those that are being made or sealed.
-        self.making: set[int] = set()
+        #: Those that are being made or sealed, each with the order.
+        self.making: dict[int, MakeHostCopy | SealHostCopy] = {}
         #: Host copies with equal bytes; and the orders of those that wait for another one's bytes.
         self.contents = Contents()
         self.unordered: dict[int, MakeHostCopy] = {}
+        #: Those that no component uses, kept for the next with their content, the least recently
+        #: used first; and the sum of their bytes.
+        self.kept: dict[int, None] = {}
+        self.kept_bytes = 0
 
 
 class Notices:

@@ -32,7 +32,7 @@ def is_workspace(name: str) -> bool:
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Rules of all decisions: the user may set all but the last. Times in seconds."""
+    """Rules of all decisions: the user may set all but `unread_timeout_s`. Times in seconds."""
 
     strict: bool = False  # wait for the worker's acknowledgement before chunks are reused
     ack_timeout_s: float = 60.0
@@ -43,6 +43,7 @@ class Rules(msgspec.Struct, frozen=True):
     turn_s: float = 600.0  # and for so long at most
     eviction: Literal["next_use", "lru"] = "next_use"  # which idle component goes first
     unread_timeout_s: float = 60.0  # longest time in which a session reads none of these messages
+    keep_host: int = 0  # most bytes of host copies that no component uses
 
 
 class State(StrEnum):
@@ -156,6 +157,8 @@ class Component:
     used_number: int = 0
     #: For scratch: the generation that came in as zeros and began its current contents.
     contents: int = 0
+    #: What its worker called the bytes of its first host copy; "" if it gave no name.
+    content: str = ""
     #: Why it is being evicted, and for which waiter.
     reason: Reason = "room"
     evicting_for: Key | None = None

@@ -1,10 +1,11 @@
 """Handles registrations, updates, and the host copies made for them."""
 
 from swapd.core import admission, explain, registry, transfers
+from swapd.core.actions import MakeHostCopy, SealHostCopy
 from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Renewal, State, is_workspace
-from swapd.shared.protocol import Code, Commit, GiveUp, Register, Unregister, Update
+from swapd.shared.protocol import Code, Commit, Forget, GiveUp, Register, Unregister, Update
 
 
 def on_register(ledger: Ledger, session: int, asked: Register) -> None:
@@ -72,7 +73,7 @@ def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
     if len(parts) > 1 or c.state is not State.FILLING or c.answer is not None:
         return ledger.refuse(key, "bad_request", explain.committed([c.name for c in parts]))
     c.answer = asked.id
-    registry.seal(ledger, c, c.uid)
+    registry.order_now(ledger, SealHostCopy(c.uid, c.name))
 
 
 def _is_being_filled(c: Component) -> bool:
@@ -99,10 +100,16 @@ def on_host_copies_pinned(ledger: Ledger, event: HostCopiesPinned) -> None:
 
 
 def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
-    """A component whose first host copy fails is gone; an update that fails changes nothing."""
+    """A component whose first host copy fails is gone; an update that fails changes nothing. Kept
+    host copies give way first."""
+    order, host = ledger.host.making[event.uid], ledger.host
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return
+    if event.short and host.kept and isinstance(order, MakeHostCopy):
+        oldest = host.owners[next(iter(host.kept))].nbytes
+        registry.forget_all_but(ledger, max(host.kept_bytes - max(c.nbytes, oldest), 0))
+        return registry.order_now(ledger, order)
     no_memory = event.code == "host_memory"
     why = explain.no_host_copy(ledger, c, event.why) if no_memory else event.why
     if c.renewal is not None:
@@ -112,18 +119,18 @@ def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
     assert c.answer is not None
     ledger.refuse((c.session, c.answer), event.code, why, names=(c.name,))
     registry.remove(ledger, c)
-    registry.drop_host_copy(ledger, c.uid)
+    registry.let_go_of_host_copy(ledger, c.uid)
 
 
 def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
     """The owner of a host copy that was made or sealed, or failed; None if it is no longer
     needed."""
     c = ledger.host.owners[uid]
-    ledger.host.making.discard(uid)
+    ledger.host.making.pop(uid, None)
     wanted = c.renewal.uid if c.renewal is not None else c.uid
     if ledger.is_current(c) and uid == wanted:
         return c
-    registry.drop_host_copy(ledger, uid)
+    registry.let_go_of_host_copy(ledger, uid)
     return None
 
 
@@ -183,6 +190,18 @@ def _unregister(ledger: Ledger, c: Component, asked: Unregister) -> None:
         registry.finish_unregister(ledger, c)
 
 
+def on_forget(ledger: Ledger, session: int, asked: Forget) -> None:
+    key, host = (session, asked.id), ledger.host
+    known = {uid: {c.name, c.part_of, c.content} for uid in host.kept for c in (host.owners[uid],)}
+    for name in asked.names:
+        if not any(name in names for names in known.values()):
+            return ledger.refuse(key, "unknown_component", explain.not_kept(ledger, name))
+    for uid, names in known.items():
+        if not asked.names or not names.isdisjoint(asked.names):
+            registry.forget(ledger, uid)
+    ledger.accept(key)
+
+
 # --- updates: a second host copy takes the place of the first ------------------------------
 
 
@@ -200,7 +219,7 @@ def answer(ledger: Ledger, c: Component, renewal: Renewal) -> None:
 
 def _give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
     c.renewal = None
-    registry.drop_host_copy(ledger, renewal.uid)
+    registry.let_go_of_host_copy(ledger, renewal.uid)
 
 
 def give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
@@ -215,7 +234,7 @@ def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) ->
     for c in parts:
         assert c.renewal is not None
         c.renewal.request, c.renewal.together = request, parts
-        registry.seal(ledger, c, c.renewal.uid)
+        registry.order_now(ledger, SealHostCopy(c.renewal.uid, c.name))
 
 
 def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
@@ -240,7 +259,7 @@ def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
     c.updated_by = renewal.begun_by
     move = ledger.moves.get(c.generation)
     if not (move and move.uid == old):
-        registry.drop_host_copy(ledger, old)
+        registry.let_go_of_host_copy(ledger, old)
     if c.state in (State.LOADING, State.RESIDENT):
         c.superseded = True
         ledger.superseded[c.name] = c

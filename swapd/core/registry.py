@@ -5,7 +5,7 @@ from bisect import insort
 import msgspec
 
 from swapd.core import requests
-from swapd.core.actions import DropHostCopy, MakeHostCopy, SealHostCopy
+from swapd.core.actions import DropHostCopy, KeepHostCopy, MakeHostCopy, SealHostCopy
 from swapd.core.contents import Due
 from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component
@@ -15,6 +15,8 @@ from swapd.shared.protocol import Register
 #: takes for them; then the others fill their own.
 SHARE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 100e6
+#: Most host copies that are kept without a component: each takes a descriptor of the daemon.
+KEPT_MAX = 256
 
 
 def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None:
@@ -32,6 +34,7 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         scratch=asked.scratch,
         kept=() if asked.scratch and not asked.filled else None,
         to_save=() if asked.scratch == "dropped" else None,
+        content=asked.content,
         tally=ledger.know(asked.part_of or asked.name),
     )
     ledger.components[c.name] = c
@@ -44,7 +47,8 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         ledger.families.setdefault(c.part_of, {})[c.name] = c
     ledger.sessions[c.session].owns[c.name] = None
     c.answer = asked.id
-    make_host_copy(ledger, c, c.uid, asked.id, asked.segments, requests.content(asked))
+    content = requests.content(asked)
+    make_host_copy(ledger, c, c.uid, asked.id, asked.segments, content, certain=asked.certain)
 
 
 def change_staying(ledger: Ledger, c: Component, sign: int) -> None:
@@ -61,6 +65,8 @@ def make_host_copy(
     request: int,
     segments: tuple[int, ...] = (),
     content: str = "",
+    *,
+    certain: bool = False,
 ) -> None:
     """Order a host copy, either at once or when another one has the bytes that this one shares."""
     ledger.host.owners[uid] = c
@@ -79,26 +85,54 @@ def make_host_copy(
     if not content:
         return order(ledger, Due(uid))
     until = ledger.now + SHARE_PATIENCE_S + c.nbytes / SLOWEST_BYTES_PER_S
-    due = ledger.host.contents.ask(uid, c.session, (content, c.nbytes), until)
+    key = content, c.nbytes
+    due = ledger.host.contents.ask(uid, c.session, key, until, certain=certain)
     if due is not None:
         order(ledger, due)
 
 
 def order(ledger: Ledger, due: Due) -> None:
     """Order the host copy that waited for this."""
-    ledger.host.making.add(due.uid)
     action = ledger.host.unordered.pop(due.uid)
-    ledger.out.append(msgspec.structs.replace(action, original=due.original))
+    certain = due.certain and ledger.rules.keep_host > 0
+    order_now(ledger, msgspec.structs.replace(action, original=due.original, certain=certain))
+    if due.original in ledger.host.kept:
+        forget(ledger, due.original)  # it is in use again, and kept when that ends
 
 
-def seal(ledger: Ledger, c: Component, uid: int) -> None:
-    ledger.host.making.add(uid)
-    ledger.out.append(SealHostCopy(uid, c.name))
+def order_now(ledger: Ledger, order: MakeHostCopy | SealHostCopy) -> None:
+    ledger.host.making[order.uid] = order
+    ledger.out.append(order)
 
 
-def drop_host_copy(ledger: Ledger, uid: int) -> None:
-    """No component uses this host copy any more: drop it, now or as soon as it is made or
-    sealed."""
+def let_go_of_host_copy(ledger: Ledger, uid: int) -> None:
+    """No component uses this host copy any more: keep it if it may serve another, else drop it, now
+    or as soon as it is made or sealed."""
+    host, most = ledger.host, 0 if ledger.stopping else ledger.rules.keep_host
+    nbytes = host.owners[uid].nbytes
+    if uid in host.making or not host.contents.is_last(uid) or not 0 < nbytes <= most:
+        return _drop(ledger, uid)
+    ledger.out.append(KeepHostCopy(uid, host.owners[uid].name))
+    host.kept[uid] = None
+    host.kept_bytes += nbytes
+    forget_all_but(ledger, most)
+
+
+def forget_all_but(ledger: Ledger, most: int) -> None:
+    """Drop kept host copies, the least recently used first, until `most` bytes are left at most."""
+    host = ledger.host
+    while host.kept_bytes > most or len(host.kept) > KEPT_MAX:
+        forget(ledger, next(iter(host.kept)))
+
+
+def forget(ledger: Ledger, uid: int) -> None:
+    """Drop a kept host copy."""
+    del ledger.host.kept[uid]
+    ledger.host.kept_bytes -= ledger.host.owners[uid].nbytes
+    _drop(ledger, uid)
+
+
+def _drop(ledger: Ledger, uid: int) -> None:
     if uid not in ledger.host.making:
         c = ledger.host.owners.pop(uid)
         if ledger.host.unordered.pop(uid, None) is None:
@@ -123,7 +157,7 @@ def set_unregistering(ledger: Ledger, c: Component, going: bool) -> None:
 def finish_unregister(ledger: Ledger, c: Component) -> None:
     answer(ledger, c)
     remove(ledger, c)
-    drop_host_copy(ledger, c.uid)
+    let_go_of_host_copy(ledger, c.uid)
 
 
 def remove(ledger: Ledger, c: Component) -> None:

@@ -30,7 +30,8 @@ def problem_with(request: protocol.AnyRequest) -> str | None:
 def names_of(request: protocol.AnyOrder | None) -> tuple[str, ...]:
     """The components and families that a request names; none for a workspace and for the turn to
     start."""
-    if isinstance(request, protocol.Acquire | protocol.Prefetch | protocol.Follows):
+    many = protocol.Acquire | protocol.Prefetch | protocol.Follows | protocol.Forget
+    if isinstance(request, many):
         return request.names
     name = getattr(request, "name", None)
     return () if name is None else (name,)
@@ -67,6 +68,10 @@ def _followers(request: protocol.Follows) -> str | None:
     return _names((request.after, *request.names))
 
 
+def _forgotten(request: protocol.Forget) -> str | None:
+    return _names(request.names) if request.names else None
+
+
 def _timeout(request: Any) -> str | None:
     timeout_s = request.timeout_s
     return None if (timeout_s or 0.0) >= 0.0 else f"timeout_s={timeout_s} must be at least 0"
@@ -99,6 +104,8 @@ def _texts(request: protocol.Register) -> str | None:
 def _contents(request: protocol.Register) -> str | None:
     if request.content and request.mutable:
         return "a mutable component shares its bytes with no other; give no content"
+    if request.certain and not request.content:
+        return "certain=True says that no other bytes have this content; give one"
     if request.scratch and not (request.mutable and request.content == ""):
         return "only its worker writes to scratch: mutable=True, and no content"
     if request.filled and request.scratch != "saved":
@@ -170,6 +177,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.Update: (_name,),
     protocol.GiveUp: (_name,),
     protocol.Unregister: (_name,),
+    protocol.Forget: (_forgotten,),
     protocol.Pin: (_name,),
     protocol.EvictNow: (_name,),
     protocol.Release: (_all_used,),

@@ -73,6 +73,7 @@ _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.Update: registration.on_update,
     protocol.GiveUp: registration.on_give_up,
     protocol.Unregister: registration.on_unregister,
+    protocol.Forget: registration.on_forget,
 }
 
 

@@ -51,6 +51,7 @@ def on_tick(ledger: Ledger, event: Tick) -> None:
 def on_stopping(ledger: Ledger, event: Stopping) -> None:
     ledger.stopping = True
     ledger.prefetches.clear()
+    registry.forget_all_but(ledger, 0)
     starts.refuse_waiting(ledger)
     for w in list(ledger.queue):
         admission.refuse(ledger, w.key, "stopping", explain.STOPPING)
@@ -199,7 +200,9 @@ def on_rules_changed(ledger: Ledger, event: RulesChanged) -> None:
         patience_s=event.patience_s,
         overtake=event.overtake,
         turn_s=event.turn_s,
+        keep_host=event.keep_host,
     )
+    registry.forget_all_but(ledger, event.keep_host)
     ledger.queue.patience_s = event.patience_s
     why = kept_what_is_lent(event.ack_timeout_s)
     for (session, what), (since, _) in ledger.debt_causes.items():
@@ -241,9 +244,9 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
 def _drop_host_copies(ledger: Ledger, c: Component, move: Transfer | None) -> None:
     """A host copy that `move` reads or writes goes when that ends."""
     if not (move and move.uid == c.uid):
-        registry.drop_host_copy(ledger, c.uid)
+        registry.let_go_of_host_copy(ledger, c.uid)
     if c.renewal is not None:
-        registry.drop_host_copy(ledger, c.renewal.uid)
+        registry.let_go_of_host_copy(ledger, c.renewal.uid)
         c.renewal = None
 
 
@@ -262,7 +265,7 @@ def _writer(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> int
 def abandon(ledger: Ledger, move: Transfer) -> None:
     """A copy of a component that is gone has ended."""
     _free(ledger, move.runs, move.writer)
-    registry.drop_host_copy(ledger, move.uid)
+    registry.let_go_of_host_copy(ledger, move.uid)
     ledger.replan = True
 
 

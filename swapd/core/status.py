@@ -24,6 +24,7 @@ from swapd.shared.protocol import (
     Forecast,
     ForecastRequest,
     InTheWay,
+    KeptStatus,
     Refused,
     SessionStatus,
     Victim,
@@ -92,6 +93,12 @@ def wasted(ledger: Ledger, now: float) -> Wasted | None:
         ledger.wasted[-1],
     )
     return Wasted(now - last, last - first, busy_then_s - busy_s, hits_then - hits)
+
+
+def kept(ledger: Ledger) -> tuple[KeptStatus, ...]:
+    """The host copies that no component uses."""
+    owners = (ledger.host.owners[uid] for uid in ledger.host.kept)
+    return tuple(KeptStatus(c.name, c.content, c.nbytes) for c in owners)
 
 
 def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:

@@ -37,7 +37,10 @@ from swapd.shared.units import seconds
 log = logging.getLogger("swapd")
 
 #: Rules of decisions: a change of these is a record of the swap log, so that replays follow it.
-RULES = ("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn")
+RULES = (
+    *("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn"),
+    "keep_host",
+)
 #: Settings that a reload changes. All others are fixed once the device or the page is open.
 RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
 #: Shortest time for which a daemon with `linger` waits for its first session.
@@ -227,6 +230,7 @@ class Daemon:
                 rules.patience_s,
                 rules.overtake,
                 rules.turn_s,
+                rules.keep_host,
             )
             self._dispatch.post(changed)
 
@@ -285,6 +289,7 @@ class Daemon:
             actions.Reclaim: lender.reclaim,
             actions.MakeHostCopy: copies.make,
             actions.SealHostCopy: lambda a: copies.seal(a, owners[a.uid].session),
+            actions.KeepHostCopy: lambda a: copies.keep(a.uid),
             actions.DropHostCopy: lambda a: copies.drop(a.uid),
         }
 
@@ -351,6 +356,7 @@ def _rules(config: Config) -> Rules:
         overtake=config.overtake,
         turn_s=config.turn,
         eviction=config.eviction,
+        keep_host=int(config.keep_host),
     )
 
 

@@ -123,7 +123,7 @@ class HostCopies:
             yield from self._wait()
         unallocated = nbytes
         try:
-            with _file(nbytes) as fd:
+            with (yield from self._new_file(nbytes)) as fd:
                 for at in range(0, nbytes, SLICE_BYTES):
                     n = min(SLICE_BYTES, nbytes - at)
                     os.posix_fallocate(fd.fileno(), at, n)
@@ -138,6 +138,17 @@ class HostCopies:
             if exc.errno == errno.EMFILE:
                 raise HostCopyError("limit", exhausted()) from exc
             raise HostCopyError("host_memory", self._no_room(nbytes, str(exc))) from exc
+
+    def _new_file(self, nbytes: int) -> Work[OwnedFd]:
+        """As `_file`, but it waits for the descriptors of host copies being dropped."""
+        while True:
+            dropping = self._dropping
+            try:
+                return _file(nbytes)
+            except OSError as exc:
+                if exc.errno != errno.EMFILE or not dropping:
+                    raise
+            yield from self._wait()
 
     def adopt(self, uid: int, nbytes: int, fd: OwnedFd) -> Work[int]:
         """Take over a sealed host copy of an earlier daemon, see `is_adoptable`; return its

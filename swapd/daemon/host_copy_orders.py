@@ -127,10 +127,13 @@ class HostCopyOrders:
 
         self._start(order.uid, session, self._copies.seal(order.uid), sealed)
 
-    def drop(self, uid: int) -> None:
-        progress = self.progress.pop(uid, None)
-        if progress is not None:
+    def keep(self, uid: int) -> None:
+        """No component has it any more: nothing is copied from it or to it."""
+        if (progress := self.progress.pop(uid, None)) is not None:
             progress.close()
+
+    def drop(self, uid: int) -> None:
+        self.keep(uid)
         self._copies.announce_drop()
         self._drops.submit(self._copies.drop, uid)  # unmapping gigabytes takes a while
 
@@ -151,10 +154,11 @@ class HostCopyOrders:
     def _failed(self, uid: int, error: Exception) -> AnyEvent:
         now = self._inbox.clock()
         if isinstance(error, HostCopyError):
-            return events.HostCopyFailed(now, uid, error.code, str(error))
+            short = error.code in ("host_memory", "limit")
+            return events.HostCopyFailed(now, uid, error.code, str(error), short)
         if isinstance(error, MemoryError) or fds.is_shortage(error):
             why = f"the daemon could not: {error or 'no memory'}; try again later"
-            return events.HostCopyFailed(now, uid, "limit", why)
+            return events.HostCopyFailed(now, uid, "limit", why, short=True)
         raise error
 
     def _send(self, order: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
@@ -181,7 +185,9 @@ class HostCopyOrders:
             why = f"a session has {SLOTS} components at most; connect once more for others"
             return events.HostCopyFailed(now, order.uid, "limit", why)
         self.progress[order.uid] = progress
-        message = protocol.Master(order.name, order.nbytes, progress.slot, order.request, filled)
+        message = protocol.Master(
+            order.name, order.nbytes, progress.slot, order.request, filled, order.certain
+        )
         connection.lifeline.send(message, [copy])
         return events.HostCopyMade(now, order.uid)
 

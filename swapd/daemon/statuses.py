@@ -117,6 +117,7 @@ class Statuses:
             quarantined_bytes=quarantined * chunk,
             host_copy_bytes=self._copies.total_bytes,
             private_bytes=private,
+            kept=status.kept(ledger),
             pinned_bytes=use.pinned,
             unpinned_bytes=use.unpinned,
             device_bytes=use.total,

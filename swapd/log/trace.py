@@ -133,7 +133,7 @@ class TraceBuilder:
                 yield from self._begins(a.name, "leaving", self._why(a))
             case actions.Evicted() | actions.Lost():
                 yield from self._leaves(a.name)
-            case actions.DropHostCopy():
+            case actions.KeepHostCopy() | actions.DropHostCopy():
                 if [*self._seen.masters.values()].count(a.name) <= 1:  # two during an update
                     yield from self._leaves(a.name)
             case _:

@@ -98,6 +98,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(gt=0)] | None,
         Meta(description="Most host memory for host copies; default: the available memory"),
     ] = None
+    keep_host: Annotated[
+        int,
+        Meta(
+            description="Host memory for the weights of files that no session uses: the next "
+            "`client.load` of the same files takes them as they are",
+            ge=0,
+        ),
+    ] = 0
     pin_limit: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Most host memory to pin for a GPU's copies; default: all host copies"),
@@ -420,7 +428,7 @@ def _chunk(text: str) -> Size | str:
 
 
 #: Settings in bytes.
-SIZES = ("budget", "chunk", "host_memory", "pin_limit", "swap_log_size")
+SIZES = ("budget", "chunk", "host_memory", "keep_host", "pin_limit", "swap_log_size")
 
 #: How the text of a setting is read that is not itself the value.
 _READERS: dict[str, Callable[[str], Any]] = {

@@ -15,7 +15,7 @@ import msgspec
 
 from swapd.shared.text import TEXT_MAX_CHARS
 
-VERSION = 11
+VERSION = 12
 #: Oldest version of a client that a daemon of `VERSION` serves: what has changed since is additions
 #: that such a client never asks for. So a daemon can be upgraded under its workers.
 OLDEST = 11
@@ -152,6 +152,7 @@ class Register(Request, frozen=True, tag="register"):
     transient: bool = False  # a part: it leaves when released, until a Resize keeps it
     scratch: Scratch = ""  # always mutable, as its worker writes to it
     filled: bool = False  # "saved" scratch: its host copy has contents, as that of a component has
+    certain: bool = False  # no other bytes ever have this content: its host copy may be kept
 
 
 class Commit(Request, frozen=True, tag="commit"):
@@ -182,6 +183,13 @@ class GiveUp(Request, frozen=True, tag="give_up"):
 
 class Unregister(Request, frozen=True, tag="unregister"):
     name: str
+
+
+class Forget(Request, frozen=True, tag="forget"):
+    """Drop the kept host copies of these contents, components or families; of all, if it names
+    none. Any session may ask."""
+
+    names: tuple[str, ...] = ()
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -336,6 +344,7 @@ AnyOrder = (
     | Update
     | GiveUp
     | Unregister
+    | Forget
     | Acquire
     | AcquireWorkspace
     | AcquireStart
@@ -578,6 +587,14 @@ WAITS_SHOWN = 50
 NAMES_SHOWN = 8
 
 
+class KeptStatus(msgspec.Struct, frozen=True):
+    """A host copy that no component uses: the last one that did, and the content."""
+
+    name: str
+    content: str
+    nbytes: int
+
+
 class Status(Reply, frozen=True, tag="status"):
     """Everything `swapd status` shows. Bytes are bytes; `_s` is seconds."""
 
@@ -607,6 +624,9 @@ class Status(Reply, frozen=True, tag="status"):
     notes: tuple[str, ...] = ()  # facts about the device for people
     #: Host copies of unregistered components in which connected processes still have tensors.
     private_bytes: int = 0
+    #: Host copies that no component uses, the least recently used first: a part of
+    #: `host_copy_bytes`.
+    kept: tuple[KeptStatus, ...] = ()
     #: The labels of starting processes: the first one starts, the others wait for it.
     starting: tuple[str, ...] = ()
     #: Host copies that are page-locked for the device, and those whose page-locking failed.
@@ -690,7 +710,7 @@ class Master(msgspec.Struct, frozen=True, tag="master"):
     """Comes with the host copy's descriptor. `slot` is the component's word on the board.
 
     `request` is the Register or Update that it answers. A `filled` host copy already has the
-    requested content: it is shared and read-only.
+    requested content: it is shared and read-only. A `certain` one need not be compared.
     """
 
     name: str
@@ -698,6 +718,7 @@ class Master(msgspec.Struct, frozen=True, tag="master"):
     slot: int = 0
     request: int = 0
     filled: bool = False
+    certain: bool = False
 
 
 class Files(msgspec.Struct, frozen=True, tag="files"):

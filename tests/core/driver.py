@@ -98,7 +98,14 @@ def register(w: World, choose: Choices) -> bool:
     kind = (policy, group, mutable, part_of)
     filled = scratch == "saved" and choose.chance(3)
     made = w.ask_register(
-        session, name, nbytes, *kind, content=content, scratch=scratch, filled=filled
+        session,
+        name,
+        nbytes,
+        *kind,
+        content=content,
+        scratch=scratch,
+        filled=filled,
+        certain=content != "" and choose.chance(2),
     )
     if made not in w.answers and w.newest.get(name) in w.making and not choose.chance(5):
         w.make_master(w.newest[name])
@@ -317,6 +324,13 @@ def evict_now(w: World, choose: Choices) -> bool:
     return True
 
 
+def forget(w: World, choose: Choices) -> bool:
+    if not (w.sessions and w.kept):
+        return False
+    w.forget(choose.pick(sorted(w.sessions)), *choose.pick(((), ("the same",), ("a",))))
+    return True
+
+
 def end_master(w: World, choose: Choices) -> bool:
     if not w.making:
         return False
@@ -413,6 +427,7 @@ MOVES: dict[Move, int] = {
     resize: 2,
     pin: 2,
     evict_now: 1,
+    forget: 1,
     end_master: 2,
     end_move: 10,
     step: 6,
@@ -504,6 +519,7 @@ def wind_up(w: World) -> None:
     for session in sorted(w.sessions):
         w.leave(session)
     w.settle()
+    w.change_rules(keep_host=0)
     assert w.ledger.components == {}
     assert w.ledger.pool.free == w.ledger.pool.total, "chunks are lost"
     assert w.dropped == w.masters, "a master is never dropped"

@@ -25,6 +25,7 @@ from swapd.core.actions import (
     Foreseen,
     Grant,
     Hasten,
+    KeepHostCopy,
     Lend,
     Lost,
     MakeHostCopy,
@@ -76,6 +77,7 @@ from swapd.shared.protocol import (
     Commit,
     EvictNow,
     Follows,
+    Forget,
     GiveUp,
     Pin,
     Placement,
@@ -170,6 +172,12 @@ class World:
         self.dropped: set[int] = set()
         #: The host copies that are complete: sealed, or shared from one that is complete.
         self.filled: set[int] = set()
+        #: Names whose content is certain; the host copies that were committed under such a name, or
+        #: share one of these; and those that are kept without a component.
+        self.certain: set[str] = set()
+        self.certain_uids: set[int] = set()
+        self.vouched: set[int] = set()
+        self.kept: set[int] = set()
         self.sessions: set[int] = set()
         self.gone: set[int] = set()
         self.still_running: set[int] = set()
@@ -274,6 +282,7 @@ class World:
         layout: str = "",
         scratch: Scratch = "",
         filled: bool = False,
+        certain: bool = False,
     ) -> Key:
         key = self._key(session)
         # while it waits for another's bytes, it has its name and no host copy
@@ -287,6 +296,9 @@ class World:
                 self.scratch[name] = Worth(scratch, nbytes, all_of_it, filled)
             if name not in self.part_of.values():
                 self.part_of[name] = part_of
+            self.certain.discard(name)
+            if certain:
+                self.certain.add(name)
         asked = Register(
             key[1],
             name,
@@ -300,6 +312,7 @@ class World:
             transient=transient,
             scratch=scratch,
             filled=filled,
+            certain=certain,
         )
         self.ask(session, asked)
         return key
@@ -466,6 +479,11 @@ class World:
         self.ask(session, EvictNow(key[1], name))
         return key
 
+    def forget(self, session: int, *names: str) -> Key:
+        key = self._key(session)
+        self.ask(session, Forget(key[1], names))
+        return key
+
     def leave(self, session: int, alive: bool = False, ending: bool = False) -> None:
         """The lifeline of a session ends; `alive`: its process continues for a while, and ends by
         itself if it is `ending`.
@@ -529,13 +547,17 @@ class World:
     def make_master(self, uid: int, fail: Code | None = None) -> None:
         order = self.making.pop(uid)
         if fail is not None:
-            self.send(HostCopyFailed(self.now, uid, fail, "no memory"))
+            kept, short = set(self.kept), isinstance(order, MakeHostCopy)
+            self.send(HostCopyFailed(self.now, uid, fail, "no memory", short))
+            assert (uid in self.making) <= (kept > self.kept), "it is tried again in vain"
             if self.owner.get(order.name) is not None and order.name not in self.ledger.components:
                 self._forget_name(order.name)
         elif isinstance(order, MakeHostCopy):
             self.send(HostCopyMade(self.now, uid))
         else:
             self.filled.add(uid)
+            if uid in self.certain_uids:
+                self.vouched.add(uid)
             self.send(HostCopySealed(self.now, uid))
 
     def move(self, name: str, fail: str | None = None) -> None:
@@ -789,6 +811,12 @@ class World:
     def _note(self, action: AnyAction) -> None:
         assert getattr(action, "session", None) not in self.gone, f"{action} to who is gone"
         match action:
+            case MakeHostCopy() if action.uid in self.masters - self.dropped:
+                self.making[action.uid] = action  # it is tried again
+            case KeepHostCopy():
+                assert action.uid in self.vouched - self.dropped - self.kept, f"{action}: not sure"
+                assert action.uid not in self.making, f"{action}: still being made"
+                self.kept.add(action.uid)
             case MakeHostCopy():
                 assert action.replaces == self.current.get(action.name, 0)
                 assert action.replaces or action.name not in self.owner
@@ -799,6 +827,12 @@ class World:
                 if action.original:
                     assert action.original in self.filled - self.dropped, f"{action}: not filled"
                     self.filled.add(action.uid)  # it has the same bytes
+                    if action.original in self.vouched:
+                        self.vouched.add(action.uid)
+                certain = self.core.rules.keep_host > 0 and action.original in self.vouched
+                assert action.certain == certain, f"{action}: what is compared"
+                if action.name in self.certain and not action.replaces:
+                    self.certain_uids.add(action.uid)
                 worth = self.scratch.get(action.name)
                 assert action.empty == (worth is not None and worth.kind == "dropped")
                 if worth is None:
@@ -813,6 +847,7 @@ class World:
                 assert action.uid not in self.making, f"{action}: still being made"
                 assert all(m.uid != action.uid for m in self.copies()), f"{action}: copying"
                 self.dropped.add(action.uid)
+                self.kept.discard(action.uid)
             case CopyIn():
                 self._check_chunks(action)
                 assert action.uid == self.current[action.name], f"{action}: of old bytes"
@@ -1110,13 +1145,14 @@ def brief(action: AnyAction) -> str:
 def remains(core: Residency, session: int) -> list[str]:
     """The places in the state of `core` that contain the number of a session.
 
-    Copies in flight, host copies in the making and quarantined chunks are the exceptions: their
-    data is kept until they end.
+    Copies in flight, host copies in the making or kept, and quarantined chunks are the exceptions:
+    their data is kept until they end.
     """
     found: list[str] = []
     ledger = core.ledger
     parts: dict[str, object] = {"": core, "ledger.": ledger}
-    kept = (ledger.moves, ledger.host.owners, ledger.quarantined, ledger.dying)
+    host = ledger.host
+    kept = (ledger.moves, host.owners, host.making, ledger.quarantined, ledger.dying)
     passed_over = [*parts.values(), core.rules, *kept]
     seen = set(map(id, passed_over))
     for part, whole in parts.items():
@@ -1125,7 +1161,7 @@ def remains(core: Residency, session: int) -> list[str]:
     for uid, c in ledger.host.owners.items():
         if c.session == session:
             used = any(m.uid == uid for m in ledger.moves.values())
-            if not used and uid not in ledger.host.making:
+            if not used and uid not in host.making and uid not in host.kept:
                 found.append(f"masters: {c}")
     return found
 

@@ -53,6 +53,8 @@ class Layout(Protocol):
     #: Identifies the bytes before all are read: sessions with the same share a host copy if it
     #: `matches` all of them. "": it is not shared.
     content: str
+    #: Whether no other bytes ever have this content.
+    certain: bool
     #: The kind of scratch, which decides on its contents at eviction; and whether it has contents
     #: to fill in.
     scratch: Scratch
@@ -126,6 +128,7 @@ class InMemory(ABC):
 
     nbytes: int
     content = ""
+    certain = False
     scratch: Scratch = ""
     filled = False
 

@@ -23,6 +23,7 @@ class Scratch(Ready):
     """
 
     content = ""
+    certain = False
     has_views = True
 
     def __init__(

@@ -230,13 +230,15 @@ class Registry:
             transient,
             part.scratch,
             part.layout.filled,
+            part.layout.certain and part.layout.content != "",
         )
 
     def fill(self, part: Part) -> None:
         """Copy the source into the host copy that the daemon has sent. Blocks for the copy.
 
         If another process has filled it, compare instead: the daemon only knows that both processes
-        named the same source. Raises: OtherBytes if the bytes differ.
+        named the same source. Where the daemon keeps host copies, it vouches for those of files.
+        Raises: OtherBytes if the bytes differ.
         """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
@@ -247,7 +249,8 @@ class Registry:
             if part.nbytes and part.scratch != "dropped":
                 self._processor.save(part.address, part.nbytes, part.master.fileno())
         elif part.nbytes and message.filled:
-            if not part.layout.matches(part.master.fileno()):
+            trusted = message.certain and part.layout.certain
+            if not trusted and not part.layout.matches(part.master.fileno()):
                 raise OtherBytes(part.name, was_guessed=isinstance(part.layout, InMemory))
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())

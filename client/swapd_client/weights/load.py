@@ -24,6 +24,9 @@ from swapd_client.weights.safetensors import Files, Stored, open_all
 #: The new name of a tensor in a file; None leaves the tensor out.
 Rename = Callable[[str], str | None]
 
+#: Counts up when `fill_file` makes other bytes of the same files.
+READER = 1
+
 
 class FileLayout(PlacedTensors, Ready):
     """Tensors of files, and the parameters of a module that they replace.
@@ -58,6 +61,7 @@ class FileLayout(PlacedTensors, Ready):
         self.aliases = {alias: n for n, s in self._slots.items() for alias in s.names if alias != n}
         self.tensors: dict[str, torch.Tensor] = {}
         self.content = self._content() if share else ""
+        self.certain = all(w.stored.file.is_settled for w in wanted.values())
         self.scratch: protocol.Scratch = ""
         self.filled = False
 
@@ -121,8 +125,10 @@ class FileLayout(PlacedTensors, Ready):
         return base.view(one.dtype).view(one.shape)
 
     def _content(self) -> str:
-        """Identifies the bytes: valid as long as no process writes to the files."""
-        read = [
+        """Identifies the bytes, which another torch may cast in another way: valid as long as no
+        process writes to the files."""
+        read: list[tuple[object, ...]] = [(READER, torch.__version__)]
+        read += [
             (name, *w.stored.file.identity, w.stored.offset, str(w.dtype))
             for name, w in self._wanted.items()
         ]

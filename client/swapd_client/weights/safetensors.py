@@ -7,6 +7,7 @@ its shape and dtype, and overlaps no other.
 
 import os
 import stat
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from math import prod
@@ -36,6 +37,9 @@ HEADER_MAX_BYTES = 100 << 20
 _DIMENSIONS_MAX = 64
 #: Strides count in 64 bits, also for a tensor without items.
 _ITEMS_MAX = 1 << 62
+
+#: No file system has a slower clock: FAT's ticks every two seconds.
+SETTLED_NS = 2_000_000_000
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -72,6 +76,8 @@ class File:
         #: Device, inode, size, mtime and ctime (no program can set that one). Another file has
         #: another identity, and so has this file after a write.
         self.identity = _identity(status)
+        #: Whether each later write gives it another ctime: clocks of file systems may tick slowly.
+        self.is_settled = time.time_ns() - status.st_ctime_ns > SETTLED_NS
         self._links = status.st_nlink
 
     def __repr__(self) -> str:
