@@ -161,6 +161,7 @@ async def test_a_cancelled_registration_has_registered_nothing(
         lambda client: client.pin("f"),
         lambda client: client.unpin("f"),
         lambda client: client.evict("a"),
+        lambda client: client.forget(),
         lambda client: client.forecast("a", "b"),
         lambda client: client.cheapest(["a", "b"]),
         lambda client: client.status(),

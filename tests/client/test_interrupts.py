@@ -236,6 +236,7 @@ def test_an_interrupted_load_has_loaded_nothing(
         lambda client: client.pin("f"),
         lambda client: client.unpin("f"),
         lambda client: client.evict("f"),
+        lambda client: client.forget(),
         lambda client: client.prefetch("f"),
         lambda client: client.follows("a", after="f"),
         lambda client: client.cheapest(["a", "f"], timeout=30),
