@@ -8,15 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from swapd.core.actions import (
-    Accept,
-    AnyAction,
-    MakeHostCopy,
-    Refuse,
-    SealHostCopy,
-    SendHurry,
-    SendWanted,
-)
+from swapd.core.actions import Accept, AnyAction, MakeHostCopy, Refuse, SendHurry, SendWanted
 from swapd.core.chunks import ChunkPool
 from swapd.core.contents import Contents
 from swapd.core.foresight import Foresight
@@ -64,7 +56,7 @@ class HostCopyIndex:
         #: The component of each host copy; kept until DropHostCopy is ordered.
         self.owners: dict[int, Component] = {}
         #: Those that are being made or sealed, each with the order.
-        self.making: dict[int, MakeHostCopy | SealHostCopy] = {}
+        self.making: dict[int, AnyAction] = {}
         #: Host copies with equal bytes; and the orders of those that wait for another one's bytes.
         self.contents = Contents()
         self.unordered: dict[int, MakeHostCopy] = {}
