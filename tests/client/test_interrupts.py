@@ -209,23 +209,22 @@ def test_an_interrupted_load_has_loaded_nothing(
     file = tmp_path / "a.safetensors"
     save_file(made(), file)
 
-    def load() -> Tensors:
+    def load() -> list[swapd_client.Component]:
         if parts is None:
-            return dict(client.load("a", file).tensors)
-        loaded = client.load_family("a", file, parts)
-        return {name: tensor for one in loaded for name, tensor in one.tensors.items()}
+            return [client.load("a", file)]
+        return client.load_family("a", file, parts)
 
     load()
     client.unregister("a")
     found = places(load, MOST)
     client.unregister("a")
     for place in found:
-        tensors = interrupt(load, place)
-        if tensors is None:
+        loaded = interrupt(load, place)
+        if loaded is None:
             assert_none_is_left(client, other)
-            tensors = load()
+            loaded = load()
         with client.acquire("a"):
-            assert_whole(tensors)
+            assert_whole({name: t for one in loaded for name, t in one.tensors.items()})
         client.unregister("a")
 
 
