@@ -6,6 +6,7 @@
 # `make test-floors`: some tests with the least versions that pyproject.toml allows; CI runs them.
 # `make test-pythons`: the client's tests with the other versions of Python that are installed.
 # `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
+# `make simulate`: 10,000 seeds of the daemon with simulated workers, of which `make test` plays some.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make package` builds the sdist and the wheel, unpacks the one and installs the other.
 # `make test-services` checks deploy/ with the tools of others, and runs Ray; 1.4 GB into .venv-services.
@@ -20,7 +21,7 @@ VLLM_VENV := .venv-vllm$(VLLM_VERSION:%=-%)
 VLLM := $(VLLM_VENV)/bin
 VLLM_PIP = $(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: deep harm measure mutants zoo demo test test-floors test-pythons test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
+.PHONY: deep harm measure mutants simulate zoo demo test test-floors test-pythons test-services test-tools test-vllm test-vllm-versions lint check unit docs bench package gpu-check clean
 
 demo: .venv/ready
 	$(BIN)/swapd demo
@@ -89,6 +90,11 @@ docs: .venv/ready
 
 deep: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/core
+
+# make simulate SEEDS=20000:30000
+SEEDS := 0:10000
+simulate: .venv/ready
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 # make test-vllm TESTS='tests/vllm/test_deploy.py -k overlay'
 # make test-vllm ISA=avx2, for what a CPU without AVX-512 would do

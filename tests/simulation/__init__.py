@@ -1,0 +1,1 @@
+"""A daemon's shell, with simulated workers, on a virtual clock: one seed, one story."""
