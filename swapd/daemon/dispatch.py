@@ -153,8 +153,8 @@ class Dispatch(Inbox):
         record = self._causes.get(generation, 0)
         return Move("load", move.component.name, move.component.bytes_in, move.began, record)
 
-    def forget_revocations(self, session: int) -> None:
-        """The session acknowledges none any more."""
+    def _forget_revocations(self, session: int) -> None:
+        """The session acknowledges none any more, and none is ordered."""
         for name in [n for n in self._causes if isinstance(n, tuple) and n[0] == session]:
             del self._causes[name]
 
@@ -172,6 +172,8 @@ class Dispatch(Inbox):
         numbered = [(a, self._swap_log.action(a, seq, event.now)) for a in done]
         for action, number in copies_first(numbered):
             self._carry_out(action, number)
+        if isinstance(event, events.SessionGone):
+            self._forget_revocations(event.session)
 
     def _note_end(self, event: events.CopiedIn | events.CopyFailed | events.CopyStopped) -> None:
         """Keep a load that has ended for the accounts."""

@@ -216,7 +216,6 @@ class Sessions:
             self._dispatch.post(events.SessionEnds(now, session, END_STEP, alive, ending))
             self._dispatch.loop.call_soon(self._end, session, token)
             return
-        self._dispatch.forget_revocations(session)
         self._dispatch.post(events.SessionGone(now, session, alive, ending))
         if alive:
             # later: the event may be queued behind the one that fenced this session
