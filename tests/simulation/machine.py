@@ -89,7 +89,8 @@ class Machine:
 
     def note(self, who: object, what: object) -> None:
         if self.story is not None:
-            self.story.append((self.loop.time(), str(who), str(what)))
+            said = str(what).replace(str(self.folder), "/run/swapd")
+            self.story.append((self.loop.time(), str(who), said))
 
     def fail(self, why: str) -> None:
         """A promise is broken: the simulation ends."""
