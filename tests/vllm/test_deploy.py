@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from swapd.cli.app import app
+from swapd.cli.app import app_of
 from swapd.plan import deploy, paste
 from swapd.plan import omni as asked
 from swapd_client.vllm.options import options_of
@@ -179,7 +179,7 @@ def test_the_loader_reads_what_a_run_makes_of_flags_and_of_stage_args(
     flags = ("--cpu-offload-enabled", "--cpu-offload-components", "thinker,talker")
     files = []
     for number, words in enumerate((flags, ("--deploy-config", old))):
-        done = CliRunner().invoke(app, dry_run(model, *words))
+        done = CliRunner().invoke(app_of(), dry_run(model, *words))
         assert done.exit_code == 0, done.output
         (path := tmp_path / f"{number}.yaml").write_text(overlay_in(done.stdout))
         files.append(("qwen2_5_omni", str(path)))
