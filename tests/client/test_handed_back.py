@@ -13,6 +13,7 @@ from swapd.shared import protocol
 from swapd_client import Client
 from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
+from swapd_client.weights import safetensors
 from tests.guarantees.harness import MIB, Daemon, World
 
 NAMES = ("a", "b")
@@ -142,4 +143,25 @@ def test_a_hand_back_without_a_descriptor_ends_its_session_alone(world: World) -
     other.close()
     with pytest.raises(swapd_client.InvalidArgument, match="without its descriptor"):
         client.status()
+    client.close()
+
+
+def test_an_updated_one_is_not_taken_for_what_its_files_say(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where host copies are kept, the daemon vouches for bytes, and nobody compares them."""
+    monkeypatch.setattr(safetensors, "SETTLED_NS", -(10**9))
+    save_file(values(), file := tmp_path / "x.safetensors")
+    settings = {"keep_host": "64MiB", "host_memory": "64MiB"}
+    daemon = world.daemon(**settings)
+    client = swapd_client.connect(daemon.folder)
+    client.load("updated", file)
+    client.update("updated", {"a": torch.zeros(512, 1024)})
+    daemon.kill()
+    daemon = world.daemon(**settings)
+    client = join(daemon, client)
+    with swapd_client.connect(daemon.folder) as other:
+        loaded = other.load("x", file)
+        with other.acquire("x"):
+            assert all(torch.equal(loaded.tensors[name], value) for name, value in values().items())
     client.close()

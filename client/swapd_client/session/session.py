@@ -157,6 +157,7 @@ class Session:
         with self.life.lock:
             old = part.master
             part.master, part.renewed = master, self._ids
+            part.layout.content = ""  # no longer the bytes of its source, for the next daemon
             self.leases.renewed(part.name)
         if old is not None:
             old.close()
