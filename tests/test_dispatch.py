@@ -13,12 +13,13 @@ from swapd.core.actions import (
     CopyOut,
     Evict,
     Evicted,
+    Fence,
     Grant,
     Lend,
     SendRevoke,
     Waiting,
 )
-from swapd.core.events import CopiedIn, CopyFailed
+from swapd.core.events import CopiedIn, CopyFailed, SessionGone, Tick
 from swapd.daemon.dispatch import Dispatch, copies_first
 from swapd.shared.protocol import MOVES_MAX, Account, Acquire, Move
 from tests.posted import Posted
@@ -87,6 +88,27 @@ async def test_a_task_ends_the_daemon_by_an_error_and_not_by_its_end_or_its_canc
     posted.inbox.start(fails())
     assert str(await posted.crashes.get()) == "a bug"
     assert posted.crashes.empty()
+
+
+# --- revocations -------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_a_revocation_that_follows_the_fence_of_its_session() -> None:
+    """Both come from one event, and the session ends while the fence is carried out."""
+    orders: dict[type, list[AnyAction]] = {Tick: [Fence(1, "late"), ASK], SessionGone: []}
+    ledger = SimpleNamespace(stopping=False)
+    core: Any = SimpleNamespace(
+        ledger=ledger, handle=lambda event: orders[type(event)], next_deadline=lambda: None
+    )
+    log: Any = SimpleNamespace(event=lambda *_: 5, action=lambda *_: 6)
+    nothing: Any = None
+    dispatch = Dispatch(core, log, nothing, pytest.fail)  # type: ignore[arg-type]
+    dispatch.perform = {
+        Fence: lambda _: dispatch.post(SessionGone(9.0, 1)),
+        SendRevoke: lambda _: None,
+    }
+    dispatch.post(Tick(9.0))
+    assert not dispatch._causes
 
 
 # --- traced acquires ---------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 from swapd.shared.config import environment_with
 
 ROOT = Path(__file__).parents[2]
-#: Seeds of one test.
-SEEDS = 100
+#: Seeds of one test; `make simulate` plays 10,000.
+SEEDS = 75
 MAIN = "import sys; from tests.simulation.__main__ import main; sys.exit(main())"
 #: The daemon does not hear of the end of some slow actions.
 FORGETFUL = """
@@ -30,14 +30,9 @@ def simulated(*arguments: str, hash_seed: int = 0, changed: str = "", fails: boo
     return done.stdout
 
 
-@pytest.mark.parametrize("first", range(0, 4 * SEEDS, SEEDS))
+@pytest.mark.parametrize("first", range(0, 2 * SEEDS, SEEDS))
 def test_no_seed_breaks_a_promise(first: int) -> None:
     assert "\n0 broken" in simulated("--seeds", f"{first}:{first + SEEDS}")
-
-
-@pytest.mark.parametrize("seed", [2472])
-def test_a_seed_that_has_broken_a_promise_breaks_none(seed: int) -> None:
-    simulated("--seed", str(seed))
 
 
 def test_a_seed_is_the_same_story_in_every_process() -> None:
