@@ -733,13 +733,12 @@ class Client:
         All that the client has is registered again, as it was: names, policies, families and their
         sizes, addresses, and the last bytes of mutable components. Pins, prefetches and `follows`
         are not. Waits until no lease is in use, and for a daemon, until this time (monotonic; by
-        default as `connect(reconnect=)` says). Then it blocks for the copies, for which there must
-        be memory: private copies of all weights meanwhile, on a GPU too.
+        default as `connect(reconnect=)` says). Then it blocks, for the copies of what no host copy
+        has that the daemon can take over; no memory of the GPU is needed.
 
         Raises: `error` while a lease is in use, and if only attached models are to join, and there
         is none; otherwise as `connect` and `register`: then the weights are intact, and the next
-        call tries again. ClientClosed if it was closed. OutOfMemory also if the GPU has no room for
-        the private copies, whose bytes are then lost.
+        call tries again. ClientClosed if it was closed.
         """
         plain = self.reconnect_s and isinstance(error, DaemonGone)
         if self.when_gone is not None or not (plain or self.attachments):
@@ -769,7 +768,6 @@ def _close(leasing: Leasing, *, keep: bool) -> None:
 
 def restore_models(client: Client) -> None:
     """After closing: the hooks of attached models go."""
-    client.session.left.clear()
     for attachment in list(client.attachments):
         attachment.let_go()
 

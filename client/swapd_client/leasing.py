@@ -31,7 +31,7 @@ from swapd_client.asked import (
     record_of,
     stop_if_cancelled,
 )
-from swapd_client.errors import SessionEnded, SwapdError, Timeout
+from swapd_client.errors import DaemonGone, SessionEnded, SwapdError, Timeout
 from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
@@ -65,6 +65,7 @@ class Leasing:
         self.factory = factory
         self._own = _Own()
         session.sweeps(self.sweep)
+        session.life.when_ended(self._daemon_gone)
 
     # --- requests ------------------------------------------------------------------------
 
@@ -413,6 +414,11 @@ class Leasing:
 
         self.cache.closed = True
         self.cache.each(end)
+
+    def _daemon_gone(self, error: SwapdError) -> None:
+        """In the lifeline's thread: no sweep comes any more."""
+        if isinstance(error, DaemonGone):
+            self.keep_no_more()
 
     def in_use(self) -> bool:
         """As `Leases.in_use`, beside the leases that the cache keeps."""

@@ -129,7 +129,7 @@ def register_again(
 ) -> None:
     """Register components of a lost daemon as they were, at their addresses: all of them or none.
 
-    Their session is closed, so they are private memory. Blocks and raises as `register`;
+    Their session is closed, or they wait in it (`Session.leave`). Blocks and raises as `register`;
     InvalidSource if a component would move.
     """
     register(leasing, lambda: map(leasing.session.registry.prepare_again, parts), keeping)

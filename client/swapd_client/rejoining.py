@@ -18,13 +18,11 @@ from swapd_client.errors import (
     DaemonGone,
     InvalidSource,
     NotRunning,
-    OutOfMemory,
     SessionEnded,
     SwapdError,
 )
 from swapd_client.leasing import Leasing
-from swapd_client.memory.part import Part
-from swapd_client.registration import end, register_again
+from swapd_client.registration import register_again
 from swapd_client.session.session import Session
 from swapd_client.session.starting import AGAIN_S
 
@@ -149,8 +147,7 @@ def _join_if_first(
             if is_first := client.leasing is lost:
                 _join_in_time(client, lost, until, over)
     except SwapdError as exc:
-        is_plain = lost.session.bare or isinstance(exc, ClientClosed)
-        problems.append(exc if is_plain else _explained(exc))
+        problems.append(exc if isinstance(exc, ClientClosed) else _explained(exc))
     except BaseException as exc:  # noqa: BLE001 - the caller raises it
         problems.append(exc)
     finally:
@@ -188,7 +185,10 @@ def _join(client: _Client, lost: Leasing, answer_s: float) -> None:
     leasing = client._leasing_of(session)
     try:
         refuse_another_device(old, session)
-        parts = _let_go(lost)
+        lost.keep_no_more()
+        old.leases.drain()
+        old.leave()
+        parts = [part for part in old.registry.all() if not part.where.over]
         families = {part.part_of for part in parts}
         kept = {name: size for name, size in old.registry.kept.items() if name in families}
         register_again(leasing, parts, kept)
@@ -196,19 +196,5 @@ def _join(client: _Client, lost: Leasing, answer_s: float) -> None:
         session.close()
         leasing.close()
         raise
+    old.handed_over()
     client._move_to(leasing)
-
-
-def _let_go(lost: Leasing) -> list[Part]:
-    """Close a lost session; return its components that have tensors, now private memory."""
-    session = lost.session
-    if not session.left:
-        session.left = {part.name: part for part in session.registry.all()}
-    end(lost, keep=True)
-    if session.bare:
-        raise OutOfMemory(
-            f"the GPU has no room for private copies of "
-            f"{', '.join(part.name for part in session.bare)}, so these are lost with the daemon: "
-            "load the model again"
-        )
-    return [part for part in session.left.values() if not part.where.over]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from swapd.shared.protocol import PAST_MAX_S, Release, Used
-from swapd_client.errors import SessionEnded, SessionFenced, SwapdError
+from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
 from swapd_client.memory.part import Part
@@ -48,6 +48,8 @@ class Leases:
         self._arrivals = arrivals
         self._strict = strict
         self._book = Book()
+        #: Whether nothing of the daemon is mapped any more: the end of a lease changes nothing.
+        self.closed = False
         #: Notified when a lease that waited for the GPU ends.
         self._ended = threading.Condition(self._lock)
 
@@ -181,7 +183,9 @@ class Leases:
         with self._lock:
             if record.state != "held":
                 return record.state == "ending"
-            work = self._work_under(record) if self._life.error is None else None
+            gone = self._life.error
+            must_wait = gone is None or (isinstance(gone, DaemonGone) and not self.closed)
+            work = self._work_under(record) if must_wait else None
             self._book.released(record, late=work is not None)
         if work is None:
             return False
@@ -227,6 +231,7 @@ class Leases:
         if isinstance(self._life.error, SessionFenced):
             raise self._life.error.with_traceback(None)
         if self._life.error is not None:
+            self.let_go(record)
             return False
         self._life.check()
         with self._lock:  # an interrupt may end this anywhere: all of it may run again
@@ -242,6 +247,14 @@ class Leases:
                 part.holders.discard(record.id)
             self._book.over(record)
         return not record.told
+
+    def let_go(self, record: Record | None = None) -> None:
+        """If the daemon is gone, and this lease over: let go of what no other lease uses."""
+        with self._lock:
+            if isinstance(self._life.error, DaemonGone) and not self.closed:
+                for part in self._parts.values():
+                    part.holders.discard(record.id if record else 0)
+                self._processor.let_go(self._parts.values())
 
     def release_of(self, record: Record) -> Release:
         """The message that ends a lease, with the part of its scratch to save."""

@@ -3,8 +3,9 @@
 import fcntl
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
@@ -15,6 +16,8 @@ from swapd_client.memory.scratch import told
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class Claim(NamedTuple):
@@ -68,8 +71,8 @@ class Part:
     def _begin(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
         """The state of its life in one session."""
         self.where = where
-        #: The host copy of an earlier daemon that has its bytes, until it is registered; its
-        #: `Former` owns it.
+        #: The host copy of the daemon that is gone, from the time when nothing of that is mapped
+        #: until the component is registered with the next one, or has left.
         self.old_master = old_master
         #: Its host copy, once the daemon has sent it.
         self.master: OwnedFd | None = None
@@ -98,12 +101,21 @@ class Part:
         return f"<Part {self.name} {self.nbytes >> 20} MiB at {self.address:#x}>"
 
     def begin_again(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
-        """Its daemon is gone: it begins again in another session, with the private memory there."""
+        """Its daemon is gone: it begins again in another session.
+
+        `old_master` has its bytes, and is owned by it from now on; None: the private memory in its
+        range has them.
+        """
         self.is_again = True
-        if old_master is None:
+        if old_master is None or self.mutable:
             self.layout.content = ""  # its bytes may have changed since they were read
         self.layout.filled = self.scratch == "saved"
+        if self.old_master is not old_master:
+            self.close_old()
+        is_lost = self.is_lost
         self._begin(where, claim, old_master)
+        if is_lost:
+            self.lost = 0  # until the next grant
 
     def sealed_master(self) -> OwnedFd | None:
         """Its host copy for the next daemon, if its range may be a private mapping of that.
@@ -125,7 +137,21 @@ class Part:
         assert self.master is not None
         if os.path.sameopenfile(self.old_master.fileno(), self.master.fileno()):
             return True
-        return vm.has_bytes(self.master.fileno(), 0, self.address, self.nbytes)
+        return self._from_old(vm.has_bytes)
+
+    def fill_from_old(self) -> None:
+        """Copy the old host copy into the new one."""
+        self._from_old(vm.write)
+
+    def _from_old(self, do: Callable[[int, int, int, int], T]) -> T:
+        """`do(file of the host copy, 0, address of the old host copy's bytes, their number)`."""
+        assert self.old_master is not None
+        assert self.master is not None
+        source = vm.map_shared(self.old_master.fileno(), 0, self.span, writable=False)
+        try:
+            return do(self.master.fileno(), 0, source, self.nbytes)
+        finally:
+            vm.free(source, self.span)
 
     @property
     def span(self) -> int:
@@ -141,6 +167,11 @@ class Part:
     def is_lost(self) -> bool:
         """For scratch: whether the contents of the last grant have left, and were not kept."""
         return self.lost >= self.where.generation
+
+    @property
+    def has_contents(self) -> bool:
+        """Whether it has bytes to keep: all but scratch that loads as zeros the next time."""
+        return self.scratch != "dropped" and not self.is_lost
 
     def note_used(self, ranges: Ranges) -> None:
         """Save only these ranges; the release of a lease on it tells the daemon."""
@@ -165,10 +196,11 @@ class Part:
         The pages are the host copy's until they are written to. The caller frees the mapping, and
         ensures that the host copy stays open meanwhile (`Registry.map_master`).
         """
-        assert self.master is not None
+        master = self.master or self.old_master
+        assert master is not None
         address = vm.reserve(self.span)
         try:
-            vm.map_private(self.master.fileno(), self.span, at=address)
+            vm.map_private(master.fileno(), self.span, at=address)
         except BaseException:
             vm.free(address, self.span)
             raise
@@ -187,3 +219,9 @@ class Part:
         self.watched.clear()
         if self.master is not None:
             self.master.close()
+
+    def close_old(self) -> None:
+        """Close the old host copy: the component has no need of it."""
+        if self.old_master is not None:
+            self.old_master.close()
+            self.old_master = None

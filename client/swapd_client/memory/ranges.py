@@ -39,13 +39,14 @@ _claims: dict[int, Claim] = {}
 _listeners: list[tuple[Callable[[Lying], None], Callable[[Lying], None]]] = []
 
 
-def claim(made: Claim, origins: Iterable[Origin]) -> None:
+def claim(made: Claim, origins: Iterable[Origin], of: Part | None = None) -> None:
     """Reserve `origins` for a new component. Call it under `moving`, and `release` after.
 
-    Raises: InvalidSource if a tensor is in a component, or is being moved into another.
+    Raises: InvalidSource if a tensor is in a component other than `of`, or is being moved into
+    another.
     """
     for what, start, nbytes in origins:
-        if found := find(start, nbytes):
+        if (found := find(start, nbytes)) and (found.part is None or found.part is not of):
             raise InvalidSource(_refusal(what, found, made))
     for address in made.memory:
         other = _claims.get(address, made)

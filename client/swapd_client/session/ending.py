@@ -47,6 +47,15 @@ def _stays(part: Part, *, spares: bool) -> bool:
     return not part.incomplete and (part.mutable or (spares and bool(part.holders)))
 
 
+def leave_all(registry: Registry, processor: Processor) -> None:
+    """Have every component wait for the next daemon. After an error all of it may be done again."""
+    parts = registry.all()
+    processor.before_private(parts)
+    for part in parts:
+        registry.leave(part)
+    processor.let_go_of(())
+
+
 def let_go_of_all(registry: Registry, processor: Processor) -> None:
     """Unmap all components, without private copies."""
     for part in registry.all():

@@ -4,7 +4,7 @@ The lifeline's thread adds them; others wait for those that they need. Both clas
 """
 
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from swapd.shared.fds import OwnedFd
@@ -87,6 +87,11 @@ class Files(_Coming[tuple[int, bool]]):
             for key in [(n, writable) for n in numbers for writable in (False, True)]:
                 if fd := self._fds.pop(key, None):
                     fd.close()
+
+    def drop_all(self, but: Collection[int]) -> None:
+        """Close all that have come but these."""
+        with self._lock:
+            self.drop({number for number, _ in self._fds}.difference(but))
 
     def _arrived(self, number: int, writable: bool) -> tuple[int, bool]:
         if self._await(key := (number, writable), FILE_S):

@@ -4,7 +4,7 @@ The CPU computes on the daemon's memory itself: work ends at once, and memory ne
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from swapd.shared import vm
@@ -139,6 +139,14 @@ class Processor:
                     assert part.master is not None
                     part.where.make_private(part.master, keep_shown=False)
         end()
+
+    def let_go(self, parts: Collection[Part]) -> None:
+        """The daemon is gone: free its memory where no lease of these uses it, if it is scarce."""
+
+    def leave(self, part: Part, *, keep_shown: bool) -> None:
+        """Unmap all of the daemon that is gone: see `Registry.leave`."""
+        bytes_of = part.master if part.has_contents else None
+        part.where.make_private(bytes_of, keep_shown=keep_shown)
 
     def before_private(self, parts: Iterable[Part]) -> None:
         """Some of these are about to become private memory."""

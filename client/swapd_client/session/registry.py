@@ -139,24 +139,27 @@ class Registry:
             raise
 
     def prepare_again(self, part: Part) -> Part:
-        """As `prepare`, for a component that a closed session has lost: it takes over its range.
+        """As `prepare`, for a component that another session has lost: it takes over its range.
 
-        Its bytes there are private memory. Raises: InvalidSource if it cannot keep its address.
+        That session was closed, or the component has left it with `leave`. Raises: InvalidSource
+        if it cannot keep its address.
         """
         self._check_new(part.name)
         spans = part.layout.spans(part.address)
         claim = Claim(self._owner, part.part_of or part.name, tuple(at for at, _ in spans))
         with ranges.moving:
-            ranges.claim(claim, [(part.name, *span) for span in spans])
+            ranges.claim(claim, [(part.name, *span) for span in spans], part)
         try:
             fits = self._processor.fits(part.where) and not part.where.over
-            there = former.find(self._processor.key, spans) or Former(part.where, spans)
+            there = former.find(self._processor.key, spans)
+            there = there or Former(part.where, spans, part.old_master)
             before = there if fits else None
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
+            old_master = self._old_master(there)
         except BaseException:
             ranges.release(claim)
             raise
-        part.begin_again(where, claim, self._old_master(there))
+        part.begin_again(where, claim, old_master)
         return part
 
     def _check_new(self, name: str) -> None:
@@ -187,11 +190,18 @@ class Registry:
         return None
 
     def _old_master(self, before: Former) -> OwnedFd | None:
-        """The host copy of an earlier daemon, if it has the bytes of this private memory still."""
+        """The host copy of an earlier daemon, if it has the component's bytes still.
+
+        Nothing tells of writes to private memory on a GPU.
+        """
         if before.master is None:
             return None
         where = before.where
-        return before.master if vm.is_unwritten(where.address, vm.round_up(where.nbytes)) else None
+        if where.addressable:
+            has_them = vm.is_unwritten(where.address, vm.round_up(where.nbytes))
+        else:
+            has_them = not where.shown
+        return before.master if has_them else None
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
         """Reserve a range for each of `parts`. The caller discards those it got if one fails.
@@ -245,8 +255,10 @@ class Registry:
         if message.filled and part.old_master is not None:
             if not part.has_old_bytes():
                 raise OtherBytes(part.name, was_guessed=True)
+        elif part.old_master is not None:
+            part.fill_from_old()
         elif part.is_again:
-            if part.nbytes and part.scratch != "dropped":
+            if part.nbytes and part.has_contents:
                 self._processor.save(part.address, part.nbytes, part.master.fileno())
         elif part.nbytes and message.filled:
             trusted = message.certain and part.layout.certain
@@ -267,7 +279,7 @@ class Registry:
             ranges.add(part, self._owner)
             former.forget(part.where)
             ranges.release(part.claim)
-        part.old_master = None
+        part.close_old()
         self._processor.attempt(part.where.give_up_private)
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
@@ -301,17 +313,20 @@ class Registry:
         else:  # another thread has been granted it already
             self.try_unbind(part, keep_shown=part.mutable)
         part.close()
+        part.master = None
 
     # --- in use --------------------------------------------------------------------------
 
     def map_master(self, part: Part) -> int | None:
         """A private mapping of a component's host copy, which the caller frees (`part.span` bytes).
 
-        None if it is no longer a component: its bytes are then private memory. The host copy of a
-        mutable component has the bytes as last written back.
+        None if its bytes are private memory, as of what is no longer a component. The host copy of
+        a mutable component has the bytes as last written back.
         """
         with self._lock:  # a host copy stays open until its component is removed
-            return part.map_master() if self.parts.get(part.name) is part else None
+            known = self.parts.get(part.name) is part
+            has_them = part.master or (part.old_master and not part.where.shown)
+            return part.map_master() if known and has_them else None
 
     # --- out -----------------------------------------------------------------------------
 
@@ -328,11 +343,9 @@ class Registry:
         On a GPU it blocks for the copy. Raises there: OutOfMemory, DeviceFailed; then the
         range is unmapped. After an interrupt all of it may be done again.
         """
-        assert part.master is not None
         try:
             is_saved = self._board.is_saved(part.slot, part.where.generation)
-            kept = part.scratch != "dropped" and not part.is_lost
-            bytes_of = part.master if kept else None
+            bytes_of = (part.old_master or part.master) if part.has_contents else None
             part.where.make_private(bytes_of, keep_shown=keep_shown and not is_saved)
             self._keep(part)
             ranges.remove(part)
@@ -353,6 +366,24 @@ class Registry:
         except OutOfMemory:
             return False
 
+    def leave(self, part: Part) -> None:
+        """Unmap all of the daemon that is gone: the component waits here for the next one.
+
+        Bytes that are later than those of the host copy become private memory. On a GPU the others
+        are nowhere else then; on the host its private memory has them, too. After an error, or a
+        second time, all of it may be done again. Raises: DeviceFailed.
+        """
+        if part.master is None:
+            return
+        is_saved = part.incomplete or self._board.is_saved(part.slot, part.where.generation)
+        self._processor.leave(part, keep_shown=part.mutable and not is_saved)
+        self._note_staying(part)
+        if part.has_contents:
+            part.old_master = part.master
+        else:
+            part.master.close()
+        part.master = None
+
     def let_go(self, part: Part) -> None:
         """Remove a component and unmap its range."""
         self._processor.attempt(part.where.revoke)
@@ -361,12 +392,16 @@ class Registry:
 
     def _leave(self, part: Part) -> None:
         """After an interrupt it may leave again, and does while it is registered."""
-        if part.mutable and part.where.on_chunks and part.where not in self.staying:
-            self.staying.append(part.where)
+        self._note_staying(part)
         with self._lock:
             self._told.wanted.discard(part.name)
             part.close()
+            part.close_old()
             self.parts.pop(part.name, None)
+
+    def _note_staying(self, part: Part) -> None:
+        if part.mutable and part.where.on_chunks and part.where not in self.staying:
+            self.staying.append(part.where)
 
     def _keep(self, part: Part) -> None:
         """Remember its private memory, so that its tensors can be registered with the next daemon.
@@ -374,7 +409,7 @@ class Registry:
         Memory from `unregister` or `close` is not remembered: the caller may share it with tensors
         that are unknown to swapd.
         """
-        if part.where.taken_over or self.deserted:
+        if part.where.shown and (part.where.taken_over or self.deserted):
             found = Former(part.where, part.layout.spans(part.address), part.sealed_master())
             former.keep(self._processor.key, found)
 

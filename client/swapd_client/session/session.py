@@ -67,10 +67,8 @@ class Session:
         Raises: NotRunning, Timeout, VersionMismatch, DaemonGone, LimitReached.
         """
         self.endpoint = endpoint
-        #: The components of a closed session that the next daemon is to have; they are private
-        #: memory meanwhile. And those of which the bytes are lost.
-        self.left: dict[str, Part] = {}
-        self.bare: list[Part] = []
+        #: Those whose bytes are lost, because the GPU had no room for them at the close.
+        self._bare: list[Part] = []
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
         self._lifeline = self._line(endpoint, answer_s)
@@ -140,8 +138,8 @@ class Session:
         return self.life.error
 
     def has(self, part: Part) -> bool:
-        """Whether a component is registered here, or is to be again with the next daemon."""
-        return part in (self.components.get(part.name), self.left.get(part.name))
+        """Whether a component is registered here, or waits here for the next daemon."""
+        return self.components.get(part.name) is part
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
         """Return a reply that is not a refusal; raise the error of a refusal."""
@@ -303,6 +301,22 @@ class Session:
         self._board.fail_all([part.slot for part in self.registry.all()])
         assert self.life.error is not None
         self.life.tell(self.life.error)
+        self.leases.let_go()
+
+    def leave(self) -> None:
+        """Have all components wait here for the next daemon, in place of the one that is gone.
+
+        They stay until they are `handed_over`, or this is closed. On a GPU what a host copy has
+        takes no memory meanwhile. May be done again. Raises: DeviceFailed.
+        """
+        self._hang_up()
+        ending.leave_all(self.registry, self.processor)
+        self._let_go()
+
+    def handed_over(self) -> None:
+        """The next daemon has all that waited here, so this is closed."""
+        alive.pop(self, None)
+        self._closing = self.closed = True
 
     def close(self, *, keep: bool = True) -> None:
         """End the session: every component becomes private memory, with its weights.
@@ -324,28 +338,37 @@ class Session:
             if mine:
                 self._closing = False
             raise
-        if self.bare:
-            ending.warn_of(self.bare)
+        if self._bare:
+            ending.warn_of(self._bare)
 
     def _close(self, *, keep: bool) -> None:
         """Each step may be done again."""
+        self._hang_up()
+        if keep:
+            ending.make_all_private(self.registry, self.processor, self.error, self._bare)
+        else:
+            ending.let_go_of_all(self.registry, self.processor)
+        self._let_go()
+        alive.pop(self, None)
+        self.closed = True
+
+    def _hang_up(self) -> None:
         # the daemon's end may not be known yet
         self.registry.deserted |= not self._lifeline.is_daemon_alive()
         self._end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         self._could_write |= any(part.mutable for part in self.registry.all())
-        if keep:
-            ending.make_all_private(self.registry, self.processor, self.error, self.bare)
-        else:
-            ending.let_go_of_all(self.registry, self.processor)
+
+    def _let_go(self) -> None:
+        """Nothing of the daemon is mapped here, or only where `registry.staying` says."""
+        with self.life.lock:
+            self.leases.closed = True
         self._masters.close()
         self._files.close()
         self.processor.close()
         if self._could_write:
             let_go = partial(self._lifeline.let_go, self.welcome.token)
             ending.when_left(self.registry.staying, let_go)
-        alive.pop(self, None)
-        self.closed = True
 
     def _leave_to_parent(self) -> None:
         self.life.leave_to_parent()

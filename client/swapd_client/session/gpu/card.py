@@ -6,7 +6,7 @@ this driver refuses. May not live here: the places of components.
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -55,7 +55,7 @@ class Card:
         self._keeps_no_access = False
         self._pins_nothing = False
         self._complained = False
-        #: Whether a range has become private memory, which stays for good.
+        #: Whether a range is, or may become, private memory, which stays for good.
         self.has_private = False
 
     def __repr__(self) -> str:
@@ -213,10 +213,11 @@ class Card:
         self._files.drop(numbers)
         self._forget([(n, writable) for n in numbers for writable in (False, True)])
 
-    def drop_all(self) -> None:
-        """Release all imports; mappings keep their memory."""
+    def drop_all(self, but: Collection[int] = ()) -> None:
+        """Release all imports but these; mappings keep their memory."""
+        self._files.drop_all(but)
         with self._lock:
-            keys = list(self._imports)
+            keys = [key for key in self._imports if key[0] not in but]
         self._forget(keys)
 
     def _forget(self, keys: Iterable[tuple[int, bool]]) -> None:

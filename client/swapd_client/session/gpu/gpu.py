@@ -4,7 +4,7 @@ This module does not use CUDA before a component of this process is registered, 
 may connect first, and fork then. It uses torch only if the process has loaded it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from swapd.device.base import numbers
@@ -136,6 +136,25 @@ class Gpu(Processor):
         self.card.settle()
         for part in parts:
             self.attempt(part.where.revoke)
+
+    def let_go(self, parts: Collection[Part]) -> None:
+        """Mutable components stay on chunks that have later bytes than their host copies."""
+        needed: set[int] = set()
+        for part in parts:
+            where = _range_of(part)
+            if part.holders or (part.mutable and not part.incomplete and where.has_latest):
+                needed.update(numbers(part.placed.runs) if part.placed else ())
+            else:
+                self.attempt(where.let_go)
+        self.attempt(self.card.drop_all, needed)
+
+    def leave(self, part: Part, *, keep_shown: bool) -> None:
+        where = _range_of(part)
+        if keep_shown and part.has_contents and where.has_latest:
+            where.make_private(None, keep_shown=True)
+        else:
+            where.leave()
+            part.lost = where.generation if part.scratch == "dropped" else part.lost
 
     def before_private(self, parts: Iterable[Part]) -> None:
         if any(part.holders for part in parts):

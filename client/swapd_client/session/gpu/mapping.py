@@ -146,6 +146,21 @@ class GpuRange:
                 with _unless_lost(self._card):
                     withdraw()
 
+    @property
+    def has_latest(self) -> bool:
+        """Whether the chunks have the latest bytes, or the same as the host copy."""
+        return self._latest is not None
+
+    def let_go(self) -> None:
+        """Unmap the chunks of a daemon that is gone: the host copy has the bytes."""
+        self.revoke()
+        self.saved(self.generation)
+
+    def leave(self) -> None:
+        """As `let_go`, for a range that may become private memory after its session is over."""
+        self.let_go()
+        self._card.has_private |= self.nbytes > 0
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Unmap these chunks, because their memory goes away."""
         with self._lock:
@@ -214,12 +229,14 @@ class GpuRange:
         self._say_left()
 
     def stay_private(self) -> bool:
-        """After a failed registration: keep the memory taken over. False if that is gone."""
+        """After a failed registration: keep the memory taken over, if there was any. False if
+        chunks have taken its place.
+        """
         with self._lock:
             if self._pieces:
                 self._shown = self._private = True
-                self._card.has_private = True
-            return self._private
+            self._card.has_private |= self.nbytes > 0
+            return self._private or not self.generation
 
     def used_by(self, things: Iterable[object]) -> None:
         """No-op: work on the GPU may outlive the tensors it reads, so private memory stays."""
