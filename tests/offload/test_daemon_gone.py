@@ -181,7 +181,7 @@ def test_a_lost_attached_model_is_an_ordinary_one_once_its_client_is_closed(live
     lives.client.close()
     assert torch.equal(large(torch.ones(2000)), wanted)
     assert addresses(large) == before
-    assert lives.client.session.left == {}
+    assert lives.client.session.components == {}
 
 
 def test_all_that_a_client_has_joins_with_the_first_call_of_one_model(lives: Lives) -> None:

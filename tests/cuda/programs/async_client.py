@@ -3,6 +3,7 @@ daemon in FOLDER, and records the calls of the driver in the loop's own thread.
 """
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -50,6 +51,18 @@ class Work:
     @staticmethod
     def hold_loads() -> None:
         FAULTS.write_text("cuMemcpyHtoDAsync hold async")
+
+
+def bytes_at(client: AsyncClient, address: int) -> bytes:
+    """The first MiB there."""
+    found, driver = ctypes.create_string_buffer(MIB), Driver.by_uuid(client.session.welcome.uuid)
+    with driver.current():
+        stream = driver.stream()
+        driver.copy_to_host(ctypes.addressof(found), address, MIB, stream)
+        driver.finish(stream)
+        driver.destroy_stream(stream)
+    driver.close()
+    return found.raw
 
 
 async def leases(client: AsyncClient, name: str) -> int:
@@ -163,6 +176,23 @@ async def closing_with_work_pending(folder: str) -> None:
     with work.driver.current():
         assert work.driver.is_idle(work.stream)
     assert [t.name for t in threading.enumerate() if t.name.startswith("swapd-life")] == []
+
+
+async def a_restart(folder: str) -> None:
+    """Use components that do not fit together, before and after another daemon starts."""
+    async with await swapd_client.connect_async(folder) as client:
+        for said in ("registered", "back"):
+            for name in ("a", "b"):
+                value = name.encode() * (16 * MIB)
+                if said == "registered":
+                    await client.register(name, {"x": value})
+                async with client.acquire(name) as lease:
+                    assert bytes_at(client, client.session.components[name].address) == value[:MIB]
+                    assert lease.held
+            sys.stdout.write(f"{said}\n")
+            sys.stdout.flush()
+            if said == "registered":
+                await asyncio.to_thread(sys.stdin.readline)
 
 
 if __name__ == "__main__":
