@@ -315,6 +315,9 @@ class Session:
 
     def handed_over(self) -> None:
         """The next daemon has all that waited here, so this is closed."""
+        for part in self.registry.all():
+            if part.where.over:  # without tensors, so it did not join
+                part.close_old()
         alive.pop(self, None)
         self._closing = self.closed = True
 
