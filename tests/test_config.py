@@ -84,7 +84,7 @@ def test_every_setting_can_be_a_line_of_the_file(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_can_be_a_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Config] = []
-    monkeypatch.setattr(serve_module, "run", lambda config, _: served.append(config))
+    monkeypatch.setattr(serve_module, "run", lambda config, *_: served.append(config))
     monkeypatch.setenv(module.CONFIG_VARIABLE, "")
     text, value = SAMPLES[name]
     done = CliRunner().invoke(app_of(), ["serve", flag(name), text])

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from swapd.shared.errors import UserError
 from swapd.shared.text import plain, plain_json, plain_lines
+from swapd.spawn import SpawnError
 
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 
@@ -156,7 +157,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except (UserError, OSError) as exc:
-            for line in str(exc).splitlines():
+            lines = str(exc).splitlines() if isinstance(exc, SpawnError) else [str(exc)]
+            for line in lines:
                 say_error(line)
             sys.exit(1)
 
