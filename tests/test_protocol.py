@@ -57,6 +57,7 @@ def test_every_message_is_carried_by_some_channel() -> None:
         protocol.Counts,
         protocol.Histogram,
         protocol.InTheWay,
+        protocol.KeptStatus,
         protocol.ProcessStatus,
         protocol.SessionStatus,
         protocol.Tally,
