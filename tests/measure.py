@@ -30,7 +30,7 @@ KERNEL = (
 OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
-#: A daemon that notes its files: SIGUSR1 begins anew, SIGUSR2 writes them to the file argv[1].
+#: A daemon that notes its files: SIGUSR1 begins anew, SIGWINCH writes them to the file argv[1].
 NOTING = r"""
 import pathlib, runpy, signal, sys, threading
 path, seen = pathlib.Path(sys.argv.pop(1)), set()
@@ -38,7 +38,7 @@ begun, new = path.with_suffix(".begun"), path.with_suffix(".new")
 def note(frame, event, arg):
     seen.add(frame.f_code.co_filename)
 signal.signal(signal.SIGUSR1, lambda *_: (seen.clear(), begun.touch()))
-signal.signal(signal.SIGUSR2, lambda *_: (new.write_text("\n".join(seen)), new.rename(path)))
+signal.signal(signal.SIGWINCH, lambda *_: (new.write_text("\n".join(seen)), new.rename(path)))
 threading.setprofile(note)
 sys.setprofile(note)
 sys.argv[1:1] = ["serve"]
@@ -117,7 +117,7 @@ def files_of_an_acquire() -> int:
             sys.setprofile(lambda frame, *_: seen.add(frame.f_code.co_filename))
             client.acquire("b").release()
             sys.setprofile(None)
-            os.kill(daemon.pid, signal.SIGUSR2)
+            os.kill(daemon.pid, signal.SIGWINCH)
             while not note.exists():
                 time.sleep(0.01)
             seen |= set(note.read_text().split("\n"))
