@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swapd.cli.app import COMMANDS, app_of, command_of
+from swapd.daemon.daemon import RELOADED
 
 
 def help_of(*words: str) -> str:
@@ -25,3 +26,9 @@ def test_a_command_says_what_each_option_is_for(command: str) -> None:
     shown = help_of(command)
     assert shown.startswith(f"Usage: swapd {command} ")
     assert (command_of(command).__doc__ or "").split("\n")[0] in shown
+
+
+def test_serve_says_which_settings_a_reload_changes() -> None:
+    told, _, _ = help_of("serve").partition("change at once")
+    told = told.replace("- ", "-")  # a line ends after a hyphen
+    assert all(f"--{name.replace('_', '-')}" in told for name in RELOADED)
