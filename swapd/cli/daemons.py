@@ -189,20 +189,20 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
     give_up = time.monotonic() + timeout
     try:
         signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
-        if now and not has_ended(process, min(_APART_S, timeout)):
+        if now and not ends_within(process, min(_APART_S, timeout)):
             signal.pidfd_send_signal(process.fileno(), signal.SIGTERM)
-        if not has_ended(process, min(1.0, timeout)):
+        if not ends_within(process, min(1.0, timeout)):
             say_error(f"{what} stops; it may wait for leases until its --stop-timeout is over")
     except ProcessLookupError:
         return
-    if not has_ended(process, max(0.0, give_up - time.monotonic())):
+    if not ends_within(process, max(0.0, give_up - time.monotonic())):
         raise Timeout(
             f"{what} has not ended in {timeout:g} s: leases are held, or its device hangs. Wait, "
             "or `swapd stop --now`, which waits for no lease"
         )
 
 
-def has_ended(process: OwnedFd, within_s: float) -> bool:
+def ends_within(process: OwnedFd, within_s: float) -> bool:
     """Wait for the end of a process (a pidfd); return whether it has come."""
     poll = select.poll()
     poll.register(process.fileno(), select.POLLIN)

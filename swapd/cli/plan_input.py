@@ -174,8 +174,7 @@ def _gpu_number(device: str) -> int:
 
 
 def given_chunk(text: str | None) -> int | Literal["auto"] | None:
-    """The value of `--chunk`, parsed as by `swapd serve`. Raises: PlanError,
-    ConfigError."""
+    """The value of `--chunk`, parsed as by `swapd serve`. Raises: PlanError, ConfigError."""
     if text is None:
         return None
     found = config.load(None, {"chunk": text}, {}).chunk

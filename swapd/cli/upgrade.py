@@ -10,9 +10,8 @@ from pathlib import Path
 
 import swapd_client
 from swapd.cli.common import console
-from swapd.cli.daemons import STOP_S, Wait, has_ended, process_of
+from swapd.cli.daemons import ASKED_S, STOP_S, Wait, ends_within, process_of
 from swapd.cli.target import OWN_LABEL, Device, Endpoint, where
-from swapd.shared.config import NOTIFY_VARIABLE
 from swapd.shared.errors import UserError
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Status
@@ -20,8 +19,8 @@ from swapd.shared.text import plain
 from swapd.shared.units import seconds
 from swapd_client.errors import NotRunning, SwapdError, Timeout
 
-#: Longest time for a check, which imports the installed version; and for one answer of the daemon.
-CHECK_S, ASKED_S = 120.0, 5.0
+#: Longest time for a check, which imports the installed version.
+CHECK_S = 120.0
 #: Pause between two looks for the next version.
 LOOK_S = 0.02
 
@@ -63,7 +62,6 @@ def _check(pid: int, what: str) -> None:
     process = Path(f"/proc/{pid}")
     command = _words(process / "cmdline")
     variables = dict(pair.split("=", 1) for pair in _words(process / "environ") if "=" in pair)
-    variables.pop(NOTIFY_VARIABLE, None)
     try:
         done = subprocess.run(
             [*command, "--check"],
@@ -99,7 +97,7 @@ def _served(folder: Path, process: OwnedFd, what: str, began: float, timeout: fl
                 reply = client.status(timeout=ASKED_S)
                 if reply.uptime_s < time.monotonic() - began:
                     return reply
-        if has_ended(process, LOOK_S):
+        if ends_within(process, LOOK_S):
             raise NotRunning(
                 f"{what} has ended: its own log tells why. No weights are lost, because its "
                 "workers have them: start it again"

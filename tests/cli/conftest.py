@@ -11,6 +11,7 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,11 +124,26 @@ class Running:
 def serve(folder: Path, **settings: object) -> Running:
     words: Mapping[str, object] = {"runtime-dir": folder, "budget": "16MiB", **settings}
     flags = [word for name, value in words.items() for word in (f"--{name}", value)]
-    process = start("serve", *flags)
+    return served(folder, start("serve", *flags))
+
+
+def served(folder: Path, process: "subprocess.Popen[str]") -> Running:
+    """The daemon that `process` becomes, once it serves."""
     assert process.stdout is not None
     if not process.stdout.readline():
         raise AssertionError(process.communicate(timeout=60)[1])
     return Running(folder, process)
+
+
+@contextmanager
+def ended(running: Running) -> Iterator[Running]:
+    """A daemon that ends with the block, and whose clients are closed before."""
+    try:
+        yield running
+        for client in running.clients:
+            client.close()
+    finally:
+        running.stop()
 
 
 @pytest.fixture
@@ -141,10 +157,5 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def daemon(folder: Path) -> Iterator[Running]:
     """A daemon with a budget of 16 MiB, which ends with the test."""
-    running = serve(folder)
-    try:
+    with ended(serve(folder)) as running:
         yield running
-        for client in running.clients:
-            client.close()
-    finally:
-        running.stop()

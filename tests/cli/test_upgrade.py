@@ -16,22 +16,15 @@ from swapd.shared import protocol, runtime_dir
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd_client import VersionMismatch
 
-from .conftest import MIB, Running, environment, swapd
+from .conftest import MIB, Running, ended, environment, served, swapd
 
 
 def launched(folder: Path, *words: str) -> Running:
     """A daemon with a command line of its own, as a forked one has not."""
     command = [sys.executable, "-m", "swapd", "serve", "--runtime-dir", str(folder), *words]
-    process = subprocess.Popen(
-        command,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    return Running(folder, process)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True)
+    return served(folder, process)
 
 
 @pytest.fixture
@@ -43,13 +36,8 @@ def settings(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(folder: Path, settings: Path) -> Iterator[Running]:
-    running = launched(folder, "--config", str(settings))
-    try:
+    with ended(launched(folder, "--config", str(settings))) as running:
         yield running
-        for client in running.clients:
-            client.close()
-    finally:
-        running.stop()
 
 
 def test_a_loop_sees_a_pause_and_loses_nothing(daemon: Running, settings: Path) -> None:

@@ -231,7 +231,7 @@ class Leases:
         if isinstance(self._life.error, SessionFenced):
             raise self._life.error.with_traceback(None)
         if self._life.error is not None:
-            self.let_go(record)
+            self.free_unused(record)
             return False
         self._life.check()
         with self._lock:  # an interrupt may end this anywhere: all of it may run again
@@ -248,13 +248,18 @@ class Leases:
             self._book.over(record)
         return not record.told
 
-    def let_go(self, record: Record | None = None) -> None:
-        """If the daemon is gone, and this lease over: let go of what no other lease uses."""
+    def free_unused(self, ended: Record | None = None) -> None:
+        """If the daemon is gone: free its memory that no lease uses, where memory is scarce.
+
+        `ended`: a lease that is over.
+        """
         with self._lock:
-            if isinstance(self._life.error, DaemonGone) and not self.closed:
+            if self.closed or not isinstance(self._life.error, DaemonGone):
+                return
+            if ended is not None:
                 for part in self._parts.values():
-                    part.holders.discard(record.id if record else 0)
-                self._processor.let_go(self._parts.values())
+                    part.holders.discard(ended.id)
+            self._processor.free_unused(self._parts.values())
 
     def release_of(self, record: Record) -> Release:
         """The message that ends a lease, with the part of its scratch to save."""

@@ -140,7 +140,7 @@ class Processor:
                     part.where.make_private(part.master, keep_shown=False)
         end()
 
-    def let_go(self, parts: Collection[Part]) -> None:
+    def free_unused(self, parts: Collection[Part]) -> None:
         """The daemon is gone: free its memory where no lease of these uses it, if it is scarce."""
 
     def leave(self, part: Part, *, keep_shown: bool) -> None:

@@ -301,7 +301,7 @@ class Session:
         self._board.fail_all([part.slot for part in self.registry.all()])
         assert self.life.error is not None
         self.life.tell(self.life.error)
-        self.leases.let_go()
+        self.leases.free_unused()
 
     def leave(self) -> None:
         """Have all components wait here for the next daemon, in place of the one that is gone.

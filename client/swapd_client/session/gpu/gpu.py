@@ -137,7 +137,7 @@ class Gpu(Processor):
         for part in parts:
             self.attempt(part.where.revoke)
 
-    def let_go(self, parts: Collection[Part]) -> None:
+    def free_unused(self, parts: Collection[Part]) -> None:
         """Mutable components stay on chunks that have later bytes than their host copies."""
         needed: set[int] = set()
         for part in parts:
