@@ -15,6 +15,7 @@ from torch import nn
 
 import swapd_client
 from swapd_client import ClientClosed, DaemonGone, NotRunning, TooLarge
+from swapd_client.memory import ranges
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.scope import here
 from swapd_client.session.registry import Registry
@@ -450,15 +451,23 @@ def test_detaching_after_a_loss_joins_first_or_says_what_to_do(lives: Lives) -> 
 
 
 def test_a_model_that_is_garbage_does_not_join(lives: Lives) -> None:
-    one, two = seeded(Model), seeded(Decoder)
+    one, two = seeded(Model), nn.Linear(2000, 2000).requires_grad_(requires_grad=False)
+    wanted = two(torch.ones(2000))
     lives.client.attach(one)
     lives.client.attach({"two": two})
+    freed = [(p.data_ptr(), p.nbytes) for p in one.parameters()]
     lives.kill()
     del one
     gc.collect()
+    lives.start(budget="8MiB")
+    with pytest.raises(TooLarge):
+        two(torch.ones(2000))
+    assert not any(ranges.find(*span) for span in freed), "other tensors may lie there by now"
+    lives.daemon.kill()
     lives.start()
-    assert torch.equal(two(X), seeded(Decoder)(X))
+    assert torch.equal(two(torch.ones(2000)), wanted)
     assert lives.names() == {"two"}
+    assert not any(ranges.find(*span) for span in freed)
 
 
 def test_a_client_that_is_closed_or_dropped_after_it_joined_leaves_nothing(lives: Lives) -> None:

@@ -69,9 +69,11 @@ def release(made: Claim) -> None:
 def add(part: Part, owner: object) -> None:
     """`part`'s tensors are in its range from now on."""
     with moving:
-        remove(part)
         one = Lying(part.address, part.address + part.span, part.name, owner, part)
-        _lying.insert(_at(one.start), one)
+        at = _at(one.start)
+        if at < len(_lying) and _lying[at].start == one.start:
+            _take_out(at)
+        _lying.insert(at, one)
         for added, _ in _listeners:
             added(one)
 
@@ -82,14 +84,20 @@ def remove(part: Part, *, is_gone: bool = False) -> None:
         at = _at(part.address)
         if at == len(_lying) or _lying[at].start != part.address:
             return
+        if _lying[at].part not in (part, None):  # it was freed, and another has its addresses
+            return
         if is_gone:
             _lying[at] = _lying[at]._replace(part=None)
             for added, _ in _listeners:
                 added(_lying[at])
-            return
-        for _, left in _listeners:
-            left(_lying[at])
-        del _lying[at]
+        else:
+            _take_out(at)
+
+
+def _take_out(at: int) -> None:
+    for _, left in _listeners:
+        left(_lying[at])
+    del _lying[at]
 
 
 def _at(start: int) -> int:
@@ -100,8 +108,12 @@ def _at(start: int) -> int:
 def find(start: int, nbytes: int) -> Lying | None:
     """The component that any of these bytes are in."""
     with moving:
-        at = _at(start + nbytes) - 1
-        return _lying[at] if nbytes and at >= 0 and _lying[at].end > start else None
+        while (at := _at(start + nbytes) - 1) >= 0 and nbytes and _lying[at].end > start:
+            found = _lying[at]
+            if found.part is None or not found.part.where.over:
+                return found
+            _take_out(at)  # freed with its last tensor, while it waited for the next daemon
+        return None
 
 
 def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> None:

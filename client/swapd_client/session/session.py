@@ -25,6 +25,7 @@ from swapd_client.errors import (
 )
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.leases import Leases
+from swapd_client.memory import ranges
 from swapd_client.memory.part import Part
 from swapd_client.session import ending
 from swapd_client.session.endpoint import need_descriptors, need_threads
@@ -317,6 +318,7 @@ class Session:
         """The next daemon has all that waited here, so this is closed."""
         for part in self.registry.all():
             if part.where.over:  # without tensors, so it did not join
+                ranges.remove(part)
                 part.close_old()
         alive.pop(self, None)
         self._closing = self.closed = True
