@@ -114,11 +114,13 @@ class Planner:
 
     def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
         """The same as `_make_room` for one that goes before `head`: no holder gives way to it."""
+        asked = self._ledger.named(w.names)
+        use_s = staying.usual_use_s(asked)
 
         def may_evict(c: Component) -> bool:
-            return backfill.may_go(head, c) and self._may_evict(c, w.priority)
+            return backfill.may_go(head, c) and self._may_evict(c, w.priority, use_s)
 
-        return self._take_room(w, self._ledger.named(w.names), may_evict)
+        return self._take_room(w, asked, may_evict)
 
     def _make_room(self, w: Waiter, wanted: set[str], in_the_way: set[str]) -> bool:
         """Evict the victims for `w`; return whether its chunks may be taken now.
@@ -126,9 +128,14 @@ class Planner:
         Otherwise adds to the two sets.
         """
         asked = self._ledger.named(w.names)
-        found = eviction.room(self._ledger, w, asked, lambda c: self._may_evict(c, w.priority))
+        use_s = staying.usual_use_s(asked)
+
+        def may_evict(c: Component) -> bool:
+            return self._may_evict(c, w.priority, use_s)
+
+        found = eviction.room(self._ledger, w, asked, may_evict)
         if isinstance(found, Blocked):
-            self._is_blocked(w, found, wanted)
+            self._is_blocked(w, found, wanted, use_s)
             in_the_way.update(c.name for c in found.by)
             return False
         return self._evict(found, w.key)
@@ -139,7 +146,9 @@ class Planner:
         over = self._ledger.prefetches[c.name]
 
         def may_evict(other: Component) -> bool:
-            return staying.may_go_for(c, other, over) and self._may_evict(other, other.priority)
+            return staying.may_go_for(c, other, over) and self._may_evict(
+                other, other.priority, 0.0
+            )
 
         return self._take_room(None, [c], may_evict, over)
 
@@ -162,33 +171,34 @@ class Planner:
         still_in = any([r.evicting for r in found.excluded])
         return not still_in and found.missing <= self._ledger.pool.free
 
-    def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str]) -> None:
+    def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str], use_s: float) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
         w.bound = sharing.bound(self._ledger, w, found.by)
         if not found.leaving:
             self._held_up = True
-            wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority))
+            wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority, use_s))
         if not found.leaving or any(c.superseded for c in found.leaving):
             admission.tell_waiting(self._ledger, w)
 
     # --- how long a component stays ------------------------------------------------------
 
-    def _may_evict(self, c: Component, priority: int) -> bool:
+    def _may_evict(self, c: Component, priority: int, use_s: float) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        until = staying.stays_until(self._ledger, c, priority)
+        until = staying.stays_until(self._ledger, c, priority, use_s)
         if until <= self._ledger.now:
             return True
+        self._ledger.busy_until = max(self._ledger.busy_until, until)
         self._look_again(until)
         return False
 
-    def _is_quantum_over(self, c: Component, priority: int) -> bool:
+    def _is_quantum_over(self, c: Component, priority: int, use_s: float) -> bool:
         """Whether its holders may be asked to give way; notes when to look again if not.
 
         A load in flight has no quantum yet; its end is an event anyway.
         """
         if c.state is State.LOADING:
             return False
-        over = c.resident_since + staying.quantum_s(self._ledger, c, priority)
+        over = c.resident_since + staying.quantum_s(self._ledger, c, priority, use_s)
         if over <= self._ledger.now:
             return True
         self._look_again(over)

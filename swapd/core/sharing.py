@@ -16,7 +16,7 @@ from swapd.core.eviction import (
 )
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
-from swapd.core.staying import quantum_s
+from swapd.core.staying import quantum_s, usual_use_s
 from swapd.shared.protocol import NUMBER_MAX
 
 #: Others overtake the head of the queue for this multiple of the time of its load at most.
@@ -91,7 +91,7 @@ def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
     if not most or not rate:
         return most
     load_s = missing_chunks(ledger.named(head.names)) * ledger.chunk_bytes / rate
-    return min(most, worth(load_s, max([c.use_s for c in by], default=0.0)))
+    return min(most, worth(load_s, usual_use_s(by)))
 
 
 def worth(load_s: float, use_s: float) -> int:
@@ -118,7 +118,9 @@ def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
     if w.owner in c.agents:
         return True
     if hash(w.owner) == c.last_agent and c.name not in ledger.notices.wanted:
-        return ledger.now < c.resident_since + quantum_s(ledger, c, c.priority)
+        head = ledger.queue.head(ledger.now)
+        use_s = usual_use_s(ledger.named(head.names)) if head else 0.0
+        return ledger.now < c.resident_since + quantum_s(ledger, c, c.priority, use_s)
     is_open = c.name in ledger.in_the_way and c.closed_until <= ledger.now
     return is_open and w.session in c.holders
 

@@ -147,7 +147,7 @@ def make_idle(ledger: Ledger, c: Component, since: float = 0.0) -> None:
     c.idle_since = max(c.last_used or 0.0, c.resident_since, since)
     if c.policy != "permanent":
         ledger.idle.add(c)
-        ledger.busy_until = max(ledger.busy_until, staying.stays_until(ledger, c, c.priority))
+        ledger.busy_until = max(ledger.busy_until, staying.stays_until(ledger, c, c.priority, 0.0))
 
 
 def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:

@@ -11,7 +11,7 @@ from swapd.core.families import room_to_keep, spread
 from swapd.core.ledger import Ledger
 from swapd.core.lru import IdleOrder
 from swapd.core.records import Component, Rules, State
-from swapd.core.staying import BUSY_SHARE, is_busy, quantum_s, stays_until
+from swapd.core.staying import quantum_s, stays_until
 from swapd.core.victims import victims
 
 IDLE = st.lists(st.integers(0, 12), max_size=8).map(
@@ -112,22 +112,15 @@ def ledger(factor: float = 8.0, bound_s: float = 2.0) -> Ledger:
     return Ledger(10, 1, Rules(residency_factor=factor, residency_bound_s=bound_s))
 
 
-def test_a_component_is_busy_if_its_owner_comes_back_at_once() -> None:
-    assert is_busy(component(gap_s=0.0, swap_in_s=1.0))
-    assert not is_busy(component(gap_s=BUSY_SHARE, swap_in_s=1.0))
-    assert not is_busy(component(gap_s=None, swap_in_s=1.0))
-    assert not is_busy(component(gap_s=0.0, swap_in_s=0.0))
-
-
 def test_the_quantum_is_a_multiple_of_the_swap_in_time_within_a_bound() -> None:
-    assert quantum_s(ledger(), component(swap_in_s=0.1), 0) == pytest.approx(0.8)
-    assert quantum_s(ledger(), component(swap_in_s=1.0), 0) == 2.0
-    assert quantum_s(ledger(factor=0.0), component(swap_in_s=1.0), 0) == 0.0
+    assert quantum_s(ledger(), component(swap_in_s=0.1), 0, 0.0) == pytest.approx(0.8)
+    assert quantum_s(ledger(), component(swap_in_s=1.0), 0, 0.0) == 2.0
+    assert quantum_s(ledger(factor=0.0), component(swap_in_s=1.0), 0, 0.0) == 0.0
 
 
 def until(gap_s: float | None, idle_since: float, factor: float = 8.0) -> float:
     c = component(resident_since=100.0, idle_since=idle_since, swap_in_s=0.2, gap_s=gap_s)
-    return stays_until(ledger(factor, bound_s=1.0), c, 0)
+    return stays_until(ledger(factor, bound_s=1.0), c, 0, 0.0)
 
 
 def test_an_idle_component_that_is_not_busy_may_go_at_once() -> None:

@@ -1,6 +1,6 @@
 """How long a component stays, and which sessions hear that it is wanted."""
 
-from itertools import cycle
+from itertools import pairwise
 
 import pytest
 
@@ -20,40 +20,63 @@ def rivals(make: Make, **rules: float) -> tuple[World, int, int]:
     return w, s, t
 
 
-def decode_loops(make: Make, steps: int, **rules: float) -> int:
-    """Two agents that acquire and release each step, with room for one: count evictions."""
+def loops(
+    make: Make, stages: list[tuple[float, float]], seconds: float, swap_s: float, **rules: float
+) -> tuple[list[int], int]:
+    """Stages that use their component for so long again and again, with such a gap in between, and
+    have room for one: count the steps of each, and the evictions."""
     w = make(10, **rules)
-    s, t = w.open(), w.open()
-    step_s, swap_s = 0.01, 0.1
-    waits: dict[int, Key] = {}
-    names = {s: "a", t: "b"}
-    for session, name in names.items():
-        w.register(session, name, 8)
-        waits[session] = w.acquire(session, name)
-    done = {s: 0, t: 0}
-    for session in cycle(names):
-        if min(done.values()) >= steps:
-            return len(w.evictions())
-        assert w.now < 1000.0, "somebody starves"
-        if w.moves:
-            w.sleep(swap_s)
-            w.settle()
-        elif not w.granted(waits[session]):
-            w.sleep(step_s / 10)
-        else:
-            w.sleep(step_s)
-            w.release(waits[session])
-            done[session] += 1
-            waits[session] = w.acquire(session, names[session])
-    raise AssertionError
+    sessions = [w.open() for _ in stages]
+    for s in sessions:
+        w.register(s, f"c{s}", 8)
+    steps, uses, waits = dict.fromkeys(sessions, 0), dict[int, float](), dict[int, Key]()
+    asks, copied = dict.fromkeys(sessions, 0.0), float("inf")
+    while w.now < seconds:
+        for s, (use_s, gap_s) in zip(sessions, stages, strict=True):
+            if uses.get(s, seconds) <= w.now:
+                w.release(waits[s])
+                steps[s] += 1
+                asks[s] = uses.pop(s) + gap_s
+            if asks.get(s, seconds) <= w.now:
+                waits[s] = w.acquire(s, f"c{s}")
+                del asks[s]
+            if copied <= w.now:
+                w.settle()
+                copied = float("inf")
+            if s not in uses and s not in asks and w.granted(waits[s]):
+                uses[s] = w.now + use_s
+        copied = min(copied, w.now + swap_s) if w.moves else float("inf")
+        due = min([*uses.values(), *asks.values(), copied, w.core.next_deadline() or seconds])
+        w.sleep(max(due - w.now, 1e-4))
+    return list(steps.values()), len(w.evictions())
 
 
 def test_two_busy_agents_do_not_swap_at_every_step(make: Make) -> None:
-    """Without the rule there were 108 evictions for 12 requests."""
-    without = decode_loops(make, 200, residency_factor=0.0)
-    with_rule = decode_loops(make, 200)
-    assert without >= 350
-    assert with_rule <= without / 20
+    decode = [(0.01, 0.0), (0.01, 0.0)]
+    without_steps, without = loops(make, decode, 20.0, 0.1, residency_factor=0.0)
+    steps, evictions = loops(make, decode, 20.0, 0.1)
+    assert evictions <= without / 4
+    assert min(steps) >= 4 * min(without_steps)
+
+
+def test_a_stage_of_short_steps_gets_as_long_a_turn_as_one_of_long_steps(make: Make) -> None:
+    """The longer its gaps, the fewer steps it makes in its turn; no gap of a few milliseconds takes
+    its turn away."""
+    made = []
+    for gap_s in (0.0, 0.015, 0.03, 0.045, 0.06, 0.075, 0.1):
+        (short, long), _ = loops(make, [(0.01, gap_s), (1.0, 0.0)], 16.0, 0.02)
+        assert long >= 8, "it has half of the time"
+        made.append(short)
+    assert made == sorted(made, reverse=True)
+    assert made[0] > 400
+    assert made[2] > 100
+    assert all(less > more / 3 for more, less in pairwise(made))
+
+
+def test_a_stage_that_comes_back_late_delays_nobody(make: Make) -> None:
+    pair = [(0.01, 0.4), (1.0, 0.0)]
+    with_rule, without = (loops(make, pair, 16.0, 0.02, residency_factor=f) for f in (8.0, 0.0))
+    assert with_rule == without
 
 
 def pipeline(make: Make, **rules: float) -> float:
