@@ -53,8 +53,8 @@ def loops(
 
 def test_two_busy_agents_do_not_swap_at_every_step(make: Make) -> None:
     decode = [(0.01, 0.0), (0.01, 0.0)]
-    without_steps, without = loops(make, decode, 20.0, 0.1, residency_factor=0.0)
-    steps, evictions = loops(make, decode, 20.0, 0.1)
+    without_steps, without = loops(make, decode, 6.0, 0.1, residency_factor=0.0)
+    steps, evictions = loops(make, decode, 6.0, 0.1)
     assert evictions <= without / 4
     assert min(steps) >= 4 * min(without_steps)
 
@@ -63,14 +63,14 @@ def test_a_stage_of_short_steps_gets_as_long_a_turn_as_one_of_long_steps(make: M
     """The longer its gaps, the fewer steps it makes in its turn; no gap of a few milliseconds takes
     its turn away."""
     made = []
-    for gap_s in (0.0, 0.015, 0.03, 0.045, 0.06, 0.075, 0.1):
+    for gap_s in (0.0, 0.015, 0.03, 0.06, 0.1):
         (short, long), _ = loops(make, [(0.01, gap_s), (1.0, 0.0)], 16.0, 0.02)
         assert long >= 8, "it has half of the time"
         made.append(short)
     assert made == sorted(made, reverse=True)
     assert made[0] > 400
     assert made[2] > 100
-    assert all(less > more / 3 for more, less in pairwise(made))
+    assert all(less > more / 4 for more, less in pairwise(made))
 
 
 def test_a_stage_that_comes_back_late_delays_nobody(make: Make) -> None:
