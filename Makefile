@@ -5,7 +5,8 @@
 # `make test-tools`: the tests of examples/ and benchmarks/, gpu-check too; CI runs them.
 # `make test-floors`: some tests with the least versions that pyproject.toml allows; CI runs them.
 # `make test-pythons`: the client's tests with the other versions of Python that are installed.
-# `make deep`: twenty times as many examples of what may happen to the core as `make test` plays.
+# `make deep`: twenty times as many examples of what may happen to the core as `make test` plays,
+# and every order of a few events to twice the depth.
 # `make simulate`: 10,000 seeds of the daemon with simulated workers, of which `make test` plays some.
 # `make zoo`: models of transformers and diffusers that are attached, of which `make test` runs some.
 # `make package` builds the sdist and the wheel, unpacks the one and installs the other.
@@ -90,6 +91,8 @@ docs: .venv/ready
 
 deep: .venv/ready
 	env -u PYTHONDONTWRITEBYTECODE HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/core
+	$(BIN)/python -m tests.core.orders --depth 8
+	$(BIN)/python -m tests.core.orders --depth 4 --more
 
 # make simulate SEEDS=20000:30000
 SEEDS := 0:10000
