@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from benchmarks import sides
-from swapd.bench import Report, leaks, machine
+from swapd.bench import FIGURES, Report, judge, leaks, machine
 from swapd.bench.machine import (
     REFERENCE_US,
     Conditions,
@@ -26,7 +26,6 @@ from swapd.bench.machine import (
     cpu_times,
     too_busy,
 )
-from swapd.bench.report import FIGURES, judge
 from swapd.cli.bench import exit_code
 from tests import forked
 from tests.once import made_once

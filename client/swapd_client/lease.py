@@ -18,8 +18,8 @@ from swapd_client.leases.book import Record
 from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Cache, Key
 from swapd_client.leases.covered import covered
 from swapd_client.session.gpu.streams import empty_cache, handle_of
+from swapd_client.session.life import Told
 from swapd_client.session.session import Session
-from swapd_client.session.told import Told
 
 
 class Leasing(Protocol):

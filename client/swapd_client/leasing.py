@@ -36,7 +36,7 @@ from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
 from swapd_client.leases.covered import covered
-from swapd_client.leases.offers import offer, settle
+from swapd_client.leases.leases import offer, settle
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
@@ -365,9 +365,7 @@ class Leasing:
         def give_back(key: Key, record: Record) -> None:
             if record.is_asked:  # given up, by interrupts in a row
                 self.end(key, record)
-            elif leases.is_working(record) and not (
-                self.told.wanted and record.has_any(self.told.wanted)
-            ):
+            elif record.is_working and not (self.told.wanted and record.has_any(self.told.wanted)):
                 record.since = time.monotonic()
             elif leases.ends_later(record, self.give_back):
                 self._forget(key, record)

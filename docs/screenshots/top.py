@@ -13,8 +13,7 @@ from pathlib import Path
 
 import swapd_client
 from swapd import spawn
-from swapd.cli.live.app import Top
-from swapd.cli.live.poller import Poller
+from swapd.cli.live.app import Poller, Top
 
 SIZE = (80, 24)
 OUT = Path(__file__).with_suffix(".svg")

@@ -1,21 +1,141 @@
 """`swapd bench`: the costs of swapd, each with its baseline.
 
 Every measurement runs both sides in turn and reports medians: the machine's speed drifts, the ratio
-does not. `machine.py` watches the machine, and figures of a busy machine are not judged.
+does not. Counts are always judged; times are, if the machine was quiet meanwhile, as `machine.py`
+says. A bound in microseconds is for one CPU: on another it is as many passes of the plain loop.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
-from swapd.bench.machine import Machine
-from swapd.bench.report import Judged, Measurements, Report, figures_of, judge
+from swapd.bench.machine import REFERENCE_US, Machine, Surroundings, too_busy
 
-__all__ = ["Judged", "Measurements", "Report", "run"]
+__all__ = ["FIGURES", "Judged", "Measurements", "Report", "judge", "run"]
+
+
+#: Bound of swap_in_ratio on a GPU, whose copies do not use the CPU.
+GPU_SWAP_IN = 0.95
+
+
+class Measurements(msgspec.Struct, frozen=True):
+    swap_in: swap_in.SwapIn
+    hit: hit.Hit
+    decode: decode.Decode
+    handle: core.Handle
+    handle_busy: core.Handle
+    leaks: leaks.Leaks
+    load: load.LoadTimes
+    #: On the host device only, which has a configurable bandwidth.
+    stream: streaming.StreamTimes | None = None
+    hooked: hooks.HookCosts | None = None
+
+
+class Judged(msgspec.Struct, frozen=True):
+    side: Literal["at least", "at most"]
+    bound: float
+    verdict: Literal["ok", "failed", "not judged"]
+    why: str = ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The output of `swapd bench --json`, where the figures are on the first level."""
+
+    #: By name, as in FIGURES; those of measurements that this device has.
+    figures: dict[str, float]
+    raw: Measurements
+    machine: Surroundings
+    device: str
+    judged: dict[str, Judged]
+
+
+class Figure(NamedTuple):
+    """A figure with its bound. `of`: its measurement, a field of Measurements, and the value."""
+
+    of: str
+    side: Literal["at least", "at most"]
+    bound: float
+    kind: Literal["count", "ratio of times", "microseconds"]
+
+    @property
+    def measurement(self) -> str:
+        return self.of.partition(".")[0]
+
+
+FIGURES = {
+    # speed of a swap-in, call to grant, over that of a plain copy (above 1: faster):
+    # `torch.Tensor.copy_` on the host, one from pinned memory on a GPU, whose bound is GPU_SWAP_IN
+    "swap_in_ratio": Figure("swap_in.ratio", "at least", 0.80, "ratio of times"),
+    # bytes copied back to the host for clean components
+    "bytes_back": Figure("swap_in.bytes_back", "at most", 0, "count"),
+    # acquire and release of a resident component over two bare round trips
+    "hit_rtt_ratio": Figure("hit.ratio", "at most", 1.5, "ratio of times"),
+    # share that acquire and release add to a loop of 5 ms a step
+    "decode_share": Figure("decode.share", "at most", 0.01, "ratio of times"),
+    # share that hooks add to a forward of a resident model, of 16 blocks of 1 ms
+    "hooks_share": Figure("hooked.share", "at most", 0.01, "ratio of times"),
+    # mean time of `Residency.handle`: 10 components and 10 waiters; 100 and 1,000
+    "handle_us": Figure("handle.mean_us", "at most", 30, "microseconds"),
+    "handle_busy_us": Figure("handle_busy.mean_us", "at most", 100, "microseconds"),
+    # descriptors that a round of swap cycles leaves open, and memory growth over all rounds
+    "fd_growth": Figure("leaks.fds", "at most", 0, "count"),
+    "rss_growth_bytes": Figure("leaks.rss_bytes", "at most", 2 << 20, "count"),
+    # a pass over 16 blocks whose copies take as long as their computing, over computing alone; and
+    # the peak on the device, in blocks
+    "stream_ratio": Figure("stream.ratio", "at most", 1.15, "ratio of times"),
+    "stream_peak_blocks": Figure("stream.peak_blocks", "at most", 3, "count"),
+    # speed of loading a safetensors file, call to acquirable, over that of reading it; and peak
+    # host memory over the file's bytes
+    "load_speed_ratio": Figure("load.speed_ratio", "at least", 0.80, "ratio of times"),
+    "load_memory_ratio": Figure("load.memory_ratio", "at most", 1.15, "count"),
+}
+
+
+def figures_of(raw: Measurements) -> dict[str, float]:
+    return {
+        key: attrgetter(figure.of)(raw)
+        for key, figure in FIGURES.items()
+        if getattr(raw, figure.measurement) is not None
+    }
+
+
+def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
+    return {key: _judged(report, key, too_short) for key in report.figures}
+
+
+def _judged(report: Report, key: str, too_short: bool) -> Judged:
+    figure, value, limit = FIGURES[key], report.figures[key], _limit(report, key)
+    why = "" if figure.kind == "count" else _unclear(report, figure, too_short)
+    if why:
+        return Judged(figure.side, limit, "not judged", why)
+    holds = value >= limit if figure.side == "at least" else value <= limit
+    return Judged(figure.side, limit, "ok" if holds else "failed")
+
+
+def _unclear(report: Report, figure: Figure, too_short: bool) -> str:
+    conditions = report.machine.conditions[figure.measurement]
+    if too_short:
+        return "too few rounds to judge times by"
+    if busy := too_busy(conditions, report.machine):
+        return f"machine busy: {busy}"
+    if figure.kind == "microseconds" and conditions.waited is None:
+        return "CPU time is not counted in microseconds here"
+    return ""
+
+
+def _limit(report: Report, key: str) -> float:
+    figure = FIGURES[key]
+    if key == "swap_in_ratio" and report.device != "host":
+        return GPU_SWAP_IN
+    if figure.kind == "microseconds":
+        loop_us: float = getattr(report.raw, figure.measurement).loop_us
+        return figure.bound * loop_us / REFERENCE_US
+    return figure.bound
 
 
 class _Measurement(NamedTuple):

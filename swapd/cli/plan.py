@@ -20,10 +20,9 @@ from swapd.cli.plan_input import (
     memory_of,
     status_of,
 )
-from swapd.cli.plan_log import plan_log
 from swapd.cli.plan_page import page as vllm_page
 from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
-from swapd.cli.replay import Budget
+from swapd.cli.replay import Budget, plan_log
 from swapd.cli.target import TIMEOUT_S, Endpoint, TimeoutOption
 from swapd.plan import asked, deploy, omni, paste, sizes
 from swapd.plan.advise import Advice, PlanError, Treatment, advise

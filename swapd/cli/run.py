@@ -16,11 +16,10 @@ from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
 from swapd.cli.run_plan import RunPlan, planned
 from swapd.cli.run_stages import environment_on, records_of, run_stages, say_serving
-from swapd.run import child, file, outcome, settings
+from swapd.run import child, file, outcome
 from swapd.run.child import CannotRun
 from swapd.run.daemons import serving
-from swapd.run.file import COMMAND
-from swapd.run.settings import DaemonTable
+from swapd.run.file import COMMAND, DaemonTable
 from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.units import parse_size, parse_span, seconds, typed_size
@@ -182,9 +181,9 @@ def run(
 
 
 def _tables(
-    devices: list[str], budget: int | None, file: Path | None, changes: Iterable[str]
+    devices: list[str], budget: int | None, settings: Path | None, changes: Iterable[str]
 ) -> list[DaemonTable]:
-    daemon = settings.read(file) if file else DaemonTable()
+    daemon = file.read_settings(settings) if settings else DaemonTable()
     daemon = daemon if budget is None else daemon._replace(budget=budget)
     daemon = daemon.changed(changes)
     return [daemon._replace(device=one) for one in devices] or [daemon]

@@ -15,18 +15,17 @@ import msgspec
 
 from swapd.cli import comparisons
 from swapd.cli.common import console, note, say, say_error
+from swapd.cli.comparisons import Comparison, Round, Side
 from swapd.cli.run_plan import RunPlan, planned
 from swapd.cli.run_stages import environment_on, records_of, run_stages
-from swapd.run import child, comparison, outcome, ready, servers
+from swapd.run import child, outcome, ready, servers
 from swapd.run.child import SIGNALLED, CannotRun
 from swapd.run.commands import command_of
-from swapd.run.comparison import Comparison, Round, Side
 from swapd.run.daemons import ServingDaemon, joinable, serving
-from swapd.run.file import COMMAND, RunFile, StageSpec
+from swapd.run.file import COMMAND, DaemonTable, RunFile, StageSpec, names_of
 from swapd.run.ready import ServerAddress
 from swapd.run.runner import Runner
 from swapd.run.sampling import Sampler, sampled
-from swapd.run.settings import DaemonTable, names_of
 from swapd.shared import config
 from swapd.shared.config import ConfigError
 from swapd.shared.text import plain
@@ -98,7 +97,7 @@ def compare(
         msgspec.structs.replace(way.side, rounds=tuple(done))
         for way, done in zip(ways, rounds, strict=True)
     )
-    made = Comparison(comparison.VERSION, tuple(map(plain, words)), (first, second))
+    made = Comparison(comparisons.VERSION, tuple(map(plain, words)), (first, second))
     if any(rounds):
         console.print(comparisons.table(made))
         comparisons.write(
@@ -131,7 +130,7 @@ def _ways(
 
 def _sides(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]:
     if not changes:
-        return [(Side(comparison.WITHOUT, None), found), (Side(comparison.WITH, {}), found)]
+        return [(Side(comparisons.WITHOUT, None), found), (Side(comparisons.WITH, {}), found)]
     changed = found._replace(daemons=tuple(one.changed(changes) for one in found.daemons))
     if changed.daemons == found.daemons:
         raise ConfigError(f"--set {' '.join(changes)}: both sides have that already: say another")
@@ -350,7 +349,7 @@ def _to_itself(address: ServerAddress | None) -> Iterator[None]:
 
 
 def _keep_better(name: str, found: Comparison, ways: Sequence[Way]) -> None:
-    if (good := comparison.better(found)) is None:
+    if (good := comparisons.better(found)) is None:
         return
     side, why = good
     plan = ways[found.sides.index(side)].plan

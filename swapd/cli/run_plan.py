@@ -24,8 +24,7 @@ from swapd.plan.deploy import Deploy, DeployStage
 from swapd.run import budgets, gpus, servers
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option
 from swapd.run.daemons import DaemonSpec, joinable
-from swapd.run.file import OF_ONE, RunFile, StageSpec
-from swapd.run.settings import DaemonTable
+from swapd.run.file import OF_ONE, DaemonTable, RunFile, StageSpec
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 from swapd.shared.units import parse_size, size
 

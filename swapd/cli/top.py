@@ -4,7 +4,6 @@ import sys
 
 import typer
 
-from swapd.cli.live.poller import Poller
 from swapd.cli.target import ChosenDaemon
 from swapd.shared.extras import needed
 
@@ -19,7 +18,7 @@ def top(daemon: ChosenDaemon) -> None:
     for a daemon that is restarted. NO_COLOR switches colours off.
     """
     with needed("swapd top"):
-        from swapd.cli.live.app import Top
+        from swapd.cli.live.app import Poller, Top
 
     poller = Poller(daemon.folder, daemon.timeout)
     poller.start()

@@ -10,7 +10,6 @@ from itertools import islice
 from operator import attrgetter
 
 from swapd.core import (
-    backfill,
     deadlock,
     eviction,
     explain,
@@ -24,6 +23,7 @@ from swapd.core import (
 from swapd.core.actions import Grant, Waiting
 from swapd.core.eviction import Refusal
 from swapd.core.ledger import Ledger, observe
+from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, Key, State, Waiter, is_workspace, workspace_name
 from swapd.shared.protocol import (
     NUMBER_MAX,
@@ -169,7 +169,7 @@ def _have_it_wait(ledger: Ledger, w: Waiter) -> None:
         _refuse_deadlocked(ledger)
         ledger.replan = True
     elif w.queued and ledger.queue.head(ledger.now) is not w:
-        if len(ledger.queue.queued) > backfill.LOOKED_AT:
+        if len(ledger.queue.queued) > LOOKED_AT:
             return tell_waiting(ledger, w)
         ledger.queue.untold[w.key] = w
     ledger.replan |= w.queued

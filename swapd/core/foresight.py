@@ -10,9 +10,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from swapd.core.victims import needed, oldest
+Thing = TypeVar("Thing")
 
 #: Most components and families that are foreseen: with more, LRU rules.
 THINGS_MAX = 64
@@ -224,3 +224,40 @@ def _cheapest(
 def _first(need: int, candidates: Iterable[Candidate]) -> list[Candidate]:
     """The first that are enough, or all, without superfluous ones."""
     return needed(*oldest(need, ((one, one.chunks) for one in candidates)))
+
+
+# --- of things in the order in which they should go, those that free enough ---------------------
+
+
+def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:
+    """The components to evict to free `need` chunks, or None if all are too few.
+
+    `idle` are components and their chunks, in the order in which they should go. Every component
+    returned is necessary: oldest first alone would take too many (need 10 with idle a=1, b=10 would
+    take both), so the most recent superfluous ones stay.
+    """
+    chosen, short = oldest(need, idle)
+    return None if short > 0 else needed(chosen, short)
+
+
+def oldest(need: int, idle: Iterable[tuple[Thing, int]]) -> tuple[list[tuple[Thing, int]], int]:
+    """The first ones that have `need` chunks, or all; and how many chunks are lacking then."""
+    chosen: list[tuple[Thing, int]] = []
+    for thing, chunks in idle:
+        if need <= 0:
+            break
+        if chunks:
+            chosen.append((thing, chunks))
+            need -= chunks
+    return chosen, need
+
+
+def needed(chosen: list[tuple[Thing, int]], short: int) -> list[Thing]:
+    """Without the most recent superfluous ones; all, if chunks are lacking."""
+    kept: list[Thing] = []
+    for thing, chunks in reversed(chosen):
+        if short + chunks <= 0:
+            short += chunks
+        else:
+            kept.append(thing)
+    return kept[::-1]

@@ -5,9 +5,13 @@ the evictions that `eviction.room` finds. A victim is no longer RESIDENT when it
 ordered, so no decision counts it twice.
 """
 
-from swapd.core import admission, backfill, deadlock, eviction, sharing, staying, transfers
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from swapd.core import admission, deadlock, eviction, sharing, transfers
 from swapd.core.eviction import Blocked, Room
 from swapd.core.ledger import Ledger
+from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, Key, State, Waiter
 from swapd.shared.protocol import NUMBER_MAX
 
@@ -83,7 +87,7 @@ class Planner:
             overtakers = deadlock.overtakers(ledger, head)
             first = next((w for w in overtakers if self._make_room(w, wanted, in_the_way)), None)
             if first is None and not self._is_somebody_back_soon():
-                beside = backfill.candidates(ledger, head)
+                beside = candidates(ledger, head)
                 first = next((w for w in beside if self._make_room_beside(head, w)), None)
             if first is not None:
                 admission.admit(ledger, first)
@@ -115,10 +119,10 @@ class Planner:
     def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
         """The same as `_make_room` for one that goes before `head`: no holder gives way to it."""
         asked = self._ledger.named(w.names)
-        use_s = staying.usual_use_s(asked)
+        use_s = eviction.usual_use_s(asked)
 
         def may_evict(c: Component) -> bool:
-            return backfill.may_go(head, c) and self._may_evict(c, w.priority, use_s)
+            return may_go(head, c) and self._may_evict(c, w.priority, use_s)
 
         return self._take_room(w, asked, may_evict)
 
@@ -128,7 +132,7 @@ class Planner:
         Otherwise adds to the two sets.
         """
         asked = self._ledger.named(w.names)
-        use_s = staying.usual_use_s(asked)
+        use_s = eviction.usual_use_s(asked)
 
         def may_evict(c: Component) -> bool:
             return self._may_evict(c, w.priority, use_s)
@@ -146,7 +150,7 @@ class Planner:
         over = self._ledger.prefetches[c.name]
 
         def may_evict(other: Component) -> bool:
-            return staying.may_go_for(c, other, over) and self._may_evict(
+            return eviction.may_go_for(c, other, over) and self._may_evict(
                 other, other.priority, 0.0
             )
 
@@ -184,7 +188,7 @@ class Planner:
 
     def _may_evict(self, c: Component, priority: int, use_s: float) -> bool:
         """The minimum-residency rule; notes when to look again if it says no."""
-        until = staying.stays_until(self._ledger, c, priority, use_s)
+        until = eviction.stays_until(self._ledger, c, priority, use_s)
         if until <= self._ledger.now:
             return True
         self._ledger.busy_until = max(self._ledger.busy_until, until)
@@ -198,7 +202,7 @@ class Planner:
         """
         if c.state is State.LOADING:
             return False
-        over = c.resident_since + staying.quantum_s(self._ledger, c, priority, use_s)
+        over = c.resident_since + eviction.quantum_s(self._ledger, c, priority, use_s)
         if over <= self._ledger.now:
             return True
         self._look_again(over)
@@ -289,3 +293,83 @@ class Planner:
         if over is not None:
             ledger.ahead = c.generation
         return True
+
+
+# --- who may go before the head of the queue --------------------------------------------
+
+
+#: Most components of one waiter behind the head, and of all leases: with more, nobody goes before
+#: the head.
+NAMES_MAX = 64
+
+
+def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
+    """Waiters whose room delays no grant of `head`, whichever leases end first.
+
+    Only those without leases: what others hold may be what `head` waits for. And only those whose
+    components are out, and in no group: one that is in may have to go for `head`.
+    """
+    left = _left_beside(ledger, head)
+    if left <= 0:
+        return
+    for w in islice(ledger.queue.queued, LOOKED_AT + 1):
+        asked = _few(ledger, w)
+        if w is head or not asked or w.owner in ledger.holders.by_agent:
+            continue
+        out = all(c.state is State.ABSENT for c in asked)
+        if out and sum([c.chunks for c in asked]) <= left:
+            yield w
+
+
+def may_go(head: Waiter, c: Component) -> bool:
+    """Whether an idle component may go for a candidate: not if `head` needs it."""
+    return c.name not in head.names
+
+
+def _few(ledger: Ledger, w: Waiter) -> list[Component]:
+    """The components that `w` asked for; none, if they are many, or more than memory decides when
+    one of them can come in."""
+    asked = ledger.named(w.names) if len(w.names) <= NAMES_MAX else []
+    bound = any(c.group is not None or c.superseded or c.unregistering for c in asked)
+    return [] if bound else asked
+
+
+def _left_beside(ledger: Ledger, head: Waiter) -> int:
+    """The chunks that `head` leaves, in the tightest of all states in which it could be granted.
+
+    It could be granted as soon as the leases that are left have at most `most` chunks. So the
+    largest sum of some leases that is no greater than that is the tightest state.
+    """
+    pool, all_leased = ledger.pool, ledger.holders.leased
+    asked = _few(ledger, head)
+    if not asked or len(all_leased) > NAMES_MAX:
+        return 0
+    most = pool.total - ledger.fixed_chunks(asked) - sum([c.chunks for c in asked])
+    if most < 0:
+        return 0
+    leased = [c for c in all_leased.values() if not c.fixed]
+    # what is leaving, lent, or promised may be there at any grant, or any part of it
+    coming_and_going = pool.total - pool.free - ledger.idle.chunks - ledger.fixed
+    coming_and_going -= sum([c.chunks for c in leased])
+    sums = _sums(c.chunks for c in leased if c.name not in head.names)
+    sums = _with_any_part_of(sums, coming_and_going)
+    reached = sums & ((1 << (most + 1)) - 1)
+    return most - (reached.bit_length() - 1)
+
+
+def _sums(parts: Iterable[int]) -> int:
+    """The sums of all subsets: bit n is set if one of them is n."""
+    sums = 1
+    for part in parts:
+        sums |= sums << part
+    return sums
+
+
+def _with_any_part_of(sums: int, whole: int) -> int:
+    """Each of these sums with each number from 0 to `whole` added."""
+    step = 1
+    while whole > 0:
+        sums |= sums << min(step, whole)
+        whole -= step
+        step *= 2
+    return sums

@@ -12,6 +12,9 @@ from typing import Generic, TypeVar
 
 from swapd.core.records import Agent, Key, Waiter
 
+#: Most waiters behind the head of the queue that one decision looks at.
+LOOKED_AT = 16
+
 _order = attrgetter("order")
 _seq = attrgetter("seq")
 

@@ -13,10 +13,11 @@ from swapd.core.eviction import (
     missing_chunks,
     must_leave_first,
     never_fits,
+    quantum_s,
+    usual_use_s,
 )
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Waiter
-from swapd.core.staying import quantum_s, usual_use_s
 from swapd.shared.protocol import NUMBER_MAX
 
 #: Others overtake the head of the queue for this multiple of the time of its load at most.

@@ -9,7 +9,7 @@ from functools import partial
 from heapq import nsmallest
 from itertools import islice
 
-from swapd.core import eviction, explain, sharing, staying
+from swapd.core import eviction, explain, sharing
 from swapd.core.actions import Urgency
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Transfer, Waiter
@@ -176,10 +176,10 @@ def _room(
     if first:
         return [], [_first(ledger, o) for o in islice(first, _NAMED)]
 
-    use_s = staying.usual_use_s(asked)
+    use_s = eviction.usual_use_s(asked)
 
     def may_evict(c: Component) -> bool:
-        return staying.stays_until(ledger, c, w.priority, use_s) <= now
+        return eviction.stays_until(ledger, c, w.priority, use_s) <= now
 
     found = eviction.room(ledger, w, asked, may_evict)
     if isinstance(found, eviction.Blocked):
@@ -210,13 +210,13 @@ def _blocking(
 ) -> Iterable[InTheWay]:
     """Components that must go and cannot now, and waiters with promised components, which come
     first."""
-    use_s = staying.usual_use_s(asked)
+    use_s = eviction.usual_use_s(asked)
     for c in going:
         if c.leases:
             yield InTheWay(_known_as(c), f"leased by {', '.join(explain.holders(ledger, c))}")
         elif c.promised:
             yield _promised(ledger, c)
-        elif (until := staying.stays_until(ledger, c, w.priority, use_s)) > now:
+        elif (until := eviction.stays_until(ledger, c, w.priority, use_s)) > now:
             why = f"in use a moment ago, and kept for another {seconds(until - now)}"
             yield InTheWay(_known_as(c), why)
     for c in ledger.components.values():

@@ -4,7 +4,7 @@
 copy: its chunks are lent to an allocator, for one lease.
 """
 
-from swapd.core import following, registry, staying
+from swapd.core import eviction, following, registry
 from swapd.core.actions import (
     CopyIn,
     CopyOut,
@@ -135,8 +135,8 @@ def settle(ledger: Ledger, c: Component) -> None:
 
 
 def go(ledger: Ledger, c: Component) -> bool:
-    """Make `c`, which has no holder, leave if `staying.goes_now`; return whether it does."""
-    reason = staying.goes_now(c, down=bool(ledger.down))
+    """Make `c`, which has no holder, leave if `eviction.goes_now`; return whether it does."""
+    reason = eviction.goes_now(c, down=bool(ledger.down))
     if reason is not None:
         evict(ledger, c, reason, None)
     return reason is not None
@@ -147,7 +147,7 @@ def make_idle(ledger: Ledger, c: Component, since: float = 0.0) -> None:
     c.idle_since = max(c.last_used or 0.0, c.resident_since, since)
     if c.policy != "permanent":
         ledger.idle.add(c)
-        ledger.busy_until = max(ledger.busy_until, staying.stays_until(ledger, c, c.priority, 0.0))
+        ledger.busy_until = max(ledger.busy_until, eviction.stays_until(ledger, c, c.priority, 0.0))
 
 
 def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:

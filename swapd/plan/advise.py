@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from swapd.core.victims import victims
+from swapd.core.foresight import victims
 from swapd.shared.config import GPU_CHUNK
 from swapd.shared.errors import UserError
 from swapd.shared.units import size

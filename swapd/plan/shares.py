@@ -9,14 +9,14 @@ workspace of each stage (activations, buffers) is its room: torch keeps it from 
 Besides, each process has a CUDA context, and its CUDA graphs are in no stage's share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import floor
 
 import msgspec
 from msgspec.structs import replace
 
-from swapd.plan import kv, refusals
-from swapd.plan.advise import DoesNotFit
+from swapd.plan import kv
+from swapd.plan.advise import DoesNotFit, in_chunks
 from swapd.plan.arena import SharedArena, chunk_of, largest_of
 from swapd.plan.demands import Demand, GpuFacts, StreamPoint, Term, points
 from swapd.shared.units import size
@@ -146,7 +146,7 @@ def _divide(card: GpuFacts, claims: Sequence[Demand]) -> GpuPlan:
     arena, beside = _arena(card, claims)
     needed = arena.needed(_least_caches(arena.ours))
     if arena.ours and arena.nbytes < needed:
-        raise DoesNotFit(refusals.too_much(card, claims, beside, arena.nbytes, needed))
+        raise DoesNotFit(too_much(card, claims, beside, arena.nbytes, needed))
     return _plan(card, claims, beside, arena)
 
 
@@ -157,7 +157,7 @@ def _arena(card: GpuFacts, claims: Sequence[Demand]) -> tuple["SharedArena", lis
     free = free // chunk * chunk
     if ours and card.budget is not None:
         if (given := card.budget // chunk * chunk) > free:
-            raise DoesNotFit(refusals.too_large(card, ours, beside, free))
+            raise DoesNotFit(too_large(card, ours, beside, free))
         beside.append(Term(free - given, f"outside of the budget of {size(card.budget)}"))
         free = given
     return SharedArena(ours, free), beside
@@ -321,3 +321,75 @@ def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShar
         return share
     swap_in_s = sum(p.copied for p in turning) / bytes_per_s
     return replace(share, takes_turns=True, turning_bytes=taken, swap_in_s=swap_in_s)
+
+
+def too_large(card: GpuFacts, ours: Sequence[Demand], beside: Sequence[Term], free: int) -> str:
+    left = size(free) if free > 0 else "nothing"
+    return (
+        f"GPU {card.gpu} cannot hold a budget of {size(card.budget or 0)}: {size(card.total)}"
+        f"{_less(ours, beside)} leaves {left} for it. Say a budget of at most that, or none: then "
+        "it is planned"
+    )
+
+
+def _less(ours: Sequence[Demand], beside: Sequence[Term]) -> str:
+    rooms = ", ".join(f"{c.name} {size(c.room)}" for c in ours)
+    terms = "".join(f" - {t}" for t in beside)
+    return f"{terms} - {size(sum(c.room for c in ours))} workspace ({rooms})"
+
+
+def too_much(
+    card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], free: int, needed: int
+) -> str:
+    ours = [c for c in claims if c.ours]
+    caches = {c.name: c.cache_bytes() for c in ours}
+    left = size(free) if free > 0 else "nothing"
+    stay = [(c, c.staying) for c in ours]
+    terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]
+    largest = max(ours, key=lambda c: c.turning(caches[c.name]))
+    if largest.turning(caches[largest.name]):
+        terms.append(f"{largest.name}, the largest that takes turns ({_turn_in_words(largest)})")
+    return (
+        f"GPU {card.gpu} cannot hold these: {size(card.total)}{_less(ours, beside)} leaves {left} "
+        f"for weights and KV caches, and {' + '.join(terms)} = {size(needed)} must fit there at "
+        "once. "
+        f"{_remedies(claims, largest, free - needed)}"
+    )
+
+
+def _turn_in_words(claim: Demand) -> str:
+    cache, weights = in_chunks(claim.least_cache, claim.chunk), claim.turning(0)
+    if not cache:
+        return size(weights)
+    of = ""
+    if claim.cache and not claim.said:
+        of = f" for one request of {claim.cache.max_model_len} tokens, its max_model_len"
+    beside = f"{size(weights)} of weights + " if weights else ""
+    return f"{beside}{size(cache)} KV cache{of}"
+
+
+def _remedies(claims: Sequence[Demand], largest: Demand, short: int) -> str:
+    ways = [
+        *_of_cache(largest, short),
+        f"less workspace (a smaller max_num_batched_tokens for {largest.name})",
+    ]
+    if graphs := [c.name for c in claims if c.graphs]:
+        ways.append(f"no graphs (enforce_eager: true for {graphs[-1]})")
+    ways += [
+        f"swapd's worker for {c.name}, or less gpu_memory_utilization" for c in claims if not c.ours
+    ]
+    if any(c.ours and c.staying for c in claims):
+        ways.append("turns for permanent stages (cpu_offload_enabled, no cpu_offload_components)")
+    ways += ["quantised weights", f"{largest.name} over several GPUs (tensor_parallel_size)"]
+    return f"It takes {', '.join(ways)}, or a larger GPU"
+
+
+def _of_cache(largest: Demand, short: int) -> Iterator[str]:
+    if largest.said and largest.least_cache:
+        yield f"a smaller KV cache (--room {largest.name}=SIZE)"
+    elif largest.cache and not largest.said:
+        least = in_chunks(largest.least_cache, largest.chunk)
+        if (longest := kv.tokens_in(largest.cache, least + short)) > 0:
+            yield f"max_model_len: {longest} or less for {largest.name}"
+    if largest.least_cache and not largest.cache:
+        yield "the model's config.json (--config FILE), from which caches are counted"

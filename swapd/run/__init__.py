@@ -5,13 +5,12 @@
 | `commands.py` | command lines, and the options of servers in them; pure |
 | `servers.py` | servers of vLLM and vLLM-Omni: models, GPUs, deploy files, workers |
 | `gpus.py` | GPUs that a command may use, and the GPU behind each number |
-| `settings.py` `file.py` | settings of daemons; FILE.toml |
+| `file.py` | settings of daemons; FILE.toml |
 | `budgets.py` | the budget of each daemon |
 | `daemons.py` | daemons that a run joins, or starts and ends |
 | `child.py` | a process that gets the signals of this one, and ends with it |
 | `stages.py` `runner.py` `guard.py` | starts, restarts and ends of stages (pure); their processes |
 | `output.py` | the output of stages |
 | `outcome.py` | swaps and waits of a run, from the swap log; pure |
-| `comparison.py` | two ways of a run side by side; pure |
 | `sampling.py` `ready.py` | peak memory; whether a server answers |
 """

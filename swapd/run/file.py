@@ -4,6 +4,7 @@
 `[stages.NAME]` has a command. Paths are relative to the file's folder.
 """
 
+import json
 import os
 import re
 import shlex
@@ -19,11 +20,91 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from swapd.run import settings
 from swapd.run.commands import Command, command_of
-from swapd.run.settings import DaemonTable
+from swapd.shared import config
 from swapd.shared.config import ENDPOINT_VARIABLE, STAGE_VARIABLE, ConfigError, read_toml
-from swapd.shared.units import parse_span
+from swapd.shared.units import parse_size, parse_span, size
+
+#: Settings of `swapd serve` that a run's daemon cannot have: `swapd run` chooses its places.
+_NOT_HERE = frozenset(("device", "runtime_dir", "swap_log", "linger", "http", "http_token_file"))
+_PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
+_BUDGET = "budget"
+
+
+class DaemonTable(NamedTuple):
+    """Settings of a daemon. Budget in bytes; None if none is given. `flags`: all the others."""
+
+    device: str | None = None
+    budget: int | None = None
+    flags: Mapping[str, str] = {}
+
+    def value(self, name: str) -> str:
+        if name == _BUDGET and self.budget is not None:
+            return _typed_size(self.budget)
+        return self.flags.get(name, "default")
+
+    def changed(self, given: Iterable[str]) -> "DaemonTable":
+        """With the values of `--set`, each like `chunk=64MiB`. Raises: ConfigError."""
+        table = self
+        for text in given:
+            name, equals, value = text.partition("=")
+            name = _name(text)
+            if not equals or name in _NOT_HERE:
+                known = [n for n in config.Config.__struct_fields__ if n not in _NOT_HERE]
+                raise ConfigError(f"--set {text}: write NAME=VALUE, a NAME of {', '.join(known)}")
+            found = config.load(None, {name: value}, {})  # the daemon's error, before it starts
+            if name == _BUDGET:
+                table = table._replace(budget=int(found.budget))
+            else:
+                table = table._replace(flags={**table.flags, name: value})
+        return table
+
+    def as_toml(self) -> str:
+        """The budget and the flags, for `--config` and `swapd serve --config`."""
+        budget = {} if self.budget is None else {_BUDGET: _typed_size(self.budget)}
+        return "".join(
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+            for name, value in {**budget, **self.flags}.items()
+        )
+
+
+def table_of(raw: Mapping[str, Any], source: str, folder: Path) -> DaemonTable:
+    """The settings of a file's table; paths are relative to `folder`. Raises: ConfigError, with
+    `source` before the setting."""
+    found = config.parsed(raw, source)
+    flags = {
+        name: str(folder.absolute() / value) if name in _PATHS else _typed(value)
+        for name, value in raw.items()
+        if name not in ("device", _BUDGET)
+    }
+    return DaemonTable(found.get("device"), found.get(_BUDGET), flags)
+
+
+def read_settings(path: Path) -> DaemonTable:
+    """The settings in a file for `--config`. Raises: ConfigError, with the file and the setting."""
+    raw = config.read_toml(path)
+    found = table_of(raw, f"{path}: ", path.parent)
+    for name in sorted(raw.keys() & _NOT_HERE):
+        raise ConfigError(f"{path}: {name}: swapd run chooses it; leave it out")
+    return found
+
+
+def names_of(given: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(map(_name, given)))
+
+
+def _name(text: str) -> str:
+    return text.partition("=")[0].strip().replace("-", "_")
+
+
+def _typed(value: object) -> str:
+    return f"{value:f}" if isinstance(value, float) else str(value)
+
+
+def _typed_size(nbytes: int) -> str:
+    text = size(int(nbytes)).replace(" ", "")
+    return text if parse_size(text) == nbytes else str(int(nbytes))
+
 
 #: A stage's name: sessions have it in their labels, before a slash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -109,7 +190,7 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
     found = []
     for number, table in enumerate(tables):
         source = f"{path}: daemon[{number}]." if tables is raw else f"{path}: daemon."
-        found.append(settings.table_of(table, source, path.parent))
+        found.append(table_of(table, source, path.parent))
         if len(tables) > 1:
             _one_of_several(table, source)
     devices = Counter(one.device for one in found)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swapd.run.comparison import Comparison, Round, Side, better, rows
+from swapd.cli.comparisons import Comparison, Round, Side, better, rows
 from swapd.run.outcome import Outcome
 
 from .conftest import environment, serve, start, swapd

@@ -13,8 +13,7 @@ import pytest
 from textual.pilot import Pilot
 
 import swapd_client
-from swapd.cli.live.app import TextScreen, Top
-from swapd.cli.live.poller import Poller
+from swapd.cli.live.app import Poller, TextScreen, Top
 
 from .conftest import MIB, Running, environment, serve, swapd
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swapd.core.eviction import quantum_s, stays_until
 from swapd.core.families import room_to_keep, spread
+from swapd.core.foresight import victims
 from swapd.core.ledger import Ledger
 from swapd.core.lru import IdleOrder
 from swapd.core.records import Component, Rules, State
-from swapd.core.staying import quantum_s, stays_until
-from swapd.core.victims import victims
 
 IDLE = st.lists(st.integers(0, 12), max_size=8).map(
     lambda sizes: [(f"c{i}", chunks) for i, chunks in enumerate(sizes)]

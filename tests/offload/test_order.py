@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swapd_client.offload.order import Order
+from swapd_client.offload.stream import Order
 
 
 def play(order: Order, seen: Sequence[int]) -> list[int | None]:

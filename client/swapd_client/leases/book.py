@@ -110,6 +110,11 @@ class Record:
         return self.granted is NOT_GRANTED
 
     @property
+    def is_working(self) -> bool:
+        """Whether the GPU is still at the work under it, as far as known."""
+        return self.work is not None and self.work.is_pending()
+
+    @property
     def is_usable(self) -> bool:
         """Whether its holder may use it again without asking the daemon."""
         return not (self.outdated or self.offered or self.told or self.is_asked)

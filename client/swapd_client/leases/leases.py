@@ -1,8 +1,8 @@
 """The leases of one session: carries out the decisions of `book.py`.
 
-Lives here: mapping and unmapping chunks as leases come and go, waits for arrival, and ends that
-wait for a GPU, in threads. May not live here: messages to the daemon, which each client sends in
-its own way.
+Lives here: mapping and unmapping chunks as leases come and go, waits for arrival, ends that wait
+for a GPU, in threads, and the kept leases that a thread offers with an acquire. May not live here:
+messages to the daemon, which each client sends in its own way.
 """
 
 import logging
@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from swapd.shared.protocol import PAST_MAX_S, Release, Used
+from swapd.shared.protocol import LEASES_MAX, PAST_MAX_S, Release, Used
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
+from swapd_client.leases.cache import Cache, Key
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
@@ -157,8 +158,7 @@ class Leases:
         """Mark the GPU work queued under a lease, on the current stream and its named streams.
 
         Does not block. After this the client uses events only, because a stream may be destroyed.
-        So the names of streams are dropped. A lease that is kept and taken again waits for the work
-        of all its steps.
+        A lease that is kept and taken again waits for the work of all its steps.
         """
         streams = dict.fromkeys((*record.streams, *self._processor.current_streams()))
         record.streams.clear()
@@ -167,10 +167,6 @@ class Leases:
         record.unmarked = True  # an interrupt may come before the next assignment
         record.work = self._processor.mark(streams, record.work)
         record.unmarked = False
-
-    def is_working(self, record: Record) -> bool:
-        """Whether the GPU is still at the work under a kept lease, as far as known."""
-        return record.work is not None and record.work.is_pending()
 
     def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
         """Have a lease given back after the work under it; False if that is now, or it is over.
@@ -199,14 +195,10 @@ class Leases:
                         problem,
                     )
                 give_back(record)
-            except SwapdError as exc:
-                log.warning("cannot end a lease of %s: %s", _listed(record.names), exc)
-            except Exception:  # the thread must live on: other leases end there too
-                log.exception(
-                    "cannot give back a lease of %s, so its memory stays in use until "
-                    "this client is closed",
-                    _listed(record.names),
-                )
+            except Exception as exc:  # the thread must live on: other leases end there too
+                trace = not isinstance(exc, SwapdError)
+                names = _listed(record.names)
+                log.warning("cannot end a lease of %s: %s", names, exc, exc_info=trace)
             finally:
                 with self._lock:
                     self._book.ended(record)
@@ -359,3 +351,44 @@ def _listed(names: Iterable[str]) -> str:
     """Text with the first three names, and the number of the others."""
     said = [repr(name) for name in sorted(names)]
     return ", ".join(said[:3] + [f"{len(said) - 3} more"] * (len(said) > 3)) or "nothing"
+
+
+Offered = Mapping[Key, tuple[Record, Release]]
+End = Callable[[Key, Record], None]
+
+
+def offer(cache: Cache, leases: Leases, thread: int, end: End) -> Offered:
+    """The kept leases of a thread that the daemon may end if the next request needs a load.
+
+    Nobody uses them from here on until they are settled. `end`: ends one.
+    """
+    offered: dict[Key, tuple[Record, Release]] = {}
+
+    def add(key: Key, record: Record) -> None:
+        if record.offered:  # to an acquire that failed: the daemon may have ended it then
+            return end(key, record)
+        if len(offered) == LEASES_MAX:
+            return
+        record.offered = True  # an interrupt may come before the next line
+        release = leases.offer_of(record)
+        if release is None:
+            record.offered = False
+        else:
+            offered[key] = record, release
+
+    cache.each(add, lambda key, record: key[0] == thread and not record.is_asked)
+    return offered
+
+
+def settle(cache: Cache, leases: Leases, offered: Offered, end: End, *, spent: bool) -> None:
+    """The daemon has ended these, or it has not."""
+
+    def settled(key: Key, record: Record) -> None:
+        if spent:
+            record.told = True
+            end(key, record)
+        else:
+            leases.hold_again(record)
+            record.offered = False
+
+    cache.each(settled, lambda key, record: key in offered and offered[key][0] is record)

@@ -5,8 +5,10 @@ memory, or taking that over. No messages, no torch.
 """
 
 import errno
+import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 
 from swapd.shared import vm
@@ -14,9 +16,41 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
 from swapd.shared.units import size
 from swapd_client.errors import LimitReached
-from swapd_client.memory import former
-from swapd_client.memory.uses import Uses
+from swapd_client.memory import place
 from swapd_client.session.files import Files
+
+
+class Uses:
+    """The users of a range of addresses. The next component at these addresses takes it over."""
+
+    def __init__(self) -> None:
+        self._living: dict[int, weakref.ref[object]] = {}
+        self._numbers = itertools.count()
+        #: Whether `add` was called: before that, the users are unknown.
+        self._known = False
+        #: Called when the last has gone.
+        self.ended: Callable[[], None] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there are any, or may be."""
+        return bool(self._living) or not self._known
+
+    def add(self, things: Iterable[object]) -> None:
+        """Count these until they are collected."""
+        self._known = True
+        for thing in things:
+            number = next(self._numbers)
+            gone = self._forgetting(number)
+            self._living[number] = weakref.ref(thing, gone)
+
+    def _forgetting(self, number: int) -> Callable[[object], None]:
+        def gone(_: object) -> None:
+            self._living.pop(number, None)
+            if not self._living and self.ended is not None:
+                self.ended()
+
+        return gone
+
 
 #: Ranges that are private memory, while objects have bytes there.
 _private: set["Range"] = set()
@@ -257,7 +291,7 @@ class Range:
                 return True
             if self._uses:
                 return False
-            former.forget(self)
+            place.forget(self)
             _private.discard(self)
             self._over = True
             if vm.unmap(self.address, self._reserved):

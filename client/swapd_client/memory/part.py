@@ -94,7 +94,7 @@ class Part:
         self.placed: Placement | None = None
         #: Whether bytes were still missing on the device when the session ended.
         self.incomplete = False
-        #: The storages of its module's parameters, until it is unregistered (`abandoned.py`).
+        #: The storages of its module's parameters, until it is unregistered (`sources.watch`).
         self.watched: list[weakref.ref[object]] = []
 
     def __repr__(self) -> str:

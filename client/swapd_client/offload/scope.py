@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from swapd_client.dropped import give_back_later
 from swapd_client.errors import SessionEnded, UnknownComponent
 from swapd_client.lease import Lease
-from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import AttachClient
 
 # msgspec makes these two at every forward: no Python runs for it.

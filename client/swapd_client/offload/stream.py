@@ -16,11 +16,10 @@ from contextlib import suppress
 from itertools import filterfalse
 
 from swapd.shared.protocol import Placement
+from swapd_client.dropped import give_back_later
 from swapd_client.errors import Deadlock, SwapdError, Timeout, TooLarge, UnknownComponent
 from swapd_client.lease import Lease, wait_here
-from swapd_client.leases.collected import give_back_later
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.order import Expected, Order
 
 #: How long to wait for the grant of a request ahead before the ordinary request replaces it: longer
 #: than an answer takes; short, because deadlock detection does not see this wait.
@@ -347,3 +346,48 @@ class StreamPass:
         self._rest = None
         if problems:
             raise problems[0]
+
+
+class Order:
+    """The known order. Passes of several threads may read and teach it at once."""
+
+    def __init__(self, parts: int) -> None:
+        #: The order of the last pass; and of the last complete one, if recent passes skipped parts.
+        self._last = self._whole = tuple(range(parts))
+
+    def expected(self) -> "Expected":
+        return Expected(self._last, self._whole)
+
+    def learn(self, seen: Sequence[int]) -> None:
+        if self._last[: len(seen)] == tuple(seen):
+            return  # as expected, or ended early: an error says nothing about the next pass
+        self._last = tuple(seen)
+        if not _is_within(seen, self._whole):
+            self._whole = self._last
+
+
+class Expected:
+    def __init__(self, last: tuple[int, ...], whole: tuple[int, ...]) -> None:
+        self._order = last
+        self._whole = whole
+        self._at = 0
+
+    @property
+    def coming(self) -> tuple[int, ...]:
+        return self._order[self._at :]
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        return self._order
+
+    def used(self, part: int) -> None:
+        """The pass used this part, expected or not: go on from there."""
+        for order, start in ((self._order, self._at), (self._whole, 0)):
+            if part in order[start:]:
+                self._order, self._at = order, order.index(part, start) + 1
+                return
+
+
+def _is_within(seen: Sequence[int], whole: Sequence[int]) -> bool:
+    rest = iter(whole)
+    return all(part in rest for part in seen)

@@ -5,6 +5,7 @@ import select
 import threading
 from collections.abc import Callable
 
+from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import ClientClosed, SwapdError
 
@@ -70,3 +71,33 @@ class Life:
         """This is a child of the process that connected."""
         self.left_to_parent = True
         self.usable = False
+
+
+class Told:
+    """Written by the lifeline's thread, read by any."""
+
+    def __init__(self) -> None:
+        #: Names that acquires wait for, and may have now.
+        self.wanted: set[str] = set()
+        #: Whether any acquire waits for memory that leases may hold: then unused leases are not
+        #: kept.
+        self.hurried = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def when_wanted(self, listener: Callable[[], None]) -> None:
+        """Call `listener` in the lifeline's thread when `wanted` grows, or `hurried` becomes true.
+
+        It must not block.
+        """
+        self._listeners.append(listener)
+
+    def hear(self, message: protocol.Wanted | protocol.Hurry) -> None:
+        if isinstance(message, protocol.Hurry):
+            self.hurried = grown = message.waits
+        elif grown := message.wanted:
+            self.wanted.add(message.name)
+        else:
+            self.wanted.discard(message.name)
+        if grown:
+            for listener in self._listeners:
+                listener()

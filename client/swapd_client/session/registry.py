@@ -19,17 +19,15 @@ from swapd_client.errors import (
     OutOfMemory,
     UnknownComponent,
 )
-from swapd_client.memory import former, ranges
-from swapd_client.memory.former import Former
+from swapd_client.memory import place, ranges
 from swapd_client.memory.layout import InMemory, Layout, OtherBytes, Segments
 from swapd_client.memory.part import Claim, Part
-from swapd_client.memory.place import Place
+from swapd_client.memory.place import Former, Place
 from swapd_client.memory.sources import layout_of, module_of
 from swapd_client.session.endpoint import need_descriptors
 from swapd_client.session.files import Masters
-from swapd_client.session.life import Life
+from swapd_client.session.life import Life, Told
 from swapd_client.session.processor import Processor
-from swapd_client.session.told import Told
 
 log = logging.getLogger("swapd_client")
 
@@ -151,7 +149,7 @@ class Registry:
             ranges.claim(claim, [(part.name, *span) for span in spans], part)
         try:
             fits = self._processor.fits(part.where) and not part.where.over
-            there = former.find(self._processor.key, spans)
+            there = place.find(self._processor.key, spans)
             there = there or Former(part.where, spans, part.old_master)
             before = there if fits else None
             where = self._place(part.name, part.layout, before, writable=part.mutable, stays=True)
@@ -184,7 +182,7 @@ class Registry:
 
         Its place is known until `bind`: an interrupt may come before a part has it.
         """
-        found = former.find(self._processor.key, layout.lies())
+        found = place.find(self._processor.key, layout.lies())
         if found and self._processor.fits(found.where) and layout.stay(found.where.address):
             return found
         return None
@@ -277,7 +275,7 @@ class Registry:
         with ranges.moving:
             part.bind()
             ranges.add(part, self._owner)
-            former.forget(part.where)
+            place.forget(part.where)
             ranges.release(part.claim)
         part.close_old()
         self._processor.attempt(part.where.give_up_private)
@@ -411,7 +409,7 @@ class Registry:
         """
         if part.where.shown and (part.where.taken_over or self.deserted):
             found = Former(part.where, part.layout.spans(part.address), part.sealed_master())
-            former.keep(self._processor.key, found)
+            place.keep(self._processor.key, found)
 
 
 def _check_apart(parts: Iterable[Part]) -> None:

@@ -31,11 +31,10 @@ from swapd_client.session import ending
 from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.files import Files, Masters
 from swapd_client.session.gpu import Gpu
-from swapd_client.session.life import Life
+from swapd_client.session.life import Life, Told
 from swapd_client.session.lifeline import ANSWER_S, Lifeline
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
-from swapd_client.session.told import Told
 
 #: Sends a request and waits; raises the error of a refusal.
 Call = Callable[[protocol.AnyRequest], protocol.AnyReply]

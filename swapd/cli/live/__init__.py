@@ -1,3 +1,1 @@
-"""The live view of `swapd top`: a daemon's status (`poller`), as lines (`screen`), on a terminal
-(`app`). `screen` is pure.
-"""
+"""The live view of `swapd top`: a status as lines (`screen`, pure), on a terminal (`app`)."""

@@ -21,8 +21,8 @@ from torch import nn
 from swapd.shared import vm
 from swapd.shared.board import BOARD_BYTES, Boards
 from swapd.shared.fds import OwnedFd
-from swapd_client import Client, connect
-from swapd_client.leases import cache, collected
+from swapd_client import Client, connect, dropped
+from swapd_client.leases import cache
 from swapd_client.session import channel
 from tests.offload.modules import TOKENS, Encoder, evict, seeded
 
@@ -244,7 +244,7 @@ def a_lease_and_a_generator_dropped(folder: str) -> None:
             del lease, steps
             gc.collect()
         assert not said, said
-        assert collected._collected._queue.empty()
+        assert dropped._collected._queue.empty()
 
     in_a_child(drop)
     assert held(client) == before
