@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 
 from swapd.device import host
-from swapd.shared import cgroups
-from swapd.shared.cgroups import Group
+from swapd.device.host import Group
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cgroups, "_MOUNT", tmp_path)
-    monkeypatch.setattr(cgroups, "_SELF", tmp_path / "self")
+    monkeypatch.setattr(host, "_MOUNT", tmp_path)
+    monkeypatch.setattr(host, "_SELF", tmp_path / "self")
     return tmp_path
 
 
@@ -51,7 +50,7 @@ def test_the_least_limit_up_to_the_root_counts(
     (mount / "self").write_text(f"9:pids:/elsewhere\n{version}{own}\n")
     limit(mount, version, own.strip("/").replace("../", ""), "max" if version == "0::" else 1 << 63)
     group = limit(mount, version, limited, 400 * MIB, 100 * MIB)
-    assert cgroups.least_limit() == Group(group, 400 * MIB, 100 * MIB)
+    assert host.least_limit() == Group(group, 400 * MIB, 100 * MIB)
     assert host.total_bytes() == 400 * MIB
     assert host.available_bytes() == 300 * MIB
 
@@ -62,7 +61,7 @@ def test_the_group_with_the_least_room_decides_what_is_available(mount: Path) ->
         limit(mount, "0::", "a", 600 * MIB, 590 * MIB),
         limit(mount, "0::", "a/b", MIB << 8),
     )
-    assert [group.path for group in cgroups.groups()] == [inner, outer]
+    assert [group.path for group in host.groups()] == [inner, outer]
     assert host.total_bytes() == 256 * MIB
     assert host.available_bytes() == 10 * MIB
 
@@ -72,15 +71,15 @@ def test_where_both_versions_are_mounted_the_one_with_a_limit_counts(mount: Path
     (mount / "self").write_text("4:memory:/job\n0::/job\n")
     limit(mount, "0::", "job", "max", 5)
     group = limit(mount, "4:memory:", "job", 3 * MIB)
-    assert cgroups.least_limit() == Group(group, 3 * MIB, 0)
+    assert host.least_limit() == Group(group, 3 * MIB, 0)
 
 
 @pytest.mark.parametrize("most", [9223372036854771712, 9223372036854710272])
 def test_a_group_without_a_limit_is_none(mount: Path, most: int) -> None:
     limit(mount, "4:memory:", "", most)
-    assert cgroups.least_limit() is None
+    assert host.least_limit() is None
     assert host.available_bytes() > 64 * MIB
 
 
 def test_without_control_groups_there_is_no_limit(mount: Path) -> None:
-    assert cgroups.groups() == []
+    assert host.groups() == []

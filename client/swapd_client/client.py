@@ -588,8 +588,7 @@ class Client:
         which names the weights that cannot be attached, InvalidArgument, and as `register`.
         """
         with needed("attach"):
-            from swapd_client.offload.arguments import Arguments, checked
-            from swapd_client.offload.attach import attach
+            from swapd_client.offload.attach import Arguments, attach, checked
 
         given = Arguments(
             components=components,

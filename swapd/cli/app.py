@@ -14,7 +14,7 @@ COMMANDS = {
     "run": "run",
     "serve": "serve",
     "stop": "daemons",
-    "upgrade": "upgrade",
+    "upgrade": "daemons",
     "ps": "daemons",
     "status": "status",
     "top": "top",

@@ -1,10 +1,16 @@
-"""`swapd serve`: read the settings, claim the folder, open the device, serve."""
+"""`swapd serve`: read the settings, claim the folder, open the device, serve.
+
+A thread writes its messages to stderr, so that the loop never waits: the reader of stderr may have
+stopped reading, and a daemon that wrote there itself would stop too.
+"""
 
 import gc
 import inspect
 import logging
 import os
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +23,6 @@ from swapd import __version__
 from swapd.cli.page import Page, open_page
 from swapd.daemon import host_copy_orders
 from swapd.daemon.daemon import Daemon
-from swapd.daemon.logs import StderrHandler
 from swapd.device import open_device
 from swapd.shared import runtime_dir, system
 from swapd.shared.config import Config, gpus_here, load, shown, usual_device
@@ -156,3 +161,61 @@ def _flag_type(kind: Any) -> Any:
 
 
 serve = _with_a_flag_for_each_setting(_serve)
+
+
+#: Lines that wait to be written. Beyond that the newest are dropped, and counted.
+WAITING_MAX = 1000
+#: How long the last lines may take to be written.
+CLOSE_S = 0.5
+
+
+class StderrHandler(logging.Handler):
+    """Hands formatted records to a thread that writes them to stderr."""
+
+    def __init__(self) -> None:
+        """Raises: LimitError if there is no room for the thread."""
+        super().__init__()
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._change = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="swapd-log", daemon=True)
+        system.start(self._thread)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        with self._change:
+            if len(self._lines) < WAITING_MAX:
+                self._lines.append(line)
+            else:
+                self._dropped += 1
+            self._change.notify()
+
+    def close(self) -> None:
+        """Wait until all is written: CLOSE_S at most."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join(CLOSE_S)
+        super().close()
+
+    def _run(self) -> None:
+        while (line := self._next()) is not None:
+            try:  # not by sys.stderr: the interpreter could not end while this thread held its lock
+                _write(f"{line}\n".encode(errors="backslashreplace"))
+            except OSError:  # its reader is gone
+                return
+
+    def _next(self) -> str | None:
+        with self._change:
+            self._change.wait_for(lambda: self._lines or self._dropped or self._closed)
+            if self._lines:
+                return self._lines.popleft()
+            dropped, self._dropped = self._dropped, 0
+            return f"dropped {dropped} lines: stderr was not read in time" if dropped else None
+
+
+def _write(data: bytes) -> None:
+    """Write all of it to stderr. Raises: OSError."""
+    while data:
+        data = data[os.write(2, data) :]

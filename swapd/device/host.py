@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from swapd.device.base import (
     numbers,
     split,
 )
-from swapd.shared import cgroups, vm
+from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.system import Threads
@@ -45,7 +45,7 @@ def available_bytes() -> int:
     Raises: DeviceError if the kernel does not answer just now.
     """
     estimate = _meminfo("MemAvailable")
-    return min(estimate, cgroups.available(estimate))
+    return min(estimate, available(estimate))
 
 
 def total_bytes() -> int:
@@ -54,7 +54,7 @@ def total_bytes() -> int:
     Raises: DeviceError as `available_bytes`.
     """
     total = _meminfo("MemTotal")
-    group = cgroups.least_limit()
+    group = least_limit()
     return total if group is None else min(total, group.limit)
 
 
@@ -284,3 +284,67 @@ class _Job:
 
     def _is_next_done(self) -> bool:
         return self._told < len(self.strips) and self._done[self._told]
+
+
+# --- memory limits of cgroups -----------------------------------------------------------
+
+
+_SELF = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+#: Limit and use of memory, in version 2 and in version 1.
+_FILES_2 = ("memory.max", "memory.current")
+_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+#: How version 1 says "no limit": the largest number of whole pages in 63 bits.
+_NO_LIMIT = 1 << 62
+
+
+class Group(NamedTuple):
+    """A group with a limit on memory, in bytes. `path`: where its files are."""
+
+    path: Path
+    limit: int
+    used: int
+
+
+def groups() -> list[Group]:
+    """Those with a limit among the groups that this process is in. Where a container sees only its
+    own, that one; raises nothing."""
+    return [group for path, files in _folders() if (group := _group(path, files)) is not None]
+
+
+def least_limit() -> Group | None:
+    """The group with the least limit, if there is one."""
+    return min(groups(), key=lambda group: group.limit, default=None)
+
+
+def available(nbytes: int) -> int:
+    """What the groups leave of `nbytes`."""
+    return min((group.limit - group.used for group in groups()), default=nbytes)
+
+
+def _folders() -> Iterator[tuple[Path, tuple[str, str]]]:
+    """The folders of this process's groups, from its own up to the mount, with their files."""
+    lines = ["0::/", "1:memory:/"]
+    with suppress(OSError):
+        lines += _SELF.read_text().splitlines()
+    seen = set()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, files = (_MOUNT / "memory", _FILES_1) if controllers else (_MOUNT, _FILES_2)
+        # a path above the root of this process's own namespace begins with ".."
+        below = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(below), -1, -1):
+            group = mount.joinpath(*below[:depth]), files
+            if group not in seen:
+                seen.add(group)
+                yield group
+
+
+def _group(path: Path, files: tuple[str, str]) -> Group | None:
+    try:
+        limit, used = (int((path / name).read_text()) for name in files)
+    except (OSError, ValueError):  # not there, or the limit is "max"
+        return None
+    return Group(path, limit, used) if limit < _NO_LIMIT else None

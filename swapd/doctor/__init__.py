@@ -4,10 +4,9 @@ import platform
 import resource
 from pathlib import Path
 
-from swapd.device.host import available_bytes
-from swapd.doctor import daemon, gpu, host
+from swapd.device.host import available_bytes, least_limit
+from swapd.doctor import daemon, host
 from swapd.doctor.host import Check
-from swapd.shared import cgroups
 
 __all__ = ["Check", "examine"]
 
@@ -23,7 +22,7 @@ def examine(folder: Path, timeout: float) -> list[Check]:
         host.huge_pages(),
         host.pidfd(),
         host.peer_credentials(),
-        host.memory(available_bytes(), cgroups.least_limit()),
+        host.memory(available_bytes(), least_limit()),
         host.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         host.locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         host.folder_usable(folder),
@@ -33,5 +32,5 @@ def examine(folder: Path, timeout: float) -> list[Check]:
         host.package("uvloop", needed=True, extra="daemon"),
         host.package("torch", extra="torch"),
         host.package("transformers", extra="demo"),
-        *gpu.examine(),
+        *host.gpus(),
     ]

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 
 from swapd import __version__
+from swapd.device.host import Group
 from swapd.doctor import Check
 from swapd.doctor import host as doctor
 from swapd.doctor.daemon import examine, of_status
 from swapd.shared import vm
-from swapd.shared.cgroups import Group
 from swapd.shared.protocol import SessionStatus
 
 from .conftest import Running, on_terminal, swapd

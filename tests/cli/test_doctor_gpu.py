@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swapd.doctor import Check, gpu
+from swapd.doctor import Check, host
 from tests import fakecuda
 from tests.processes import output_of
 
 MIB = 1 << 20
 
-EXAMINE = "import json, msgspec\nfrom swapd.doctor import gpu\n"
-EXAMINE += "print(json.dumps(msgspec.to_builtins(gpu.examine())))"
+EXAMINE = "import json, msgspec\nfrom swapd.doctor import host\n"
+EXAMINE += "print(json.dumps(msgspec.to_builtins(host.gpus())))"
 
 
 def examined(**knobs: object) -> list[dict[str, Any]]:
@@ -25,11 +25,11 @@ def named(checks: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def test_without_a_gpu_nothing_is_missing() -> None:
-    assert gpu.no_driver([], "no driver").status == "ok"
+    assert host.no_driver([], "no driver").status == "ok"
 
 
 def test_a_gpu_that_cannot_be_used_says_why() -> None:
-    check = gpu.no_driver([Path("/dev/nvidia0")], "the driver is too old")
+    check = host.no_driver([Path("/dev/nvidia0")], "the driver is too old")
     assert (check.status, check.advice) == ("warn", "the driver is too old")
 
 
@@ -43,8 +43,8 @@ def test_each_gpu_is_named_with_its_memory() -> None:
 
 
 def test_too_few_descriptors_for_the_chunks_of_the_gpu() -> None:
-    assert gpu.descriptors(80 << 30, 4096).status == "ok"
-    check = gpu.descriptors(80 << 30, 1024)
+    assert host.descriptors(80 << 30, 4096).status == "ok"
+    check = host.descriptors(80 << 30, 1024)
     assert check == Check(
         "gpu descriptors",
         "warn",

@@ -5,17 +5,19 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
 
 import torch
 
+from swapd.shared.protocol import Policy
 from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
-from swapd_client.errors import DuplicateName, InvalidSource, SwapdError, TooLarge
+from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
-from swapd_client.offload.arguments import Arguments
 from swapd_client.offload.attach_barrier import no_calls
 from swapd_client.offload.attachment import (
     ONE_AT_A_TIME,
@@ -27,12 +29,72 @@ from swapd_client.offload.attachment import (
 from swapd_client.offload.find import ComponentModule
 from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
-from swapd_client.offload.installing import Installer, entrances, methods_of
+from swapd_client.offload.installing import Installer, Methods, entrances, methods_of
 from swapd_client.offload.lender import AttachClient
-from swapd_client.offload.private import PrivateBytes, Trained, staying, trained_of
+from swapd_client.offload.private import PrivateBytes, Trainable, Trained, staying, trained_of
 from swapd_client.offload.registering import Registration, refuse_what_never_fits, stream_of
 from swapd_client.offload.scope import ComponentHold
+from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
 from swapd_client.offload.strategy import Kind, Sharing
+
+_Names = TypeVar("_Names")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    components: Sequence[str] | None
+    settings: OffloadSettings | None
+    prefix: str
+    policy: Policy
+    resident: int | str | Mapping[str, int | str] | None
+    blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
+    wrap_methods: Methods
+    extra_tensors: Sequence[str]
+    #: For components whose name does not show their kind.
+    kinds: Mapping[str, Kind]
+    #: Components that are never evicted; overrides the settings.
+    stay: Sequence[str]
+    trainable: Trainable
+
+
+def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
+    """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidArgument."""
+    _check_names(flags)
+    settings, components = given.settings, given.components
+    if flags and settings is not None:
+        names = ", ".join(flags)
+        raise InvalidArgument(f"settings= and {names}: give all in one or the other")
+    settings = from_keywords(**flags) if flags else settings
+    if settings is not None and given.policy != "lru":
+        raise InvalidSource(
+            f"policy={given.policy!r} and settings both set how components share the device; give "
+            "one of them"
+        )
+    if components is None and settings is not None:
+        components = settings.cpu_offload_components
+    return replace(
+        given,
+        components=_listed(components),
+        settings=settings,
+        blocks=_listed(given.blocks),
+        wrap_methods=_listed(given.wrap_methods),
+        extra_tensors=_listed(given.extra_tensors),
+        stay=_listed(given.stay),
+        trainable=_listed(given.trainable),
+    )
+
+
+def _check_names(flags: Mapping[str, Any]) -> None:
+    own = [field.name for field in fields(Arguments)]
+    for name in flags.keys() - set(NAMES):
+        if near := get_close_matches(name, own, n=1):
+            raise InvalidArgument(f"attach({name}=...): did you mean {near[0]}=?")
+
+
+def _listed(names: _Names) -> _Names:
+    """A single name is a list of one name, not of its letters."""
+    return cast("_Names", [names]) if isinstance(names, str) else names
+
 
 log = logging.getLogger("swapd_client")
 
