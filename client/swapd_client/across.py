@@ -60,7 +60,6 @@ def look(mine: Wait) -> None:
 
 
 def over() -> None:
-    """The wait of this thread is over."""
     _waits.pop(threading.get_ident(), None)
 
 

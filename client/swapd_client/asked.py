@@ -69,7 +69,6 @@ def of_components(
     early: bool = False,
     overtake: int | None = None,
 ) -> Asked:
-    """An acquire of components."""
     check_names(names)
     check_seconds(timeout_s)
     # on a GPU the daemon does not wait for the copies: `bring_in` does
@@ -130,7 +129,6 @@ def cheapest_first(forecasts: Iterable[protocol.Forecast]) -> list[protocol.Fore
 
 
 def record_of(session: Session, number: int, asked: Asked, agent: int) -> Record:
-    """The record of a lease that `agent` is about to request."""
     late = asked.is_workspace or session.processor.works_late
     return Record(
         number, asked.names, agent, is_workspace=asked.is_workspace, ends_at_once=not late
@@ -143,7 +141,6 @@ def prefetch_of(
     over: Collection[str] | None,
     timeout_s: float | None = None,
 ) -> protocol.Prefetch:
-    """The request of `Client.prefetch`."""
     check_names(names)
     check_seconds(timeout_s)
     return protocol.Prefetch(number, names, None if over is None else tuple(over), timeout_s)

@@ -159,7 +159,6 @@ RENAMED = {
 
 
 def from_refusal(refusal: Refused | Goodbye) -> SwapdError:
-    """The exception for a refusal."""
     error = BY_CODE[refusal.code](refusal.message)
     error.code = refusal.code
     return error

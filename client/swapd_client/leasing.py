@@ -423,7 +423,6 @@ class Leasing:
         return self.session.leases.in_use(self.cache.kept())
 
     def end_now(self, record: Record) -> None:
-        """End a lease that a thread has in use."""
         if not self.session.leases.ends_later(record, self.give_back):
             self.give_back(record)
 

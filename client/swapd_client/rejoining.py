@@ -38,8 +38,6 @@ LAST_S = 1.0
 
 
 class _Client(Protocol):
-    """What this needs of a `Client`."""
-
     leasing: Leasing
     joining: threading.Lock
     stays: bool

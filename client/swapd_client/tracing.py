@@ -187,7 +187,6 @@ def check_installed(wanted: bool | None) -> None:
 
 
 def tracing_of(session: Session, given: bool | Tracing | None) -> Tracing:
-    """The tracing of a client of this session."""
     if isinstance(given, Tracing):
         return given
     about = {"swapd.device": session.welcome.device, "swapd.session": session.welcome.session}

@@ -68,7 +68,6 @@ def app_for(words: list[str]) -> typer.Typer:
 
 
 def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The app with these commands, all by default."""
     app = typer.Typer(
         name="swapd",
         help=_main.__doc__,
@@ -92,6 +91,5 @@ def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 
 def command_of(name: str) -> Callable[..., None]:
-    """The function of a command."""
     command: Callable[..., None] = getattr(import_module(f"swapd.cli.{COMMANDS[name]}"), name)
     return command

@@ -127,7 +127,6 @@ def _ask(ledger: Ledger, w: Waiter, missing: list[str]) -> None:
 
 
 def unpark(ledger: Ledger, c: Component) -> None:
-    """`c` may be acquired from now on."""
     for w in ledger.queue.awaiting(c.name, c.side):
         w.names = ledger.expand(w.asked)
         # the one before it may have had it refused
@@ -319,7 +318,6 @@ def forget(ledger: Ledger, w: Waiter) -> None:
 
 
 def refuse_late(ledger: Ledger) -> None:
-    """Refuse all whose deadline has passed."""
     for w in ledger.queue.expired(ledger.now):
         _refuse_late(ledger, w)
 

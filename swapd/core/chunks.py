@@ -10,7 +10,6 @@ from swapd.shared.protocol import Runs
 
 
 def count(runs: Runs) -> int:
-    """Number of chunks in `runs`."""
     return sum(n for _, n in runs)
 
 
@@ -61,7 +60,6 @@ class ChunkPool:
         return chosen
 
     def give(self, runs: Runs) -> None:
-        """Take `runs` back."""
         for first, n in runs:
             self._insert(first, n)
             self.free += n
@@ -114,13 +112,11 @@ class ChunkPool:
         self._put(i, first, n)
 
     def _put(self, i: int, first: int, n: int) -> None:
-        """Make this the free run number `i`."""
         self._starts.insert(i, first)
         self._lengths.insert(i, n)
         insort(self._by_length, (n, -first))
 
     def _remove(self, i: int) -> tuple[int, int]:
-        """Forget the free run number `i`: its first chunk and its length."""
         first, n = self._starts.pop(i), self._lengths.pop(i)
         del self._by_length[bisect_left(self._by_length, (n, -first))]
         return first, n

@@ -65,7 +65,6 @@ class Contents:
         return uid in self._until
 
     def next_deadline(self) -> float | None:
-        """When the first wait ends; None if no host copy waits."""
         return self._until.next()
 
     def is_last(self, uid: int) -> bool:

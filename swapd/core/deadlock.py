@@ -83,8 +83,6 @@ Wish = tuple[Component, bool]
 
 
 class _Held:
-    """The components of some agents together, and the room beside them."""
-
     def __init__(self, room: int, of: dict[Agent, Iterable[Component]]) -> None:
         self.wishes: dict[Agent, list[Wish]] = {}
         self._of = of
@@ -139,7 +137,6 @@ class _Held:
 
 
 def _held(ledger: Ledger, agents: Iterable[Agent], beside: Agent | None = None) -> _Held:
-    """The components of `agents`, which wait, and of `beside`."""
     by_agent = ledger.holders.by_agent
     all_of = [*agents, beside] if beside in by_agent else agents
     held = _Held(
@@ -225,5 +222,4 @@ def _fits_beside_all(ledger: Ledger, head: Waiter) -> bool:
 
 
 def _waiters_of(ledger: Ledger, agents: set[Agent]) -> list[Waiter]:
-    """The waiters of `agents`, by arrival."""
     return sorted((w for a in agents for w in ledger.queue.holding[a].values()), key=_seq)

@@ -120,7 +120,6 @@ def room(
 
 
 def _short(ledger: Ledger, missing: int, rivals: list[Component]) -> int:
-    """Number of chunks that have to come from victims."""
     of_rivals = sum([r.chunks for r in rivals if not r.evicting])
     return missing - ledger.pool.free - ledger.leaving - of_rivals
 

@@ -62,7 +62,6 @@ class Chain:
         self._context = _then(self._context, name)
 
     def forget(self, name: str) -> None:
-        """It is gone."""
         self._context = tuple(one for one in self._context if one != name)
         for context in [context for context in self._followed if name in context]:
             del self._followed[context]
@@ -149,7 +148,6 @@ class Foresight:
         self._lru, self._foreseen = _Ghost(), _Ghost()
 
     def know(self, name: str) -> None:
-        """It is registered."""
         self._known.add(name)
 
     def use(self, name: str, chunks: int, room: int) -> None:
@@ -179,7 +177,6 @@ class Foresight:
         return few and self._foreseen.moved < self._lru.moved
 
     def expected(self, using: Iterable[str]) -> defaultdict[str, float]:
-        """As `Chain.expected`."""
         return self._chain.expected(using)
 
 

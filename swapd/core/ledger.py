@@ -372,7 +372,6 @@ class Ledger:
 
 
 def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Component) -> None:
-    """Remove `c` from the members of `name`, if it is one."""
     if name and (members := known.get(name)):
         members.pop(c.name, None)
         if not members:

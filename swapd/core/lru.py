@@ -63,7 +63,6 @@ class IdleOrder:
                 yield known[place]
 
     def add(self, c: Component) -> None:
-        """The component is idle, since `idle_since`."""
         self._stamp += 1
         self._all[c.name] = c
         self.chunks += c.chunks
@@ -80,7 +79,6 @@ class IdleOrder:
             self._places.put(c.name, (place, c.idle_since, self._stamp))
 
     def drop(self, c: Component) -> None:
-        """Remove the component, if it is idle."""
         if self._all.pop(c.name, None) is None:
             return
         self.chunks -= c.chunks
@@ -90,13 +88,11 @@ class IdleOrder:
             self._place(c.part_of)
 
     def use(self, family: str) -> None:
-        """One more part of the family is leased."""
         self._used[family] = self._used.get(family, 0) + 1
         if self._used[family] == 1:
             self._place(family)
 
     def unuse(self, family: str) -> None:
-        """One part less of the family is leased."""
         self._used[family] -= 1
         if not self._used[family]:
             del self._used[family]

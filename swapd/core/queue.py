@@ -49,17 +49,14 @@ class Ranked(Generic[Thing]):
         return self._ranks[thing]
 
     def last(self) -> Rank:
-        """The rank of the last one."""
         return self._sorted[-1][0]
 
     def put(self, thing: Thing, rank: Rank) -> None:
-        """Give it this rank, instead of the one it had."""
         self.drop(thing)
         self._ranks[thing] = rank
         insort(self._sorted, (rank, thing))
 
     def drop(self, thing: Thing) -> None:
-        """Forget it, if it is there."""
         rank = self._ranks.pop(thing, None)
         if rank is not None:
             del self._sorted[bisect_left(self._sorted, (rank, thing))]
@@ -69,7 +66,6 @@ class Deadlines(Ranked[Thing]):
     """Things by deadline. Every event asks for `next` and `over`."""
 
     def set(self, thing: Thing, until: float) -> None:
-        """Set its deadline, instead of the one it had."""
         self.put(thing, (until,))
 
     def next(self) -> float | None:
@@ -125,7 +121,6 @@ class WaitQueue:
             self._deadlines.set(waiter.key, waiter.deadline)
 
     def push(self, waiter: Waiter) -> None:
-        """Queue a known waiter for memory."""
         waiter.queued = True
         insort(self.queued, waiter, key=_order)
         insort(self._arrivals, waiter, key=_seq)
@@ -137,7 +132,6 @@ class WaitQueue:
             self.untold[waiter.key] = waiter
 
     def park(self, waiter: Waiter) -> None:
-        """A known waiter waits for names."""
         waiter.parked = True
         for name in waiter.asked:
             self.parked.setdefault(name, {})[waiter.key] = waiter

@@ -77,7 +77,6 @@ def on_commit(ledger: Ledger, session: int, asked: Commit) -> None:
 
 
 def _is_being_filled(c: Component) -> bool:
-    """Whether it has an open update."""
     return c.renewal is not None and c.renewal.request is None
 
 

@@ -92,7 +92,6 @@ def make_host_copy(
 
 
 def order(ledger: Ledger, due: Due) -> None:
-    """Order the host copy that waited for this."""
     action = ledger.host.unordered.pop(due.uid)
     certain = due.certain and ledger.rules.keep_host > 0
     order_now(ledger, msgspec.structs.replace(action, original=due.original, certain=certain))
@@ -126,7 +125,6 @@ def forget_all_but(ledger: Ledger, most: int) -> None:
 
 
 def forget(ledger: Ledger, uid: int) -> None:
-    """Drop a kept host copy."""
     del ledger.host.kept[uid]
     ledger.host.kept_bytes -= ledger.host.owners[uid].nbytes
     _drop(ledger, uid)

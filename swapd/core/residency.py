@@ -248,7 +248,6 @@ class Residency:
 
     @property
     def rules(self) -> Rules:
-        """The current rules of decisions."""
         return self.ledger.rules
 
     #: The problem with a request in any state; None: then it may be a `SessionRequest`.

@@ -48,14 +48,12 @@ def end(ledger: Ledger, key: Key) -> bool:
 
 
 def end_all(ledger: Ledger, session: int) -> None:
-    """End all starts of a session."""
     own = [key for key in ledger.starts if key[0] == session]
     for key in reversed(own):  # its turn last: it must not get it again
         end(ledger, key)
 
 
 def refuse_late(ledger: Ledger) -> None:
-    """Refuse sessions whose deadline has passed."""
     for key in ledger.start_deadlines.over(ledger.now):
         _refuse_late(ledger, key)
 

@@ -62,7 +62,6 @@ def _urgency(ledger: Ledger, c: Component) -> Urgency:
 
 
 def hasten(ledger: Ledger, c: Component, urgency: Urgency) -> None:
-    """Its load has this rank from now on."""
     if urgency != c.urgency:
         c.urgency = urgency
         ledger.out.append(Hasten(c.name, c.generation, urgency))

@@ -83,7 +83,6 @@ class HostCopy:
 
     @property
     def span(self) -> int:
-        """Bytes of its pages."""
         return vm.round_up(self.nbytes)
 
 

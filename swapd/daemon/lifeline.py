@@ -141,7 +141,6 @@ class Lifeline:
         self.close()
 
     def close(self) -> None:
-        """Close the socket without a message."""
         if self.closed:
             return
         self.closed = True

@@ -105,7 +105,6 @@ class Peer:
         return False
 
     def forget(self) -> None:
-        """Send no message that waits."""
         self._waiting.clear()
         self.waiting_bytes = 0
 

@@ -110,7 +110,6 @@ class Seen:
         }
 
     def note(self, record: Record) -> None:
-        """Update the context after a record."""
         if record.event is not None:
             self._note_event(record.event, record.time)
         elif record.action is not None:
@@ -199,7 +198,6 @@ class Seen:
 
 
 def names_in(lines: Iterable[LogLine]) -> set[str]:
-    """The names of all components in a log."""
     return {name for _, about in _with_names(lines) for name in about}
 
 

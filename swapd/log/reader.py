@@ -28,8 +28,6 @@ class Runs(NamedTuple):
 
 
 class Reader:
-    """Reads lines in order."""
-
     def __init__(self) -> None:
         #: Why the current run cannot be read; None if it can.
         self.other: OtherSchema | None = None

@@ -48,7 +48,6 @@ class TraceBuilder:
         self._resident: dict[str, int] = {}
 
     def add(self, record: Record) -> Iterator[Event]:
-        """The events that this record ends or makes."""
         if self._zero is None:
             self._zero = record.time
             yield from _heads(record)

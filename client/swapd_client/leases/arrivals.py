@@ -92,7 +92,6 @@ class Arrivals:
         self._broken[name, generation] = why
 
     def not_arrived(self, name: str, generation: int) -> SwapdError:
-        """The reason for a component's failure to arrive."""
         if self._life.error is not None:
             return self._life.error
         why = self._broken.get((name, generation), "this lease is over")

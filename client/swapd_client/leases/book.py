@@ -120,11 +120,9 @@ class Record:
         return not (self.outdated or self.offered or self.told or self.is_asked)
 
     def has_any(self, names: Collection[str]) -> bool:
-        """Whether it has one of these."""
         return not set(self.granted.names or self.names).isdisjoint(names)
 
     def holds(self, name: str) -> bool:
-        """Whether a component of this process is part of it."""
         return any(place.name == name for place in self.granted.placements)
 
 
@@ -166,12 +164,10 @@ class Book:
             self._ending.add(record.id)
 
     def ended(self, record: Record) -> None:
-        """The GPU work after its release is done."""
         self._ending.discard(record.id)
         self.over(record)
 
     def over(self, record: Record) -> None:
-        """The lease is over, for the daemon too or without one."""
         record.awaited.clear()
         record.state = "over"
         self._records.pop(record.id, None)

@@ -120,7 +120,6 @@ class Cache:
                         del self.holders[key]
 
     def due(self, wanted: Collection[str], *, hurried: bool) -> list[Key]:
-        """The leases to give back now, if they are kept."""
         now, limit = time.monotonic(), LINGER_S if hurried else KEEP_S
         waiting = {key[0] for key, record in self.records.copy().items() if record.is_asked}
         return [
@@ -140,7 +139,6 @@ class Cache:
         return LINGER_S if kept else KEEP_S
 
     def forget_old(self) -> None:
-        """Forget the times of uses that are too long ago to count."""
         now = time.monotonic()
         for key, since in self.left.copy().items():
             if now - since > KEEP_S:

@@ -307,7 +307,6 @@ class Leases:
             return self._book.is_ending(lease)
 
     def await_end(self, lease: int) -> None:
-        """Block until the GPU work of a released lease is done."""
         with self._lock:
             self._ended.wait_for(lambda: not self._book.is_ending(lease))
 
@@ -348,7 +347,6 @@ def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Text with the first three names, and the number of the others."""
     said = [repr(name) for name in sorted(names)]
     return ", ".join(said[:3] + [f"{len(said) - 3} more"] * (len(said) > 3)) or "nothing"
 

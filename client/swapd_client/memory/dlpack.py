@@ -29,7 +29,6 @@ HOST = Target(_CPU, 0)
 
 
 def gpu(index: int) -> Target:
-    """The GPU that has this index in this process."""
     return Target(_CUDA, index)
 
 

@@ -197,7 +197,6 @@ class Packer:
         self.ends.append(self.nbytes)
 
     def place(self, nbytes: int) -> int:
-        """The offset of the next `nbytes` bytes."""
         offset = -(-self.nbytes // ALIGN_BYTES) * ALIGN_BYTES
         self.nbytes = offset + nbytes
         return offset
@@ -273,7 +272,6 @@ class BufferLayout(InMemory):
         return write
 
     def view(self, name: str, address: int) -> memoryview:
-        """The bytes of one buffer of the component at `address`."""
         offset, nbytes = self._places[name]
         return vm.view(address + offset, nbytes)
 
@@ -310,7 +308,6 @@ class _PyBuffer(ctypes.Structure):
 
 
 def no_such(name: str, names: Iterable[str]) -> InvalidSource:
-    """The error for a value whose name the component does not have."""
     near = get_close_matches(name, list(names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return InvalidSource(

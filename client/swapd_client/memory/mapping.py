@@ -123,21 +123,17 @@ class Range:
 
     @property
     def shown(self) -> bool:
-        """Whether the bytes can be touched."""
         return self._shown
 
     @property
     def over(self) -> bool:
-        """Whether another range has taken over its addresses and memory, or it is freed."""
         return self._over
 
     @property
     def on_chunks(self) -> bool:
-        """Whether the bytes can be touched, and are in the daemon's chunks."""
         return self._shown and not self._private
 
     def is_shown(self, generation: int) -> bool:
-        """Whether `show` would have nothing to do."""
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
@@ -196,7 +192,6 @@ class Range:
         """Nothing."""
 
     def used_by(self, things: Iterable[object]) -> None:
-        """Objects with bytes there, for as long as they live."""
         self._uses.add(things)
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
@@ -234,14 +229,12 @@ class Range:
             vm.revoke(self.address + nbytes, self._span - nbytes)
 
     def give_up_private(self) -> None:
-        """The component is registered: drop all memory that was taken over."""
         with self._lock:
             if self._has_before:
                 self._has_before = False
                 vm.revoke(self.address, self._span)
 
     def stay_private(self) -> bool:
-        """Registering failed: keep the memory that was taken over. False if it is gone."""
         with self._lock:
             if not (self._has_before or self._private):
                 return False
@@ -250,7 +243,6 @@ class Range:
         return True
 
     def discard(self) -> None:
-        """Free the range; only before any tensor was made over it."""
         vm.free(self.address, self._span)
         self._free_shelf()
 
@@ -364,7 +356,6 @@ def _refused(nbytes: int, exc: OSError) -> LimitReached:
 
 
 def free_unused() -> None:
-    """Free private memory without users."""
     for where in _unused.copy():
         if where._free_if_unused():  # else the system refuses, or a thread holds its lock
             _unused.discard(where)

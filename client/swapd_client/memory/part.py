@@ -69,7 +69,6 @@ class Part:
         self._begin(where, claim, None)
 
     def _begin(self, where: Place, claim: Claim, old_master: OwnedFd | None) -> None:
-        """The state of its life in one session."""
         self.where = where
         #: The host copy of the daemon that is gone, from the time when nothing of that is mapped
         #: until the component is registered with the next one, or has left.
@@ -140,7 +139,6 @@ class Part:
         return self._from_old(vm.has_bytes)
 
     def fill_from_old(self) -> None:
-        """Copy the old host copy into the new one."""
         self._from_old(vm.write)
 
     def _from_old(self, do: Callable[[int, int, int, int], T]) -> T:
@@ -221,7 +219,6 @@ class Part:
             self.master.close()
 
     def close_old(self) -> None:
-        """Close the old host copy: the component has no need of it."""
         if self.old_master is not None:
             self.old_master.close()
             self.old_master = None

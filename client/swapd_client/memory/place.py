@@ -82,8 +82,6 @@ class Place(Protocol):
 
 
 class Former(NamedTuple):
-    """A former component."""
-
     where: Place
     #: Its storages; nothing else is in its range.
     spans: Spans
@@ -91,7 +89,6 @@ class Former(NamedTuple):
     master: OwnedFd | None = None
 
     def close(self) -> None:
-        """Close the host copy."""
         if self.master is not None:
             self.master.close()
 

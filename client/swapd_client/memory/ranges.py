@@ -18,8 +18,6 @@ Origin = tuple[str, int, int]
 
 
 class Lying(NamedTuple):
-    """A component's range."""
-
     start: int
     end: int
     name: str

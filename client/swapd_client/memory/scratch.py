@@ -48,7 +48,6 @@ class Scratch(Ready):
         self.filled = tensor is not None and kind == "saved"
 
     def make_tensor(self, address: int) -> "torch.Tensor":
-        """`nbytes` of uint8 at `address`."""
         from swapd_client.memory import dlpack
 
         target = dlpack.HOST if self._gpu is None else dlpack.gpu(self._gpu)

@@ -72,7 +72,6 @@ class _StateDictLoad:
             raise
 
     def end(self) -> None:
-        """Apply all values at once. Raises as `Changes.apply`."""
         changes = Changes()
         for weights, values in self._values.items():
             weights.change(values, changes)

@@ -361,12 +361,10 @@ def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
 
 
 def unanswered(session: Session, request: AnyRequest, waited_s: float) -> Timeout:
-    """The error for a request given up because the daemon is silent."""
     return Timeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
 
 
 def _named(request: AnyRequest) -> str:
-    """A request's name in messages."""
     names = getattr(request, "names", None) or (getattr(request, "name", None),)
     said = [repr(name) for name in names if name is not None]
     more = [f"{len(said) - NAMED_MAX} more"] if len(said) > NAMED_MAX else []

@@ -184,7 +184,6 @@ class Disabled(Session):
         return None
 
     def _uses(self, name: str) -> int:
-        """The number of leases on a component or family."""
         names = {one.name for one in _all() if one.is_of(name)}
         return sum(record.has_any(names) for record in self.leases)
 
@@ -225,8 +224,6 @@ def _unknown(names: Iterable[str], known: set[str]) -> tuple[protocol.Code, str]
 
 
 class _Channels(ChannelFactory, Channel):
-    """The channel of all threads."""
-
     def __init__(self, session: Disabled) -> None:
         self.session: Disabled = session
         self._asked = {}
@@ -251,8 +248,6 @@ class _Channels(ChannelFactory, Channel):
 
 
 class LoopChannel(AsyncChannel):
-    """The channel of an event loop."""
-
     def __init__(self, factory: ChannelFactory) -> None:
         self._disabled: Any = factory.session
         self._socket: Any = _NoLine()

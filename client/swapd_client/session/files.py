@@ -114,7 +114,6 @@ class Masters(_Coming[int]):
         self._unwanted: set[int] = set()
 
     def add(self, master: Master, fd: OwnedFd) -> None:
-        """A host copy has come."""
         with self._lock:
             if master.request in self._unwanted:
                 self._unwanted.discard(master.request)

@@ -129,12 +129,10 @@ class Session:
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process than the one that connected."""
         return self.life.forked
 
     @property
     def error(self) -> SwapdError | None:
-        """The reason for the session's end, or None."""
         return self.life.error
 
     def has(self, part: Part) -> bool:

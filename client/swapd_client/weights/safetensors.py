@@ -197,7 +197,6 @@ def _bad(path: Path, why: str) -> InvalidSource:
 def _add_all(
     tensors: dict[str, Stored], found: Iterable[Stored], listed: Collection[str] | None
 ) -> None:
-    """Add those that are listed; None: all."""
     for stored in found:
         if listed is not None and stored.name not in listed:
             continue

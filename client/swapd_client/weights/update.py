@@ -149,7 +149,6 @@ def _owners(family: str, parts: list[Part]) -> dict[str, list[tuple[Part, str]]]
 
 
 def _copy(source: int, target: int, nbytes: int) -> None:
-    """Copy one host copy to another."""
     at = 0
     os.lseek(target, 0, os.SEEK_SET)
     while at < nbytes:

@@ -177,7 +177,6 @@ class Card:
                 raise
 
     def unmap(self, address: int, chunks: int) -> None:
-        """Unmap `chunks` chunks, side by side from `address` on."""
         with self.using() as driver:
             if chunks > 1 and not self._unmaps_one_by_one:
                 try:
@@ -202,7 +201,6 @@ class Card:
             return True
 
     def allow(self, address: int, chunks: int, *, writable: bool) -> None:
-        """Let this process's GPU work read these chunks, and write to them if `writable`."""
         with self.using() as driver:
             access = Access.READ_WRITE if writable else Access.READ
             driver.set_access(address, chunks * self.chunk_bytes, access)

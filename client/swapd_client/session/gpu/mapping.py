@@ -75,7 +75,6 @@ class GpuRange:
 
     @property
     def shown(self) -> bool:
-        """Whether the bytes are accessible."""
         return self._shown
 
     @property
@@ -84,7 +83,6 @@ class GpuRange:
         return bool(self._mapped)
 
     def is_shown(self, generation: int) -> bool:
-        """Whether `show` would be a no-op."""
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
@@ -183,7 +181,6 @@ class GpuRange:
                 self._own = self._card.allocate(self.nbytes)
 
     def give_memory_back(self) -> None:
-        """Free memory from `set_memory_aside` that is not needed."""
         with self._lock:
             if self._own is not None:
                 handle, _ = self._own
@@ -242,7 +239,6 @@ class GpuRange:
         """No-op: work on the GPU may outlive the tensors it reads, so private memory stays."""
 
     def discard(self) -> None:
-        """Free the range; only before any tensor was made over it."""
         try:
             self.give_memory_back()
             with self._card.using() as driver:

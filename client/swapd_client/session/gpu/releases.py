@@ -51,7 +51,6 @@ class GpuWork:
         self._releases = releases
 
     def is_pending(self) -> bool:
-        """Whether the GPU is still working on it, as far as known without waiting."""
         return self._releases.is_pending(self.marks)
 
     def is_over(self) -> bool:
@@ -103,7 +102,6 @@ class Releases:
         return GpuWork(self, marks) if marks else None
 
     def everything(self) -> GpuWork:
-        """All work of this process on the GPU."""
         return GpuWork(self, [_Mark(ALL)])
 
     def after(self, work: GpuWork, then: Callable[[], None]) -> None:
