@@ -369,7 +369,7 @@ class AsyncLeasing:
         session, task = self.session, id(asyncio.current_task())
         leases = session.leases
         record = record_of(session, session.next_id(), asked, task)
-        request = asked.request(record.id, task, leases.held_by(task), ())
+        request = asked.request(record.id, agent=task, holds=leases.held_by(task))
         if trace is not None:
             request = trace.marked(request)
         reply = await self.channel.call(request, asked.timeout_s)

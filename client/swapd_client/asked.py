@@ -5,6 +5,7 @@ import threading
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
+from functools import partial
 
 import msgspec
 
@@ -16,9 +17,8 @@ from swapd_client.session.session import Session
 #: Seconds after which a prefetch that found no room is dropped.
 PREFETCH_TIMEOUT_S = 30.0
 
-#: Leases in use, and leases to end if the request needs a load.
+#: Leases in use; None: all.
 Held = tuple[int, ...] | None
-Spare = tuple[protocol.Release, ...]
 
 #: Set when the task for which a thread makes its calls is cancelled.
 cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
@@ -51,8 +51,8 @@ def check_seconds(timeout_s: object) -> None:
 class Asked(msgspec.Struct, frozen=True):
     """An acquire, before a thread or task asks the daemon."""
 
-    #: Makes the request: from its id, the number of its agent, and leases of that agent.
-    request: Callable[[int, int, Held, Spare], protocol.AnyAcquire]
+    #: Makes the request: from its id, the `agent`, and `holds` and `spare`, leases of that agent.
+    request: Callable[..., protocol.AnyAcquire]
     names: tuple[str, ...]
     timeout_s: float | None
     #: Whether its holder waits for the copies by itself.
@@ -73,33 +73,24 @@ def of_components(
     check_seconds(timeout_s)
     # on a GPU the daemon does not wait for the copies: `bring_in` does
     at_once = early or session.processor.works_late
-
-    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.Acquire:
-        return protocol.Acquire(
-            number,
-            names,
-            agent,
-            timeout_s,
-            priority,
-            await_registration,
-            at_once,
-            holds=holds,
-            spare=spare,
-            overtake=overtake,
-        )
-
+    request = partial(
+        protocol.Acquire,
+        names=names,
+        timeout_s=timeout_s,
+        priority=priority,
+        await_registration=await_registration,
+        early=at_once,
+        overtake=overtake,
+    )
     return Asked(request, names, timeout_s, early)
 
 
 def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
     """An acquire of device memory for the process's own allocator; `said`: its size in messages."""
     check_seconds(timeout_s)
-
-    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireWorkspace:
-        return protocol.AcquireWorkspace(
-            number, nbytes, agent, timeout_s, priority, holds=holds, spare=spare
-        )
-
+    request = partial(
+        protocol.AcquireWorkspace, nbytes=nbytes, timeout_s=timeout_s, priority=priority
+    )
     return Asked(request, (f"workspace of {said}",), timeout_s, is_workspace=True)
 
 
@@ -107,7 +98,7 @@ def of_start(timeout_s: float | None) -> Asked:
     """An acquire of the right to start alone."""
     check_seconds(timeout_s)
 
-    def request(number: int, agent: int, holds: Held, spare: Spare) -> protocol.AcquireStart:
+    def request(number: int, **_: object) -> protocol.AcquireStart:
         return protocol.AcquireStart(number, timeout_s)
 
     return Asked(request, (protocol.THE_START,), timeout_s)

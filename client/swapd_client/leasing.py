@@ -218,7 +218,7 @@ class Leasing:
             to_hold = record_of(session, session.next_id(), asked, record.agent)
             cache.records[another.key] = to_hold
             reply = self.channel().call(
-                asked.request(to_hold.id, record.agent, None, (release,)), asked.timeout_s
+                asked.request(to_hold.id, agent=record.agent, spare=(release,)), asked.timeout_s
             )
             record.told = isinstance(reply, protocol.Granted) and reply.spent
             self._hold(another, to_hold, reply, asked)
@@ -273,7 +273,7 @@ class Leasing:
             cache.ring()
         offered = offer(cache, session.leases, me, self.end)
         spare = tuple(release for _, release in offered.values())
-        request = asked.request(record.id, me, few(holds), spare)
+        request = asked.request(record.id, agent=me, holds=few(holds), spare=spare)
         if trace is not None:
             request = trace.marked(request)
         look = partial(across.look, across.Wait(self.factory, cache, request, asked.names))

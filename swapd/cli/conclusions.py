@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from swapd.core.status import measured_loads
 from swapd.shared import vm
 from swapd.shared.protocol import WASTED_LAST, WASTED_S, ComponentStatus, Histogram, Status, Wasted
 from swapd.shared.units import size
@@ -66,14 +67,6 @@ def quantile(times: Histogram, share: float) -> float | None:
             return low + (high - low) * (rank - below) / count
         below += count
     return None
-
-
-def measured_loads(components: Iterable[ComponentStatus]) -> tuple[float, int] | None:
-    """Bytes per second of the last load of each component, and their number; None if there was
-    none. Scratch does not count: it may have been loaded in part."""
-    loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
-    took_s = sum(c.copy_s or 0.0 for c in loaded)
-    return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
 
 
 def conclusions(status: Status) -> tuple[Conclusion, ...]:

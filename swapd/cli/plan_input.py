@@ -9,8 +9,8 @@ import msgspec
 
 from swapd.bench import swap_in
 from swapd.cli.common import errors, say_error
-from swapd.cli.conclusions import measured_loads
 from swapd.cli.target import ChosenDaemon
+from swapd.core.status import measured_loads
 from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError

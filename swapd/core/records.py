@@ -234,6 +234,10 @@ class Component:
         return self.group is not None and self.group == other.group and self.side != other.side
 
     @property
+    def kind(self) -> Literal["component", "workspace", "scratch"]:
+        return "workspace" if self.workspace else "scratch" if self.scratch else "component"
+
+    @property
     def side(self) -> str:
         """The members of a group with the same side do not exclude each other."""
         return self.part_of or self.name

@@ -52,7 +52,7 @@ def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatu
         swap_in_s=c.swap_in_s,
         copy_s=c.copy_s,
         part_of=c.part_of,
-        kind="workspace" if c.workspace else "scratch" if c.scratch else "component",
+        kind=c.kind,
         pinned=c.pinned,
         wasted=c.wasted,
     )
@@ -241,7 +241,8 @@ def _reply(
     now: float,
 ) -> Forecast:
     loads = [c for c in asked if c.state is State.ABSENT or eviction.leaves_first(c, w)]
-    rate = measured_rate(ledger.components.values())
+    measured = measured_loads(ledger.components.values())
+    rate = measured and measured[0]
     back = sum(v.bytes_back for v in victims)
     return Forecast(
         id=w.request,
@@ -262,11 +263,12 @@ def _bytes_in(c: Component) -> int:
     return c.bytes_back if c.evicting and c.dirty else c.bytes_in
 
 
-def measured_rate(components: Iterable[Component]) -> float | None:
-    """Bytes per second of the last swap-in of each; None if there was none."""
-    measured = [c for c in components if c.copy_s and c.nbytes and not (c.workspace or c.scratch)]
-    took_s = sum(c.copy_s or 0.0 for c in measured)
-    return sum(c.nbytes for c in measured) / took_s if took_s else None
+def measured_loads(components: Iterable[Component | ComponentStatus]) -> tuple[float, int] | None:
+    """Bytes per second of the last load of each component, and their number; None if there was
+    none. Scratch does not count: it may have been loaded in part."""
+    loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
+    took_s = sum(c.copy_s or 0.0 for c in loaded)
+    return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
 
 
 def _seconds(

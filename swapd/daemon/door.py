@@ -126,8 +126,9 @@ class Door:
         except (OSError, MemoryError) as exc:
             log.error("cannot let in another connection (%s); again in %g s", exc, PAUSE_S)
             self._make_room()
-            self._loop.remove_reader(self._sock.fileno())
-            self._pause = self._loop.call_later(PAUSE_S, self._resume)
+            fd, loop = self._sock.fileno(), self._loop
+            loop.remove_reader(fd)
+            self._pause = loop.call_later(PAUSE_S, loop.add_reader, fd, self._accept)
             return
         sock.setblocking(False)
         pid, uid, _ = struct.unpack("3i", sock.getsockopt(*_CREDENTIALS))
@@ -145,10 +146,6 @@ class Door:
     def _turn_away(self, sock: socket.socket, code: Code, why: str) -> None:
         self._refuse(sock, code, why)
         sock.close()
-
-    def _resume(self) -> None:
-        self._pause = None
-        self._loop.add_reader(self._sock.fileno(), self._accept)
 
 
 def _renumbered(sock: socket.socket) -> socket.socket | None:

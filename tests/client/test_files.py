@@ -10,7 +10,7 @@ import pytest
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Files as Message
 from swapd_client.errors import DaemonGone
-from swapd_client.session.files import Files
+from swapd_client.session.life import Files
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from swapd.shared import protocol, vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd.shared.protocol import Runs
 from swapd_client.memory.mapping import Range
-from swapd_client.session.files import Files
+from swapd_client.session.life import Files
 from tests.processes import output_of, run_python
 
 CHUNK = 2 << 20

@@ -39,9 +39,7 @@ class Leases:
         *,
         strict: bool,
     ) -> None:
-        """`parts`: the components registered by the process, by name. `strict`: components without
-        a lease are unmapped.
-        """
+        """`parts`: those of the process. `strict`: components without a lease are unmapped."""
         self._life = life
         self._lock = life.lock
         self._processor = processor
@@ -135,9 +133,7 @@ class Leases:
         places = record.granted.placements
         if len(places) != len(set(record.granted.names or record.names)):
             return False
-        if any(place.transient for place in places):
-            return False
-        if self._life.error is not None or self._strict:
+        if any(place.transient for place in places) or self._life.error is not None or self._strict:
             return False
         self._life.check()
         return all(self._arrivals.is_complete(place) for place in places)

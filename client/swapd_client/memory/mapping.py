@@ -17,7 +17,7 @@ from swapd.shared.protocol import Runs
 from swapd.shared.units import size
 from swapd_client.errors import LimitReached
 from swapd_client.memory import place
-from swapd_client.session.files import Files
+from swapd_client.session.life import Files
 
 
 class Uses:

@@ -13,7 +13,7 @@ from swapd_client.memory.layout import Remote
 from swapd_client.memory.mapping import Range
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
-from swapd_client.session.files import Files
+from swapd_client.session.life import Files
 
 
 class Work(Protocol):

@@ -25,8 +25,7 @@ from swapd_client.memory.part import Claim, Part
 from swapd_client.memory.place import Former, Place
 from swapd_client.memory.sources import layout_of, module_of
 from swapd_client.session.endpoint import need_descriptors
-from swapd_client.session.files import Masters
-from swapd_client.session.life import Life, Told
+from swapd_client.session.life import Life, Masters, Told
 from swapd_client.session.processor import Processor
 
 log = logging.getLogger("swapd_client")

@@ -29,9 +29,8 @@ from swapd_client.memory import ranges
 from swapd_client.memory.part import Part
 from swapd_client.session import ending
 from swapd_client.session.endpoint import need_descriptors, need_threads
-from swapd_client.session.files import Files, Masters
 from swapd_client.session.gpu import Gpu
-from swapd_client.session.life import Life, Told
+from swapd_client.session.life import Files, Life, Masters, Told
 from swapd_client.session.lifeline import ANSWER_S, Lifeline
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry

@@ -7,7 +7,7 @@ import sys
 from swapd.shared import protocol, vm
 from swapd.shared.fds import OwnedFd, reopen_read_only
 from swapd_client.memory.mapping import Range
-from swapd_client.session.files import Files
+from swapd_client.session.life import Files
 
 CHUNK, CHUNKS = 2 << 20, 8
 NBYTES = 2 * CHUNK + 5000

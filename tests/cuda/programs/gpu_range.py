@@ -11,7 +11,7 @@ from swapd.device.base import DeviceError
 from swapd.device.driver import Access, Driver
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import DeviceFailed, OutOfMemory
-from swapd_client.session import files
+from swapd_client.session import life
 from swapd_client.session.gpu.card import Card
 from tests.cuda.programs.lone_gpu import CHUNK, NBYTES, LoneGpu, count, put, refused
 
@@ -61,7 +61,7 @@ def without_mappings_that_nobody_may_use() -> None:
 
 def imported_by_two_threads() -> None:
     gpu = LoneGpu()
-    vars(files)["FILE_S"] = 1.0
+    vars(life)["FILE_S"] = 1.0
     where = gpu.range()
     importing, go_on, asked = threading.Event(), threading.Event(), threading.Event()
     errors = []

@@ -6,9 +6,9 @@ from typing import Any
 
 from swapd.device.driver import Access, Driver
 from swapd.shared import protocol
-from swapd_client.session.files import Files
 from swapd_client.session.gpu import GpuRange
 from swapd_client.session.gpu.card import Card
+from swapd_client.session.life import Files
 
 CHUNK, NBYTES = 2 << 20, (4 << 20) + 5000
 

@@ -20,8 +20,8 @@ from swapd.shared.system import LimitError, start
 from swapd.shared.units import size
 from swapd_client.errors import DeviceFailed, OutOfMemory
 from swapd_client.memory.layout import Remote
-from swapd_client.session.files import Files
 from swapd_client.session.gpu import fetching
+from swapd_client.session.life import Files
 
 log = logging.getLogger("swapd_client")
 

@@ -15,11 +15,11 @@ from swapd_client.errors import DeviceFailed
 from swapd_client.memory.layout import Remote
 from swapd_client.memory.part import Part
 from swapd_client.memory.place import Place
-from swapd_client.session.files import Files
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.mapping import GpuRange
 from swapd_client.session.gpu.releases import GpuWork, Releases
 from swapd_client.session.gpu.streams import Doorbell, current_stream
+from swapd_client.session.life import Files
 from swapd_client.session.processor import Arrival, Processor, Work
 
 

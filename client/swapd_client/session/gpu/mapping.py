@@ -91,21 +91,20 @@ class GpuRange:
         Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then the range is
         hidden, or unchanged.
         """
-        if self.is_shown(generation) or self._show_again(generation):
-            return
-        chunks, handles = self._imported(runs)
-        with self._lock:
-            self._drop_private()
-            self._put(chunks, handles)
-            self.generation = generation
-            self._show_mapped()
-        self._say_left()
+        if not (self.is_shown(generation) or self._show_again(generation)):
+            self._exchange(generation, runs, show=True)
 
     def put(self, generation: int, runs: Runs) -> None:
         """Map the chunks of this generation, none accessible yet. Blocks and raises as `show`."""
-        if self.is_shown(generation):
-            return
-        chunks, handles = self._imported(runs)
+        if not self.is_shown(generation):
+            self._exchange(generation, runs, show=False)
+
+    def _exchange(self, generation: int, runs: Runs, *, show: bool) -> None:
+        """Map these chunks in place of others, once work on the memory taken over has ended."""
+        chunks = tuple(numbers(runs))
+        handles = self._card.imports(chunks, writable=self._writable)
+        if self._pieces:
+            self._card.settle()
         with self._lock:
             if not self.is_shown(generation):
                 self._drop_private()
@@ -114,6 +113,8 @@ class GpuRange:
                     self._forbid()
                 self._put(chunks, handles)
                 self.generation = generation
+                if show:
+                    self._show_mapped()
         self._say_left()
 
     def allow(self, generation: int, chunks: int) -> None:
@@ -160,7 +161,6 @@ class GpuRange:
         self._card.has_private |= self.nbytes > 0
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Unmap these chunks, because their memory goes away."""
         with self._lock:
             gone = set(numbers)
             if not self._private and not gone.isdisjoint(self._mapped):
@@ -175,7 +175,6 @@ class GpuRange:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
-        """Allocate memory for `make_private`. Raises: OutOfMemory; nothing has changed."""
         with self._lock:
             if self._own is None and self.nbytes:
                 self._own = self._card.allocate(self.nbytes)
@@ -246,14 +245,6 @@ class GpuRange:
                 driver.free(self.address, self._span)
         except DeviceFailed as exc:
             self._card.complain(exc)  # address space is plentiful, and the first error is reported
-
-    def _imported(self, runs: Runs) -> tuple[tuple[int, ...], list[int]]:
-        """The chunks and their handles, after all work on the memory taken over has ended."""
-        chunks = tuple(numbers(runs))
-        handles = self._card.imports(chunks, writable=self._writable)
-        if self._pieces:
-            self._card.settle()
-        return chunks, handles
 
     def _say_left(self) -> None:
         if self.when_left is not None and not (self._pieces or self._private):
