@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from swapd.bench import core, decode, hit, hooks, leaks, load, streaming, swap_in
+from swapd.bench import core, hit, hooks, leaks, load, streaming, swap_in
+from swapd.bench.hit import Decode
 from swapd.bench.machine import REFERENCE_US, Machine, Surroundings, too_busy
 
 __all__ = ["FIGURES", "Judged", "Measurements", "Report", "judge", "run"]
@@ -26,7 +27,7 @@ GPU_SWAP_IN = 0.95
 class Measurements(msgspec.Struct, frozen=True):
     swap_in: swap_in.SwapIn
     hit: hit.Hit
-    decode: decode.Decode
+    decode: Decode
     handle: core.Handle
     handle_busy: core.Handle
     leaks: leaks.Leaks
@@ -159,7 +160,7 @@ _MEASUREMENTS = {
     "hit": _Measurement(
         "A resident component against bare round trips", hit.measure, {"blocks": 2}
     ),
-    "decode": _Measurement("A decode loop", decode.measure, {"steps": 20}),
+    "decode": _Measurement("A decode loop", hit.decode, {"steps": 20}),
     "hooked": _Measurement("Hooks around a model that fits", hooks.measure, {"rounds": 1}, "host"),
     "handle": _Measurement("The core alone", partial(core.measure, 10, 10), _CORE, "none"),
     "handle_busy": _Measurement("The core, busy", partial(core.measure, 100, 1000), _CORE, "none"),

@@ -1,7 +1,8 @@
 """Acquire and release of a resident component against two bare round trips.
 
 A second lease of a component that the thread holds: no such lease is kept, so each use sends a
-message. The use of a kept lease sends none (`decode.py`).
+message. The use of a kept lease sends none: `decode` is a loop that acquires and releases at every
+step, besides its own work for a fixed time, so it measures the time that swapd adds.
 
 The bare side is ZeroMQ's sockets with nothing behind them: a DEALER here, a ROUTER under
 zmq.asyncio and uvloop there, the same messages encoded and decoded by msgspec on both sides.
@@ -116,3 +117,47 @@ async def _echo(pipe: Connection, endpoint: str) -> None:
         request = protocol.decode_request(payload)
         reply = protocol.Granted(request.id, placements)
         socket.send_multipart([peer, protocol.encode(reply)])
+
+
+STEP_S = 0.005
+STEPS = 400
+WARM_UP_STEPS = 20
+
+
+class Decode(msgspec.Struct, frozen=True):
+    """Medians over `steps`. `share`: acquire and release as a share of a step."""
+
+    share: float
+    acquire_s: float
+    release_s: float
+    step_s: float
+    steps: int
+    #: Uses that the daemon counted, warm-up included: every use is reported in the end.
+    uses: int
+
+
+def decode(device: str = "host", steps: int = STEPS) -> Decode:
+    acquires, releases = [], []
+    with (
+        spawn.daemon(device=device, budget="64MiB") as daemon,
+        swapd_client.connect(daemon.folder, label="bench") as client,
+    ):
+        client.register("talker", {"weights": bytearray(1 << 20)})
+        with swapd_client.connect(daemon.folder, label="observer") as observer:
+            hits = observer.status().hits
+            for _ in range(steps + WARM_UP_STEPS):
+                started = time.perf_counter()
+                lease = client.acquire("talker")
+                acquired = time.perf_counter()
+                while time.perf_counter() - acquired < STEP_S:
+                    pass
+                stepped = time.perf_counter()
+                lease.release()
+                releases.append(time.perf_counter() - stepped)
+                acquires.append(acquired - started)
+            client.status()  # a request reports the uses before it
+            uses = observer.status().hits - hits
+    acquire_s = statistics.median(acquires[WARM_UP_STEPS:])
+    release_s = statistics.median(releases[WARM_UP_STEPS:])
+    share = (acquire_s + release_s) / STEP_S
+    return Decode(share, acquire_s, release_s, STEP_S, steps, uses)

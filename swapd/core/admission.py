@@ -9,17 +9,7 @@ whether an acquire can be admitted, and `planner.py` whose turn it is.
 from itertools import islice
 from operator import attrgetter
 
-from swapd.core import (
-    deadlock,
-    eviction,
-    explain,
-    following,
-    leases,
-    requests,
-    sharing,
-    starts,
-    transfers,
-)
+from swapd.core import deadlock, eviction, explain, following, leases, requests, sharing, transfers
 from swapd.core.actions import Grant, Waiting
 from swapd.core.eviction import Refusal
 from swapd.core.ledger import Ledger, observe
@@ -96,7 +86,7 @@ def _waiter(
 
 def on_release(ledger: Ledger, session: int, asked: Release) -> None:
     # The lease was released before, or its session is gone: no-op.
-    if starts.end(ledger, (session, asked.lease)):
+    if leases.end_start(ledger, (session, asked.lease)):
         return
     if leases.release(ledger, session, asked):
         ledger.replan |= ledger.somebody_waits
@@ -106,7 +96,7 @@ def on_cancel(ledger: Ledger, session: int, asked: Cancel) -> None:
     key = (session, asked.acquire)
     if w := ledger.queue.get(key):
         forget(ledger, w)
-    elif not starts.end(ledger, key) and leases.take_back(ledger, key):
+    elif not leases.end_start(ledger, key) and leases.take_back(ledger, key):
         ledger.replan |= ledger.somebody_waits
 
 

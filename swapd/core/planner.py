@@ -295,7 +295,9 @@ class Planner:
         return True
 
 
-# --- who may go before the head of the queue --------------------------------------------
+# --- who may go before the head of the queue, because that does not delay its grant --------------
+# Backfill with a reservation, as batch schedulers do it: the head keeps its room, and who comes
+# after it may have what is left, for as long as it likes.
 
 
 #: Most components of one waiter behind the head, and of all leases: with more, nobody goes before

@@ -22,7 +22,6 @@ from swapd.core import (
     registry,
     requests,
     sessions,
-    starts,
     transfers,
 )
 from swapd.core.actions import AnyAction
@@ -207,7 +206,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
 _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.Acquire: admission.on_acquire,
     protocol.AcquireWorkspace: admission.on_acquire_workspace,
-    protocol.AcquireStart: starts.on_acquire_start,
+    protocol.AcquireStart: leases.on_acquire_start,
     protocol.Release: admission.on_release,
     protocol.Cancel: admission.on_cancel,
     protocol.Prefetch: ahead.on_prefetch,

@@ -10,7 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from swapd.core import admission, ahead, explain, leases, registry, starts, transfers
+from swapd.core import admission, ahead, explain, leases, registry, transfers
 from swapd.core.actions import Fence, Lost, StopCopy
 from swapd.core.chunks import count
 from swapd.core.events import (
@@ -41,7 +41,7 @@ def on_session_opened(ledger: Ledger, event: SessionOpened) -> None:
 
 def on_tick(ledger: Ledger, event: Tick) -> None:
     _fence_late(ledger)
-    starts.refuse_late(ledger)
+    leases.refuse_late_starts(ledger)
     ahead.expire(ledger)
     for due in ledger.host.contents.expired(event.now):
         registry.order(ledger, due)
@@ -52,7 +52,7 @@ def on_stopping(ledger: Ledger, event: Stopping) -> None:
     ledger.stopping = True
     ledger.prefetches.clear()
     registry.forget_all_but(ledger, 0)
-    starts.refuse_waiting(ledger)
+    leases.refuse_waiting_starts(ledger)
     for w in list(ledger.queue):
         admission.refuse(ledger, w.key, "stopping", explain.STOPPING)
 
@@ -102,7 +102,7 @@ def on_session_gone(ledger: Ledger, event: SessionGone) -> None:
     ledger.notices.hurried.discard(event.session)
     ledger.notices.unhurried.pop(event.session, None)
     _owe_nothing(ledger, event.session)
-    starts.end_all(ledger, event.session)
+    leases.end_starts(ledger, event.session)
     ahead.end_session(ledger, event.session)
     for c in session.makes_way.values():
         c.evicting_for = None

@@ -286,7 +286,7 @@ class _Job:
         return self._told < len(self.strips) and self._done[self._told]
 
 
-# --- memory limits of cgroups -----------------------------------------------------------
+# --- the memory that control groups leave this process: its own group, and all above it -----------
 
 
 _SELF = Path("/proc/self/cgroup")

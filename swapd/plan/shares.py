@@ -323,6 +323,9 @@ def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShar
     return replace(share, takes_turns=True, turning_bytes=taken, swap_in_s=swap_in_s)
 
 
+# --- why stages do not fit on a GPU, as a sum, and what would make them fit -----------------------
+
+
 def too_large(card: GpuFacts, ours: Sequence[Demand], beside: Sequence[Term], free: int) -> str:
     left = size(free) if free > 0 else "nothing"
     return (

@@ -21,7 +21,11 @@ from swapd_client.session.life import Files
 
 
 class Uses:
-    """The users of a range of addresses. The next component at these addresses takes it over."""
+    """The users of a range of addresses: storages of tensors, views, makers of views.
+
+    The next component at these addresses takes it over. The garbage collector calls in any thread
+    and under any lock, so nothing here takes one.
+    """
 
     def __init__(self) -> None:
         self._living: dict[int, weakref.ref[object]] = {}

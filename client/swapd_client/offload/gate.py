@@ -160,6 +160,11 @@ def _lease(gate: LeaseGate, output: Any) -> Any:
 when_imported(lambda: skip(LeaseGate.run))
 
 
+# --- generators, lazy iterators and coroutines that a call returned, and that run later ----------
+# They hold their component from the first step to exhaustion, close or collection. Without a first
+# step, they never hold it.
+
+
 #: Copies values that may be views of weights for a caller without the lease.
 Own = Callable[[Any], Any]
 

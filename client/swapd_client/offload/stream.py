@@ -349,7 +349,11 @@ class StreamPass:
 
 
 class Order:
-    """The known order. Passes of several threads may read and teach it at once."""
+    """The order in which parts are used. Passes of several threads may read and teach it at once.
+
+    At first the order of declaration; then the order of the last pass. Passes may differ: a step
+    cache skips blocks, a model may call one block twice.
+    """
 
     def __init__(self, parts: int) -> None:
         #: The order of the last pass; and of the last complete one, if recent passes skipped parts.

@@ -109,7 +109,9 @@ class Told:
                 listener()
 
 
-# --- what has come for this process -----------------------------------------------------
+# --- descriptors that the daemon sends: of its device's memory, and of host copies ----------------
+# The lifeline's thread adds them; others wait for those that they need. Both classes are
+# thread-safe.
 
 
 #: Seconds that a file may take that the daemon has sent before the grant that needs it.
