@@ -86,11 +86,6 @@ class Folder:
     def stat(self) -> os.stat_result:
         return os.fstat(self._fd.fileno())
 
-    def names(self) -> set[str]:
-        """The names of the files in it. Raises: OSError."""
-        with open_in(self._fd, ".", os.O_RDONLY | os.O_DIRECTORY) as listing:
-            return set(os.listdir(listing.fileno()))
-
     def holder(self) -> int | None:
         """The id of the last process that claimed it, as it wrote it; None if there is none."""
         try:
@@ -103,10 +98,6 @@ class Folder:
         for name in (LIFELINE, RPC, EVENTS):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd.fileno())
-
-    def check(self) -> None:
-        """Raise Untrusted if another user can add or remove files in it."""
-        check_folder(self._fd, self.path)
 
     def lock(self) -> None:
         """Lock it until it is closed; remove sockets that a dead daemon left. Raises: OSError;
@@ -150,7 +141,7 @@ def find(path: Path) -> Folder:
     """
     with ExitStack() as undo:
         folder = undo.enter_context(Folder(path, open_folder(path)))
-        folder.check()
+        check_folder(folder._fd, path)
         undo.pop_all()
         return folder
 
@@ -181,7 +172,8 @@ def problem_with(folder: Folder) -> Problem | None:
         return Problem(f"{path} belongs to user {found.st_uid}", ELSEWHERE)
     mode = stat.S_IMODE(found.st_mode)
     new_one = f"{ELSEWHERE}, such as {path / 'swapd'}, which is made if it is missing"
-    strange = sorted(folder.names() - NAMES)
+    with folder.open(".", os.O_RDONLY | os.O_DIRECTORY) as listing:
+        strange = sorted(set(os.listdir(listing.fileno())) - NAMES)
     if strange and not _is_swapd_s(folder):
         return Problem(f"{path} is not empty and not swapd's: {strange[0]!r} is in it", new_one)
     if mode & 0o077:
@@ -239,8 +231,6 @@ def _is_ours(file: OwnedFd) -> bool:
 #: Most links in one path, as in the kernel.
 LINKS_MAX = 40
 
-_ROOT = 0
-
 
 class Untrusted(OSError):
     """Another user could replace `path`, or has."""
@@ -262,12 +252,23 @@ def open_folder(path: Path, *, make: bool = False) -> OwnedFd:
     return _walked(path.absolute(), make=make, lenient=False)
 
 
-def check_folder(folder: OwnedFd, path: Path) -> None:
-    """Raise Untrusted if another user can add or remove files of this folder."""
+def check_folder(
+    folder: OwnedFd, path: Path, *, passed: bool = False, lenient: bool = False
+) -> bool:
+    """Raise Untrusted if another user can add or remove files of this folder.
+
+    If it is only `passed`, on the way to another, others may where they cannot replace that: in a
+    sticky folder; `lenient`: in any. Returns whether they may.
+    """
+    if passed and path == Path("/"):
+        return False  # its owner controls the system anyway
     found = os.fstat(folder.fileno())
     _check_owner(found, path)
-    if found.st_mode & _OTHERS_WRITE:
-        raise _writable(path, found)
+    shared = bool(found.st_mode & _OTHERS_WRITE)
+    if shared and not (passed and (lenient or found.st_mode & stat.S_ISVTX)):
+        mode = stat.S_IMODE(found.st_mode)
+        raise Untrusted(path, f"can be written by other users (mode {mode:04o}; chmod go-w)")
+    return shared
 
 
 def open_in(folder: OwnedFd, name: str, flags: int) -> OwnedFd:
@@ -318,7 +319,7 @@ def _walked(path: Path, *, make: bool, lenient: bool) -> OwnedFd:
     try:
         while ahead:
             part = ahead.pop()
-            shared = _check_passed(at, here, lenient=lenient)
+            shared = check_folder(at, here, passed=True, lenient=lenient)
             with _entered(at, part, make=make, mode=0o755 if ahead else 0o700) as found:
                 what = os.fstat(found.fileno())
                 if shared:
@@ -338,17 +339,6 @@ def _walked(path: Path, *, make: bool, lenient: bool) -> OwnedFd:
         return OwnedFd(at.take())
     finally:
         at.close()
-
-
-def _check_passed(folder: OwnedFd, path: Path, *, lenient: bool) -> bool:
-    """Whether others may write to a folder on the way. Raises: Untrusted."""
-    if path == Path("/"):
-        return False  # its owner controls the system anyway
-    found = os.fstat(folder.fileno())
-    _check_owner(found, path)
-    if found.st_mode & _OTHERS_WRITE and not (found.st_mode & stat.S_ISVTX or lenient):
-        raise _writable(path, found)
-    return bool(found.st_mode & _OTHERS_WRITE)
 
 
 def _entered(folder: OwnedFd, part: str, *, make: bool, mode: int) -> OwnedFd:
@@ -389,7 +379,7 @@ def _reached(fd: OwnedFd) -> str:
 
 
 def _check_owner(found: os.stat_result, path: Path) -> None:
-    if found.st_uid not in (_ROOT, os.getuid(), os.stat("/").st_uid):
+    if found.st_uid not in (0, os.getuid(), os.stat("/").st_uid):
         raise Untrusted(path, f"belongs to user {found.st_uid}")
 
 
@@ -397,15 +387,10 @@ def _check_apart(found: os.stat_result, path: Path, *, is_file: bool = False) ->
     """Check a file in a folder that others may write to."""
     if stat.S_ISLNK(found.st_mode):
         raise Untrusted(path, "is a link in a folder that other users can write to")
-    if found.st_uid not in (_ROOT, os.getuid()):
+    if found.st_uid not in (0, os.getuid()):
         raise Untrusted(path, f"belongs to user {found.st_uid}")
     if is_file and found.st_nlink > 1:
         raise Untrusted(path, "has another name, and is in a folder that other users can write to")
-
-
-def _writable(path: Path, found: os.stat_result) -> Untrusted:
-    mode = stat.S_IMODE(found.st_mode)
-    return Untrusted(path, f"can be written by other users (mode {mode:04o}; chmod go-w)")
 
 
 def _error(number: int, path: Path) -> OSError:
