@@ -166,6 +166,8 @@ def page(rows: list[dict[str, Any]]) -> Table:
     return columns(headings + ["refused, never granted"] * left_over, cells, left=("",))
 
 
+# --- settings under which a recorded run would have waited less -----------------------------------
+
 _SEARCH_S = 60.0
 
 
