@@ -35,32 +35,28 @@ class Wait(NamedTuple):
         return f"{' + '.join(map(repr, self.names))} at {self.factory.session.endpoint}"
 
 
-#: By thread: waits that have lasted for a while.
-_waits: dict[int, Wait] = {}
+#: By thread: waits that have lasted for a while, until they are over.
+waits: dict[int, Wait] = {}
 
 
 def look(mine: Wait) -> None:
     """Raise Deadlock if this wait and that of another thread can only end together.
 
-    Called in the thread that waits, from time to time; `over` ends that.
+    Called in the thread that waits, from time to time.
     """
     if isinstance(mine.request, protocol.AcquireStart):
         return  # it waits for no leases
     me = threading.get_ident()
-    _waits[me] = mine
-    for thread, other in _waits.copy().items():
+    waits[me] = mine
+    for thread, other in waits.copy().items():
         if thread >= me or other.cache is mine.cache:
             continue  # of two threads one looks; of one client, its daemon sees both
-        if _blocks(thread, mine) and _blocks(me, other) and _waits.get(thread) is other:
+        if _blocks(thread, mine) and _blocks(me, other) and waits.get(thread) == other:
             raise Deadlock(
                 f"{mine} could never be granted: thread {thread} holds what it needs, and waits "
                 f"for {other}, for which this thread, {me}, holds what it needs. Release before "
                 "acquiring more, or acquire from the daemons in one order"
             )
-
-
-def over() -> None:
-    _waits.pop(threading.get_ident(), None)
 
 
 def _blocks(holder: int, wait: Wait) -> bool:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -276,13 +275,16 @@ class Leasing:
         request = asked.request(record.id, agent=me, holds=few(holds), spare=spare)
         if trace is not None:
             request = trace.marked(request)
-        look = partial(across.look, across.Wait(self.factory, cache, request, asked.names))
+
+        def look() -> None:
+            across.look(across.Wait(self.factory, cache, request, asked.names))
+
         try:
             reply = self.channel().call(
                 request, asked.timeout_s, in_place_of=in_place_of, still_waits=look
             )
         finally:
-            across.over()
+            across.waits.pop(me, None)
         if trace is not None:
             trace.answered(reply)
         if offered and isinstance(reply, protocol.Granted):
