@@ -188,7 +188,8 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
 
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
     """`c` leaves now, or when its worker has let go of it, or when its load has been stopped."""
-    following.note_evicted(ledger, c)
+    if ledger.predicted:
+        following.note_evicted(ledger, c)
     ledger.idle.drop(c)
     ledger.unwant(c.name)
     ledger.drop_superseded(c)
