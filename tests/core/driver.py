@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
+from hypothesis import settings
+
 from swapd.core import Residency
 from swapd.core.actions import Lend
 from swapd.core.records import Key, workspace_name
@@ -15,6 +17,9 @@ from swapd.shared.protocol import Policy, Ranges, Scratch, Used
 from tests.core.world import Channel, World
 
 T = TypeVar("T")
+
+#: A hundred in every run, and twenty times as many with `make deep`.
+EXAMPLES = settings().max_examples
 
 #: Names, with size, policy, group and family; a few are sometimes registered as mutable.
 KINDS: dict[str, tuple[int, Policy, str | None, str]] = {
@@ -469,6 +474,11 @@ BOTH_WAYS: dict[Move, int] = {
     end_ack: 20,
     sleep: 2,
 }
+
+
+def seeds(percent: int) -> range:
+    """As many as this share of the examples."""
+    return range(EXAMPLES * percent // 100)
 
 
 def drive(

@@ -129,7 +129,7 @@ def test_an_unregistration_that_cannot_save_is_refused_and_leaves_it_there() -> 
 @pytest.mark.parametrize("strict", [False, True])
 def test_every_wait_ends_whenever_the_device_goes_down(strict: bool) -> None:
     bag = [move for move, often in driver.MOVES.items() for _ in range(often)]
-    for seed in range(60):
+    for seed in driver.seeds(25):
         w = LosingWorld(10, Residency, strict=strict, residency_bound_s=0.5)
         choose = RandomChoices(seed)
         for _ in range(2):

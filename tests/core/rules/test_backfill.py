@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.core.actions import Waiting
 from swapd.core.records import Key
+from tests.core.driver import EXAMPLES
 from tests.core.world import Make, World, outcome
 
 CHUNKS = 40
@@ -112,6 +113,7 @@ def releases_until_granted(
     raise AssertionError("the head was never granted")
 
 
+@settings(max_examples=EXAMPLES // 2)
 @given(queues(), st.integers(1, 8))
 def test_the_head_waits_for_no_more_releases_than_without_them(
     queue: tuple[list[int], int, list[int], list[int]], idle: int

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from swapd.core.foresight import THINGS_MAX, Candidate, Chain, Foresight, going
 from swapd.core.records import State
+from tests.core.driver import EXAMPLES
 from tests.core.world import Make, World
 
 
@@ -105,7 +106,7 @@ def test_what_goes_is_enough_and_none_of_it_is_needless(
         assert all(freed - one.chunks < need for one in chosen)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=EXAMPLES // 15)
 @given(st.lists(st.sampled_from("abcde"), min_size=100, max_size=200), st.integers(1, 4))
 def test_it_moves_hardly_more_than_lru_whatever_the_order(requests: list[str], room: int) -> None:
     moved = {}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from swapd.core.actions import Waiting
 from swapd.core.records import Key
+from tests.core.driver import EXAMPLES
 from tests.core.world import Make, World
 
 BOUND = 3
@@ -163,7 +164,7 @@ def test_rules_that_change_bind_those_that_wait(make: Make) -> None:
     assert granted(w, crowd(w, "a", 3)) == [True, False, False]
 
 
-@settings(deadline=None)
+@settings(max_examples=EXAMPLES // 2)
 @given(
     st.lists(st.sampled_from("abcR"), min_size=10, max_size=80),
     st.integers(0, 4),
