@@ -98,7 +98,7 @@ def test_who_asks_which_tensors_share_a_storage_is_told_the_same_as_before(
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool, torch.int8, torch.float64],
+    [torch.bfloat16, torch.bool],
     ids=str,
 )
 def test_any_type_stride_and_offset_comes_back_bit_for_bit(
@@ -204,6 +204,7 @@ def test_parameters_stay_the_objects_they_were_and_keep_what_is_set_on_them(
     module = nn.Linear(4, 4)
     vars(module.weight)["quant_state"] = state = {"scale": 3}
     module.bias.requires_grad_(False)
+    module.weight.grad = grad = torch.ones(4, 4)
     before = [id(p) for p in module.parameters()]
     client.register("m", module)
     for _ in range(3):
@@ -211,6 +212,7 @@ def test_parameters_stay_the_objects_they_were_and_keep_what_is_set_on_them(
         client.acquire("m").release()
         assert [id(p) for p in module.parameters()] == before
         assert vars(module.weight)["quant_state"] is state
+        assert module.weight.grad is grad
         assert [p.requires_grad for p in module.parameters()] == [True, False]
         assert all(type(p) is nn.Parameter and p.is_leaf for p in module.parameters())
 

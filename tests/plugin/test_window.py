@@ -113,8 +113,8 @@ HALF: dict[str, Any] = {"offload_group_size": 2}
 @pytest.mark.parametrize(
     ("given", "least", "chunks"),
     [
-        *(pytest.param(AUTO, 3, n, id=f"as many as do not fit in {n}") for n in (2, 3, 4, 6, 7)),
-        *(pytest.param(HALF, 6, n, id=f"half of them in {n}") for n in (5, 6, 8, 11, 12)),
+        *(pytest.param(AUTO, 3, n, id=f"as many as do not fit in {n}") for n in (2, 3, 6)),
+        *(pytest.param(HALF, 6, n, id=f"half of them in {n}") for n in (5, 6, 11)),
     ],
 )
 def test_two_of_them_run_or_are_refused_and_never_hang(
@@ -132,7 +132,7 @@ def test_two_of_them_run_or_are_refused_and_never_hang(
         wrong: list[int] = []
 
         def run(number: int) -> None:
-            said = [step(*both[number]) for _ in range(30)]
+            said = [step(*both[number]) for _ in range(12)]
             wrong.extend(number for one in said if not torch.equal(one, expected[number]))
 
         done = [scene.meanwhile(partial(run, number)) for number in range(2)]

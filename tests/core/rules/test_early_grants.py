@@ -3,7 +3,6 @@
 from swapd.core.actions import CopyIn, Grant, SendBroken
 from swapd.core.records import State
 from swapd.shared.protocol import Placement
-from tests.core.rules.common import blocked
 from tests.core.world import Make, World, outcome
 
 
@@ -46,14 +45,6 @@ def test_early_joins_a_load_in_flight(make: Make) -> None:
     assert not w.granted(second)
     w.move("a")
     assert w.granted(first, second, third)
-
-
-def test_early_waits_for_room_as_all_do(make: Make) -> None:
-    w, held, (t, *_) = blocked(make)
-    key = w.acquire(t, "c0", early=True)
-    assert not w.granted(key)
-    w.release(held)
-    assert w.told()[-2:] == ["copy in c0", f"grant {key[1]}"]
 
 
 def test_early_with_no_time_to_wait_joins_no_load(make: Make) -> None:

@@ -203,15 +203,6 @@ def test_too_large_for_the_budget_is_refused_at_registration(make: Make) -> None
     w.register(s, "a", 10)
 
 
-def test_permanent_components_that_are_too_large_together_are_refused(make: Make) -> None:
-    w = make(10)
-    s = w.open()
-    w.register(s, "a", 6, policy="permanent")
-    refusal = w.refusal(w.ask_register(s, "b", 5, policy="permanent"))
-    assert refusal.code == "too_large"
-    assert "beside 6 B that never leave" in refusal.message
-
-
 def test_several_that_are_too_large_together_are_refused(make: Make) -> None:
     w = make(10)
     s = w.open()

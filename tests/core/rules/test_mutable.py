@@ -41,18 +41,6 @@ def test_it_is_asked_for_again_while_it_leaves_and_comes_back(make: Make) -> Non
     assert w.granted(back)
 
 
-def test_who_asks_for_what_is_leaving_waits_until_it_has_left(make: Make) -> None:
-    w, s, t = mutable_pair(make)
-    w.cancel(w.acquire(t, "b"))
-    key = w.acquire(s, "a")
-    assert outcome(w) == []
-    w.ack("a")
-    w.move("a")
-    assert outcome(w) == ["copy in a"]
-    w.settle()
-    assert w.granted(key)
-
-
 def test_if_the_write_back_fails_it_stays_and_the_waiter_is_refused(make: Make) -> None:
     w, s, t = mutable_pair(make)
     key = w.acquire(t, "b")

@@ -17,8 +17,8 @@ from swapd.core.actions import (
 from swapd.core.events import SessionEnds
 from swapd.core.records import Key, State
 from swapd.core.status import component_status
-from swapd.shared.protocol import RANGES_MAX, Placement, Ranges, Register, Release, Scratch, Used
-from tests.core.world import Make, World, outcome
+from swapd.shared.protocol import Placement, Ranges, Scratch, Used
+from tests.core.world import Make, World
 
 
 def pair(make: Make, scratch: Scratch = "saved", **rules: object) -> tuple[World, int, int]:
@@ -63,48 +63,6 @@ def test_what_is_dropped_has_a_host_copy_that_takes_no_memory(make: Make) -> Non
     assert [a.name for a in w.log if isinstance(a, SealHostCopy)] == ["kv", "b"]
 
 
-def test_what_is_saved_has_room_for_all_of_it(make: Make) -> None:
-    w, *_ = pair(make)
-    first = next(a for a in w.log if isinstance(a, MakeHostCopy))
-    assert (first.nbytes, first.empty) == (6, False)
-
-
-def test_scratch_that_its_worker_may_not_write_to_is_refused(make: Make) -> None:
-    w = make(10)
-    s = w.open()
-    refusal = w.refusal(w.ask_register(s, "kv", 6, scratch="dropped"))
-    assert refusal.code == "bad_request"
-    assert "mutable=True, and no content" in refusal.message
-    wrong = [
-        Register(1, "kv", 6, mutable=True, content="c", scratch="saved"),
-        Register(1, "kv", 6, mutable=True, segments=(2, 6), scratch="saved"),
-    ]
-    problems = [w.core.problem_with(asked) or "" for asked in wrong]
-    assert "give no content" in problems[0]
-    assert "give no segments" in problems[1]
-
-
-def test_what_cannot_be_ranges_is_refused_and_changes_nothing(make: Make) -> None:
-    w, s, _ = pair(make)
-    key = w.use(s, "kv")
-    most = tuple((2 * i, 1) for i in range(RANGES_MAX + 1))
-    wrong: list[tuple[str, Ranges]] = [
-        ("kv", ((2, 1), (0, 1))),
-        ("kv", ((0, 2), (1, 2))),
-        ("kv", ((0, 0),)),
-        ("kv", ((-1, 2),)),
-        ("kv", ((0, 1 << 60),)),
-        ("kv", most),
-        ("", ()),
-    ]
-    for name, ranges in wrong:
-        assert w.core.problem_with(Release(0, key[1], used=(Used(name, 1, ranges),))), ranges
-    assert "at most 4096" in str(w.core.problem_with(Release(0, 1, used=(Used("a", 1, most),))))
-    right: list[Ranges] = [(), ((0, 6),), ((0, 1), (1, 2)), most[1:]]
-    for ranges in right:
-        assert w.core.problem_with(Release(0, key[1], used=(Used("kv", 1, ranges),))) is None
-
-
 # --- contents ------------------------------------------------------------------------------
 
 
@@ -128,14 +86,6 @@ def test_what_is_dropped_leaves_without_a_copy_and_begins_anew(make: Make) -> No
     w.release(next(iter(w.leases)))
     assert use(w, s) == last_in(w).generation != first
     assert (w.ledger.lane_in.nbytes, w.ledger.lane_out.nbytes) == (6, 0), "those of b"
-
-
-def test_nothing_of_it_is_reused_before_its_worker_has_let_go_of_it(make: Make) -> None:
-    w, s, t = pair(make, "dropped")
-    use(w, s)
-    w.acquire(t, "b")
-    assert outcome(w) == ["evict kv (room)", "revoke kv (ack)"]
-    assert w.state("kv") is State.REVOKING
 
 
 def test_what_is_saved_comes_back_as_it_was(make: Make) -> None:
@@ -181,18 +131,6 @@ def test_if_nothing_of_it_is_used_nothing_is_saved_and_it_begins_anew(make: Make
     assert last_out(w).only == ((0, 2),)
 
 
-def test_what_was_saved_once_is_not_brought_back_when_none_of_it_is_used_any_more(
-    make: Make,
-) -> None:
-    w, s, t = pair(make)
-    first = use(w, s)
-    w.touch(t, "b")
-    use(w, s, ())
-    w.touch(t, "b")
-    assert use(w, s) not in (0, first)
-    assert last_in(w).only == ()
-
-
 def test_what_nobody_wrote_to_since_is_not_saved_again(make: Make) -> None:
     w, s, t = pair(make)
     first = use(w, s, ((0, 2),))
@@ -217,16 +155,6 @@ def test_who_missed_that_it_began_anew_hears_of_it_with_the_next_grant(make: Mak
     key = w.acquire(s, "kv")
     assert w.granted(key), "it is in, and has been for a while"
     assert placed(w, key).contents == last_in(w).generation > first + 1
-
-
-def test_contents_stay_the_same_from_lease_to_lease(make: Make) -> None:
-    w, s, _ = pair(make)
-    assert use(w, s) == use(w, s) == use(w, s)
-
-
-def test_what_is_no_scratch_has_no_contents_that_begin(make: Make) -> None:
-    w, _, t = pair(make)
-    assert placed(w, w.use(t, "b")).contents == 0
 
 
 def test_scratch_without_bytes_is_saved_and_comes_back_as_any(make: Make) -> None:
@@ -380,15 +308,6 @@ def test_if_the_save_fails_it_is_unregistered_all_the_same(make: Make) -> None:
     assert "kv" not in w.ledger.components
 
 
-def test_no_load_takes_the_chunks_of_scratch_before_all_of_it_is_saved(make: Make) -> None:
-    w, _, _, key = failing(make)
-    assert w.told() == ["copy out kv"], "a save that fails is to harm nobody else"
-    w.move("kv")
-    assert "copy in b" in w.told()
-    w.settle()
-    assert w.granted(key)
-
-
 def test_a_load_that_fails_leaves_what_was_saved(make: Make) -> None:
     w, s, t = pair(make)
     first = use(w, s, ((0, 2),))
@@ -409,17 +328,6 @@ def test_a_load_that_fails_is_not_said_to_be_in_host_memory(make: Make) -> None:
     refusal = w.refusal(key)
     assert refusal.code == "device_failed"
     assert refusal.message == "bringing in 'kv' failed (bus); try again"
-
-
-def test_with_the_device_down_scratch_stays_whose_save_fails(make: Make) -> None:
-    w, s, _, waiting = failing(make)
-    again = w.acquire(s, "kv")
-    w.lose()
-    assert w.waiting.keys() == {again}, "what is being saved will be there"
-    w.move("kv", fail="gone")
-    assert w.refusal(waiting).code == "device_failed"
-    assert placed(w, again).contents == 1
-    assert not [a for a in w.log if isinstance(a, Lost | Evicted)]
 
 
 def test_with_the_device_down_who_waits_for_what_is_being_dropped_is_refused(make: Make) -> None:
@@ -454,14 +362,6 @@ def test_what_is_said_under_an_early_lease_counts(make: Make) -> None:
     w.settle()
     w.touch(t, "b")
     assert last_out(w).only == ((0, 3),)
-
-
-def test_with_strict_isolation_it_is_as_without(make: Make) -> None:
-    w, s, t = pair(make, strict=True)
-    first = use(w, s, ((0, 3),))
-    w.touch(t, "b")
-    assert use(w, s) == first
-    assert last_in(w).only == ((0, 3),)
 
 
 def test_parts_of_a_family_begin_each_for_itself(make: Make) -> None:
@@ -501,17 +401,6 @@ def test_it_may_be_registered_anew_as_something_else(make: Make) -> None:
     w.register(s, "kv", 6)
     assert placed(w, w.use(s, "kv")).contents == 0
     assert last_in(w).only is None
-
-
-def test_a_session_that_ends_while_it_is_saved_leaves_nothing(make: Make) -> None:
-    for alive in (False, True):
-        for fail in (None, "bus"):
-            w, s, _, key = failing(make)
-            w.leave(s, alive)
-            w.move("kv", fail)
-            w.settle()
-            assert w.granted(key), "it had let go of it before"
-            assert w.ledger.pool.free == 4
 
 
 def test_what_a_living_process_may_still_write_is_not_reused_until_it_ends(make: Make) -> None:
