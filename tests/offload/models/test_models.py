@@ -18,27 +18,29 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "layer by layer": {"enable_layerwise_offload": True},
     "partly resident": {"resident": "4MiB"},
 }
-OF_PICTURES: dict[str, dict[str, Any]] = {
-    **STRATEGIES,
+#: A pipeline of two DiTs.
+OF_WAN: dict[str, dict[str, Any]] = {
+    "least recently used": {},
     "DiTs against encoders": {"enable_cpu_offload": True},
     "partly on the host": {"cpu_offload_gb": 0.008},
 }
 OF_OMNI: dict[str, dict[str, Any]] = {
-    **STRATEGIES,
+    "least recently used": {},
+    "layer by layer": {"enable_layerwise_offload": True},
     "towers on their own": {
         "components": ["thinker", "*.visual", "*.audio_tower", "talker", "*2wav"]
     },
 }
 
 
-@pytest.mark.parametrize("strategy", OF_PICTURES)
-@pytest.mark.parametrize(
-    ("pipeline", "budget_mib"), [(pictures.flux, 26), (pictures.wan, 20)], ids=["flux", "wan"]
-)
-def test_pipelines_of_diffusers(
-    device: Device, pipeline: Any, budget_mib: int, strategy: str
-) -> None:
-    check_swapped(device(budget_mib), twin(pipeline), **OF_PICTURES[strategy])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_pipeline_of_pictures(device: Device, strategy: str) -> None:
+    check_swapped(device(26), twin(pictures.flux), **STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize("strategy", OF_WAN)
+def test_a_pipeline_of_videos(device: Device, strategy: str) -> None:
+    check_swapped(device(20), twin(pictures.wan), **OF_WAN[strategy])
 
 
 # the model's own generate() causes it, by arguments of its own

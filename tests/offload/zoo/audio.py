@@ -31,7 +31,6 @@ add(
         "begin_suppress_tokens": None,
         **SPECIAL,
     },
-    often=True,
 )
 add(
     "SpeechT5ForTextToSpeech",
@@ -55,7 +54,6 @@ add(
         "max_speech_positions": 64,
         **SPECIAL,
     },
-    often=True,
 )
 
 
@@ -161,7 +159,6 @@ add(
     "weight norm, an LSTM, codebooks that are buffers",
     _run_codec,
     _encodec_sizes(),
-    often=True,
 )
 add(
     "DacModel",
@@ -175,7 +172,6 @@ add(
         "codebook_size": 16,
         "codebook_dim": 4,
     },
-    often=True,
 )
 
 
@@ -237,7 +233,6 @@ add(
         "mask_time_prob": 0.0,
         **SPECIAL,
     },
-    often=True,
 )
 add(
     "SeamlessM4Tv2ForTextToText",

@@ -230,9 +230,7 @@ def flux_control() -> Subject:
     return Subject(model, model)
 
 
-@entry(
-    "DiTTransformer2DModel", "calls a part of the first block after all blocks have run", often=True
-)
+@entry("DiTTransformer2DModel", "calls a part of the first block after all blocks have run")
 def dit() -> Subject:
     model = _made(
         "DiTTransformer2DModel",
@@ -271,7 +269,7 @@ def pixart() -> Subject:
     return Subject(model, run)
 
 
-@entry("PriorTransformer", "statistics of embeddings in parameters that methods read", often=True)
+@entry("PriorTransformer", "statistics of embeddings in parameters that methods read")
 def prior() -> Subject:
     model = _made(
         "PriorTransformer",
@@ -339,9 +337,7 @@ def _control() -> Any:
     return _made("ControlNetModel", **sizes, conditioning_embedding_out_channels=(8, 16))
 
 
-@entry(
-    "StableDiffusionControlNetPipeline", "two ControlNets and a U-Net; EulerAncestral", often=True
-)
+@entry("StableDiffusionControlNetPipeline", "two ControlNets and a U-Net; EulerAncestral")
 def controlnet_pipeline() -> Subject:
     import diffusers
 

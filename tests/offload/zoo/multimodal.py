@@ -90,14 +90,12 @@ add(
         "image_token_id": PICTURE,
         "vision_feature_layer": -1,
     },
-    often=True,
 )
 add(
     "UdopForConditionalGeneration",
     "biases that layers share, in a list; an embedding three times",
     _run_udop,
     {**T5, "image_size": 32, "patch_size": 8, "max_2d_position_embeddings": 64},
-    often=True,
 )
 add(
     "ChameleonForConditionalGeneration",
@@ -120,7 +118,6 @@ add(
             **{f"IMGIMG{chr(65 + n)}Z": 8 + n for n in range(10)},
         },
     },
-    often=True,
 )
 add(
     "BridgeTowerModel",

@@ -1,37 +1,24 @@
 """The part of the zoo that `make test` runs: the oddest classes. `make zoo` runs all."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.offload.nursery import strict_daemon
-from tests.offload.zoo.entries import FAMILIES, Entry, all_entries
+from tests.offload.zoo.entries import FAMILIES, all_entries
 from tests.offload.zoo.keeper import Keeper
-from tests.offload.zoo.table import written
+from tests.offload.zoo.table import problems_of, written
 
 OFTEN = [one for one in all_entries() if one.often]
 
 
-@pytest.fixture(scope="module")
-def keeper() -> Iterator[Keeper]:
-    """With the libraries of all families."""
-    with Keeper(FAMILIES) as keeper:
-        yield keeper
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """Of a daemon that holds the largest of them."""
-    with strict_daemon("8MiB") as daemon:
-        yield daemon.folder
-
-
-@pytest.mark.parametrize("entry", OFTEN, ids=lambda one: one.name.replace(" ", "_"))
-def test_it_holds_or_says_why_it_does_not(keeper: Keeper, folder: Path, entry: Entry) -> None:
-    row = keeper.run(entry, folder)
-    assert row.problems() == [], row.printed
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_holds_or_says_why_it_does_not() -> None:
+    """One process has the libraries of all families, which take longer than most classes."""
+    with Keeper(FAMILIES) as keeper, strict_daemon("8MiB") as daemon:
+        rows = [keeper.run(entry, daemon.folder) for entry in OFTEN]
+    assert problems_of(rows) == [], [row.printed for row in rows if row.problems()]
 
 
 def test_the_page_has_a_line_for_each_class() -> None:

@@ -99,7 +99,6 @@ add(
     "experts in one tensor, of which a call reads some",
     _generate,
     {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
-    often=True,
 )
 add(
     "GPT2LMHeadModel",
@@ -119,7 +118,6 @@ add(
     "one layer that runs three times",
     _forward,
     {**SMALL, "num_hidden_layers": 3, "embedding_size": 16},
-    often=True,
 )
 add(
     "Zamba2ForCausalLM",

@@ -42,7 +42,6 @@ add(
         "prompt_encoder_config": PROMPTS,
         "mask_decoder_config": {"hidden_size": 16, **DECODER},
     },
-    often=True,
 )
 
 
