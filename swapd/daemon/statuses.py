@@ -118,6 +118,7 @@ class Statuses:
             host_copy_bytes=self._copies.total_bytes,
             private_bytes=private,
             kept=status.kept(ledger),
+            keep_host_bytes=ledger.rules.keep_host,
             pinned_bytes=use.pinned,
             unpinned_bytes=use.unpinned,
             device_bytes=use.total,

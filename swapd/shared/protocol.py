@@ -627,6 +627,7 @@ class Status(Reply, frozen=True, tag="status"):
     #: Host copies that no component uses, the least recently used first: a part of
     #: `host_copy_bytes`.
     kept: tuple[KeptStatus, ...] = ()
+    keep_host_bytes: int = 0  # most of them, bytes: `--keep-host`
     #: The labels of starting processes: the first one starts, the others wait for it.
     starting: tuple[str, ...] = ()
     #: Host copies that are page-locked for the device, and those whose page-locking failed.
