@@ -21,6 +21,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import compress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ _SCRATCH = re.compile("workspace|scratch|buf|cache|(?<!b)lock|semaphore|counter|
 _WEIGHT = re.compile("weight|packed|^_?w_")
 
 #: Python modules whose objects belong to the process and not to a layer.
-_FOREIGN = (
+FOREIGN = (
     *("torch.", "vllm.config.", "vllm.distributed.", "transformers."),
     *("logging.", "threading.", "_thread."),
 )
@@ -85,13 +86,14 @@ def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     given = list(tensors)
     known = {id(tensor) for tensor in given}
     stores = {start_of(tensor) for tensor in given} - {0}
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+    are_tensors = map(kinds.__contains__, map(type, objects))  # a million objects
     with torch._C.DisableTorchFunctionSubclass():  # ignore the behaviour of tensor subclasses
         found = [
             thing
-            for thing in gc.get_objects()
-            if issubclass(type(thing), torch.Tensor)
-            and id(thing) not in known
-            and start_of(thing) in stores
+            for thing in compress(objects, are_tensors)
+            if id(thing) not in known and start_of(thing) in stores
         ]
     return sorted(found, key=lambda one: (one.data_ptr(), one.dtype.itemsize, tuple(one.shape)))
 
@@ -197,12 +199,12 @@ def _inside(thing: Any) -> Mapping[str, Any]:
     for kind, inside in _KINDS:
         if isinstance(thing, kind):
             return inside(thing)
-    if f"{type(thing).__module__}.".startswith(_FOREIGN):
+    if f"{type(thing).__module__}.".startswith(FOREIGN):
         return {}
-    return _slots(thing) | getattr(thing, "__dict__", {})
+    return in_slots(thing) | getattr(thing, "__dict__", {})
 
 
-def _slots(thing: Any) -> dict[str, Any]:
+def in_slots(thing: Any) -> dict[str, Any]:
     return {
         name: getattr(thing, name)
         for kind in type(thing).__mro__
@@ -211,7 +213,7 @@ def _slots(thing: Any) -> dict[str, Any]:
     }
 
 
-def _closure(function: types.FunctionType) -> dict[str, Any]:
+def in_closure(function: types.FunctionType) -> dict[str, Any]:
     defaults = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -223,7 +225,7 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 #: The objects that an object of a kind refers to, by name.
 _KINDS: tuple[tuple[Any, Callable[[Any], Mapping[str, Any]]], ...] = (
     (str | bytes | int | float | None, lambda _: {}),
-    (types.FunctionType, _closure),
+    (types.FunctionType, in_closure),
     (types.MethodType, lambda method: {"self": method.__self__, "function": method.__func__}),
     (
         functools.partial,

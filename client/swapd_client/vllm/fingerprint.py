@@ -1,0 +1,142 @@
+"""A hash of all that a model has besides the bytes of its parameters.
+
+Two models with equal parameters and equal fingerprints compute the same, as far as Python shows:
+the fingerprint has the kinds, places and attributes of parameters, the bytes of all other tensors,
+every number, string and flag in the modules and in objects that they refer to, and the source
+files of the modules' classes. A value that was computed from weights is in it, wherever it is kept.
+
+It may differ between equal models (some objects have addresses or counters), and is never equal for
+models that differ in any of these. State in compiled code is not in it.
+"""
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from swapd_client.memory.layout import Buffer
+from swapd_client.offload.copies import start_of
+from swapd_client.vllm.kernel_tensors import FOREIGN, in_closure, in_slots, is_plain
+
+#: Most objects of a model; one with more may reach all of its process.
+MOST = 1_000_000
+_DEEP = 200
+
+_VALUES = frozenset({str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size})
+_VALUES_TOO = (str, bytes, int, float, complex, Enum, torch.layout)
+_NAMED = (type, types.BuiltinFunctionType, types.ModuleType, weakref.ref)
+
+
+class Unfathomable(Exception):
+    """A model has state of a kind that cannot be told apart."""
+
+
+def fingerprint(models: Mapping[str, Module]) -> str:
+    """Raises: Unfathomable. Reads the bytes of all tensors but parameters."""
+    walk = _Walk(models)
+    with torch.no_grad():
+        walk.through(models)
+    return walk.digest()
+
+
+class _Walk:
+    def __init__(self, models: Mapping[str, Module]) -> None:
+        self._said: list[str] = []
+        self._kinds: dict[type, str] = {}
+        #: The number of each object, which lives at least as long as the walk: ids are not reused.
+        self._seen: dict[int, tuple[int, object]] = {}
+        parameters = [one for model in models.values() for one in model.parameters()]
+        #: The storages of parameters, by address, in their order.
+        stores = dict.fromkeys(start_of(one) for one in parameters)
+        self._stores = {start: number for number, start in enumerate(stores) if start}
+
+    def digest(self) -> str:
+        return _hash("\0".join(self._said).encode())
+
+    def through(self, thing: Any, deep: int = 0) -> None:
+        kind, note = type(thing), self._said.append
+        if kind not in self._kinds:
+            self._kinds[kind] = f"{kind.__module__}.{kind.__qualname__} {_source_of(kind)}"
+        note(self._kinds[kind])
+        if kind in _VALUES or isinstance(thing, _VALUES_TOO):
+            return note(repr(thing))
+        if (known := self._seen.get(id(thing))) is not None:
+            return note(f"again {known[0]}")
+        self._seen[id(thing)] = len(self._seen), thing
+        if len(self._seen) > MOST or deep > _DEEP:
+            raise Unfathomable("it has too many objects, or they nest too deep")
+        for name, inner in self._inside(thing):
+            note(name)
+            self.through(inner, deep + 1)
+        note("end")
+
+    def _note(self, *said: object) -> None:
+        self._said.append(repr(said))
+
+    def _inside(self, thing: Any) -> Iterator[tuple[str, Any]]:
+        """What an object refers to, by name. Notes the bytes that it has itself."""
+        if isinstance(thing, torch.Tensor):
+            self._note_tensor(thing)
+            yield from vars(thing).items()
+        elif isinstance(thing, set | frozenset):
+            yield from (("", repr(one)) for one in sorted(thing, key=repr))
+        elif isinstance(thing, list | tuple):
+            yield from (("", one) for one in thing)
+        elif isinstance(thing, Mapping) and not isinstance(thing, types.MappingProxyType):
+            for key, value in list(thing.items()):
+                yield "", key
+                yield "", value
+        elif isinstance(thing, _NAMED):
+            self._note(getattr(thing, "__module__", ""), getattr(thing, "__qualname__", ""))
+        elif isinstance(thing, types.FunctionType):
+            self._note(thing.__module__, thing.__qualname__)
+            yield from in_closure(thing).items()
+        elif isinstance(thing, types.MethodType):
+            yield from (("self", thing.__self__), ("function", thing.__func__))
+        elif isinstance(thing, functools.partial):
+            yield from (("f", thing.func), ("args", thing.args), ("keywords", thing.keywords))
+        elif callable(bytes_of := getattr(thing, "tobytes", None)):  # arrays, memoryviews
+            self._note(_hash(bytes_of()))
+        elif isinstance(thing, Module) or not _is_foreign(thing):
+            yield from list((in_slots(thing) | getattr(thing, "__dict__", {})).items())
+
+    def _note_tensor(self, tensor: torch.Tensor) -> None:
+        self._note(tensor.dtype, tuple(tensor.shape), str(tensor.device))
+        if tensor.is_meta or not tensor.numel():
+            return
+        if not is_plain(tensor):
+            raise Unfathomable(f"it has a {type(tensor).__name__}, which may wrap others")
+        self._note(tensor.stride())
+        if (store := self._stores.get(start_of(tensor))) is not None:
+            self._note("parameter", store, tensor.storage_offset())
+        else:
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+            self._note(_hash(flat.numpy().data))
+
+
+def _is_foreign(thing: object) -> bool:
+    return f"{type(thing).__module__}.".startswith(FOREIGN)
+
+
+def _hash(data: Buffer) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _source_of(kind: type) -> str:
+    """Of a class of modules: size and mtime of the file that it is in."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or not issubclass(kind, Module):
+        return ""
+    with suppress(OSError):
+        status = Path(file).stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
+    return ""
