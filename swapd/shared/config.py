@@ -102,7 +102,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             description="Host memory for the weights of files that no session uses: the next "
-            "`client.load` of the same files takes them as they are",
+            "`client.load` of the same files takes them as they are, and so does a vLLM stage "
+            "that starts again",
             ge=0,
         ),
     ] = 0

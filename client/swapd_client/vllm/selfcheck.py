@@ -105,8 +105,8 @@ class RecordedCalls:
                     "place. It cannot take turns. Load the model with another quantisation or "
                     "another kernel for this layer, or run the stage without swapd"
                 )
-        checked = sum(out is not None for out in self._expected)
-        log.info("%s computes the same, bit for bit, in %d layers", stage, checked)
+        if checked := sum(out is not None for out in self._expected):
+            log.info("%s computes the same, bit for bit, in %d layers", stage, checked)
 
     def _differs(self, call: Call, before: Out, around: Around, hold: Hold) -> bool:
         """Whether its output never equals the old one, and always the same other one.

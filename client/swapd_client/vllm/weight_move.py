@@ -60,7 +60,7 @@ class WeightMove:
         all_of_it = [*parameters, *weights.values()]
         packed = kernel_tensors.packed_bytes(models, found.found)
         self.held = sum(one.nbytes for one in all_of_it) + packed
-        aliases = [*filter(kernel_tensors.is_plain, kernel_tensors.aliases_of(all_of_it))]
+        aliases = _aliases(all_of_it)
         self._place = OldMemory([*all_of_it, *aliases])
         places = [one.tensor.data_ptr() for one in found.found]
         moved = take(weights, aliases)
@@ -77,6 +77,12 @@ class WeightMove:
         now = zip(found.found, places, strict=True)
         self._left = [one for one, place in now if one.tensor.data_ptr() == place]
         return moved
+
+    def move_unread(self, models: Mapping[str, Module], take: Take) -> int:
+        """As `move`, of weights whose bytes are in the daemon only: there is nothing to compare."""
+        parameters = chain.from_iterable(one.parameters() for one in models.values())
+        shared = [*filter(_shares_storage, parameters)]
+        return take({}, _aliases(shared) if shared else ())
 
     def _note(
         self, models: Mapping[str, Module], forward: Callable[[], None], context: Context
@@ -146,3 +152,18 @@ class WeightMove:
                 self._name,
                 size(sum(new)),
             )
+
+
+def _aliases(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [*filter(kernel_tensors.is_plain, kernel_tensors.aliases_of(tensors))]
+
+
+def _shares_storage(tensor: torch.Tensor) -> bool:
+    """Whether anything else may have its storage. Looking for it takes 0.3 s in a large process.
+
+    One that is missed only has the daemon find no bytes, as the component has another layout then.
+    """
+    alone = torch.empty(1)
+    one, other = (t.untyped_storage() for t in (tensor, alone))
+    count = torch._C._storage_Use_Count
+    return bool(count(one._cdata) > count(other._cdata))

@@ -5,6 +5,7 @@ Lives here: vLLM's memory accounting. `worker.py` has the methods of a worker th
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -19,12 +20,14 @@ from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
 from vllm.v1.worker import gpu_worker
 
 from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, scheduler, versions
+from swapd_client.vllm.kept import Unfound
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms
 from swapd_client.vllm.start_turn import StartTurn, once_ranks_meet
+from swapd_client.vllm.unread import KeptWeights
 from swapd_client.vllm.weight_move import WeightMove
 
 _Kind = TypeVar("_Kind", bound=type)
@@ -151,19 +154,19 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 raise
 
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
-        graphs = _graphs()
+        kept = KeptWeights.of(name, self, self._swapd.client.status)
         if self._swapd.options.streams:
             set_offloader(HostLayers())
-        super().load_model(*args, **kwargs)
-        if _graphs() > graphs:
-            raise Unsupported(
-                f"stage {name!r} captures CUDA graphs while it loads, which would hold the "
-                "addresses its weights have then, before they move into swapd: set "
-                "enforce_eager: true on this stage"
-            )
-        models, moving = self._models(), self._moving
-        take = partial(self._swapd.memory.take, models, beside=self._cache_bytes())
-        moved = moving.move(models, take, self._dummy_forward, self._forward_context)
+        moved = None
+        try:
+            moved = self._load_and_move(name, kept, *args, **kwargs)
+        except Unfound as exc:
+            log.warning("%s reads its files after all: %s", name, exc)
+        if moved is None:  # not in the handler, whose traceback has the model
+            assert kept is not None
+            kept.start_over()
+            moved = self._load_and_move(name, None, *args, **kwargs)
+        moving = self._moving
         of_all_ranks = moved * self.parallel_config.tensor_parallel_size
         moving.warn_of_rest(read := self._read_bytes(), of_all_ranks)
         moving.warn_of_more(read, of_all_ranks)
@@ -171,6 +174,27 @@ class WorkerStart(_Above):  # type: ignore[misc]
         # instead
         if used := getattr(self.model_runner, "model_memory_usage", 0):
             self.model_runner.model_memory_usage = max(used - moved, 0)
+
+    def _load_and_move(self, name: str, kept: KeptWeights | None, *args: Any, **kwargs: Any) -> int:
+        """Returns the bytes that are in swapd afterwards. Raises also: Unfound, if it has not read
+        the weights and the daemon has not kept them."""
+        graphs = _graphs()
+        with nullcontext() if kept is None else kept.loading():
+            super().load_model(*args, **kwargs)
+        if _graphs() > graphs:
+            raise Unsupported(
+                f"stage {name!r} captures CUDA graphs while it loads, which would hold the "
+                "addresses its weights have then, before they move into swapd: set "
+                "enforce_eager: true on this stage"
+            )
+        models, content = self._models(), None
+        if kept is not None and (content := kept.content(models)) is None and kept.is_unread:
+            raise Unfound("its files have changed meanwhile")
+        beside = self._cache_bytes()
+        take = partial(self._swapd.memory.take, models, beside=beside, content=content)
+        if kept is not None and kept.is_unread:
+            return self._moving.move_unread(models, take)
+        return self._moving.move(models, take, self._dummy_forward, self._forward_context)
 
     def _find_segments(self) -> None:
         if self._is_compiled():
@@ -303,7 +327,8 @@ def gather(group: Any, mine: str) -> list[str]:
 
 
 def _graphs() -> int:
-    return sum(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
+    kinds = Counter(map(type, gc.get_objects()))
+    return sum(many for kind, many in kinds.items() if issubclass(kind, torch.cuda.CUDAGraph))
 
 
 def during(

@@ -6,6 +6,7 @@ them.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -19,6 +20,7 @@ from swapd_client.memory.part import Part
 from swapd_client.registration import register_again
 from swapd_client.session.session import Session
 from swapd_client.vllm import layers
+from swapd_client.vllm.kept import Content
 from swapd_client.vllm.parts import StagePart, Tensors
 from swapd_client.vllm.ranks import LossCounts
 from swapd_client.vllm.stage.kv_cache import KvTerms, StageCache
@@ -46,15 +48,24 @@ class StageComponents:
         #: Registers all components with another client, at their addresses. None: there are none.
         self.register_again: Callable[[Client], None] | None = None
 
-    def register(self, client: Client, parts: Iterable[StagePart]) -> int:
-        """Move `parts` into swapd, all or none; return the bytes. Raises as `Client.register`."""
+    def register(
+        self, client: Client, parts: Iterable[StagePart], content: Content | None = None
+    ) -> int:
+        """Move `parts` into swapd, all or none; return the bytes.
+
+        `content`: what these weights are, if they may be kept. Raises as `Client.register`; Unfound
+        if they have no bytes yet, and the daemon has none.
+        """
         parts = tuple(parts)
         done: list[str] = []
+        sources = [(part, *source) for part in parts for source in part.sources.items()]
         try:
-            for part in parts:
-                for name, tensors in part.sources.items():
-                    client.register(name, tensors, policy=part.policy, part_of=part.family)
-                    done.append(name)
+            for part, name, tensors in sources:
+                source: Any = tensors
+                if content is not None:
+                    source = content.layout_of(tensors, len(sources), client.session.processor)
+                client.register(name, source, policy=part.policy, part_of=part.family)
+                done.append(name)
         except BaseException as exc:
             for name in done:
                 client.unregister(name)

@@ -22,6 +22,7 @@ from swapd_client.lease import Lease
 from swapd_client.memory.movable import is_wrapper
 from swapd_client.offload.weights import ComponentWeights
 from swapd_client.vllm import layers
+from swapd_client.vllm.kept import Content
 from swapd_client.vllm.options import Options
 from swapd_client.vllm.parts import parts_of
 from swapd_client.vllm.ranks import LossCounts
@@ -74,12 +75,14 @@ class StageMemory:
         aliases: Iterable[torch.Tensor] = (),
         *,
         beside: int = 0,
+        content: Content | None = None,
     ) -> int:
         """Move the weights into swapd; return the bytes moved.
 
         `models`: the stage's model under "", and others (a drafter) under their names. `outside`,
         `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be leased with
-        them. Raises: InvalidArgument, and as `Client.register`; then the models are unchanged.
+        them. `content`: as for `StageComponents.register`; weights that are no parameters are not
+        kept. Raises: InvalidArgument, and as that; then the models are unchanged.
         """
         client, stage = self._connection.client, self._connection.stage
         parts = parts_of(models, self._options, stage, outside, aliases)
@@ -89,7 +92,7 @@ class StageMemory:
             layers.stream(parts, models, self._options, status.chunk_bytes, room)
         if not any(part.layers for part in parts):
             layers.divide(parts, models, status.chunk_bytes, room)
-        moved = self._components.register(client, parts)
+        moved = self._components.register(client, parts, None if outside else content)
         try:
             check_turn(client, stage, self._components.sizes)
         except BaseException:

@@ -1,0 +1,69 @@
+"""The name of a stage's weights for the daemon, under which their host copies may outlive it.
+
+A stage that starts again asks for them by the first two of a name's parts, builds its model without
+reading, and registers it under the whole name. If the daemon has no bytes of that name by then, the
+stage reads its files (`Unfound`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from swapd.shared.protocol import KeptStatus
+from swapd_client.memory.layout import Ready
+from swapd_client.memory.tensors import TensorLayout
+from swapd_client.vllm.parts import Tensors
+
+
+class Unfound(Exception):
+    """The daemon has not kept the bytes of a model that was built without reading."""
+
+
+class Content(NamedTuple):
+    #: Hash of all that vLLM makes the weights from.
+    key: str
+    #: Fingerprints of the model: with the weights loaded, and when they are processed.
+    loaded: str
+    processed: str
+    #: Whether its parameters have no bytes: they are in the daemon only.
+    is_unread: bool
+
+    def layout_of(self, tensors: Tensors, parts: int, processor: Any) -> "KeptLayout":
+        """`parts`: how many components the stage has."""
+        name = f"{prefix(self.key, self.loaded)}{self.processed}:{parts}"
+        layout = KeptLayout(tensors, gpu=processor.index, fetch=processor.fetch)
+        layout.name, layout.is_unread = name, self.is_unread
+        return layout
+
+
+def prefix(key: str, loaded: str) -> str:
+    return f"stage:{key}:{loaded}:"
+
+
+def has_all(kept: Iterable[KeptStatus], key: str, loaded: str) -> bool:
+    """Whether the host copies of all components of a stage are kept."""
+    found = Counter(one.content for one in kept)
+    mine = (name for name in found if name.startswith(prefix(key, loaded)))
+    return any(found[name] == int(name.rpartition(":")[2]) for name in mine)
+
+
+class KeptLayout(TensorLayout, Ready):
+    """The weights of a component, under a name that the stage vouches for."""
+
+    name: str
+    is_unread: bool
+
+    def guess(self) -> None:
+        self.content, self.certain = self.name, True
+
+    def fill_file(self, fd: int) -> None:
+        self._check_read()
+        super().fill_file(fd)
+
+    def matches(self, fd: int) -> bool:
+        self._check_read()
+        return super().matches(fd)
+
+    def _check_read(self) -> None:
+        if self.is_unread:
+            raise Unfound("the daemon has not kept its weights as they would be now")

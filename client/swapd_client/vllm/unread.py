@@ -1,0 +1,217 @@
+"""A start that reads no weights: the daemon has kept those that the last process loaded.
+
+vLLM builds the model as always. When it would read the files, it is asked for its key, a hash of
+all that the weights are made from, and for the fingerprint that the model has without them. If the
+daemon has kept all components of both, nothing is read, and vLLM goes on with memory that was never
+written to: it processes what it takes for weights into the form that its kernels want. Then the
+fingerprint is taken again. The components are registered under a name of all three, and so bound to
+kept bytes only if these come from equal files and settings, and if neither loading nor processing
+left anything else in the model than it has now.
+
+Only models whose layers vLLM itself declares to be complete without their processing
+(`supports_pre_processed_weights`, of its own weight cache) start so, and only of one rank.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+from vllm import envs
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+import swapd_client
+from swapd.shared.protocol import Status
+from swapd_client.errors import InvalidSource
+from swapd_client.vllm.fingerprint import fingerprint
+from swapd_client.vllm.kept import Content, has_all
+from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
+from swapd_client.vllm.options import KEY
+from swapd_client.weights.safetensors import File
+
+log = logging.getLogger("swapd_client")
+
+#: Counts up when the plugin makes other bytes of the same files.
+READER = 1
+#: Where the classes of models are that read nothing but the files in their folder.
+_MODELS = "vllm.model_executor.models."
+#: Most files of a model's folder.
+_FILES = 10_000
+
+#: vLLM's settings under which a stage reads its files at each start, by what the log calls them.
+_READS: Mapping[str, Callable[[Any], object]] = {
+    "a model that is not in a local folder": lambda c: not Path(c.model_config.model).is_dir(),
+    "another loader than vLLM's default": lambda c: (
+        type(get_model_loader(c.load_config)) is not DefaultModelLoader
+    ),
+    "quantisation": lambda c: c.model_config.quantization is not None,
+    "kv_cache_dtype": lambda c: c.cache_config.cache_dtype != "auto",
+    "LoRA": lambda c: c.lora_config is not None,
+    "speculative decoding": lambda c: c.speculative_config is not None,
+    "several ranks": lambda c: (
+        c.parallel_config.world_size > 1 or c.parallel_config.data_parallel_size > 1
+    ),
+    "weight_transfer_config": lambda c: c.weight_transfer_config is not None,
+    "ec_transfer_config": lambda c: c.ec_transfer_config is not None,
+}
+
+
+class KeptWeights:
+    """The weights of one stage that starts."""
+
+    def __init__(self, name: str, worker: Any, status: Callable[[], Status]) -> None:
+        self._name = name
+        self._worker = worker
+        self._status = status
+        self._key = key_of(worker)
+        self._loaded = ""
+        #: Whether the model has been built without reading.
+        self.is_unread = False
+        #: What the model's construction adds to vLLM's configuration, before it.
+        compilation = worker.vllm_config.compilation_config
+        self._layers = compilation.static_forward_context
+        self._experts = compilation.static_all_moe_layers
+        self._before = dict(self._layers), list(self._experts)
+
+    @classmethod
+    def of(cls, name: str, worker: Any, status: Callable[[], Status]) -> "KeptWeights | None":
+        """None: they are not kept, and not looked for."""
+        if not status().keep_host_bytes:
+            return None
+        try:
+            why = next((said for said, reads in _READS.items() if reads(worker.vllm_config)), "")
+            if not why:
+                return cls(name, worker, status)
+        except Exception as exc:  # noqa: BLE001 - of any model: it starts without this
+            why = repr(exc)
+        log.info("%s reads its files at each start, whatever swapd keeps: %s", name, why)
+        return None
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """In the block, vLLM reads the weights only if they are not kept."""
+        read = DefaultModelLoader.load_weights
+
+        def load(loader: Any, model: Module, config: Any) -> None:
+            if self._key and not self._loaded and self._is_kept(model):
+                self.is_unread = True
+                log.info("%s reads no weights: swapd has kept them", self._name)
+                return
+            self._key = "" if self._loaded else self._key  # a second model: neither is kept
+            read(loader, model, config)
+            self._loaded = self._key and self._printed(model)
+
+        DefaultModelLoader.load_weights = load
+        try:
+            yield
+        finally:
+            DefaultModelLoader.load_weights = read
+
+    def content(self, models: Mapping[str, Module]) -> Content | None:
+        """Their name for the daemon, once they are loaded; None: they are not kept.
+
+        Files that changed meanwhile, or so lately that a write may not show, have none.
+        """
+        if not self._key or not self._loaded:
+            return None
+        if not self.is_unread and packed_bytes(models, found_in(models)):
+            return None
+        try:
+            if key_of(self._worker) == self._key:
+                return Content(self._key, self._loaded, fingerprint(models), self.is_unread)
+        except Exception as exc:  # noqa: BLE001 - as above
+            log.info("the weights of %s cannot be kept: %r", self._name, exc)
+        return None
+
+    def start_over(self) -> None:
+        """Have vLLM build the model again, and read. A GPU may have no room for two."""
+        self._worker.model_runner.model = None
+        self._layers.clear()
+        self._layers.update(self._before[0])
+        self._experts[:] = self._before[1]
+
+    def _is_kept(self, model: Module) -> bool:
+        self._loaded = self._printed(model)
+        found = bool(self._loaded) and has_all(self._status().kept, self._key, self._loaded)
+        if not found:
+            self._loaded = ""
+        return found
+
+    def _printed(self, model: Module) -> str:
+        """The model's fingerprint; "": its weights are not kept."""
+        if (why := _problem_with(model)) is None:
+            try:
+                return fingerprint({"": model})
+            except Exception as exc:  # noqa: BLE001 - as above
+                why = repr(exc)
+        log.info("the weights of %s cannot be kept: %s", self._name, why)
+        self._key = ""
+        return ""
+
+
+def _problem_with(model: Module) -> str | None:
+    kind = type(model)
+    if not kind.__module__.startswith(_MODELS) or getattr(model, "secondary_weights", None):
+        return f"{kind.__module__}.{kind.__qualname__} may read other files"
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase) and not method.supports_pre_processed_weights:
+            return f"{name} has a {type(method).__name__}"
+    return None
+
+
+def key_of(worker: Any) -> str:
+    """A hash of all that vLLM makes the weights from. "": a file was written a moment ago.
+
+    Raises: InvalidSource, OSError.
+    """
+    config = worker.vllm_config
+    model = config.model_config
+    files = _files(Path(model.model))
+    if any(not settled for _, _, settled in files):
+        return ""
+    made_from = (
+        READER,
+        swapd_client.__version__,
+        {name: getattr(sys.modules.get(name), "__version__", "") for name in _PACKAGES},
+        f"{type(worker).__module__}.{type(worker).__qualname__}",
+        *(worker.rank, repr(config.parallel_config.world_size), _device(worker.device)),
+        *(model.model, model.revision, model.code_revision, str(model.dtype)),
+        *(model.hf_config.to_json_string(use_diff=False), str(model.hf_overrides)),
+        *(str(getattr(model, name, None)) for name in _OF_THE_MODEL),
+        *(repr(config.load_config), repr(getattr(config, "kernel_config", None))),
+        {name: value for name, value in config.additional_config.items() if name != KEY},
+        sorted((name, repr(value)) for name, value in envs.compile_factors().items()),
+        [(name, identity) for name, identity, _ in files],
+    )
+    return blake2b(repr(made_from).encode(), digest_size=16).hexdigest()
+
+
+_PACKAGES = ("vllm", "vllm_omni", "torch", "transformers", "triton", "flashinfer")
+_OF_THE_MODEL = ("model_impl", "convert_type", "runner_type", "model_stage", "trust_remote_code")
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _files(folder: Path) -> list[tuple[str, tuple[int, ...], bool]]:
+    """Path, identity, and whether it is settled, of each file in a model's folder."""
+    found = []
+    for where, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            with closing(File(Path(where, name))) as file:
+                found.append((str(file.path), file.identity, file.is_settled))
+            if len(found) > _FILES:
+                raise InvalidSource(f"{folder} has more than {_FILES} files")
+    return sorted(found)

@@ -1,0 +1,103 @@
+"""Workers that count the tensors which vLLM reads from files, and what may go wrong beside that."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import vllm
+from vllm import envs
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.model_loader import default_loader
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+import swapd_client
+from swapd_client.vllm import unread
+from swapd_client.vllm.cpu import CPUWorker
+
+_of_vllm = default_loader.safetensors_weights_iterator
+_read: list[str] = []
+
+
+def _counted(*args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+    for name, tensor in _of_vllm(*args, **kwargs):
+        _read.append(name)
+        yield name, tensor
+
+
+default_loader.safetensors_weights_iterator = _counted
+
+
+class Worker(CPUWorker):
+    def tensors_read(self) -> int:
+        return len(_read)
+
+    def keys(self) -> dict[str, str]:
+        """Its key, under "", and the keys after a change of each thing that makes the weights."""
+        found = {"": unread.key_of(self), "again": unread.key_of(self)}
+        for name, change in self._changes().items():
+            with change:
+                found[name] = unread.key_of(self)
+        self.__class__, mine = Hopeful, self.__class__
+        found["worker"] = unread.key_of(self)
+        self.__class__ = mine
+        return found
+
+    def _changes(self) -> dict[str, AbstractContextManager[Any]]:
+        config = self.vllm_config
+        model, hf = config.model_config, config.model_config.hf_config
+        changes: dict[str, AbstractContextManager[Any]] = {
+            "reader": patch.object(unread, "READER", 99),
+            "swapd": patch.object(swapd_client, "__version__", "99"),
+            "torch": patch.object(torch, "__version__", "99"),
+            "vllm": patch.object(vllm, "__version__", "99"),
+            "transformers": patch.object(__import__("transformers"), "__version__", "99"),
+            "rank": patch.object(self, "rank", 1),
+            "cpu": patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
+            "ranks": patch.object(config.parallel_config, "world_size", 2),
+            "architecture": patch.object(hf, "architectures", ["Another"]),
+            "size": patch.object(hf, "rms_norm_eps", 1e-5),
+            "loader": patch.object(config.load_config, "load_format", "safetensors"),
+            "additional_config": patch.dict(config.additional_config, {"another": 1}),
+            "a variable": patch.object(envs, "compile_factors", lambda: {"VLLM_X": 1}),
+        }
+        others = {"revision": "main", "dtype": torch.float16, "model_impl": "transformers"}
+        return changes | {name: patch.object(model, name, to) for name, to in others.items()}
+
+
+class Hopeful(Worker):
+    """Believes that its weights are kept, as where they go the next moment."""
+
+    def load_model(self, **how: Any) -> None:
+        with patch.object(unread, "has_all", lambda *_: True):
+            super().load_model(**how)
+
+
+class Loaded(Worker):
+    """Its model has a number that loading computes from the weights."""
+
+    def load_model(self, **how: Any) -> None:
+        load = Qwen2ForCausalLM.load_weights
+
+        def and_sum(model: Any, weights: Any) -> Any:
+            done = load(model, weights)
+            model.total = float(model.model.embed_tokens.weight.float().sum())
+            return done
+
+        with patch.object(Qwen2ForCausalLM, "load_weights", and_sum):
+            super().load_model(**how)
+
+
+class Processed(Worker):
+    """Its layers keep, in an object, copies of their weights that processing makes."""
+
+    def load_model(self, **how: Any) -> None:
+        process = UnquantizedLinearMethod.process_weights_after_loading
+
+        def and_copy(method: Any, layer: Any) -> None:
+            process(method, layer)
+            layer.helper = {"row": layer.weight[0].clone()}
+
+        with patch.object(UnquantizedLinearMethod, "process_weights_after_loading", and_copy):
+            super().load_model(**how)

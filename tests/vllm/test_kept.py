@@ -1,0 +1,189 @@
+"""A stage that starts again reads none of its weights, where the daemon has kept them."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swapd_client.weights import safetensors
+from tests.guarantees import harness
+from tests.vllm.engines import REQUESTS, TOKENS, Engine, Scene, on_swapd, plain, scene
+
+Answers = list[list[list[int]]]
+Expected = Mapping[str, Answers]
+
+COUNTING = "tests.vllm.counting."
+
+
+def await_settled(folder: Path) -> None:
+    for path in folder.iterdir():
+        settled = False
+        while not settled:
+            with closing(safetensors.File(path)) as file:
+                settled = file.is_settled
+
+
+def started(
+    scene: Scene, daemon: harness.Daemon, model: Path, worker: str = "Worker", **more: Any
+) -> tuple[Engine, int]:
+    """An engine, ready, and how many tensors it has read."""
+    how = on_swapd(model, daemon.folder, worker_cls=f"{COUNTING}{worker}", **more)
+    (engine,) = scene.start(how)
+    (read,) = engine.call("tensors_read")
+    return engine, read
+
+
+def end(engine: Engine, daemon: harness.Daemon) -> None:
+    engine.close()
+    while daemon.status().components:
+        daemon.await_record("SessionGone")
+
+
+def served(
+    scene: Scene, daemon: harness.Daemon, model: Path, worker: str = "Worker", **more: Any
+) -> tuple[Answers, int]:
+    """An engine starts, answers and ends: its answers, and how many tensors it read."""
+    engine, read = started(scene, daemon, model, worker, **more)
+    said = [engine.generate(few, TOKENS) for few in REQUESTS]
+    end(engine, daemon)
+    return said, read
+
+
+@pytest.fixture
+def daemon(scene: Scene) -> harness.Daemon:
+    return scene.daemon(keep_host="256MiB")
+
+
+@pytest.fixture
+def talker(models: Path, tmp_path: Path) -> Path:
+    """A checkpoint that a test may change."""
+    folder = tmp_path / "talker"
+    shutil.copytree(models / "talker", folder)
+    await_settled(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["thinker", "talker"])
+def test_a_stage_that_starts_again_reads_no_weight_and_answers_as_plain_vllm(
+    scene: Scene, daemon: harness.Daemon, models: Path, expected: Expected, name: str
+) -> None:
+    await_settled(models / name)
+    for number in range(3):
+        said, read = served(scene, daemon, models / name)
+        assert said == expected[name]
+        assert bool(read) == (number == 0)
+
+
+def test_nor_one_of_several_parts(deep: Path, nursery: Any, expected_deep: Expected) -> None:
+    await_settled(deep / "deep")
+    with scene(deep, nursery) as made:
+        daemon = made.daemon(budget="192MiB", keep_host="256MiB")
+        for number in range(2):
+            said, read = served(made, daemon, deep / "deep")
+            assert len(daemon.status().kept) > 1
+            assert said == expected_deep["deep"]
+            assert bool(read) == (number == 0)
+        daemon.observer.forget(daemon.status().kept[0].name)
+        assert served(made, daemon, deep / "deep")[1], "a part of it is not kept"
+
+
+def rewrite(model: Path, other: Path) -> None:
+    """In place: the file keeps its size, its mtime and its inode."""
+    path = model / "model.safetensors"
+    before = path.stat()
+    path.write_bytes((other / "model.safetensors").read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
+def replace(model: Path, other: Path) -> None:
+    (model / "model.safetensors").unlink()
+    shutil.copy2(other / "model.safetensors", model)
+
+
+def leave(model: Path, other: Path) -> None:
+    """It stays as it is."""
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        (rewrite, {}),
+        (replace, {}),
+        (leave, {"dtype": "float16"}),
+        (leave, {"hf_overrides": {"rms_norm_eps": 0.1}}),
+    ],
+    ids=["rewritten", "replaced", "dtype", "hf_overrides"],
+)
+def test_what_has_changed_is_read_again(
+    scene: Scene,
+    daemon: harness.Daemon,
+    talker: Path,
+    other: Path,
+    expected: Expected,
+    change: Callable[[Path, Path], None],
+    how: dict[str, Any],
+) -> None:
+    assert served(scene, daemon, talker)[0] == expected["talker"]
+    change(talker, other)
+    said, read = served(scene, daemon, talker, **how)
+    assert read
+    (alone,) = scene.start(plain(talker, **how))
+    assert said == [alone.generate(few, TOKENS) for few in REQUESTS]
+    assert said != expected["talker"]
+
+
+def test_each_thing_that_makes_the_weights_is_in_their_key(
+    scene: Scene, daemon: harness.Daemon, talker: Path
+) -> None:
+    engine, _ = started(scene, daemon, talker)
+    (keys,) = engine.call("keys")
+    assert keys.pop("again") == keys[""]
+    assert len({*keys.values()}) == len(keys), keys
+    (talker / "config.json").touch()
+    assert engine.call("keys")[0][""] == "", "a file that was written a moment ago"
+
+
+@pytest.mark.parametrize("worker", ["Loaded", "Processed"])
+def test_a_model_in_which_more_than_parameters_is_made_of_weights_is_read_each_time(
+    scene: Scene, daemon: harness.Daemon, talker: Path, expected: Expected, worker: str
+) -> None:
+    for _ in range(2):
+        said, read = served(scene, daemon, talker, worker)
+        assert read
+        assert said == expected["talker"]
+    assert daemon.status().kept
+
+
+def test_what_goes_after_it_was_found_is_read(
+    scene: Scene, daemon: harness.Daemon, talker: Path, expected: Expected
+) -> None:
+    engine, read = started(scene, daemon, talker, "Hopeful")
+    assert "reads no weights" in engine.log
+    assert "reads its files after all" in engine.log
+    assert read
+    assert [engine.generate(few, TOKENS) for few in REQUESTS] == expected["talker"]
+
+
+def test_new_weights_are_not_what_the_next_start_finds(
+    scene: Scene, daemon: harness.Daemon, talker: Path, other: Path, expected: Expected
+) -> None:
+    engine, _ = started(scene, daemon, talker)
+    engine.call("reload_weights", None, str(other))
+    assert engine.generate(REQUESTS[0], TOKENS) != expected["talker"][0]
+    end(engine, daemon)
+    assert served(scene, daemon, talker)[0] == expected["talker"]
+
+
+def test_a_daemon_that_keeps_nothing_has_the_files_read(
+    scene: Scene, talker: Path, expected: Expected
+) -> None:
+    daemon = scene.daemon()
+    for _ in range(2):
+        said, read = served(scene, daemon, talker)
+        assert read
+        assert said == expected["talker"]
