@@ -13,6 +13,7 @@ from benchmarks.vllm import (
     larger,
     memory,
     pipeline,
+    restart,
     rivals,
     start,
     streaming,
@@ -23,11 +24,11 @@ from benchmarks.vllm import (
 from benchmarks.vllm.rows import Section, table
 from tests.vllm.engines import Nursery
 from tests.vllm.environment import environment
-from tests.vllm.models import DEEP, LARGE, MODELS, THIRD, WAVE
+from tests.vllm.models import DEEP, HEAVY, LARGE, MODELS, THIRD, WAVE
 
 SECTIONS = (
     *("tax", "turns", "memory", "pipeline", "streaming", "start", "rivals", "window"),
-    *("larger", "caches"),
+    *("larger", "caches", "restart"),
 )
 
 
@@ -35,7 +36,7 @@ def main() -> int:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="swapd-bench-") as folder:
         models = Path(folder)
-        names = (*MODELS, *DEEP, *THIRD, *WAVE, *LARGE)
+        names = (*MODELS, *DEEP, *THIRD, *WAVE, *LARGE, *HEAVY)
         command = [sys.executable, "-m", "tests.vllm.models", folder, *names]
         subprocess.run(command, env=environment(), check=True)
         found = _measure(models, arguments)
@@ -54,6 +55,7 @@ def _measure(models: Path, arguments: argparse.Namespace) -> dict[str, Section]:
         "pipeline": lambda: pipeline.measure(models, nursery, rounds),
         "streaming": lambda: streaming.measure(models, nursery, rounds),
         "start": lambda: start.measure(models, rounds),
+        "restart": lambda: restart.measure(models, nursery, rounds),
         "window": lambda: window.measure(models, nursery, rounds),
         "rivals": lambda: rivals.measure(models, nursery, rounds),
         "caches": lambda: caches.measure(nursery, rounds),

@@ -44,12 +44,14 @@ LARGE = {
     "large": Model(4, 10, hidden=1024, inner=4096),  # 313 MiB
     "larger": Model(5, 10, hidden=1024, inner=4096),
 }
+#: One whose weights take longer to read than vLLM takes to build it.
+HEAVY = {"heavy": Model(10, 12, hidden=2048, inner=5632)}  # 1.1 GiB
 
 
 def write_all(folder: str, *names: str) -> None:
     """Write those of `MODELS`, or the named ones of all models."""
     for name in names or MODELS:
-        write(Path(folder, name), {**MODELS, **DEEP, **THIRD, **WAVE, **LARGE}[name])
+        write(Path(folder, name), {**MODELS, **DEEP, **THIRD, **WAVE, **LARGE, **HEAVY}[name])
 
 
 def write(folder: Path, model: Model) -> None:
