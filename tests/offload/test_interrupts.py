@@ -88,9 +88,11 @@ def test_an_interrupted_attach_has_attached_nothing(client: Client) -> None:
 
     attach(seeded(Model)).detach()
     first: list[Attachment] = []
-    found = places(lambda: first.append(attach(seeded(Model))), MOST)
+    found = places(lambda: first.append(attach(seeded(Model))), 10**6)
     first.pop().detach()
-    for place in found:
+    # each once where calls are kept away: there is no undoing in between
+    at_doors = {p[:2]: p for p in found if p.code.co_filename.endswith(("barrier.py", "hooks.py"))}
+    for place in {*found[:MOST], *at_doors.values()}:
         model = seeded(Model)
         attachment = interrupt(partial(attach, model), place)
         if attachment is None:

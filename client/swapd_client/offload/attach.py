@@ -4,7 +4,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast
@@ -18,7 +18,7 @@ from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
-from swapd_client.offload.attach_barrier import no_calls
+from swapd_client.offload.attach_barrier import without_calls
 from swapd_client.offload.attachment import (
     ONE_AT_A_TIME,
     AttachedComponent,
@@ -121,19 +121,12 @@ def _attach(
 ) -> None:
     def run() -> None:
         again = _Attaching(client, model, arguments, attachment)
-        with again.no_calls():
-            again.run()
+        again.without_calls(again.run)
 
     with ONE_AT_A_TIME:
         attaching = _Attaching(client, model, arguments, attachment)
         attaching.refuse_attached()
-        with attaching.no_calls():
-            try:
-                attaching.run()
-            except BaseException:
-                attachment._uninstall()
-                attachment._take_back()
-                raise
+        attaching.without_calls(attaching.run_or_undo)
         attachment._again = run
     client.attachments.add(attachment)
     take_back_if_dropped(client, attachment)
@@ -203,14 +196,23 @@ class _Attaching:
                     "others (components=[...]), or detach() first; if it has grown, refresh()"
                 )
 
-    def no_calls(self) -> AbstractContextManager[None]:
+    def without_calls(self, do: Callable[[], None]) -> None:
         if not self._how:
-            return nullcontext()
+            do()
+            return
         outside = self._owned.outside
         doors = {m for one in self._found for m in entrances(one.module, self._starts)}
         modules = {m for one in self._found for m in find.walk(one.module, self._starts)}
         methods = {name for names in self._methods.values() for name in names}
-        return no_calls(doors.union(outside), modules.union(outside), methods)
+        without_calls(doors.union(outside), modules.union(outside), methods, do)
+
+    def run_or_undo(self) -> None:
+        try:
+            self.run()
+        except BaseException:
+            self._attachment._uninstall()
+            self._attachment._take_back()
+            raise
 
     def run(self) -> None:
         hows, methods = self._how, self._methods

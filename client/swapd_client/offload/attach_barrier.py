@@ -11,14 +11,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable
 from types import FrameType
 
 from torch.nn import Module
 
 from swapd_client.errors import InUse
-from swapd_client.offload.hooks import hook_of, shut
+from swapd_client.offload.hooks import Hook, hook_of
 from swapd_client.offload.scope import here
 
 log = logging.getLogger("swapd_client")
@@ -31,24 +30,29 @@ _LOOK_AGAIN_S = 0.01
 _CALL = Module._call_impl.__code__
 
 
-@contextmanager
-def no_calls(
-    entrances: Iterable[Module], modules: Iterable[Module], methods: Collection[str]
-) -> Iterator[None]:
-    """A `with` block in which no other thread is in a call of these modules.
+def without_calls(
+    entrances: Iterable[Module],
+    modules: Iterable[Module],
+    methods: Collection[str],
+    do: Callable[[], None],
+) -> None:
+    """`do()` while no other thread is in a call of these modules.
 
     `entrances`: those that are called from outside. `methods`: whose calls count beside forwards.
     Blocks until the calls under way have ended. Raises: InUse, naming calls that do not
     end.
     """
     calls = _Calls({id(module) for module in modules}, methods)
-    with ExitStack() as undo:
-        undo.callback(calls.open)
+    try:
         for module in entrances:
-            shut(module, calls.wait, undo.callback)
-        undo.callback(calls.open)  # before the doors go: an interrupt may leave some
+            calls.doors.append(hook := hook_of(module) or Hook(module))
+            hook.shut(calls.wait)
         calls.await_end()
-        yield
+        do()
+        calls.open()
+    except BaseException:
+        calls.open()  # again: an interrupt may have come in the middle
+        raise
 
 
 class _Calls:
@@ -58,6 +62,7 @@ class _Calls:
         self._lock = threading.RLock()
         self._told = threading.Condition(self._lock)
         self._thread = threading.get_ident()
+        self.doors: list[Hook] = []
         self._is_open = False
         #: The outermost frames of calls that had begun: they may call other modules.
         self._under_way: set[FrameType] = set()
@@ -100,6 +105,8 @@ class _Calls:
             self._is_open = True
             self._told.notify_all()
         self._under_way = set()
+        for hook in self.doors:
+            hook.end("door")
 
     def _now(self) -> dict[FrameType, int]:
         calls = {self._outermost(f): t for t, f in sys._current_frames().items()}

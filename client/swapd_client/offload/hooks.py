@@ -74,7 +74,10 @@ class Hook(Marker):
         return self  # a class that copies attributes by hand gets it; the copy then drops it
 
     def share_compiled_code(self) -> None:
-        self._runs = MethodType(_held_uncompiled, self._runs.__self__)
+        runs = MethodType(_held_uncompiled, self._runs.__self__)
+        if self._attributes.get(self._slot) is self._runs:  # at the door; no interrupt comes here
+            self._attributes[self._slot] = runs
+        self._runs = runs
 
     def refuse_script(self) -> Module:
         """Called by `torch.jit.script`. Raises, with advice."""
@@ -87,6 +90,10 @@ class Hook(Marker):
     def put(self) -> None:
         self._attributes[_HOOK] = self
         self._attributes[self._slot] = self._runs
+
+    def shut(self, door: Callable[[Module], None]) -> None:
+        self.door = door
+        self.put()
 
     def take_out(self) -> None:
         if self._attributes.get(self._slot) is not self._runs:
@@ -111,13 +118,6 @@ def hook_of(module: Module) -> Hook | None:
 def is_attached(module: Module) -> bool:
     hook = hook_of(module)
     return hook is not None and hook.gate is not None
-
-
-def shut(module: Module, door: Callable[[Module], None], to_undo: ToUndo) -> None:
-    hook = hook_of(module) or Hook(module)
-    to_undo(lambda: hook.end("door"))
-    hook.door = door
-    hook.put()
 
 
 def install(
