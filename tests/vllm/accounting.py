@@ -81,12 +81,16 @@ class Stage:
         yield
         self.gpu.arena += nbytes
 
-    def take(self, models: object, outside: object, aliases: object, *, beside: int) -> int:
+    def take(
+        self, models: object, outside: object, aliases: object, *, beside: int, content: None
+    ) -> int:
         self.gpu.torch -= self.weights
         return self.weights
 
     using = contextlib.nullcontext
     options = SimpleNamespace(kv="private", streams=[])
+    #: Of a daemon that keeps nothing.
+    client = SimpleNamespace(status=lambda: SimpleNamespace(keep_host_bytes=0))
 
 
 class WeightMove:
