@@ -10,10 +10,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from swapd.core.status import measured_loads
 from swapd.shared import vm
 from swapd.shared.protocol import WASTED_LAST, WASTED_S, ComponentStatus, Histogram, Status, Wasted
-from swapd.shared.units import size
+from swapd.shared.units import measured_loads, size
 
 #: `thrashing`: loads are copied for most of the time; `swapping`: most uses wait for a load;
 #: `never_fits`: acquires of a component are refused.

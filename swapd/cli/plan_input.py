@@ -10,7 +10,6 @@ import msgspec
 from swapd.bench import swap_in
 from swapd.cli.common import errors, say_error
 from swapd.cli.target import ChosenDaemon
-from swapd.core.status import measured_loads
 from swapd.device.context import checked, load
 from swapd.plan import chunks, sizes
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, PlanError
@@ -18,7 +17,7 @@ from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.run import gpus
 from swapd.shared import config
 from swapd.shared.protocol import Status
-from swapd.shared.units import size
+from swapd.shared.units import measured_loads, size
 from swapd_client.errors import NotRunning, Timeout
 
 T = TypeVar("T", int, float)

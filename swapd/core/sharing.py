@@ -57,7 +57,7 @@ def may_join(ledger: Ledger, c: Component, w: Waiter) -> bool:
 
     A bounded number of waiters may, for a bounded time.
     """
-    return not is_closed(ledger, c) or goes_on(ledger, c, w) or may_overtake(ledger, w)
+    return not is_closed(ledger, c) or may_overtake(ledger, w) or goes_on(ledger, c, w)
 
 
 def is_closed(ledger: Ledger, c: Component) -> bool:

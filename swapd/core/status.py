@@ -31,7 +31,7 @@ from swapd.shared.protocol import (
     WaitStatus,
     Wasted,
 )
-from swapd.shared.units import seconds
+from swapd.shared.units import measured_loads, seconds
 
 
 def component_status(ledger: Ledger, c: Component, now: float) -> ComponentStatus:
@@ -261,14 +261,6 @@ def _bytes_in(c: Component) -> int:
     """Bytes of its next copy in: for scratch that has to leave first, the bytes that its save
     copies."""
     return c.bytes_back if c.evicting and c.dirty else c.bytes_in
-
-
-def measured_loads(components: Iterable[Component | ComponentStatus]) -> tuple[float, int] | None:
-    """Bytes per second of the last load of each component, and their number; None if there was
-    none. Scratch does not count: it may have been loaded in part."""
-    loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
-    took_s = sum(c.copy_s or 0.0 for c in loaded)
-    return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
 
 
 def _seconds(

@@ -1,7 +1,9 @@
 """Parses and prints bytes, rates and time spans: 40GiB, 512MB, 12GB/s, 10m."""
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
+from typing import Protocol
 
 _FACTORS = {
     "": 1,
@@ -107,6 +109,25 @@ def seconds(value: float) -> str:
         if value < limit:
             return f"{_digits(value / factor, 3)} {unit}"
     return f"{_digits(value / 86400, 3)} days"
+
+
+class _Loaded(Protocol):
+    """A component, in the core or in a status."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def copy_s(self) -> float | None: ...
+
+
+def measured_loads(components: Iterable[_Loaded]) -> tuple[float, int] | None:
+    """Bytes per second of the last load of each component, and their number; None if there was
+    none. Scratch does not count: it may have been loaded in part."""
+    loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
+    took_s = sum(c.copy_s or 0.0 for c in loaded)
+    return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
 
 
 def rate(bytes_per_s: float) -> str:

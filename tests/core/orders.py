@@ -85,11 +85,12 @@ def _ask(w: World, number: int, ask: Callable[..., object], *args: Any) -> None:
 
 def state(w: World) -> int:
     """The same for worlds between which only counts and the age of counters differ."""
-    flat: list[Any] = [sorted(w.acks), sorted(w.stops), sorted(w.dirty), sorted(w.leases)]
-    _flatten([w.ledger, flat[:]], flat, {})
+    told = [sorted(w.acks), sorted(w.stops), sorted(w.dirty), sorted(w.leases)]
+    flat: list[Any] = []
+    _flatten([w.ledger, told], flat, {})
     counted = sorted({n for n in flat if type(n) is int and n >= COUNTED})
     rank = {n: (n // COUNTED, i) for i, n in enumerate(counted)}
-    return hash(repr([rank.get(n, n) if type(n) is int else n for n in flat[4:]]))
+    return hash(repr([rank.get(n, n) if type(n) is int else n for n in flat]))
 
 
 def _flatten(thing: Any, flat: list[Any], seen: dict[int, int]) -> None:
