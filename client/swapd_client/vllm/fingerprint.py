@@ -9,7 +9,6 @@ It may differ between equal models (some objects have addresses or counters), an
 models that differ in any of these. State in compiled code is not in it.
 """
 
-import functools
 import sys
 import types
 import weakref
@@ -25,7 +24,7 @@ from torch.nn import Module
 
 from swapd_client.memory.layout import Buffer
 from swapd_client.offload.copies import start_of
-from swapd_client.vllm.kernel_tensors import FOREIGN, in_closure, in_slots, is_plain
+from swapd_client.vllm.kernel_tensors import in_slots, inside, is_plain
 
 #: Most objects of a model; one with more may reach all of its process.
 MOST = 1_000_000
@@ -60,7 +59,7 @@ class _Walk:
         self._stores = {start: number for number, start in enumerate(stores) if start}
 
     def digest(self) -> str:
-        return _hash("\0".join(self._said).encode())
+        return hashed("\0".join(self._said).encode())
 
     def through(self, thing: Any, deep: int = 0) -> None:
         kind, note = type(thing), self._said.append
@@ -97,17 +96,14 @@ class _Walk:
                 yield "", value
         elif isinstance(thing, _NAMED):
             self._note(getattr(thing, "__module__", ""), getattr(thing, "__qualname__", ""))
-        elif isinstance(thing, types.FunctionType):
-            self._note(thing.__module__, thing.__qualname__)
-            yield from in_closure(thing).items()
-        elif isinstance(thing, types.MethodType):
-            yield from (("self", thing.__self__), ("function", thing.__func__))
-        elif isinstance(thing, functools.partial):
-            yield from (("f", thing.func), ("args", thing.args), ("keywords", thing.keywords))
+        elif isinstance(thing, Module):
+            yield from list((in_slots(thing) | vars(thing)).items())
         elif callable(bytes_of := getattr(thing, "tobytes", None)):  # arrays, memoryviews
-            self._note(_hash(bytes_of()))
-        elif isinstance(thing, Module) or not _is_foreign(thing):
-            yield from list((in_slots(thing) | getattr(thing, "__dict__", {})).items())
+            self._note(hashed(bytes_of()))
+        else:
+            if isinstance(thing, types.FunctionType):
+                self._note(thing.__module__, thing.__qualname__)
+            yield from list(inside(thing).items())
 
     def _note_tensor(self, tensor: torch.Tensor) -> None:
         self._note(tensor.dtype, tuple(tensor.shape), str(tensor.device))
@@ -120,14 +116,10 @@ class _Walk:
             self._note("parameter", store, tensor.storage_offset())
         else:
             flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-            self._note(_hash(flat.numpy().data))
+            self._note(hashed(flat.numpy().data))
 
 
-def _is_foreign(thing: object) -> bool:
-    return f"{type(thing).__module__}.".startswith(FOREIGN)
-
-
-def _hash(data: Buffer) -> str:
+def hashed(data: Buffer) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 

@@ -40,7 +40,7 @@ _SCRATCH = re.compile("workspace|scratch|buf|cache|(?<!b)lock|semaphore|counter|
 _WEIGHT = re.compile("weight|packed|^_?w_")
 
 #: Python modules whose objects belong to the process and not to a layer.
-FOREIGN = (
+_FOREIGN = (
     *("torch.", "vllm.config.", "vllm.distributed.", "transformers."),
     *("logging.", "threading.", "_thread."),
 )
@@ -179,7 +179,7 @@ def _reached(
             seen.add(id(thing))
             if is_plain(thing) and start_of(thing):
                 yield name, thing
-        elif deep and (inner := _inside(thing)):
+        elif deep and (inner := inside(thing)):
             seen.add(id(thing))
             yield from _reached(inner, name, seen, deep - 1)
 
@@ -190,16 +190,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)) and tensor.is_leaf
 
 
-def _inside(thing: Any) -> Mapping[str, Any]:
+def inside(thing: Any) -> Mapping[str, Any]:
+    """The objects that it refers to, by name; {} for what belongs to the process."""
     if isinstance(thing, dict | list | tuple | set):
         if len(thing) >= _LONG:
             return {}
         items = thing.items() if isinstance(thing, dict) else enumerate(thing)
         return {str(key): value for key, value in items}
-    for kind, inside in _KINDS:
+    for kind, inner in _KINDS:
         if isinstance(thing, kind):
-            return inside(thing)
-    if f"{type(thing).__module__}.".startswith(FOREIGN):
+            return inner(thing)
+    if f"{type(thing).__module__}.".startswith(_FOREIGN):
         return {}
     return in_slots(thing) | getattr(thing, "__dict__", {})
 
@@ -213,7 +214,7 @@ def in_slots(thing: Any) -> dict[str, Any]:
     }
 
 
-def in_closure(function: types.FunctionType) -> dict[str, Any]:
+def _closure(function: types.FunctionType) -> dict[str, Any]:
     defaults = {one.name: one.default for one in inspect.signature(function).parameters.values()}
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -225,7 +226,7 @@ def in_closure(function: types.FunctionType) -> dict[str, Any]:
 #: The objects that an object of a kind refers to, by name.
 _KINDS: tuple[tuple[Any, Callable[[Any], Mapping[str, Any]]], ...] = (
     (str | bytes | int | float | None, lambda _: {}),
-    (types.FunctionType, in_closure),
+    (types.FunctionType, _closure),
     (types.MethodType, lambda method: {"self": method.__self__, "function": method.__func__}),
     (
         functools.partial,

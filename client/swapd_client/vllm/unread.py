@@ -17,7 +17,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 import swapd_client
 from swapd.shared.protocol import Status
 from swapd_client.errors import InvalidSource
-from swapd_client.vllm.fingerprint import fingerprint
+from swapd_client.vllm.fingerprint import fingerprint, hashed
 from swapd_client.vllm.kept import Content, has_all
 from swapd_client.vllm.kernel_tensors import found_in, packed_bytes
 from swapd_client.vllm.options import KEY
@@ -192,7 +191,7 @@ def key_of(worker: Any) -> str:
         sorted((name, repr(value)) for name, value in envs.compile_factors().items()),
         [(name, identity) for name, identity, _ in files],
     )
-    return blake2b(repr(made_from).encode(), digest_size=16).hexdigest()
+    return hashed(repr(made_from).encode())
 
 
 _PACKAGES = ("vllm", "vllm_omni", "torch", "transformers", "triton", "flashinfer")
