@@ -86,18 +86,16 @@ def _waiter(
 
 def on_release(ledger: Ledger, session: int, asked: Release) -> None:
     # The lease was released before, or its session is gone: no-op.
-    if leases.end_start(ledger, (session, asked.lease)):
-        return
-    if leases.release(ledger, session, asked):
-        ledger.replan |= ledger.somebody_waits
+    if not leases.end_start(ledger, (session, asked.lease)):
+        leases.release(ledger, session, asked)
 
 
 def on_cancel(ledger: Ledger, session: int, asked: Cancel) -> None:
     key = (session, asked.acquire)
     if w := ledger.queue.get(key):
         forget(ledger, w)
-    elif not leases.end_start(ledger, key) and leases.take_back(ledger, key):
-        ledger.replan |= ledger.somebody_waits
+    elif not leases.end_start(ledger, key):
+        leases.take_back(ledger, key)
 
 
 # --- in ----------------------------------------------------------------------------------
@@ -135,33 +133,54 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
         return refuse_as(ledger, w, found)
     _note_gaps(ledger, asked)
     if found is not None:
-        ledger.replan |= ledger.somebody_waits  # a waiter may have counted on one of them
+        ledger.replan |= ledger.somebody_waits and _is_missed(ledger, w, asked)
         return admit(ledger, w)
     if sharing.is_late(ledger, w):
         return _refuse_late(ledger, w)
     ledger.queue.push(w)
     for c in asked:
-        c.waiting[w.key] = None
         if c.state in (State.RESIDENT, State.LOADING):
-            hold_back(ledger, c)
-            ledger.replan |= c.name in ledger.in_the_way
+            ledger.held_back[c.name] = None
+            closed = c.name in ledger.in_the_way
+            ledger.replan |= not c.waiting if closed else ledger.closed_from is not None
+        c.waiting[w.key] = None
     freed = _spend(ledger, w)
     if w.spent and eviction.fits_in(ledger, asked, freed):
         return admit(ledger, w)  # nobody else gets their room in between
-    _have_it_wait(ledger, w)
+    _have_it_wait(ledger, w, asked)
 
 
-def _have_it_wait(ledger: Ledger, w: Waiter) -> None:
+def _is_missed(ledger: Ledger, w: Waiter, asked: list[Component]) -> bool:
+    """Whether somebody that waits fares worse, or hears of it, if `w` is granted `asked` at once.
+
+    One of them had no holder, or its holders are asked for it, or may be from now on; `w` is one
+    more to hurry, the last to overtake the head, or a holder beside one that waits.
+    """
+    notices, head = ledger.notices, ledger.queue.head(ledger.now)
+    for c in asked:
+        if not c.leases or c.name in notices.wanted or c.priority > w.priority:
+            return True
+    if head is None:
+        return False
+    last = head.bound is not None and head.overtaken + 1 >= head.bound
+    hurries = bool(notices.hurried) and w.session not in notices.hurried
+    return last or hurries or sharing.holds_and_waits(ledger, head)
+
+
+def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
     """It was queued for memory: decide anew where that may matter, else record that it waits."""
+    queue = ledger.queue
     if w.owner in ledger.holders.by_agent:
-        ledger.queue.push_holding(w)
+        queue.push_holding(w)
         _refuse_deadlocked(ledger)
         ledger.replan = True
-    elif w.queued and ledger.queue.head(ledger.now) is not w:
-        if len(ledger.queue.queued) > LOOKED_AT:
-            return tell_waiting(ledger, w)
-        ledger.queue.untold[w.key] = w
-    ledger.replan |= w.queued
+    elif queue.head(ledger.now) is w:
+        ledger.replan = True
+    elif len(queue.queued) > LOOKED_AT or not eviction.may_come_in(ledger, asked):
+        tell_waiting(ledger, w)  # it is no candidate to go beside the head: planner.candidates
+    else:
+        queue.untold[w.key] = w
+        ledger.replan = True
 
 
 def _spend(ledger: Ledger, w: Waiter) -> int:
@@ -169,7 +188,7 @@ def _spend(ledger: Ledger, w: Waiter) -> int:
     free = ledger.pool.free
     for spare in w.spare:
         w.spent = True
-        ledger.replan |= leases.release(ledger, w.session, spare)
+        leases.release(ledger, w.session, spare)
     return ledger.pool.free - free
 
 
@@ -178,7 +197,8 @@ def _note_gaps(ledger: Ledger, asked: list[Component]) -> None:
         if c.released_at is not None:
             c.gap_s = ledger.now - c.released_at
             c.released_at = None
-            ledger.replan |= ledger.somebody_waits  # it may lose its protection
+            # it may lose its protection
+            ledger.replan |= c.state is not State.ABSENT and ledger.somebody_waits
 
 
 def share(ledger: Ledger, c: Component) -> None:

@@ -7,14 +7,13 @@ each stays that nobody holds, and which leave on their own, is here too.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
 from swapd.core.actions import Reason
 from swapd.core.foresight import Candidate, going, needed, oldest, victims
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, State, Waiter
+from swapd.core.records import Agent, Component, State, Waiter
 from swapd.shared.protocol import Code
 
 MayEvict = Callable[[Component], bool]
@@ -141,16 +140,12 @@ def _going(
     may_go = _idle(ledger, [*asked, *staying], may_evict, over)
     if short > 0 and w is not None and ledger.foresight.rules:
         may_go = _foreseen(ledger, short, list(may_go), asked)
-    chosen = victims(short, map(_sized, may_go))  # 3
+    chosen = victims(short, may_go)  # 3
     return None if chosen is None else (staying, chosen)
 
 
 def _may_all_go(ledger: Ledger, rivals: list[Component], may_evict: MayEvict) -> bool:
     return all(r.name in ledger.idle and may_evict(r) for r in rivals)
-
-
-def _sized(c: Component) -> tuple[Component, int]:
-    return c, c.chunks
 
 
 def _idle(
@@ -204,8 +199,21 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
 
 def fits_in(ledger: Ledger, asked: list[Component], chunks: int) -> bool:
     """Whether all of these can come in at once with so many free chunks, and nothing else."""
-    absent = all(c.state is State.ABSENT for c in asked)
-    return absent and not ledger.rivals(asked) and missing_chunks(asked) <= chunks
+    return are_out(asked) and not ledger.rivals(asked) and missing_chunks(asked) <= chunks
+
+
+def may_come_in(ledger: Ledger, asked: list[Component]) -> bool:
+    """Whether all of these are out, and may come in without a holder that gives way."""
+    return are_out(asked) and missing_chunks(asked) <= may_free(ledger)
+
+
+def may_free(ledger: Ledger) -> int:
+    """The chunks that are free, or about to be, or could be without a holder that gives way."""
+    return ledger.pool.free + ledger.leaving + ledger.idle.chunks
+
+
+def are_out(asked: Iterable[Component]) -> bool:
+    return all([c.state is State.ABSENT for c in asked])
 
 
 def missing_chunks(asked: Iterable[Component]) -> int:
@@ -222,21 +230,26 @@ def _in_the_way(
     An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
     two holders that take turns could keep out a waiter that needs both for ever.
     """
-    leased = (c for c in ledger.holders.to_give_way() if c.agents.keys() != {w.owner})
-    others = chain(ledger.idle, leased, filter(partial(_is_promised, ledger), _loading(ledger)))
     spare = {c.name for c in (*asked, *rivals)}
-    chosen, short = oldest(short, (_sized(c) for c in others if c.name not in spare))
+    others = chain(ledger.idle, _leased_beside(ledger, w.owner), _promised(ledger))
+    chosen, short = oldest(short, (c for c in others if c.name not in spare))
     going = needed(chosen, short)
     return going + [r for r in rivals if r.leases or r.name in ledger.idle]
 
 
-def _loading(ledger: Ledger) -> Iterable[Component]:
-    return (m.component for m in ledger.moves.values() if m.component.state is State.LOADING)
+def _leased_beside(ledger: Ledger, agent: Agent) -> Iterable[Component]:
+    """The components whose holders may be asked to give way, but those that `agent` alone holds."""
+    for c in ledger.holders.to_give_way():
+        if len(c.agents) > 1 or agent not in c.agents:
+            yield c
 
 
-def _is_promised(ledger: Ledger, c: Component) -> bool:
-    """Whether it comes in for waiters alone."""
-    return bool(c.promised) and not c.leases and ledger.is_current(c)
+def _promised(ledger: Ledger) -> Iterable[Component]:
+    """The components that come in for waiters alone."""
+    for move in ledger.moves.values():
+        c = move.component
+        if c.state is State.LOADING and c.promised and not c.leases and ledger.is_current(c):
+            yield c
 
 
 # --- how long a component stays ---------------------------------------------------------

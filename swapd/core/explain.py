@@ -88,8 +88,9 @@ def together(ledger: Ledger, components: Iterable[Component]) -> str:
 
 def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
     """The sessions that lease `c`, for people; at most `most`."""
-    more = (f"{len(c.holders) - most} more",) if most is not None and len(c.holders) > most else ()
-    return *(who(ledger, s) for s in islice(c.holders, most)), *more
+    first = [who(ledger, session) for session in islice(c.holders, most)]
+    more = [f"{len(c.holders) - len(first)} more"] if len(first) < len(c.holders) else []
+    return (*first, *more)
 
 
 def held(ledger: Ledger, most: int = NAMED_MAX) -> str:

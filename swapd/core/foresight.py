@@ -6,13 +6,11 @@ nothing, follow the uses as well: one evicts by the chain, one the least recentl
 moved less lately says how to evict.
 """
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import combinations
-from typing import NamedTuple, TypeVar
-
-Thing = TypeVar("Thing")
+from typing import NamedTuple, Protocol, TypeVar
 
 #: Most components and families that are foreseen: with more, LRU rules.
 THINGS_MAX = 64
@@ -56,7 +54,7 @@ class Chain:
         for context in (self._context, self._context[-1:]):
             followed = self._followed[context]
             followed[name] += 1
-            if followed.total() > REMEMBERED:
+            if sum(followed.values()) > REMEMBERED:
                 halved = {one: count // 2 for one, count in followed.items() if count > 1}
                 self._followed[context] = Counter(halved)
         self._context = _then(self._context, name)
@@ -95,20 +93,23 @@ class Chain:
         """One use later: how likely each context is, and each thing used."""
         after, used = defaultdict[Context, float](float), defaultdict[str, float](float)
         for context, p in likely.items():
-            followed = self._after(context)
-            each = p / max(followed.total(), 1)
+            followed, total = self._after(context)
+            each = p / max(total, 1)
             for name, count in followed.items():
                 if (share := each * count) >= LEAST:
                     used[name] += share
                     after[_then(context, name)] += share
         return after, used
 
-    def _after(self, context: Context) -> Counter[str]:
-        """How often each followed: the two, or if that is not certain enough, the last one."""
-        followed = self._followed.get(context)
-        if followed and (len(followed) == 1 or followed.total() >= TRUSTED):
-            return followed
-        return self._followed.get(context[-1:]) or Counter()
+    def _after(self, context: Context) -> tuple[Mapping[str, int], int]:
+        """How often each followed: the two, or if that is not certain enough, the last one; and
+        how often any did."""
+        followed = self._followed.get(context, {})
+        total = sum(followed.values())
+        if total < TRUSTED and len(followed) != 1:
+            followed = self._followed.get(context[-1:], {})
+            total = sum(followed.values())
+        return followed, total
 
 
 def _then(context: Context, name: str) -> Context:
@@ -121,20 +122,19 @@ class _Ghost:
 
     def __init__(self) -> None:
         #: The least recently used first.
-        self.there: OrderedDict[str, int] = OrderedDict()
+        self.there: dict[str, Candidate] = {}
         self.moved = 0.0
 
     def use(self, one: Candidate, room: int, chain: Chain | None) -> None:
         self.moved -= self.moved / LATELY
-        is_in = self.there.pop(one.name, None) == one.chunks
-        if not is_in:
+        if self.there.pop(one.name, None) != one:
             self.moved += one.chunks
-            need = one.chunks + sum(self.there.values()) - room
-            candidates = [Candidate(*item) for item in self.there.items()]
+            candidates = list(self.there.values())
+            need = one.chunks + sum([other.chunks for other in candidates]) - room
             expected = chain.expected() if chain and need > 0 else None
             for victim in going(need, candidates, expected):
                 del self.there[victim.name]
-        self.there[one.name] = one.chunks
+        self.there[one.name] = one
 
 
 class Foresight:
@@ -220,41 +220,50 @@ def _cheapest(
 
 def _first(need: int, candidates: Iterable[Candidate]) -> list[Candidate]:
     """The first that are enough, or all, without superfluous ones."""
-    return needed(*oldest(need, ((one, one.chunks) for one in candidates)))
+    return needed(*oldest(need, candidates))
 
 
 # --- of things in the order in which they should go, those that free enough ---------------------
 
 
-def victims(need: int, idle: Iterable[tuple[Thing, int]]) -> list[Thing] | None:
-    """The components to evict to free `need` chunks, or None if all are too few.
+class Sized(Protocol):
+    @property
+    def chunks(self) -> int: ...
 
-    `idle` are components and their chunks, in the order in which they should go. Every component
-    returned is necessary: oldest first alone would take too many (need 10 with idle a=1, b=10 would
-    take both), so the most recent superfluous ones stay.
+
+Thing = TypeVar("Thing", bound=Sized)
+
+
+def victims(need: int, idle: Iterable[Thing]) -> list[Thing] | None:
+    """Those to evict to free `need` chunks, or None if all are too few.
+
+    `idle` come in the order in which they should go. Every one returned is necessary: oldest first
+    alone would take too many (need 10 with idle a=1, b=10 would take both), so the most recent
+    superfluous ones stay.
     """
     chosen, short = oldest(need, idle)
     return None if short > 0 else needed(chosen, short)
 
 
-def oldest(need: int, idle: Iterable[tuple[Thing, int]]) -> tuple[list[tuple[Thing, int]], int]:
+def oldest(need: int, idle: Iterable[Thing]) -> tuple[list[Thing], int]:
     """The first ones that have `need` chunks, or all; and how many chunks are lacking then."""
-    chosen: list[tuple[Thing, int]] = []
-    for thing, chunks in idle:
-        if need <= 0:
-            break
-        if chunks:
-            chosen.append((thing, chunks))
-            need -= chunks
+    chosen: list[Thing] = []
+    if need > 0:
+        for thing in idle:
+            if thing.chunks:
+                chosen.append(thing)
+                need -= thing.chunks
+                if need <= 0:
+                    break
     return chosen, need
 
 
-def needed(chosen: list[tuple[Thing, int]], short: int) -> list[Thing]:
+def needed(chosen: list[Thing], short: int) -> list[Thing]:
     """Without the most recent superfluous ones; all, if chunks are lacking."""
     kept: list[Thing] = []
-    for thing, chunks in reversed(chosen):
-        if short + chunks <= 0:
-            short += chunks
+    for thing in reversed(chosen):
+        if short + thing.chunks <= 0:
+            short += thing.chunks
         else:
             kept.append(thing)
     return kept[::-1]

@@ -1,8 +1,11 @@
 """Leases, from the grant to the release; and the turn to start."""
 
+from itertools import islice
+
 from swapd.core import ahead, explain, sharing, transfers
 from swapd.core.actions import Grant, SendBroken, Waiting
 from swapd.core.ledger import Ledger, observe
+from swapd.core.queue import LOOKED_AT
 from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
 from swapd.core.requests import deadline
 from swapd.shared.protocol import THE_START, AcquireStart, Placement, Release, Used
@@ -10,52 +13,52 @@ from swapd.shared.protocol import THE_START, AcquireStart, Placement, Release, U
 
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
     """Give `w` its lease; return the placements of components that its session owns."""
+    held = ledger.named(w.names)
     ledger.sessions[w.session].leases.add(w.request)
     if w.session not in ledger.notices.hurried:
         ledger.notices.unhurried[w.session] = None
     ledger.leases[w.key] = Lease(w.session, w.agent, dict.fromkeys(w.names), ledger.now)
     ledger.holders.open(w.key, ledger.leases[w.key])
-    _note_turn(ledger, w)
-    _foresee(ledger, w)
+    _note_turn(ledger, w.session, held)
+    _foresee(ledger, held)
     if ledger.followers:
-        ahead.note_use(ledger, ledger.named(w.names))
+        ahead.note_use(ledger, held)
     placements = []
-    for name in w.names:
-        c = ledger.components[name]
+    for c in held:
         c.promised.pop(w.key, None)
         if not c.leases:
             c.used_since, c.uses = ledger.now, 0
         c.uses += 1
         ledger.holders.take_up(c, w.key, w.owner)
-        if name in ledger.notices.wanted:
-            ledger.notices.joined[name] = None
+        if c.name in ledger.notices.wanted:
+            ledger.notices.joined[c.name] = None
         c.used, c.expected = True, False
         c.priority, c.last_agent = w.priority, hash(w.owner)
-        ledger.expiries.drop(name)
+        ledger.expiries.drop(c.name)
         if c.session == w.session and not c.workspace:
             c.mapped = True
             c.dirty = c.mutable
             transient = c.policy == "sequential"
-            placements.append(Placement(name, c.generation, c.runs, transient, c.contents))
+            placements.append(Placement(c.name, c.generation, c.runs, transient, c.contents))
     return tuple(placements)
 
 
-def _foresee(ledger: Ledger, w: Waiter) -> None:
+def _foresee(ledger: Ledger, held: list[Component]) -> None:
     """Note which components and families are used, for those that come after."""
     if ledger.rules.eviction == "lru":
         return
     chunks: dict[str, int] = {}
-    for c in ledger.named(w.names):
+    for c in held:
         if c.policy == "lru" and not c.workspace:
             chunks[c.side] = chunks.get(c.side, 0) + c.chunks
     for name, size in chunks.items():
         ledger.foresight.use(name, size, ledger.pool.total - ledger.fixed)
 
 
-def _note_turn(ledger: Ledger, w: Waiter) -> None:
+def _note_turn(ledger: Ledger, number: int, held: list[Component]) -> None:
     """Note the largest lease: the session will need all of it at once again."""
-    own = [c for c in ledger.named(w.names) if c.session == w.session and not c.workspace]
-    session, chunks = ledger.sessions[w.session], sum([c.chunks for c in own])
+    own = [c for c in held if c.session == number and not c.workspace]
+    session, chunks = ledger.sessions[number], sum([c.chunks for c in own])
     if chunks > session.turn_chunks:
         session.turn, session.turn_chunks = {c.name: None for c in own}, chunks
 
@@ -92,24 +95,28 @@ def take_back(
     gap_s: float | None = None,
     *,
     unmapped: bool = False,
-) -> bool:
-    """End a lease that was used `again` times more, at last until `idle_s` ago, `gap_s` after the
-    use before; return whether there was one. `unmapped`: its worker has let go of the components.
+) -> None:
+    """End a lease, if there is one, that was used `again` times more, at last until `idle_s` ago,
+    `gap_s` after the use before. `unmapped`: its worker has let go of the components.
     """
     lease = ledger.leases.pop(key, None)
     if lease is None:
-        return False
+        return
     observe(ledger.counts.hold_s, ledger.now - lease.since)
+    owner = lease.owner
+    matters = gap_s is not None or _may_be_counted_on(ledger, owner)
     session = ledger.sessions.get(lease.session)
     for name in lease.names:
         c = ledger.components[name]
-        ledger.holders.lay_down(c, key, lease.owner)
-        ledger.count_hits(c, again)
-        c.uses += again
+        ledger.holders.lay_down(c, key, owner)
+        if again:
+            ledger.count_hits(c, again)
+            c.uses += again
         if gap_s is not None:
             c.gap_s = gap_s
         c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
         if not c.leases:
+            matters = True
             _note_use_s(c)
             if unmapped and c.session == lease.session:
                 c.mapped &= c.mutable
@@ -119,7 +126,16 @@ def take_back(
         session.leases.discard(key[1])
         if not session.leases:
             ledger.notices.unhurried.pop(lease.session, None)
-    return True
+    ledger.replan |= matters and ledger.somebody_waits
+
+
+def _may_be_counted_on(ledger: Ledger, owner: Agent) -> bool:
+    """Whether the end of a lease of `owner` may let a waiter in even if others hold all of its
+    components: `owner` waits as well, or may have left a waiter as the only holder."""
+    if (head := ledger.queue.head(ledger.now)) is None:
+        return False
+    first = islice(ledger.queue.queued, LOOKED_AT + 1)
+    return sharing.holds_and_waits(ledger, head) or any(w.owner == owner for w in first)
 
 
 def _note_use_s(c: Component) -> None:
@@ -137,12 +153,12 @@ def _settle(ledger: Ledger, c: Component, *, lives: bool) -> None:
     transfers.settle(ledger, c)
 
 
-def release(ledger: Ledger, session: int, asked: Release) -> bool:
-    """End a lease as its session says; return whether there was one."""
+def release(ledger: Ledger, session: int, asked: Release) -> None:
+    """End a lease as its session says, if there is one."""
     for used in asked.used:
         _note_used(ledger, session, used)
     key, unmapped = (session, asked.lease), asked.unmapped
-    return take_back(ledger, key, asked.again, asked.idle_s, asked.gap_s, unmapped=unmapped)
+    take_back(ledger, key, asked.again, asked.idle_s, asked.gap_s, unmapped=unmapped)
 
 
 def _note_used(ledger: Ledger, session: int, used: Used) -> None:

@@ -138,11 +138,14 @@ class Planner:
             return self._may_evict(c, w.priority, use_s)
 
         found = eviction.room(self._ledger, w, asked, may_evict)
-        if isinstance(found, Blocked):
-            self._is_blocked(w, found, wanted, use_s)
-            in_the_way.update(c.name for c in found.by)
-            return False
-        return self._evict(found, w.key)
+        if isinstance(found, Room):
+            return self._evict(found, w.key)
+        self._is_blocked(w, found)
+        for c in found.by:
+            in_the_way.add(c.name)
+            if not found.leaving and self._is_quantum_over(c, w.priority, use_s):
+                wanted.add(c.name)
+        return False
 
     def _make_room_ahead(self, c: Component) -> bool:
         """The same for a prefetch of `c`, which has no waiter, and for which no holder gives
@@ -175,12 +178,10 @@ class Planner:
         still_in = any([r.evicting for r in found.excluded])
         return not still_in and found.missing <= self._ledger.pool.free
 
-    def _is_blocked(self, w: Waiter, found: Blocked, wanted: set[str], use_s: float) -> None:
+    def _is_blocked(self, w: Waiter, found: Blocked) -> None:
         """`w` waits: for components that are leaving, or for holders to give way."""
         w.bound = sharing.bound(self._ledger, w, found.by)
-        if not found.leaving:
-            self._held_up = True
-            wanted.update(c.name for c in found.by if self._is_quantum_over(c, w.priority, use_s))
+        self._held_up |= not found.leaving
         if not found.leaving or any(c.superseded for c in found.leaving):
             admission.tell_waiting(self._ledger, w)
 
@@ -311,15 +312,14 @@ def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
     Only those without leases: what others hold may be what `head` waits for. And only those whose
     components are out, and in no group: one that is in may have to go for `head`.
     """
-    left = _left_beside(ledger, head)
+    left = _left_beside(ledger, head) if eviction.may_free(ledger) else 0
     if left <= 0:
         return
     for w in islice(ledger.queue.queued, LOOKED_AT + 1):
         asked = _few(ledger, w)
         if w is head or not asked or w.owner in ledger.holders.by_agent:
             continue
-        out = all(c.state is State.ABSENT for c in asked)
-        if out and sum([c.chunks for c in asked]) <= left:
+        if eviction.are_out(asked) and sum([c.chunks for c in asked]) <= left:
             yield w
 
 

@@ -126,6 +126,11 @@ def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
     return is_open and w.session in c.holders
 
 
+def holds_and_waits(ledger: Ledger, head: Waiter) -> bool:
+    """Whether an agent may hold components and wait: what it alone holds is not in its way."""
+    return bool(ledger.queue.holding) or head.owner in ledger.holders.by_agent
+
+
 def is_late(ledger: Ledger, w: Waiter) -> bool:
     """Whether it may only have resident components: its deadline has passed, or it is a try."""
     return w.deadline is not None and w.deadline <= ledger.now

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from swapd.core.foresight import victims
+from swapd.core.foresight import Candidate, victims
 from swapd.shared.config import GPU_CHUNK
 from swapd.shared.errors import UserError
 from swapd.shared.units import size
@@ -42,8 +42,8 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
         for name, nbytes, load in order:
             if name not in there:
                 short = nbytes - (room - sum(there.values()))
-                for victim in victims(short, list(there.items())) or ():
-                    del there[victim]
+                for victim in victims(short, [Candidate(*one) for one in there.items()]) or ():
+                    del there[victim.name]
                 moved += load if request >= _WARM_UP else 0
             there[name] = there.pop(name, nbytes)
     return moved // _COUNTED

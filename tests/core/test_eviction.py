@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swapd.core import foresight
 from swapd.core.eviction import quantum_s, stays_until
 from swapd.core.families import room_to_keep, spread
-from swapd.core.foresight import victims
 from swapd.core.ledger import Ledger
 from swapd.core.lru import IdleOrder
 from swapd.core.records import Component, Rules, State
@@ -17,6 +17,11 @@ from swapd.core.records import Component, Rules, State
 IDLE = st.lists(st.integers(0, 12), max_size=8).map(
     lambda sizes: [(f"c{i}", chunks) for i, chunks in enumerate(sizes)]
 )
+
+
+def victims(need: int, idle: list[tuple[str, int]]) -> list[str] | None:
+    chosen = foresight.victims(need, [foresight.Candidate(*one) for one in idle])
+    return None if chosen is None else [one.name for one in chosen]
 
 
 def test_the_least_recently_used_go_first() -> None:

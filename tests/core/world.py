@@ -748,6 +748,9 @@ class World:
             # The core has decided all that it can: looking again changes nothing.
             undone = self.core.handle(Tick(event.now))
             assert not undone, f"{event} left undone: {undone}"
+            then = self.core.next_deadline()
+            in_time = then is None or (due is not None and due <= then)
+            assert in_time, f"{event}: it would decide at {due}, and has to at {then}"
             again = self.core.next_deadline()
             assert again is None or (due is not None and due <= again), f"{event}: {due}, {again}"
         return self.out
