@@ -103,8 +103,7 @@ def room(
     """
     if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
         return Blocked(leaving, [])
-    rivals = ledger.rivals(asked)
-    missing = missing_chunks(asked)
+    rivals, missing = ledger.rivals(asked), missing_chunks(asked)
     if not rivals and missing <= ledger.pool.free:
         return Room([], [], rivals, missing)
     if w is None and asked[0].policy == "sequential":

@@ -104,7 +104,7 @@ class Chain:
     def _after(self, context: Context) -> tuple[Mapping[str, int], int]:
         """How often each followed: the two, or if that is not certain enough, the last one; and
         how often any did."""
-        followed = self._followed.get(context, {})
+        followed: Mapping[str, int] = self._followed.get(context, {})
         total = sum(followed.values())
         if total < TRUSTED and len(followed) != 1:
             followed = self._followed.get(context[-1:], {})

@@ -298,6 +298,8 @@ class Ledger:
     def rivals(self, asked: list[Component]) -> list[Component]:
         """The members of their alternating groups that are on the device and exclude one of
         `asked`."""
+        if not self.groups_in:
+            return []
         rivals: dict[str, Component] = {}  # parts of one family have the same rivals
         for c in asked:
             if c.group is not None:

@@ -187,6 +187,7 @@ def _unregister(ledger: Ledger, c: Component, asked: Unregister) -> None:
         transfers.go(ledger, c)
     elif c.state in (State.ABSENT, State.FILLING):
         registry.finish_unregister(ledger, c)
+    ledger.replan |= c.name in ledger.prefetches  # those behind it wait for it no longer
 
 
 def on_forget(ledger: Ledger, session: int, asked: Forget) -> None:

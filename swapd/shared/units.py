@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Protocol
 
 _FACTORS = {
@@ -89,8 +90,11 @@ def parse_rate(text: str) -> float:
 
 def size(nbytes: float) -> str:
     """`nbytes` for people, in binary units: 1.5 GiB, 256 MiB. A `Size` prints as typed."""
-    if isinstance(nbytes, Size):
-        return nbytes.text
+    return nbytes.text if isinstance(nbytes, Size) else _binary(nbytes)
+
+
+@lru_cache  # each record of the swap log says the same few sizes
+def _binary(nbytes: float) -> str:
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor:
             return f"{_digits(nbytes / factor, 4)} {unit}"

@@ -95,6 +95,16 @@ def test_a_prefetch_of_what_goes_holds_back_no_other(make: Make) -> None:
     assert outcome(w)[-1] == "copy in d"
 
 
+def test_a_prefetch_of_what_leaves_and_is_unregistered_holds_back_no_other(make: Make) -> None:
+    w, s, t = mutable_pair(make)
+    w.register(t, "d", 2)
+    w.cancel(w.acquire(t, "b"))
+    w.prefetch(s, "a")
+    w.prefetch(t, "d")
+    w.unregister(s, "a")
+    assert outcome(w)[-1] == "copy in d"
+
+
 def test_a_prefetch_that_finds_no_room_does_not_hold_up_another(make: Make) -> None:
     w = make(10)
     s = w.open()
