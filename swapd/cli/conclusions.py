@@ -34,6 +34,13 @@ class Conclusion(msgspec.Struct, frozen=True):
     text: str
 
 
+class Waits(msgspec.Struct, frozen=True):
+    """So long, at most, half of the acquires waited, and 95 of 100: estimates."""
+
+    p50_s: float
+    p95_s: float
+
+
 class StatusReport(Status, frozen=True, tag="status"):
     """A status as JSON shows it, with what follows from it; None: nothing was measured yet."""
 
@@ -41,6 +48,8 @@ class StatusReport(Status, frozen=True, tag="status"):
     #: So long, at most, half of all acquires waited, and 95 of 100; estimates from the histogram.
     wait_p50_s: float | None = None
     wait_p95_s: float | None = None
+    #: The same of the acquires that named a component, by component or family.
+    waits_s: dict[str, Waits] = msgspec.field(default_factory=dict)
     load_bytes_per_s: float | None = None
 
 
@@ -52,8 +61,21 @@ def report(status: Status) -> StatusReport:
         conclusions=conclusions(status),
         wait_p50_s=quantile(waits, 0.5),
         wait_p95_s=quantile(waits, 0.95),
+        waits_s=waits_of(status),
         load_bytes_per_s=measured and measured[0],
     )
+
+
+def waits_of(status: Status) -> dict[str, Waits]:
+    """The waits of each component and family that was granted since the daemon's start."""
+    found: dict[str, Waits] = {}
+    if status.counts is None:
+        return found
+    for name, tally in status.counts.of.items():
+        if name and any(tally.waits):
+            times = Histogram(status.counts.wait_s.bounds, tally.waits)
+            found[name] = Waits(quantile(times, 0.5) or 0.0, quantile(times, 0.95) or 0.0)
+    return found
 
 
 def quantile(times: Histogram, share: float) -> float | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import Json, console, facts, print_json
-from swapd.cli.conclusions import StatusReport, report
+from swapd.cli.conclusions import StatusReport, Waits, report
 from swapd.cli.target import OWN_LABEL, ChosenDaemon
 from swapd.shared.protocol import NAMES_SHOWN, ComponentStatus, Status, part_name
 from swapd.shared.text import counted, plain
@@ -95,6 +95,8 @@ def fold(components: Iterable[ComponentStatus]) -> Iterator[Family]:
 _BAR_CELLS = 24
 #: With fewer columns the table folds its cells, and leaves out its swap counts.
 _WIDE = 100
+#: And with fewer than these the waits of each component.
+_WIDEST = 120
 #: Columns at any width, and their widths at 80 columns.
 _COLUMNS = {"component": 16, "size": 9, "state": 9, "policy": 12, "leases": 18, "last use": 9}
 
@@ -127,10 +129,14 @@ def status(daemon: ChosenDaemon, json: Json = False, parts: Parts = False) -> No
     if json:
         print_json(report(reply))
     else:
-        console.print(page(reply, wide=console.width >= _WIDE, parts=parts))
+        width = console.width
+        console.print(page(reply, wide=width >= _WIDE, waits=width >= _WIDEST, parts=parts))
 
 
-def page(reply: Status, *, wide: bool = True, parts: bool = False) -> RenderableType:
+def page(
+    reply: Status, *, wide: bool = True, waits: bool = False, parts: bool = False
+) -> RenderableType:
+    told = report(reply)
     head = Text.assemble(
         ("swapd ", "bold"),
         (reply.version, "bold"),
@@ -139,13 +145,14 @@ def page(reply: Status, *, wide: bool = True, parts: bool = False) -> Renderable
     )
     if reply.components:
         rows = map(single, reply.components) if parts else fold(reply.components)
-        components: RenderableType = _components(rows, wide)
+        components: RenderableType = _components(rows, wide, told.waits_s if waits else None)
     else:
         components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
-    return Group(head, "", components, "", _summary(report(reply)))
+    return Group(head, "", components, "", _summary(told))
 
 
-def _components(rows: Iterable[Family], wide: bool) -> Table:
+def _components(rows: Iterable[Family], wide: bool, waits: dict[str, Waits] | None) -> Table:
+    """`waits`: those of each row; None: they are not shown."""
     gap = (0, 2 if wide else 1, 0, 0)
     table = Table(box=None, padding=gap, pad_edge=False, header_style="bold")
     for heading, narrow in _COLUMNS.items():
@@ -156,14 +163,15 @@ def _components(rows: Iterable[Family], wide: bool) -> Table:
             max_width=None if wide else narrow,
             overflow="fold",
         )
-    for heading in ("in/out", "wasted", "hits", "swap-in") if wide else ():
+    more = ("in/out", "wasted", "hits", "swap-in") if wide else ()
+    for heading in (*more, *(("waits p50, p95",) if waits is not None else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*islice(_cells(row), len(table.columns)))
+        table.add_row(*islice(_cells(row, waits or {}), len(table.columns)))
     return table
 
 
-def _cells(row: Family) -> Iterator[str | Text]:
+def _cells(row: Family, waits: dict[str, Waits]) -> Iterator[str | Text]:
     first = row.parts[0]
     yield Text(plain(row.name))
     yield row.amount
@@ -175,6 +183,8 @@ def _cells(row: Family) -> Iterator[str | Text]:
     yield str(row.wasted)
     yield str(sum(c.hits for c in row.parts))
     yield "" if row.streamed or first.swap_in_s is None else seconds(first.swap_in_s)
+    waited = waits.get(row.name)
+    yield f"{seconds(waited.p50_s)}, {seconds(waited.p95_s)}" if waited else ""
 
 
 def _state(row: Family) -> Text:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from swapd.core import deadlock, eviction, explain, following, leases, requests, sharing, transfers
 from swapd.core.actions import Grant, Waiting
 from swapd.core.eviction import Refusal
-from swapd.core.ledger import Ledger, observe
+from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, Key, State, Waiter, is_workspace, workspace_name
 from swapd.shared.protocol import (
@@ -280,7 +280,7 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
     placements = leases.lend(ledger, w)
     names = () if w.asked == w.names else w.names
     waited_s = ledger.now - w.arrived
-    observe(ledger.counts.wait_s, waited_s)
+    ledger.count_wait(w.asked, waited_s)
     ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names, w.spent, w.overtaken))
     for c in ledger.named(w.names) if ledger.superseded else ():
         if c.superseded and c.waiting:

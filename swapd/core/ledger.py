@@ -228,7 +228,7 @@ class Ledger:
     def know(self, name: str) -> Tally:
         """The tally of a component or family from now on: one of its own if there is room."""
         if len(self.counts.of) <= NAMES_MAX:
-            return self.counts.of.setdefault(name, Tally())
+            return self.counts.of.setdefault(name, _tally())
         return self.counts.of.get(name) or self.counts.of[OTHERS]
 
     def forget(self, name: str) -> None:
@@ -248,6 +248,14 @@ class Ledger:
         others.skips += tally.skips
         for code, count in tally.refusals.items():
             others.refusals[code] = others.refusals.get(code, 0) + count
+        for place, count in enumerate(tally.waits):
+            others.waits[place] += count
+
+    def count_wait(self, names: Iterable[str], waited_s: float) -> None:
+        """An acquire of these was granted."""
+        place = observe(self.counts.wait_s, waited_s)
+        for name in names:
+            self.tally(name).waits[place] += 1
 
     def count_hits(self, c: Component, uses: int) -> None:
         c.hits = min(c.hits + uses, HITS_MAX)
@@ -380,19 +388,26 @@ def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Com
             del known[name]
 
 
-def observe(histogram: Histogram, seconds: float) -> None:
-    histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+def observe(histogram: Histogram, seconds: float) -> int:
+    """Count it; return in which class."""
+    place = bisect_left(histogram.bounds, seconds)
+    histogram.counts[place] += 1
     histogram.sum += seconds
+    return place
 
 
 def _new_counts() -> Counts:
     return Counts(
-        of={OTHERS: Tally()},
+        of={OTHERS: _tally()},
         wait_s=_histogram(SHORT_S),
         copy_in_s=_histogram(SHORT_S),
         copy_out_s=_histogram(SHORT_S),
         hold_s=_histogram(LONG_S),
     )
+
+
+def _tally() -> Tally:
+    return Tally(waits=[0] * (len(SHORT_S) + 1))
 
 
 def _histogram(bounds: tuple[float, ...]) -> Histogram:

@@ -533,7 +533,8 @@ class CopyStatus(msgspec.Struct, frozen=True):
 class Tally(msgspec.Struct, omit_defaults=True):
     """Counts of one component, or of a family. `wasted`: those of its loads at most WASTED_S after
     it had left for others; `skips`: acquires with a timeout of 0 that did not get it; `refusals` by
-    code, once for each request that named it."""
+    code, once for each request that named it; `waits`: grants of acquires that named it, in the
+    classes of `Counts.wait_s`."""
 
     loads: int = 0
     wasted: int = 0
@@ -541,6 +542,7 @@ class Tally(msgspec.Struct, omit_defaults=True):
     hits: int = 0
     skips: int = 0
     refusals: dict[str, int] = {}
+    waits: list[int] = []
 
 
 class Histogram(msgspec.Struct):

@@ -232,6 +232,8 @@ def test_a_daemon_that_thrashes_says_so_and_names_the_budget(daemon: Running) ->
     assert "each use is a swap" in shown
     assert "a --budget of 20MiB ($SWAPD_BUDGET) would end it" in shown
     assert re.search(r"^times  +acquires wait p50 .*s, p95 .*s; loads at .*B/s", shown, re.M)
+    assert re.search(r"^component .* waits p50, p95$", shown, re.M)
+    assert re.search(r"^encoder .* [\d.]+ m?s, [\d.]+ m?s$", shown, re.M)
     found = json.loads(swapd("status", "-e", daemon.folder, "--json").stdout)
     (one,) = found["conclusions"]
     assert one["text"] in shown
@@ -240,6 +242,8 @@ def test_a_daemon_that_thrashes_says_so_and_names_the_budget(daemon: Running) ->
     assert found["load_bytes_per_s"] > 0
     assert [c["wasted"] for c in found["components"]] == [4, 4]
     assert found["counts"]["of"]["encoder"]["wasted"] == 4
+    assert found["waits_s"].keys() == {"encoder", "decoder"}
+    assert all(0 < each["p50_s"] <= each["p95_s"] for each in found["waits_s"].values())
 
 
 def test_an_output_in_ascii_loses_no_word_of_it(daemon: Running) -> None:

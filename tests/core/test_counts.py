@@ -86,7 +86,35 @@ def test_an_acquire_that_only_tried_is_a_skip_and_no_refusal() -> None:
 def test_an_unknown_name_is_counted_among_the_others() -> None:
     w = World(10)
     w.acquire(w.open(), "nobody's")
-    assert w.ledger.counts.of == {OTHERS: protocol.Tally(refusals={"unknown_component": 1})}
+    assert w.ledger.counts.of.keys() == {OTHERS}
+    assert w.ledger.counts.of[OTHERS].refusals == {"unknown_component": 1}
+
+
+def test_waits_are_counted_by_what_was_asked_for_and_stay_when_it_is_gone() -> None:
+    w = World(10)
+    s = w.open()
+    for part in ("m/0", "m/1"):
+        w.register(s, part, 2, part_of="m")
+    w.register(s, "a", 8)
+    of, all_waits = w.ledger.counts.of, w.ledger.counts.wait_s.counts
+    family = w.use(s, "m")
+    later = w.acquire(s, "a", agent=1)
+    w.sleep(0.3)
+    w.release(family)
+    w.settle()
+    assert sum(of["m"].waits) == 1, "one acquire, whatever its parts"
+    assert of["a"].waits == counted_once(0.3)
+    w.release(later)
+    w.unregister(s, "a")
+    assert "a" not in of
+    assert [a + b for a, b in zip(of["m"].waits, of[OTHERS].waits, strict=True)] == all_waits
+
+
+def counted_once(seconds: float) -> list[int]:
+    """The counts of one time."""
+    histogram = Ledger(1, 1, Rules()).counts.wait_s
+    observe(histogram, seconds)
+    return histogram.counts
 
 
 def test_parts_count_as_their_family_and_what_is_gone_as_others() -> None:

@@ -71,6 +71,8 @@ class Row(NamedTuple):
     idle_s: float | None
     moves: str
     wasted: int
+    #: So long 95 of 100 acquires waited, seconds; None: it was not granted yet.
+    waits_s: float | None
 
 
 @dataclass
@@ -122,10 +124,14 @@ def all_rows(view: Snapshot, now: float) -> list[Row]:
     time."""
     since_s = now - view.at
     chunk = view.status.chunk_bytes
-    return [_row(family, since_s, chunk) for family in fold(view.status.components)]
+    waits = {name: each.p95_s for name, each in view.status.waits_s.items()}
+    return [
+        _row(family, since_s, chunk, waits.get(family.name))
+        for family in fold(view.status.components)
+    ]
 
 
-def _row(family: Family, since_s: float, chunk: int) -> Row:
+def _row(family: Family, since_s: float, chunk: int, waits_s: float | None) -> Row:
     first, parts = family.parts[0], family.parts
     holders = tuple(dict.fromkeys(who.rpartition(" (session ")[0] or who for who in family.holders))
     idle_s = None if family.idle_s is None else family.idle_s + since_s
@@ -139,6 +145,7 @@ def _row(family: Family, since_s: float, chunk: int) -> Row:
         idle_s=0.0 if holders else idle_s,
         moves=family.moves,
         wasted=family.wasted,
+        waits_s=waits_s,
     )
 
 
@@ -165,6 +172,9 @@ _COLUMNS = (
     _Column("last use", 8, 44, True, lambda row: _last_use(row)),
     _Column("in/out", 9, 100, True, lambda row: row.moves),
     _Column("wasted", 6, 100, True, lambda row: str(row.wasted)),
+    _Column(
+        "wait p95", 8, 110, True, lambda row: "" if row.waits_s is None else seconds(row.waits_s)
+    ),
 )
 
 
