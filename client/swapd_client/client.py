@@ -130,6 +130,8 @@ class Client:
         #: Held by the thread that joins the next daemon; and whether none does so any more.
         self.joining = threading.Lock()
         self.stays = False
+        #: The thread that closes it in place of a signal handler.
+        self._closer: threading.Thread | None = None
 
     @property
     def session(self) -> Session:
@@ -683,7 +685,19 @@ class Client:
         for the work under released leases. When it returns, the daemon knows that this process can
         no longer write to its memory. If the GPU has no room for private copies, a warning names
         the components whose tensors are lost.
+
+        A signal handler may call it. If that interrupts a call of this client at a place where
+        others must wait for that call, a thread closes it, and this returns at once.
         """
+        if not self.session.forked and self.leasing.is_interrupted():
+            self._closer = threading.Thread(target=self._close_here, kwargs={"keep": keep})
+            self._closer.start()
+            return
+        self._close_here(keep=keep)
+        if self._closer is not None and self._closer.is_alive() and not self.leasing.is_waiting():
+            self._closer.join()
+
+    def _close_here(self, *, keep: bool) -> None:
         rejoining.stay(self)
         _close(self.leasing, keep=keep)
         restore_models(self)

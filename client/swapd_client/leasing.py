@@ -36,6 +36,7 @@ from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
 from swapd_client.leases.covered import covered
 from swapd_client.leases.leases import offer, settle
+from swapd_client.memory import ranges
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
 from swapd_client.tracing import Trace, Tracing
@@ -73,7 +74,14 @@ class Leasing:
         channel = self._own.channel
         if channel is None:
             channel = self._own.channel = self.session.channels or Channel(self.factory)
+        elif channel.is_in_use:
+            channel = Channel(self.factory)
         return channel
+
+    def is_waiting(self) -> bool:
+        """Whether the caller is a signal handler, and the call that it interrupts uses the channel
+        of this thread."""
+        return self._own.channel is not None and self._own.channel.is_in_use
 
     def call(
         self, request: protocol.AnyRequest, timeout_s: float | None = None
@@ -419,6 +427,12 @@ class Leasing:
         """In the lifeline's thread: no sweep comes any more."""
         if isinstance(error, DaemonGone):
             self.keep_no_more()
+
+    def is_interrupted(self) -> bool:
+        """Whether the caller is a signal handler, and the call that it interrupts has a lock."""
+        places = [part.where for part in list(self.session.components.values())]
+        locks = [self.cache.lock, ranges.moving, *self.session.locks, *(at.lock for at in places)]
+        return any(lock._is_owned() for lock in locks)
 
     def in_use(self) -> bool:
         """As `Leases.in_use`, beside the leases that the cache keeps."""

@@ -207,8 +207,8 @@ def unregister(leasing: Leasing, name: str) -> None:
     """Unregister a component, after the work under released leases is done."""
     session = leasing.session
     leasing.flush_kept()
-    part = session.registry.own(name)
     session.check()
+    part = session.registry.own(name)
     session.leases.drain()
 
     def leave() -> None:
@@ -252,6 +252,7 @@ def take_back_mutable(leasing: Leasing) -> None:
             leasing.end_now(record)
     session.leases.drain()
     for part in mutable:
-        # in use by another session, no room, or not savable: its bytes stay where they are
-        with suppress(InUse, OutOfMemory, DeviceFailed):
+        # in use by another session, no room, or not savable: its bytes stay where they are; or
+        # another close has just unregistered it
+        with suppress(InUse, OutOfMemory, DeviceFailed, UnknownComponent):
             unregister(leasing, part.name)

@@ -56,7 +56,7 @@ class Cache:
         self.naps_s = inf
         self.ring = ring
         #: Never taken by a use of a kept lease. Re-entrant: a signal handler may acquire.
-        self._lock = threading.RLock()
+        self.lock: Any = threading.RLock()
 
     def used(self, thread: int) -> tuple[int, ...]:
         """The leases that a thread has in use."""
@@ -72,7 +72,7 @@ class Cache:
 
     def free(self) -> None:
         """Leases whose holders are gone are kept again."""
-        with self._lock:
+        with self.lock:
             for key, ref in self.holders.copy().items():
                 # a release takes its lease out before it dies
                 if ref() is not None or self.holders.get(key) is not ref:
@@ -108,7 +108,7 @@ class Cache:
             return
         claim = _Claim()
         ref = weakref.ref(claim)
-        with self._lock:
+        with self.lock:
             self.free()
             for key, record in sorted(self.records.copy().items(), key=_since):
                 try:

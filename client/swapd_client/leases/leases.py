@@ -101,7 +101,7 @@ class Leases:
         try:
             for place in record.granted.placements:
                 self._parts[place.name].where.show(place.generation, place.runs)
-        except SessionEnded:
+        except (SessionEnded, KeyError):
             self._life.check()  # raise the reason for the session's end instead
             raise
 
@@ -112,11 +112,11 @@ class Leases:
         whole acquire. Raises also: Timeout, or if `Arrivals.give_up` was called.
         """
         granted = record.granted
-        placed = [(self._parts[place.name], place) for place in granted.placements]
         arrival = self._arrivals.of(record, timeout_s)
         try:
+            placed = [(self._parts[place.name], place) for place in granted.placements]
             self._processor.bring_in(placed, arrival)
-        except SessionEnded:
+        except (SessionEnded, KeyError):
             self._life.check()
             raise
         if arrival.waited_s:
@@ -228,11 +228,14 @@ class Leases:
                 if (part := self._parts.get(place.name)) is None:
                     continue
                 hidden = False
-                if self._strict and part.holders == {record.id} and self._life.error is None:
+                part.holders.discard(record.id)
+                if self._strict and not part.holders and self._life.error is None:
                     hide = part.where.revoke if place.transient else part.where.hide
                     hidden = self._processor.attempt(hide, place.generation)
+                    if part.holders:  # a signal handler has acquired it meanwhile
+                        part.where.show(place.generation, place.runs)
+                        hidden = False
                 record.is_unmapped &= hidden and place.transient
-                part.holders.discard(record.id)
             self._book.over(record)
         return not record.told
 

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
@@ -91,7 +92,8 @@ class Range:
         span = vm.round_up(max(nbytes, 1), chunk_bytes)
         self._files = files
         self._writable = writable
-        self._lock = threading.Lock()
+        #: Re-entrant: a signal handler may acquire.
+        self.lock: Any = threading.RLock()
         self.nbytes = nbytes
         #: Stable from now until the end of the process.
         self.address: int = _reserve(span) if before is None else before.address
@@ -112,7 +114,9 @@ class Range:
         self._can_shelve = True
         #: The chunks whose pages are at the range or on the shelf.
         self._runs: Runs = ()
+        #: Whether all bytes can be touched; and whether none can. In between it is neither.
         self._shown = False
+        self._hidden = True
         self._private = False
         self._over = False
         self._process = os.getpid()
@@ -135,7 +139,7 @@ class Range:
 
     @property
     def on_chunks(self) -> bool:
-        return self._shown and not self._private
+        return not (self._hidden or self._private)
 
     def is_shown(self, generation: int) -> bool:
         return self._shown and generation == self.generation
@@ -143,16 +147,16 @@ class Range:
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range. Raises: LimitReached; then any access
         faults."""
-        with self._lock:
+        with self.lock:
             if self._shown and generation == self.generation:
                 return
-            self.generation = generation
+            self.generation, self._shown = generation, False
             self._latest = runs
             self._has_before = False
             try:
                 self._put(runs)
             except BaseException as exc:  # perhaps after some of the runs
-                self._shown, self._runs = False, ()
+                self._runs = ()
                 vm.revoke(self.address, self._span)
                 if isinstance(exc, OSError):
                     raise _refused(self.nbytes, exc) from exc
@@ -160,22 +164,26 @@ class Range:
 
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on. With `generation`, only if the range shows none newer."""
-        with self._lock:
-            if self._private or not self._shown:
+        with self.lock:
+            if self._private or self._hidden:
                 return
             if generation is not None and generation < self.generation:
                 return
-            if not self._shelve():
+            # first: a signal handler that acquires finds that it must map all of it
+            runs, self._runs, self._shown = self._runs, (), False
+            if self._shelve(runs) and not self._runs:
+                self._runs = runs
+            else:  # or a signal handler has acquired, and the shelf has some of its pages
                 vm.revoke(self.address, self._span)
                 self._runs = ()
-            self._shown = False  # last: after an interrupt all of it is done again
+            self._shown, self._hidden = False, True  # last: an interrupted one is done again
 
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`: shelved pages do not keep the daemon from lending the chunks. Without
         `generation`, for good: no page is shelved."""
         self.hide(generation)
         if generation is None and not self._private:
-            with self._lock:
+            with self.lock:
                 self._can_shelve, self._runs = False, ()
                 vm.revoke(self.address, self._span)
                 self._free_shelf()
@@ -185,7 +193,7 @@ class Range:
 
     def saved(self, generation: int) -> None:
         """The host copy has the latest bytes; the daemon may lend the chunks of `generation`."""
-        with self._lock:
+        with self.lock:
             if generation == self.generation:
                 self._latest = None
 
@@ -207,7 +215,7 @@ class Range:
         has no effect. The range is freed if no tensor or view of it is left. Raises: OSError if the
         system refuses the memory; then any access faults.
         """
-        with self._lock:
+        with self.lock:
             if not self._private:
                 try:
                     self._move_home(master, keep_shown=keep_shown)
@@ -233,13 +241,13 @@ class Range:
             vm.revoke(self.address + nbytes, self._span - nbytes)
 
     def give_up_private(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._has_before:
                 self._has_before = False
                 vm.revoke(self.address, self._span)
 
     def stay_private(self) -> bool:
-        with self._lock:
+        with self.lock:
             if not (self._has_before or self._private):
                 return False
             self._be_private()
@@ -280,10 +288,12 @@ class Range:
 
     def _free_if_unused(self) -> bool:
         """Whether the question is settled. Takes no lock that this thread may hold."""
-        if self._lock.locked():
+        if os.getpid() != self._process:  # a child does not have the mapping
+            return True
+        if self.lock._is_owned():
             return False
-        with self._lock:  # of private memory: no thread waits for anything while it holds it
-            if self._over or os.getpid() != self._process:  # a child does not have the mapping
+        with self.lock:  # of private memory: no thread waits for anything while it holds it
+            if self._over:
                 return True
             if self._uses:
                 return False
@@ -296,7 +306,10 @@ class Range:
 
     def _put(self, runs: Runs) -> None:
         """Have the pages of `runs` at the range: already there, from the shelf, or mapped anew."""
-        if self._runs != runs or not (self._shown or self._unshelve()):
+        # first: a signal handler that acquires, or the next call, maps all of it anew
+        before, self._runs = self._runs, ()
+        shelved, self._hidden = self._hidden, False
+        if before != runs or (shelved and not self._unshelve(runs)):
             for at, first, n in self._pieces(runs):
                 number, place = divmod(first, self._files.chunks_per_file)
                 vm.map_shared(
@@ -306,8 +319,7 @@ class Range:
                     writable=self._writable,
                     at=self.address + at,
                 )
-        self._runs = runs
-        self._shown = True
+        self._runs, self._shown = runs, True
 
     def _copy_in_place(self) -> None:
         nbytes = vm.round_up(self.nbytes)
@@ -316,11 +328,11 @@ class Range:
         vm.copy(self._shelf, self.address, self.nbytes)
         vm.move_pages(self._shelf, self.address, nbytes)
 
-    def _shelve(self) -> bool:
+    def _shelve(self, runs: Runs) -> bool:
         if not self._can_shelve:
             return False
         try:
-            for at, _, n in self._pieces(self._runs):
+            for at, _, n in self._pieces(runs):
                 vm.move_pages(self.address + at, self._shelf + at, n)
         except OSError as exc:  # unmap, and fault again later
             self._can_shelve = exc.errno != errno.EINVAL  # an old kernel
@@ -328,10 +340,10 @@ class Range:
         vm.protect_none(self.address, self._span)
         return True
 
-    def _unshelve(self) -> bool:
+    def _unshelve(self, runs: Runs) -> bool:
         if not self._can_shelve:
             return False
-        for at, _, n in self._pieces(self._runs):
+        for at, _, n in self._pieces(runs):
             vm.move_pages(self._shelf + at, self.address + at, n)
         return True
 

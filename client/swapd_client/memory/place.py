@@ -2,7 +2,7 @@
 
 import atexit
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Runs
@@ -12,6 +12,8 @@ from swapd_client.memory.layout import Spans
 class Place(Protocol):
     """See `mapping.Range` on the host, and `gpu.GpuRange` on a GPU."""
 
+    #: Held while its memory changes: an RLock.
+    lock: Any
     #: Whether the CPU can touch the bytes.
     addressable: bool
     nbytes: int

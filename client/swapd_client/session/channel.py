@@ -70,7 +70,7 @@ class Line:
     Use or closing of a ZeroMQ socket by two threads at once ends the process.
     """
 
-    __slots__ = ("_closing", "_lock", "_users", "socket", "unheard")
+    __slots__ = ("_closing", "_lock", "socket", "unheard", "users")
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
@@ -78,19 +78,19 @@ class Line:
         self.unheard: list[AnyRequest] = []
         self._lock = threading.RLock()
         #: More than one if a signal handler interrupts a call.
-        self._users = 0
+        self.users = 0
         #: Whether the last user closes it.
         self._closing = False
 
     def run(self, use: "Callable[[zmq.Socket[bytes]], T]") -> T:
         """Return `use(socket)`. An interrupt at any instruction leaves it free for others."""
         with self._lock:
-            self._users += 1
+            self.users += 1
             try:
                 return use(self.socket)
             finally:
-                self._users -= 1
-                if self._closing and not self._users:
+                self.users -= 1
+                if self._closing and not self.users:
                     self.socket.close(linger=0)
 
     def close(self) -> bool:
@@ -100,7 +100,7 @@ class Line:
         closes it.
         """
         with self._lock:
-            if self._users:
+            if self.users:
                 self._closing = True
                 return False
             self.socket.close(linger=0)
@@ -191,6 +191,11 @@ class Channel:
         self._line.run(self._register)
         #: Requests not collected yet, with the reply once it has come.
         self._asked: dict[int, AnyReply | None] = {}
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a call that a signal handler interrupts uses it: another would take its answer."""
+        return self._line.users > 0
 
     def _register(self, socket: "zmq.Socket[bytes]") -> None:
         self._session.check()

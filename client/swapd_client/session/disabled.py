@@ -7,6 +7,7 @@ awaits a registration takes the name for that of another process, and has it.
 """
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ class _OnGpu(Place):
     shown = True
     generation = 0
     when_left = None
+    lock: Any = threading.RLock()
 
     def __init__(self, nbytes: int, buffer: Any) -> None:
         self.nbytes, self.address, self._buffer = nbytes, buffer.data_ptr(), buffer
@@ -224,6 +226,8 @@ def _unknown(names: Iterable[str], known: set[str]) -> tuple[protocol.Code, str]
 
 
 class _Channels(ChannelFactory, Channel):
+    is_in_use = False
+
     def __init__(self, session: Disabled) -> None:
         self.session: Disabled = session
         self._asked = {}

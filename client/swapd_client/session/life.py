@@ -128,8 +128,8 @@ class _Coming(Generic[K]):
     def __init__(self) -> None:
         self._fds: dict[K, OwnedFd] = {}
         # `with` takes this one: `Condition.__enter__` is Python, which an interrupt leaves locked
-        self._lock = threading.RLock()
-        self._came = threading.Condition(self._lock)
+        self.lock = threading.RLock()
+        self._came = threading.Condition(self.lock)
         self._ended = False
 
     def _await(self, key: K, timeout_s: float) -> bool:
@@ -139,7 +139,7 @@ class _Coming(Generic[K]):
 
     def end(self) -> None:
         """No more will come: end every wait."""
-        with self._lock:
+        with self.lock:
             self._ended = True
             self._came.notify_all()
 
@@ -162,7 +162,7 @@ class Files(_Coming[tuple[int, bool]]):
 
     def add(self, message: Message, fds: Sequence[OwnedFd]) -> None:
         """Take over the descriptors that came with `message`."""
-        with self._lock:
+        with self.lock:
             for number, fd in zip(message.numbers, fds, strict=True):
                 if self._fds.setdefault((number, message.writable), fd) is not fd:
                     fd.close()
@@ -170,12 +170,12 @@ class Files(_Coming[tuple[int, bool]]):
 
     def get(self, number: int, *, writable: bool) -> OwnedFd:
         """The descriptor, still owned here. Blocks until it has come. Raises: DaemonGone."""
-        with self._lock:
+        with self.lock:
             return self._fds[self._arrived(number, writable)]
 
     def take(self, number: int, *, writable: bool) -> OwnedFd:
         """The descriptor, which the caller then owns. Blocks and raises as `get`."""
-        with self._lock:
+        with self.lock:
             return self._fds.pop(self._arrived(number, writable))
 
     def give(self, number: int, fd: OwnedFd, *, writable: bool) -> None:
@@ -184,14 +184,14 @@ class Files(_Coming[tuple[int, bool]]):
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Close these if they have come: the daemon sends them again when they are needed."""
-        with self._lock:
+        with self.lock:
             for key in [(n, writable) for n in numbers for writable in (False, True)]:
                 if fd := self._fds.pop(key, None):
                     fd.close()
 
     def drop_all(self, but: Collection[int]) -> None:
         """Close all that have come but these."""
-        with self._lock:
+        with self.lock:
             self.drop({number for number, _ in self._fds}.difference(but))
 
     def _arrived(self, number: int, writable: bool) -> tuple[int, bool]:
@@ -215,7 +215,7 @@ class Masters(_Coming[int]):
         self._unwanted: set[int] = set()
 
     def add(self, master: Master, fd: OwnedFd) -> None:
-        with self._lock:
+        with self.lock:
             if master.request in self._unwanted:
                 self._unwanted.discard(master.request)
                 fd.close()
@@ -225,7 +225,7 @@ class Masters(_Coming[int]):
 
     def take(self, request: int) -> tuple[Master, OwnedFd]:
         """Wait for a host copy; the caller then owns its descriptor. Raises: SessionEnded."""
-        with self._lock:
+        with self.lock:
             if self._await(request, MASTER_S) and not self._ended:
                 return self._said.pop(request), self._fds.pop(request)
         self._life.check()
@@ -236,7 +236,7 @@ class Masters(_Coming[int]):
 
     def forget(self, request: int) -> None:
         """Close a host copy that is not needed, now or when it comes."""
-        with self._lock:
+        with self.lock:
             if fd := self._fds.pop(request, None):
                 self._said.pop(request, None)
                 fd.close()

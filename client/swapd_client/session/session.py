@@ -131,6 +131,11 @@ class Session:
         return self.life.forked
 
     @property
+    def locks(self) -> tuple[Any, ...]:
+        """Those that its threads take, beside those of its components: each is an RLock."""
+        return self.life.lock, self._files.lock, self._masters.lock
+
+    @property
     def error(self) -> SwapdError | None:
         return self.life.error
 

@@ -7,6 +7,7 @@ torch, no waiting for the GPU's work.
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from swapd.device.base import numbers
 from swapd.device.driver import Access
@@ -45,7 +46,7 @@ class GpuRange:
         self._card = card
         self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
         self._writable = writable
-        self._lock = threading.Lock()
+        self.lock: Any = threading.RLock()
         self.nbytes = nbytes
         #: Stable until the end of the process.
         with card.using() as driver:
@@ -105,7 +106,7 @@ class GpuRange:
         handles = self._card.imports(chunks, writable=self._writable)
         if self._pieces:
             self._card.settle()
-        with self._lock:
+        with self.lock:
             if not self.is_shown(generation):
                 self._drop_private()
                 if generation != self.generation:
@@ -123,7 +124,7 @@ class GpuRange:
         No-op if they are no longer mapped: waits for the other chunks then raise the reason.
         Raises: DeviceFailed.
         """
-        with self._lock:
+        with self.lock:
             if generation == self.generation and self._mapped and not self._private:
                 self._allow(chunks, writable=self._writable)
 
@@ -139,7 +140,7 @@ class GpuRange:
         self._withdraw(self._unmap, generation)
 
     def _withdraw(self, withdraw: Callable[[], None], generation: int | None) -> None:
-        with self._lock:
+        with self.lock:
             newer = generation is not None and generation < self.generation
             if not (self._private or newer):
                 with _unless_lost(self._card):
@@ -161,7 +162,7 @@ class GpuRange:
         self._card.has_private |= self.nbytes > 0
 
     def drop(self, numbers: Iterable[int]) -> None:
-        with self._lock:
+        with self.lock:
             gone = set(numbers)
             if not self._private and not gone.isdisjoint(self._mapped):
                 self._unmap()
@@ -170,17 +171,17 @@ class GpuRange:
 
     def saved(self, generation: int) -> None:
         """The host copy has the latest bytes now; others may use the chunks of `generation`."""
-        with self._lock:
+        with self.lock:
             if generation == self.generation:
                 self._latest = None
 
     def set_memory_aside(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._own is None and self.nbytes:
                 self._own = self._card.allocate(self.nbytes)
 
     def give_memory_back(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._own is not None:
                 handle, _ = self._own
                 self._own = None
@@ -194,7 +195,7 @@ class GpuRange:
         later bytes, the range keeps the chunks, which the daemon must have given up. Raises:
         OutOfMemory, DeviceFailed; then nothing is mapped.
         """
-        with self._lock:
+        with self.lock:
             if self._private:
                 return
             if self._pieces:
@@ -220,7 +221,7 @@ class GpuRange:
         """
         if self._pieces:
             self._card.settle()
-        with self._lock:
+        with self.lock:
             self._drop_private()
         self._say_left()
 
@@ -228,7 +229,7 @@ class GpuRange:
         """After a failed registration: keep the memory taken over, if there was any. False if
         chunks have taken its place.
         """
-        with self._lock:
+        with self.lock:
             if self._pieces:
                 self._shown = self._private = True
             self._card.has_private |= self.nbytes > 0
@@ -256,7 +257,7 @@ class GpuRange:
 
         A thread waits for the last bytes, so this looks up nothing.
         """
-        with self._lock:
+        with self.lock:
             if generation != self.generation or not self._mapped or self._pieces:
                 return False
             self._show_mapped()
