@@ -1,4 +1,4 @@
-"""A signal handler may acquire, ask, release and close at any place of a call that it interrupts."""
+"""A signal handler may acquire, ask and close at any place of the call that it interrupts."""
 
 import select
 import signal
@@ -111,10 +111,11 @@ def test_it_may_close_a_client_that_acquires_or_closes(daemon: Spawned, does: st
         for _ in range(3):
             hold(client, tensors)
             client.acquire("clean").release()
-        call = client.close
-        if does == "acquires":  # what is closed is not read: a thread may close it
-            call = lambda: client.acquire(*tensors).release()  # noqa: E731
-        return client, tensors, call
+
+        def acquire() -> None:  # and read nothing: a thread may close it meanwhile
+            client.acquire(*tensors).release()
+
+        return client, tensors, client.close if does == "closes" else acquire
 
     with interrupts():
         found = chosen(made()[2])

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 
 from swapd_client.errors import NotWhileAttached
+from swapd_client.leases.covered import to_its_end
 from swapd_client.memory.movable import leaves
 from swapd_client.memory.part import Part
 from swapd_client.memory.tensors import PlacedTensors
@@ -160,23 +161,32 @@ Covered = tuple[torch.Tensor, str, ComponentWeights]
 
 
 class _Edited:
-    def __init__(self, covered: Covered, copies: Copies, written: torch.Tensor | None) -> None:
-        """`written`: its value from an earlier edit of this thread, not applied yet."""
+    def __init__(self, covered: Covered) -> None:
         self.tensor, self._name, self.weights = covered
         self._there = self.tensor.data
+        #: The value at the end of the block.
+        self._value: torch.Tensor | None = None
+
+    def begin(self, copies: Copies, written: torch.Tensor | None) -> None:
+        """`written`: its value from an earlier edit of this thread, not applied yet."""
         copy = copies.of(self.tensor).to(self.tensor.device) if written is None else written
-        self._put(copy)
         #: The copy's address; 0 if the copy may already differ from the weights.
         self._memory = copy.data_ptr() if written is None else 0
+        self._put(copy)
 
     def _put(self, data: torch.Tensor) -> None:
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
             self.tensor.data = data
 
     def end(self, unchanged: CopiesByOwner) -> torch.Tensor | None:
-        """Put the tensor back; return its value if it changed. Raises: NotWhileAttached."""
-        value = self.tensor.data
+        """Put the tensor back; return its value if it changed. Raises: NotWhileAttached.
+
+        After an interrupt all of it may be done again.
+        """
+        value = self._value = self.tensor.data if self._value is None else self._value
         self._put(self._there)
+        if value.data_ptr() == self._there.data_ptr():
+            return None  # an interrupt came before it was over a copy
         if value.shape != self._there.shape or value.dtype != self._there.dtype:
             raise NotWhileAttached(
                 f"{self._name!r} became {tuple(value.shape)} of {value.dtype}, but in swapd, as "
@@ -246,24 +256,30 @@ def edited(covered: Iterable[Covered], weights: Sequence[ComponentWeights]) -> I
     with edits(weights):
         values = _thread.values
         assert values is not None
-        copies = CopiesByOwner()
+        copies, fresh = CopiesByOwner(), CopiesByOwner()
         staged: list[_Edited] = []
-        try:
-            for one in covered:
-                tensor, _, its = one
-                _, written = values.get(its, {}).get(id(tensor), (tensor, None))
-                staged.append(_Edited(one, copies[its], written))
-            yield
-        finally:
-            fresh = CopiesByOwner()
-            problems = []
-            for each in staged:
+        problems: list[NotWhileAttached] = []
+
+        def end() -> None:
+            while staged:
+                each = staged[-1]
                 try:
                     value = each.end(fresh)
                 except NotWhileAttached as exc:
                     problems.append(exc)
-                    continue
-                if value is not None:
-                    values.setdefault(each.weights, {})[id(each.tensor)] = each.tensor, value
+                else:
+                    if value is not None:
+                        values.setdefault(each.weights, {})[id(each.tensor)] = each.tensor, value
+                staged.pop()
+
+        try:
+            for one in covered:
+                tensor, _, its = one
+                _, written = values.get(its, {}).get(id(tensor), (tensor, None))
+                staged.append(_Edited(one))  # first: an interrupt may come when it is over a copy
+                staged[-1].begin(copies[its], written)
+            yield
+        finally:
+            to_its_end(end)
             if problems:
-                raise problems[0]
+                raise problems[-1]

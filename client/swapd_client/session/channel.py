@@ -194,7 +194,7 @@ class Channel:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call that a signal handler interrupts uses it: another would take its answer."""
+        """Whether a signal handler interrupts a call on it, whose answer another would take."""
         return self._line.users > 0
 
     def _register(self, socket: "zmq.Socket[bytes]") -> None:
