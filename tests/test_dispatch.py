@@ -2,6 +2,8 @@
 acquire hears of all moves made for it, and of no others."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -207,3 +209,35 @@ def test_nothing_is_left_of_who_gave_up_or_is_gone(dispatch: Dispatch) -> None:
     traces.note(CopyIn(1, "a", 9, 100, ((0, 1),)), 5, 2.0)
     assert not traces.open
     assert dispatch.account_of(1, 7) is None
+
+
+# --- the daemon's work, in tasks ---------------------------------------------------------
+
+
+async def test_an_error_of_work_ends_the_daemon_and_its_end_or_cancelling_does_not() -> None:
+    posted = Posted()
+    wrong = ValueError("wrong")
+
+    async def fail() -> None:
+        raise wrong
+
+    done = posted.inbox.start(asyncio.sleep(0))
+    never = posted.inbox.start(asyncio.Event().wait())  # type: ignore[arg-type]
+    await done
+    posted.inbox.stop()
+    await asyncio.wait([never])
+    assert never.cancelled()
+    posted.inbox.start(fail())
+    assert await posted.crashes.get() is wrong
+    assert posted.crashes.empty()
+
+
+async def test_nothing_is_kept_of_work_that_has_ended() -> None:
+    inbox = Posted().inbox
+    work = inbox.start(asyncio.sleep(0))
+    await work
+    await asyncio.sleep(0)  # its callbacks
+    gone = weakref.ref(work)
+    del work
+    gc.collect()
+    assert gone() is None
