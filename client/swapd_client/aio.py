@@ -35,6 +35,7 @@ from swapd_client.errors import DaemonGone, SwapdError
 from swapd_client.faults import explain_if
 from swapd_client.lease import AsyncLease
 from swapd_client.leases.book import Record
+from swapd_client.leases.covered import to_its_end
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.registration import end, unregister
@@ -317,8 +318,13 @@ async def _cancellable(call: Callable[[], T], undo: Callable[[T], object] = lamb
     """As `in_thread`; `cancelled` is set there once the task is cancelled."""
     event = threading.Event()
     token = cancelled.set(event)  # the thread has a copy of this context
+
+    def undone(made: T) -> None:
+        event.clear()  # else its first request would raise
+        undo(made)
+
     try:
-        return await in_thread(call, event.set, undo)
+        return await in_thread(call, event.set, undone)
     finally:
         cancelled.reset(token)
 
@@ -372,13 +378,13 @@ class AsyncLeasing:
         request = asked.request(record.id, agent=task, holds=leases.held_by(task))
         if trace is not None:
             request = trace.marked(request)
-        reply = await self.channel.call(request, asked.timeout_s)
-        if trace is not None:
-            trace.answered(reply)
-        grant = session.unwrap(reply)
-        assert isinstance(grant, protocol.Granted)
-        record.granted = grant
         try:
+            reply = await self.channel.call(request, asked.timeout_s)
+            if trace is not None:
+                trace.answered(reply)
+            grant = session.unwrap(reply)
+            assert isinstance(grant, protocol.Granted)
+            record.granted = grant
             leases.add(record)
             bring_in = partial(leases.bring_in, record, asked.timeout_s)
             show = partial(leases.show, record) if asked.early else bring_in
@@ -386,18 +392,20 @@ class AsyncLeasing:
                 await in_thread(show, partial(session.arrivals.give_up, record))
             else:
                 show()
+            return AsyncLease(session, record, self.end, self._loop)
         except BaseException:
             with suppress(SwapdError):
-                self.end(record)
+                to_its_end(partial(self.end, record))
             raise
-        return AsyncLease(session, record, self.end)
 
     def end(self, record: Record) -> None:
         """Tell the daemon that a lease ends, once its GPU work is done. Does not block."""
         leases = self.session.leases
-        if leases.ends_later(record, self._blocking.give_back):
+        if record.is_asked:  # perhaps it was granted, and an interrupt lost the answer
+            self.channel.send(protocol.Cancel(self.session.next_id(), record.id))
+        elif leases.ends_later(record, self._blocking.give_back):
             return
-        if leases.give_back(record):
+        elif leases.give_back(record):
             self.channel.send(leases.release_of(record))
 
     async def be_heard(self) -> None:

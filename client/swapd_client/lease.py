@@ -16,7 +16,7 @@ from swapd.shared.protocol import Granted, Placement
 from swapd_client.errors import DeviceFailed, SessionEnded, SwapdError, UnknownComponent
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import KEEP_S, LINGER_S, UNTOLD_S, Cache, Key
-from swapd_client.leases.covered import covered
+from swapd_client.leases.covered import covered, to_its_end
 from swapd_client.session.gpu.streams import empty_cache, handle_of
 from swapd_client.session.life import Told
 from swapd_client.session.session import Session
@@ -320,12 +320,14 @@ class AsyncLease(BaseLease):
         session: Session,
         record: Record,
         give_back: Callable[[Record], None],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`give_back(record)` ends the lease after the work under it."""
+        """`give_back(record)` ends the lease after the work under it; called in `loop`."""
         self._session = session
         self._record = record
         self._granted = record.granted
         self._give_back = give_back
+        self._loop = loop
         self.names = record.names
         self.held = True
 
@@ -343,9 +345,12 @@ class AsyncLease(BaseLease):
 
     def __del__(self) -> None:
         if self.held and self._session.error is None and not self._session.forked:
+            self._record.unmarked = True  # nobody has marked the work under it
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._give_back, self._record)
             warnings.warn(
-                f"{self!r} was never released, so its memory cannot be reused while this session "
-                "lasts: use it in a `with` block, or call release()",
+                f"{self!r} was never released, so it ends now that no object holds it: use it in "
+                "an `async with` block, or call release()",
                 ResourceWarning,
                 stacklevel=2,
             )
@@ -353,11 +358,16 @@ class AsyncLease(BaseLease):
     def release(self) -> None:
         """Give the components back. Raises as `Lease.release`."""
         if self.held:
-            self.held = False
-            problem = self._rest()
-            self._give_back(self._record)
-            if problem is not None:
-                raise problem
+            try:
+                to_its_end(self._end)
+            finally:
+                self.held = False
+
+    def _end(self) -> None:
+        problem = self._rest()
+        self._give_back(self._record)
+        if problem is not None:
+            raise problem
 
     async def __aenter__(self) -> "AsyncLease":
         return self
