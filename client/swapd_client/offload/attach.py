@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,6 +17,7 @@ from swapd.shared.text import counted
 from swapd.shared.units import size
 from swapd_client import dropped
 from swapd_client.errors import DuplicateName, InvalidArgument, InvalidSource, SwapdError, TooLarge
+from swapd_client.leases.covered import to_its_end
 from swapd_client.memory.movable import nbytes_of
 from swapd_client.offload import find, hooks, ownership, strategy, tools
 from swapd_client.offload.attach_barrier import without_calls
@@ -218,8 +220,9 @@ class _Attaching:
         hows, methods = self._how, self._methods
         if hows:
             again = bool(self._attachment.registered)
-            self._register(hows)
-            self._install(methods)
+            install = partial(self._install, methods)
+            self._register(hows)  # no interrupt comes before the next line
+            to_its_end(install)  # weights without their hooks would be read without a lease
             self._refuse_what_never_fits(hows, again=again)
         found = [one.name for one in self._found if not one.whole]
         stays = staying(find.modules_of(self._roots), found, self._owned.left)
@@ -283,26 +286,26 @@ class _Attaching:
         )
 
     def _register(self, hows: Mapping[str, Sharing]) -> None:
-        given, attachment = self._arguments.blocks, self._attachment
+        given = self._arguments.blocks
         blocks: Mapping[str, Sequence[str]] = {}
         if given is not None:
             streamed = [name for name, how in hows.items() if how.streamed]
             blocks = given if isinstance(given, Mapping) else dict.fromkeys(streamed, given)
-        registering = Registration(
+        self._made = Registration(
             self._client, self._owned, hows, self._called, blocks, self._starts
         )
-        registering.run(self._found, self._trained, attachment.registered)
-        attachment.streamed |= registering.streamed
-        self._names_of = registering.names_of
+        self._made.run(self._found, self._trained, self._attachment.registered)
 
     def _names(self, parts: Sequence[ownership.Part]) -> list[str]:
-        found = [[part] if isinstance(part, str) else self._names_of[part] for part in parts]
+        names_of = self._made.names_of
+        found = [[part] if isinstance(part, str) else names_of[part] for part in parts]
         return [name for names in found for name in names]
 
     def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
         attachment = self._attachment
         for before in (*self._left_over, attachment):
             before._uninstall()
+        attachment.streamed |= self._made.streamed
         attachment.trained = self._trained
         attachment.to_undo(tools.rest)
         attachment.components = {one.name: self._attached(one) for one in self._found}
