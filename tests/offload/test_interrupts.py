@@ -12,7 +12,7 @@ from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.hooks import hook_of
 from swapd_client.offload.scope import here
 from swapd_client.offload.update_barrier import _changing
-from tests.interrupts import interrupt, interrupts, places
+from tests.interrupts import Place, interrupt, interrupts, places
 from tests.offload.modules import (
     TOKENS,
     WIDTH,
@@ -168,3 +168,65 @@ def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
             await_none_leased(client)
     assert_private(client, model)
     assert torch.equal(model(X), expected)
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+def test_after_an_interrupted_edit_no_tensor_is_over_a_copy(client: Client, mutable: bool) -> None:
+    """All weights have the new values, or the old ones; only mutable ones may have some of both."""
+    with torch.inference_mode(False), torch.no_grad():
+        model = seeded(Model)
+        for name in NAMES if mutable else ():
+            client.register(name, getattr(model, name), mutable=True)
+        attachment = client.attach(model, NAMES)
+        there = {name: p.data_ptr() for name, p in model.named_parameters()}
+
+        def edit(value: float) -> None:
+            with attachment.edit():
+                for parameter in model.parameters():
+                    parameter.fill_(value)
+
+        edit(0.0)
+        for value, place in enumerate(at_edits(places(partial(edit, 0.5), 10**6)), 1):
+            interrupt(partial(edit, float(value)), place)
+            assert {name: p.data_ptr() for name, p in model.named_parameters()} == there
+            with attachment.use(*NAMES):
+                values = {p.flatten()[-1].item() for p in model.parameters()}
+            assert mutable or len(values) == 1
+            edit(0.5)
+            with attachment.use(*NAMES):
+                assert {p.flatten()[-1].item() for p in model.parameters()} == {0.5}
+            await_none_leased(client)
+            assert (_changing.by, _changing.one_at_a_time.locked()) == (0, False)
+        attachment.detach()
+
+
+def at_edits(found: list[Place]) -> list[Place]:
+    """One place for each instruction of the edit itself, and others."""
+    once = {place[:2]: place for place in found}
+    its = [p for p in once.values() if p.code.co_filename.endswith("offload/weights.py")]
+    released = [p for p in once.values() if p.code.co_name in ("give_back", "release_of")]
+    return [*its, *released, *found[: MOST // 4]]
+
+
+def test_an_interrupted_refresh_leaves_no_weights_without_hooks(client: Client) -> None:
+    def grown() -> tuple[nn.Module, Attachment]:
+        model = seeded(Model)
+        attachment = client.attach(model, NAMES)
+        model.transformer.append(nn.Linear(WIDTH, WIDTH).requires_grad_(False))
+        return model, attachment
+
+    model, attachment = grown()
+    once = {place[:2]: place for place in places(attachment.refresh, 10**6)}
+    attachment.detach()
+    files = ("offload/attach.py", "offload/registering.py", "offload/attachment.py")
+    for place in [p for p in once.values() if p.code.co_filename.endswith(files)][:MOST]:
+        model, attachment = grown()
+        interrupt(attachment.refresh, place)
+        result = model(TOKENS)
+        await_none_leased(client)
+        attachment.refresh()
+        assert torch.equal(model(TOKENS), result)
+        assert len(client.session.components) == 3
+        attachment.detach()
+        assert_private(client, model)
+        assert torch.equal(model(TOKENS), result)

@@ -117,7 +117,7 @@ class Record:
     @property
     def is_usable(self) -> bool:
         """Whether its holder may use it again without asking the daemon."""
-        return not (self.outdated or self.offered or self.told or self.is_asked)
+        return self.state == "held" and not (self.outdated or self.offered)
 
     def has_any(self, names: Collection[str]) -> bool:
         return not set(self.granted.names or self.names).isdisjoint(names)

@@ -9,7 +9,7 @@ leases of this thread are acquired again, and so have the new values.
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -55,17 +55,21 @@ class Changes:
         `Client.update` and `Client.acquire`; then no weights have changed, except mutable ones in
         part.
         """
-        with ExitStack() as stack:
-            for hold in dict.fromkeys(hold for hold, _, _ in self.mutable):
-                stack.enter_context(hold())
-            if self.in_steps:
-                stack.enter_context(quiet(self.in_steps))
-            for client, named in self._clean.items():
-                client._update_together(named)
-            with torch.no_grad():
-                for _, tensor, value in self.mutable:
-                    tensor.copy_(value)
-            also()
+        holds = list(dict.fromkeys(hold for hold, _, _ in self.mutable))
+        if self.in_steps:
+            holds.append(lambda: quiet(self.in_steps))
+        self._apply_under(holds, also)
+
+    def _apply_under(self, holds: Sequence[_HoldAll], also: Callable[[], None]) -> None:
+        if holds:  # not an ExitStack: an interrupt in it would leave what it has entered
+            with holds[0]():
+                return self._apply_under(holds[1:], also)
+        for client, named in self._clean.items():
+            client._update_together(named)
+        with torch.no_grad():
+            for _, tensor, value in self.mutable:
+                tensor.copy_(value)
+        also()
 
 
 class ComponentWeights:
