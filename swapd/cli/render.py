@@ -222,6 +222,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.HostCopyMade: Said("host copy", "{names}", "is made; to be filled"),
     events.HostCopySealed: Said("ready", "{names}", "may be acquired"),
     events.HostCopyFailed: Said("failed", "{names}", "{code}: {why}", BAD, True),
+    events.HostCopyFound: Said("found", "{name}", "{size}, kept by the daemon before", GOOD, True),
     events.HostCopiesPinned: _pinned,
     events.RevokeAck: Said("unmapped", "{names}", "in {who}"),
     events.CopiedIn: Said("in", "{names}", "{copied}", GOOD, True),

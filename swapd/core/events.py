@@ -85,6 +85,18 @@ class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
     short: bool = False
 
 
+class HostCopyFound(Event, frozen=True, tag="host_copy_found"):
+    """An earlier daemon kept this host copy for no component. It comes before the first session,
+    and once for each content. `uid`: below 0, and no other host copy's."""
+
+    uid: int
+    name: str
+    nbytes: int
+    content: str
+    layout: str
+    part_of: str = ""
+
+
 class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
     """For the record: progress of page-locking host copies, which makes copying them fast.
 
@@ -209,6 +221,7 @@ AnyEvent = (
     | HostCopyMade
     | HostCopySealed
     | HostCopyFailed
+    | HostCopyFound
     | HostCopiesPinned
     | RevokeAck
     | CopiedIn

@@ -159,6 +159,8 @@ class Component:
     contents: int = 0
     #: What its worker called the bytes of its first host copy; "" if it gave no name.
     content: str = ""
+    #: Hash of its places in that host copy.
+    layout: str = ""
     #: Why it is being evicted, and for which waiter.
     reason: Reason = "room"
     evicting_for: Key | None = None

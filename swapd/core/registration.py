@@ -1,8 +1,15 @@
 """Handles registrations, updates, and the host copies made for them."""
 
-from swapd.core import admission, explain, registry, transfers
+from swapd.core import admission, explain, registry, requests, transfers
 from swapd.core.actions import MakeHostCopy, SealHostCopy
-from swapd.core.events import HostCopiesPinned, HostCopyFailed, HostCopyMade, HostCopySealed
+from swapd.core.contents import Due
+from swapd.core.events import (
+    HostCopiesPinned,
+    HostCopyFailed,
+    HostCopyFound,
+    HostCopyMade,
+    HostCopySealed,
+)
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Renewal, State, is_workspace
 from swapd.shared.protocol import Code, Commit, Forget, GiveUp, Register, Unregister, Update
@@ -92,6 +99,19 @@ def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
         registry.answer(ledger, c)
         c.enter(State.ABSENT)
         admission.unpark(ledger, c)
+
+
+def on_host_copy_found(ledger: Ledger, event: HostCopyFound) -> None:
+    """As if its component were gone before it is sealed: then it is kept. Others with its content
+    wait until then."""
+    uid, nbytes, chunks = event.uid, event.nbytes, ledger.chunks_for(event.nbytes)
+    c = Component(uid, event.name, 0, nbytes, chunks, "lru", None, mutable=False)
+    c.part_of, c.content, c.layout = event.part_of, event.content, event.layout
+    ledger.host.owners[uid] = c
+    key = requests.content(event), nbytes
+    due = ledger.host.contents.ask(uid, 0, key, ledger.now, certain=True)
+    assert due == Due(uid), "found twice, or too late"
+    registry.order_now(ledger, SealHostCopy(uid, c.name))
 
 
 def on_host_copies_pinned(ledger: Ledger, event: HostCopiesPinned) -> None:

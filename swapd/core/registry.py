@@ -35,6 +35,7 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
         kept=() if asked.scratch and not asked.filled else None,
         to_save=() if asked.scratch == "dropped" else None,
         content=asked.content,
+        layout=asked.layout,
         tally=ledger.know(asked.part_of or asked.name),
     )
     ledger.components[c.name] = c

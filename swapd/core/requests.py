@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from swapd.core.events import HostCopyFound
 from swapd.core.records import WORKSPACE, is_workspace
 from swapd.shared import protocol
 from swapd.shared.text import problem_with_text
@@ -190,6 +191,6 @@ def deadline(timeout_s: float | None, now: float) -> float | None:
     return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s
 
 
-def content(request: protocol.Register) -> str:
+def content(request: protocol.Register | HostCopyFound) -> str:
     """The content, and its layout in the host copy: sharers are equal in both."""
     return f"{request.content} {request.layout}" if request.content else ""

@@ -22,6 +22,7 @@ from swapd.daemon.host_copies import HostCopies
 from swapd.daemon.host_copy_orders import HostCopyOrders
 from swapd.daemon.lending import Lender, WorkerConnection
 from swapd.daemon.mover import Mover
+from swapd.daemon.parking import Parking
 from swapd.daemon.router import Publisher
 from swapd.daemon.sessions import Sessions
 from swapd.daemon.statuses import Statuses
@@ -114,9 +115,12 @@ class Daemon:
                 self._failed.result()  # raises the daemon's own failure
             if not self._upgrades:
                 await self._wind_down()
+                self._parking.close()
         finally:
             stopping.cancel()
             await self._close()
+        if self._upgrades:
+            self._parking.leave()
         return self._upgrades
 
     def _beat(self) -> None:
@@ -245,6 +249,7 @@ class Daemon:
         self._mover = Mover(device, dispatch)
         self._lender = lender = Lender(device, connections, dispatch)
         self._copy_orders = HostCopyOrders(self._copies, device, connections, dispatch)
+        self._parking = Parking(core.ledger.host, self._copies, folder, dispatch)
         self._statuses = Statuses(
             core,
             device,
@@ -267,6 +272,7 @@ class Daemon:
             self._count_users,
         )
         dispatch.perform = self._orders()
+        self._parking.take_back(core.rules.keep_host, device.chunks * device.chunk_bytes)
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device
@@ -289,9 +295,13 @@ class Daemon:
             actions.Reclaim: lender.reclaim,
             actions.MakeHostCopy: copies.make,
             actions.SealHostCopy: lambda a: copies.seal(a, owners[a.uid].session),
-            actions.KeepHostCopy: lambda a: copies.keep(a.uid),
-            actions.DropHostCopy: lambda a: copies.drop(a.uid),
+            actions.KeepHostCopy: self._keep_host_copy,
+            actions.DropHostCopy: lambda a: copies.drop(a.uid, self._parking.unpark(a.uid)),
         }
+
+    def _keep_host_copy(self, a: actions.KeepHostCopy) -> None:
+        self._copy_orders.keep(a.uid)
+        self._parking.park(a.uid)
 
     def _copy_in(self, a: actions.CopyIn) -> None:
         landed = partial(self._copy_orders.progress[a.uid].landed, a.generation)

@@ -164,11 +164,11 @@ class HostCopies:
                 self._change_room(-nbytes, 0)
                 raise
 
-    def is_adoptable(self, fd: OwnedFd, nbytes: int) -> bool:
+    def is_adoptable(self, fd: int, nbytes: int) -> bool:
         """Whether it is a memfd of that size to which no process can write. Does not block."""
         try:
-            seals = fcntl.fcntl(fd.fileno(), fcntl.F_GET_SEALS)  # first: fstat may wait for a disk
-            has_size = os.fstat(fd.fileno()).st_size == nbytes
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # first: fstat may wait for a disk
+            has_size = os.fstat(fd).st_size == nbytes
         except OSError:
             return False
         return has_size and seals & _ADOPTABLE == fcntl.F_SEAL_WRITE and self._device.read_only_pins
@@ -286,6 +286,9 @@ class HostCopies:
         copy.pinning = None
         with self._change:
             self.pinning -= 1
+
+    def fileno(self, uid: int) -> int:
+        return self._copies[uid].fd.fileno()
 
     def address(self, uid: int) -> int:
         return self._copies[uid].address

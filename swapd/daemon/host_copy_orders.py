@@ -6,6 +6,7 @@
 import asyncio
 import logging
 import os
+import select
 from collections.abc import Callable, Mapping
 from weakref import WeakValueDictionary
 
@@ -26,6 +27,8 @@ from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.host_copy_orders")
 
+#: How long to wait until another process lets go of the memory of a host copy.
+LET_GO_S = 1.0
 #: Interval for checking whether all host copies are pinned.
 LOOK_S = 1.0
 #: Shortest time between two reports of it.
@@ -113,7 +116,7 @@ class HostCopyOrders:
         if (old := connection.lifeline.take_handed_back(order.request)) is None:
             return None
         one_of_its_own = not (order.original or order.mutable or order.replaces)
-        if one_of_its_own and self._copies.is_adoptable(old, order.nbytes):
+        if one_of_its_own and self._copies.is_adoptable(old.fileno(), order.nbytes):
             return old
         old.close()
         return None
@@ -132,10 +135,19 @@ class HostCopyOrders:
         if (progress := self.progress.pop(uid, None)) is not None:
             progress.close()
 
-    def drop(self, uid: int) -> None:
+    def drop(self, uid: int, parked: OwnedFd | None = None) -> None:
+        """`parked`: hangs up when no other process holds its memory."""
         self.keep(uid)
         self._copies.announce_drop()
-        self._drops.submit(self._copies.drop, uid)  # unmapping gigabytes takes a while
+        self._drops.submit(self._drop, uid, parked)  # unmapping gigabytes takes a while
+
+    def _drop(self, uid: int, parked: OwnedFd | None) -> None:
+        if parked is not None:
+            with parked:
+                hung_up = select.poll()
+                hung_up.register(parked.fileno(), 0)
+                hung_up.poll(LET_GO_S * 1000)
+        self._copies.drop(uid)
 
     def _start(
         self, uid: int, session: int, work: Work[T], event_of: Callable[[T], AnyEvent]

@@ -123,6 +123,8 @@ class Seen:
                 self.labels[e.session] = e.label
                 if len(self.labels) > LABELS_MAX:
                     del self.labels[next(iter(self.labels))]
+            case events.HostCopyFound():
+                self.masters[e.uid] = e.name
             case events.SessionGone():
                 self._forget_session(e.session)
             case events.Reclaimed() if e.runs:

@@ -39,6 +39,8 @@ DISABLE_VARIABLE = "SWAPD_DISABLE"
 DEVICE_VARIABLE = "SWAPD_DEVICE"
 #: The socket on which systemd listens for the daemon's state.
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
+#: How many descriptors systemd holds for the daemon, since version 254.
+STORE_VARIABLE = "FDSTORE"
 #: How long clients wait for the next daemon, and that by default.
 RECONNECT_VARIABLE = "SWAPD_RECONNECT"
 RECONNECT = "30s"

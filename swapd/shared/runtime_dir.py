@@ -24,11 +24,15 @@ from swapd.shared.errors import UserError
 from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
+#: For the process that holds host copies while no daemon runs.
+KEEPER = "keeper.sock"
 SWAP_LOG = "swap-log.jsonl"
 #: For a daemon that a client started: a lock while it starts and runs; its messages for people.
 STARTING, DAEMON_LOG = "starting", "daemon.log"
 #: All files of a daemon in the folder.
-NAMES = frozenset((LIFELINE, RPC, EVENTS, LOCK, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG))
+NAMES = frozenset(
+    (LIFELINE, RPC, EVENTS, LOCK, KEEPER, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG)
+)
 
 #: Longer than the process id in a lock.
 _LOCK_MAX_BYTES = 32

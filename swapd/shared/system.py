@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -96,8 +96,9 @@ def has_terminal() -> bool:
     return True
 
 
-def notify_systemd(state: str) -> None:
-    """Send systemd a state, if it listens: "READY=1", "WATCHDOG=1", "STOPPING=1"."""
+def notify_systemd(state: str, files: Sequence[int] = ()) -> None:
+    """Send systemd a state, if it listens: "READY=1", "WATCHDOG=1", "STOPPING=1"; "FDSTORE=1" with
+    the files to hold."""
     address = variable(NOTIFY_VARIABLE)
     if address is None:
         return
@@ -105,9 +106,10 @@ def notify_systemd(state: str) -> None:
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         try:
-            sock.sendto(state.encode(), address)
+            sock.connect(address)
+            socket.send_fds(sock, [state.encode()], list(files))
         except OSError as exc:
-            log.warning("cannot tell systemd %s: %s", state, exc.strerror)
+            log.warning("cannot tell systemd %s: %s", state.partition("\n")[0], exc.strerror)
 
 
 def _has_memory(pid: int) -> bool:

@@ -1,0 +1,82 @@
+"""A process that holds descriptors and does nothing else, so that they outlive the daemon.
+
+`python -I -S keeper.py NAME` is the process; its stdin is the socket NAME, and its folder the one
+of that name. A daemon that connects gets all that the keeper holds, then READY=1. What it sends is
+what it would send to systemd's descriptor store. It imports nothing of swapd.
+"""
+
+import os
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+
+#: How long it holds what it has for the next daemon.
+WAIT_S = 600.0
+#: Interval for checking whether a daemon can still find it.
+_LOOK_S = 5.0
+_MAX_BYTES = 4096
+_FDS_MAX = 2
+_CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+
+#: By the first line of each message: FDSTORE=1 and the descriptors.
+Held = dict[bytes, list[int]]
+
+
+def main(name: str) -> None:
+    """Serve one daemon after another, until one leaves nothing, or none comes."""
+    door, held = socket.socket(fileno=0), Held()
+    place = _place(name)
+    while (daemon := _next_daemon(door, name, place)) is not None:
+        with daemon, suppress(OSError):
+            if struct.unpack("3i", daemon.getsockopt(*_CREDENTIALS))[1] == os.getuid():
+                _serve(daemon, held)
+        if not held:
+            return
+
+
+def _next_daemon(
+    door: socket.socket, name: str, place: tuple[int, int] | None
+) -> socket.socket | None:
+    """None: none has come for WAIT_S, or none can come, because the socket has its name no more."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until and _place(name) == place:
+        door.settimeout(_LOOK_S)
+        with suppress(TimeoutError):
+            return door.accept()[0]
+    return None
+
+
+def _place(name: str) -> tuple[int, int] | None:
+    with suppress(FileNotFoundError):
+        found = os.stat(name)
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _serve(daemon: socket.socket, held: Held) -> None:
+    """Raises: OSError."""
+    for name, fds in held.items():
+        socket.send_fds(daemon, [b"FDSTORE=1\n" + name], fds)
+    daemon.send(b"READY=1")
+    while True:
+        message, fds, _, _ = socket.recv_fds(daemon, _MAX_BYTES, _FDS_MAX)
+        if not message:
+            return
+        what, _, name = message.partition(b"\n")
+        if what in (b"FDSTORE=1", b"FDSTOREREMOVE=1"):
+            _close(held.pop(name, []))
+        if what == b"FDSTORE=1" and len(fds) == _FDS_MAX:
+            held[name] = fds
+        else:
+            _close(fds)  # of BARRIER=1: this is the answer
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

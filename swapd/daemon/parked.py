@@ -1,0 +1,101 @@
+"""Host copies without their daemon: each is its memfd, and a sealed memfd with its manifest.
+
+Whoever holds the two (`parking.py`), the next daemon gets a set of descriptors, and finds in here
+which of them belong together.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from swapd.daemon.host_copies import NAME
+from swapd.shared.fds import OwnedFd
+
+#: Name of the memfds of manifests; its number counts up when they have another meaning.
+MANIFEST = "swapd-kept-1"
+_MANIFEST_MAX_BYTES = 1 << 16
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`content` is the hash of the files, or the key that a worker vouched for; `inode` says which
+    memfd has the bytes, and since when."""
+
+    name: str
+    part_of: str
+    content: str
+    layout: str
+    nbytes: int
+    inode: tuple[int, int]
+
+    def write(self) -> OwnedFd:
+        """Raises: OSError."""
+        fd = OwnedFd(os.memfd_create(MANIFEST, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        try:
+            os.write(fd.fileno(), msgspec.msgpack.encode(self))
+            fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:
+            fd.close()
+            raise
+        return fd
+
+
+class Parked(NamedTuple):
+    """A host copy that was found. `manifest` is None if none of the found ones is for it."""
+
+    fd: OwnedFd
+    manifest: Manifest | None
+    #: When it was parked, on the clock of the file system.
+    since: int
+
+
+def inode(fd: OwnedFd | int) -> tuple[int, int]:
+    """Identifies a sealed memfd: its number may be used again, after a while."""
+    found = os.fstat(fd if isinstance(fd, int) else fd.fileno())
+    return found.st_ino, found.st_mtime_ns
+
+
+def inherited() -> Iterator[OwnedFd]:
+    """The memfds of swapd that this program was started with: by systemd, or by the program whose
+    place it took in this process. The caller owns them."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the listing's own descriptor is closed
+            if os.get_inheritable(fd) and _name(fd) in (NAME, MANIFEST):
+                os.set_inheritable(fd, False)
+                yield OwnedFd(fd)
+
+
+def sort(found: Iterable[OwnedFd]) -> list[Parked]:
+    """The host copies among these, the newest first. Closes all other descriptors."""
+    copies: dict[tuple[int, int], OwnedFd] = {}
+    manifests: dict[tuple[int, int], tuple[int, Manifest | None]] = {}
+    for fd in found:
+        if _name(fd.fileno()) == NAME and inode(fd) not in copies:
+            copies[inode(fd)] = fd
+            continue
+        with fd, suppress(OSError, msgspec.MsgspecError):
+            since, manifest = os.fstat(fd.fileno()).st_mtime_ns, _read(fd)
+            manifests[manifest.inode] = since, manifest
+    parked = []
+    for at, fd in copies.items():
+        when, about = manifests.get(at, (0, None))
+        parked.append(Parked(fd, about, when))
+    return sorted(parked, key=lambda one: -one.since)
+
+
+def _read(fd: OwnedFd) -> Manifest:
+    """Raises: OSError; MsgspecError if it is none that a daemon has written to its end."""
+    if _name(fd.fileno()) != MANIFEST or fcntl.fcntl(fd.fileno(), fcntl.F_GET_SEALS) != _SEALS:
+        raise msgspec.DecodeError("no manifest")
+    data = os.pread(fd.fileno(), _MANIFEST_MAX_BYTES, 0)
+    return msgspec.msgpack.decode(data, type=Manifest)
+
+
+def _name(fd: int) -> str:
+    """Of a memfd. Raises: OSError."""
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    return path.removeprefix("/memfd:").removesuffix(" (deleted)") if path[:7] == "/memfd:" else ""

@@ -1,0 +1,300 @@
+"""Parks host copies that no component uses, so that the next daemon has them.
+
+They are in systemd's descriptor store, if the daemon's unit has one, else with a keeper: a process
+that begins with the first of them, and outlives the daemon (`keeper.py`). Both understand the same
+messages. `swapd upgrade` leaves them to the next program of this process. Whichever way they come,
+the next daemon has a set of descriptors (`parked.py`), and the core keeps them again.
+"""
+
+import logging
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+from swapd.core.events import HostCopyFound
+from swapd.core.ledger import HostCopyIndex
+from swapd.daemon import keeper, parked
+from swapd.daemon.dispatch import Inbox
+from swapd.daemon.host_copies import NAME, HostCopies, HostCopyError
+from swapd.daemon.parked import Manifest, Parked
+from swapd.shared.config import NOTIFY_VARIABLE, STORE_VARIABLE, variable
+from swapd.shared.fds import OwnedFd, recv_packet, send_packet
+from swapd.shared.runtime_dir import KEEPER, Folder
+from swapd.shared.system import notify_systemd
+from swapd.shared.units import seconds, size
+
+log = logging.getLogger("swapd.daemon.parking")
+
+#: How long a keeper may take to hand over what it holds.
+ANSWER_S = 2.0
+#: Pauses before another keeper is started: they double while none answers.
+AGAIN_S = 1.0
+AGAIN_MAX_S = 60.0
+_MESSAGE_MAX_BYTES = 4096
+_CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+
+
+class Parking:
+    """Used in the loop."""
+
+    def __init__(
+        self, host: HostCopyIndex, copies: HostCopies, folder: Folder, inbox: Inbox
+    ) -> None:
+        self._host = host
+        self._copies = copies
+        self._folder = folder
+        self._inbox = inbox
+        self._keeper: socket.socket | None = None
+        self._again_s = AGAIN_S
+        self._waits = self._said = False
+        #: What is parked, by uid, under the name that it has there.
+        self._names: dict[int, str] = {}
+
+    def park(self, uid: int) -> None:
+        """This host copy is kept from now on."""
+        if uid in self._names or uid not in self._host.kept or self._waits:
+            return
+        fd = self._copies.fileno(uid)
+        if not self._copies.is_adoptable(fd, self._host.owners[uid].nbytes):
+            if not self._said:
+                log.warning("kept host copies end with this daemon: here they cannot be sealed")
+            self._said = True
+            return
+        try:
+            with self._manifest(uid) as manifest:
+                self._tell("FDSTORE=1", name := _name(fd), (fd, manifest.fileno()))
+        except OSError as exc:
+            return self._lose(str(exc))
+        self._names[uid] = name
+
+    def unpark(self, uid: int, *, waits: bool = True) -> OwnedFd | None:
+        """This host copy is dropped. If it was parked, and the caller `waits` for its memory,
+        return a descriptor that hangs up when that is not held any more."""
+        if (name := self._names.pop(uid, None)) is None:
+            return None
+        reader = None
+        try:
+            self._tell("FDSTOREREMOVE=1", name)
+            if waits:
+                reader, writer = map(OwnedFd, os.pipe2(os.O_CLOEXEC))
+                with writer:
+                    self._tell("BARRIER=1", name, (writer.fileno(),))
+        except OSError as exc:
+            self._lose(str(exc))
+        if not self._names:
+            self._disconnect()  # which ends the keeper
+        return reader
+
+    def leave(self) -> None:
+        """The next program of this process finds what is kept as `inherited`."""
+        for uid in self._host.kept:
+            os.set_inheritable(self._copies.fileno(uid), True)
+            os.set_inheritable(self._manifest(uid).take(), True)
+
+    def close(self) -> None:
+        """The daemon stops in order, and all that is parked goes with it."""
+        for uid in list(self._names):
+            self.unpark(uid, waits=False)
+
+    def _manifest(self, uid: int) -> OwnedFd:
+        """Raises: OSError."""
+        c, inode = self._host.owners[uid], parked.inode(self._copies.fileno(uid))
+        return Manifest(c.name, c.part_of, c.content, c.layout, c.nbytes, inode).write()
+
+    def _tell(self, what: str, name: str, files: Sequence[int] = ()) -> None:
+        """Raises: OSError."""
+        message = f"{what}\nFDNAME={name}"
+        if _has_store():
+            return notify_systemd(message, files)
+        if self._keeper is None:
+            self._start()
+            self._use(self._connect())
+        assert self._keeper is not None
+        send_packet(self._keeper, message.encode(), files)
+
+    # --- the next daemon -----------------------------------------------------------------
+
+    def take_back(self, most: int, budget: int) -> None:
+        """Have the core keep what earlier daemons kept: `most` bytes, those that they parked last.
+        Before the first session."""
+        inherited, handed = list(parked.inherited()), self._handed_over()
+        stored = {_name(fd.fileno()) for fd in (inherited if _has_store() else handed)}
+        taken: dict[int, Manifest] = {}
+        for number, one in enumerate(parked.sort((*inherited, *handed)), 1):
+            if (name := _name(one.fd.fileno())) in stored:
+                self._names[-number] = name
+            problem = self._problem_with(one, taken.values(), most, budget)
+            if not problem and not (problem := self._adopt(-number, one)):
+                assert one.manifest is not None
+                taken[-number] = one.manifest
+            else:
+                log.warning("a kept host copy is dropped: %s", problem)
+                one.fd.close()
+        for uid in self._names.keys() - taken.keys():
+            self.unpark(uid, waits=False)
+        if not self._names:
+            self._disconnect()
+        self._keep(taken)
+
+    def _problem_with(
+        self, one: Parked, taken: Collection[Manifest], most: int, budget: int
+    ) -> str | None:
+        """Why it cannot be kept again."""
+        if (manifest := one.manifest) is None:
+            return "it has no manifest"
+        what, nbytes = f"{manifest.name} ({size(manifest.nbytes)})", manifest.nbytes
+        if not self._copies.is_adoptable(one.fd.fileno(), nbytes):
+            return f"{what} is cut short, or not sealed"
+        key = manifest.content, manifest.layout, nbytes
+        if any((t.content, t.layout, t.nbytes) == key for t in taken):
+            return f"{what} is there twice"
+        if nbytes > budget:
+            return f"{what} is larger than the budget"
+        if nbytes + sum(t.nbytes for t in taken) > most:
+            return f"{what} is more than --keep-host allows, {size(most)}"
+        return None
+
+    def _adopt(self, uid: int, one: Parked) -> str | None:
+        """Make it a host copy of this daemon; the reason why not."""
+        assert one.manifest is not None
+        try:
+            for _ in self._copies.adopt(uid, one.manifest.nbytes, one.fd):
+                pass
+        except HostCopyError as exc:
+            return f"{one.manifest.name}: {exc}"
+        return None
+
+    def _keep(self, taken: dict[int, Manifest]) -> None:
+        """In the order in which they were parked: the first is the first to go."""
+        now = self._inbox.clock()
+        for uid, m in reversed(taken.items()):
+            found = HostCopyFound(now, uid, m.name, m.nbytes, m.content, m.layout, m.part_of)
+            self._inbox.post(found)
+        if taken:
+            names = ", ".join(dict.fromkeys(m.part_of or m.name for m in taken.values()))
+            nbytes = sum(m.nbytes for m in taken.values())
+            log.info("kept from the daemon before: %s of host copies: %s", size(nbytes), names)
+
+    def _handed_over(self) -> list[OwnedFd]:
+        """All that a keeper holds for this folder; it is used from then on."""
+        found: list[OwnedFd] = []
+        try:
+            daemon = self._connect()
+        except (FileNotFoundError, ConnectionRefusedError):
+            self._remove_socket()
+            return found
+        daemon.settimeout(ANSWER_S)
+        try:
+            _check_peer(daemon)
+            while True:
+                message, files = recv_packet(daemon, _MESSAGE_MAX_BYTES)
+                if not message.startswith(b"FDSTORE=1\n"):
+                    break
+                found += files
+            if not message:
+                raise OSError("it has ended")
+        except (OSError, ValueError) as exc:
+            daemon.close()
+            self._remove_socket()
+            log.warning("the keeper of kept host copies: %s; what it holds is dropped", exc)
+            return found
+        daemon.setblocking(False)
+        self._use(daemon)
+        return found
+
+    # --- the keeper ----------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start one: it reads what it was sent before it ran. Raises: OSError."""
+        self._remove_socket()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind(str(self._folder.inside / KEEPER))
+            os.chmod(self._folder.inside / KEEPER, 0o600)
+            door.listen()
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__, KEEPER],
+                stdin=door.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=self._folder.inside,
+                start_new_session=True,
+            )
+        watch = os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            self._inbox.loop.remove_reader(watch)
+            os.close(watch)
+            process.wait()
+
+        self._inbox.loop.add_reader(watch, ended)
+
+    def _connect(self) -> socket.socket:
+        """Raises: OSError."""
+        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        daemon.setblocking(False)
+        try:
+            daemon.connect(str(self._folder.inside / KEEPER))
+        except OSError:
+            daemon.close()
+            raise
+        return daemon
+
+    def _use(self, daemon: socket.socket) -> None:
+        self._keeper = daemon
+        self._inbox.loop.add_reader(daemon.fileno(), self._hear)
+
+    def _disconnect(self) -> None:
+        if self._keeper is not None:
+            self._inbox.loop.remove_reader(self._keeper.fileno())
+            self._keeper.close()
+            self._keeper = None
+            self._remove_socket()
+
+    def _hear(self) -> None:
+        """It says once that it runs, and nothing more until its end."""
+        assert self._keeper is not None
+        with suppress(BlockingIOError, ConnectionError):
+            if self._keeper.recv(_MESSAGE_MAX_BYTES):
+                self._again_s = AGAIN_S
+                return
+        self._lose("it has ended")
+
+    def _lose(self, why: str) -> None:
+        """What is still kept in a moment is parked again."""
+        self._disconnect()
+        self._names.clear()
+        again = seconds(self._again_s)
+        log.warning("the keeper of kept host copies: %s; another starts in %s", why, again)
+        if not self._waits:
+            self._waits = True
+            self._inbox.loop.call_later(self._again_s, self._park_again)
+            self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
+
+    def _park_again(self) -> None:
+        self._waits = False
+        for uid in list(self._host.kept):
+            self.park(uid)
+
+    def _remove_socket(self) -> None:
+        with suppress(FileNotFoundError):
+            (self._folder.inside / KEEPER).unlink()
+
+
+def _has_store() -> bool:
+    return None not in (variable(STORE_VARIABLE), variable(NOTIFY_VARIABLE))
+
+
+def _name(fd: int) -> str:
+    """Of a host copy, among all that is parked."""
+    return f"{NAME}-{os.fstat(fd).st_ino}"
+
+
+def _check_peer(daemon: socket.socket) -> None:
+    """Raises: OSError if the process at the other end is another user's."""
+    _, uid, _ = struct.unpack("3i", daemon.getsockopt(*_CREDENTIALS))
+    if uid != os.getuid():
+        raise PermissionError(f"it belongs to user {uid}")
