@@ -496,6 +496,8 @@ def drive(
     w = World(10, core, one_in, scratch_one_in, strict=strict, residency_bound_s=0.5, **rules)
     choose = RandomChoices(seed)
     bag = [move for move, often in moves.items() for _ in range(often)]
+    if seed % 2:
+        w.find("before", 1 + seed % 3, "the same")
     for _ in range(2):
         w.open()
     for _ in range(6):

@@ -59,6 +59,7 @@ class Machine(RuleBasedStateMachine):
         mutable_one_in=st.sampled_from((3, 1)),
         scratch_one_in=st.sampled_from((3, 1)),
         keep_host=st.sampled_from((0, 4, 100)),
+        found=st.integers(0, 2),
     )
     def start(
         self,
@@ -69,6 +70,7 @@ class Machine(RuleBasedStateMachine):
         mutable_one_in: int,
         scratch_one_in: int,
         keep_host: int,
+        found: int,
     ) -> None:
         self.w = World(
             10,
@@ -80,6 +82,8 @@ class Machine(RuleBasedStateMachine):
             residency_bound_s=0.5,
             keep_host=keep_host,
         )
+        for nbytes in range(1, found + 1):
+            self.w.find("before", nbytes, "the same")
         for _ in range(sessions):
             self.w.open()
 

@@ -51,6 +51,7 @@ from swapd.core.events import (
     DropAck,
     Dropping,
     HostCopyFailed,
+    HostCopyFound,
     HostCopyMade,
     HostCopySealed,
     Lent,
@@ -537,6 +538,15 @@ class World:
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
         names = [n for n in rules if n not in ("strict", "eviction", "unread_timeout_s")]
         self.send(RulesChanged(self.now, *(rules[n] for n in names)))
+
+    def find(self, name: str, nbytes: int, content: str, layout: str = "") -> int:
+        """A host copy of an earlier daemon: before the first session."""
+        uid = -len(self.masters) - 1
+        self.masters.add(uid)
+        self.certain_uids.add(uid)
+        self.arena.make_master(uid, nbytes)
+        self.send(HostCopyFound(self.now, uid, name, nbytes, content, layout))
+        return uid
 
     # --- slow actions --------------------------------------------------------------------
 

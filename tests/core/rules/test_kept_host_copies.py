@@ -3,7 +3,7 @@
 import pytest
 
 from swapd.core import registry
-from swapd.core.actions import Accept, DropHostCopy, KeepHostCopy, MakeHostCopy
+from swapd.core.actions import Accept, DropHostCopy, KeepHostCopy, MakeHostCopy, SealHostCopy
 from tests.core.world import Make, World
 
 NBYTES = 4
@@ -234,4 +234,56 @@ def test_a_stop_frees_them_and_keeps_no_more(make: Make) -> None:
     w.leave(first)
     w.stop()
     w.leave(second)
+    assert w.dropped == w.masters
+
+
+def test_what_an_earlier_daemon_kept_is_kept_once_it_is_mapped(make: Make) -> None:
+    w = make(20, keep_host=10)
+    uid = w.find("a", NBYTES, "x")
+    assert w.out == [SealHostCopy(uid, "a")]
+    w.make_masters()
+    assert w.out == [KeepHostCopy(uid, "a")]
+    ask(w, w.open(), "b", "x")
+    assert made(w) == [("b", uid, True)]
+    assert w.out[-1] == DropHostCopy(uid, "a")
+
+
+def test_who_asks_before_that_waits_for_it_and_does_not_fill(make: Make) -> None:
+    w = make(20, keep_host=10)
+    uid = w.find("a", NBYTES, "x")
+    ask(w, w.open(), "b", "x")
+    assert made(w) == []
+    w.make_masters()
+    makes = [a for a in w.log if isinstance(a, MakeHostCopy)]
+    assert [(a.name, a.original, a.certain) for a in makes] == [("b", uid, True)]
+    assert kept(w) == []
+    assert w.dropped == {uid}
+
+
+def test_or_fills_when_it_cannot_be_mapped(make: Make) -> None:
+    w = make(20, keep_host=10)
+    uid = w.find("a", NBYTES, "x")
+    ask(w, w.open(), "b", "x")
+    w.make_master(uid, "host_memory")
+    assert made(w) == [("b", 0, False)]
+    assert w.dropped == {uid}
+
+
+@pytest.mark.parametrize("layout", ["", "another"])
+def test_one_of_another_content_size_or_layout_serves_nobody(make: Make, layout: str) -> None:
+    w = make(20, keep_host=10)
+    w.find("a", NBYTES, "x", layout=layout)
+    w.find("a", NBYTES, "y")
+    w.make_masters()
+    ask(w, w.open(), "b", "x", NBYTES + (not layout))
+    assert made(w) == [("b", 0, False)]
+
+
+def test_the_bound_holds_for_them_too(make: Make) -> None:
+    w = make(40, keep_host=2 * NBYTES)
+    for content in "abc":
+        w.find(content, NBYTES, content)
+    w.make_masters()
+    assert kept(w) == ["b", "c"]
+    w.stop()
     assert w.dropped == w.masters
