@@ -1,7 +1,7 @@
 """A process that holds descriptors and does nothing else, so that they outlive the daemon.
 
-`python -I -S keeper.py NAME` is the process; its stdin is the socket NAME, and its folder the one
-of that name. A daemon that connects gets all that the keeper holds, then READY=1. What it sends is
+`python -I -S keeper.py NAME INODE` is the process; its stdin is the socket of that name in its
+folder. A daemon that connects gets all that the keeper holds, then READY=1. What it sends is
 what it would send to systemd's descriptor store. It imports nothing of swapd.
 """
 
@@ -24,11 +24,10 @@ _CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
 Held = dict[bytes, list[int]]
 
 
-def main(name: str) -> None:
+def main(name: str, inode: int) -> None:
     """Serve one daemon after another, until one leaves nothing, or none comes."""
     door, held = socket.socket(fileno=0), Held()
-    place = _place(name)
-    while (daemon := _next_daemon(door, name, place)) is not None:
+    while (daemon := _next_daemon(door, name, inode)) is not None:
         with daemon, suppress(OSError):
             if struct.unpack("3i", daemon.getsockopt(*_CREDENTIALS))[1] == os.getuid():
                 _serve(daemon, held)
@@ -36,32 +35,34 @@ def main(name: str) -> None:
             return
 
 
-def _next_daemon(
-    door: socket.socket, name: str, place: tuple[int, int] | None
-) -> socket.socket | None:
-    """None: none has come for WAIT_S, or none can come, because the socket has its name no more."""
+def _next_daemon(door: socket.socket, name: str, inode: int) -> socket.socket | None:
+    """None: none has come for WAIT_S, or none can come, because another socket has its name."""
     until = time.monotonic() + WAIT_S
-    while time.monotonic() < until and _place(name) == place:
+    while time.monotonic() < until and _is_there(name, inode):
         door.settimeout(_LOOK_S)
         with suppress(TimeoutError):
             return door.accept()[0]
     return None
 
 
-def _place(name: str) -> tuple[int, int] | None:
-    with suppress(FileNotFoundError):
-        found = os.stat(name)
-        return found.st_dev, found.st_ino
-    return None
+def _is_there(name: str, inode: int) -> bool:
+    try:
+        return os.stat(name).st_ino == inode
+    except FileNotFoundError:
+        return False
 
 
 def _serve(daemon: socket.socket, held: Held) -> None:
     """Raises: OSError."""
-    for name, fds in held.items():
-        socket.send_fds(daemon, [b"FDSTORE=1\n" + name], fds)
-    daemon.send(b"READY=1")
+    with suppress(OSError):  # it may have died, and what it sent before still counts
+        for name, fds in held.items():
+            socket.send_fds(daemon, [b"FDSTORE=1\n" + name], fds)
+        daemon.send(b"READY=1")
     while True:
-        message, fds, _, _ = socket.recv_fds(daemon, _MAX_BYTES, _FDS_MAX)
+        try:
+            message, fds, _, _ = socket.recv_fds(daemon, _MAX_BYTES, _FDS_MAX)
+        except ConnectionResetError:  # it died without reading all: said once, before the rest
+            continue
         if not message:
             return
         what, _, name = message.partition(b"\n")
@@ -79,4 +80,4 @@ def _close(fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -23,7 +23,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 class Manifest(msgspec.Struct, frozen=True):
     """`content` is the hash of the files, or the key that a worker vouched for; `inode` says which
-    memfd has the bytes, and since when."""
+    memfd has the bytes, and since when; `since` is the time at which it was parked."""
 
     name: str
     part_of: str
@@ -31,6 +31,7 @@ class Manifest(msgspec.Struct, frozen=True):
     layout: str
     nbytes: int
     inode: tuple[int, int]
+    since: float
 
     def write(self) -> OwnedFd:
         """Raises: OSError."""
@@ -49,8 +50,6 @@ class Parked(NamedTuple):
 
     fd: OwnedFd
     manifest: Manifest | None
-    #: When it was parked, on the clock of the file system.
-    since: int
 
 
 def inode(fd: OwnedFd | int) -> tuple[int, int]:
@@ -72,19 +71,16 @@ def inherited() -> Iterator[OwnedFd]:
 def sort(found: Iterable[OwnedFd]) -> list[Parked]:
     """The host copies among these, the newest first. Closes all other descriptors."""
     copies: dict[tuple[int, int], OwnedFd] = {}
-    manifests: dict[tuple[int, int], tuple[int, Manifest | None]] = {}
+    manifests: dict[tuple[int, int], Manifest] = {}
     for fd in found:
         if _name(fd.fileno()) == NAME and inode(fd) not in copies:
             copies[inode(fd)] = fd
             continue
         with fd, suppress(OSError, msgspec.MsgspecError):
-            since, manifest = os.fstat(fd.fileno()).st_mtime_ns, _read(fd)
-            manifests[manifest.inode] = since, manifest
-    parked = []
-    for at, fd in copies.items():
-        when, about = manifests.get(at, (0, None))
-        parked.append(Parked(fd, about, when))
-    return sorted(parked, key=lambda one: -one.since)
+            manifest = _read(fd)
+            manifests[manifest.inode] = manifest
+    parked = [Parked(fd, manifests.get(at)) for at, fd in copies.items()]
+    return sorted(parked, key=lambda one: -one.manifest.since if one.manifest else 0.0)
 
 
 def _read(fd: OwnedFd) -> Manifest:

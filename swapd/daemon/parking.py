@@ -103,7 +103,8 @@ class Parking:
     def _manifest(self, uid: int) -> OwnedFd:
         """Raises: OSError."""
         c, inode = self._host.owners[uid], parked.inode(self._copies.fileno(uid))
-        return Manifest(c.name, c.part_of, c.content, c.layout, c.nbytes, inode).write()
+        now = self._inbox.clock()
+        return Manifest(c.name, c.part_of, c.content, c.layout, c.nbytes, inode, now).write()
 
     def _tell(self, what: str, name: str, files: Sequence[int] = ()) -> None:
         """Raises: OSError."""
@@ -212,11 +213,13 @@ class Parking:
         """Start one: it reads what it was sent before it ran. Raises: OSError."""
         self._remove_socket()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(str(self._folder.inside / KEEPER))
-            os.chmod(self._folder.inside / KEEPER, 0o600)
+            path = self._folder.inside / KEEPER
+            door.bind(str(path))
+            path.chmod(0o600)
             door.listen()
+            program = [sys.executable, "-I", "-S", keeper.__file__, KEEPER]
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, KEEPER],
+                [*program, str(path.stat().st_ino)],
                 stdin=door.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,18 +1,31 @@
 """Host copies that `--keep-host` keeps outlive a daemon that is killed: the next one has them."""
 
+import fcntl
 import os
 import signal
-from contextlib import suppress
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import swapd_client
+from swapd.daemon import parked, parking
+from swapd.daemon.host_copies import NAME
+from swapd.daemon.parked import MANIFEST, Manifest
 from swapd.shared import runtime_dir
+from swapd.shared.fds import OwnedFd
+from swapd_client import SwapdError
 from swapd_client.weights import contents, safetensors
+from tests.guarantees import dying
 from tests.guarantees.harness import MIB, Daemon, World
 
 NBYTES = 4 * MIB
@@ -75,14 +88,47 @@ def keepers(daemon: Daemon) -> list[int]:
         with suppress(OSError):
             command = (process / "cmdline").read_bytes().split(b"\0")
             here = (process / "cwd").samefile(daemon.folder)
-            if here and command[-2:-1] == [runtime_dir.KEEPER.encode()]:
+            if here and command[-3:-2] == [runtime_dir.KEEPER.encode()]:
                 found.append(int(process.name))
     return found
 
 
 def await_no_keeper(daemon: Daemon) -> None:
     while keepers(daemon):
+        """It looks once in a few seconds whether it can be found."""
+
+
+def await_held(daemon: Daemon, count: int) -> None:
+    """Wait until keepers hold so many host copies."""
+
+    def held() -> int:
+        with suppress(OSError):
+            files = [fd for pid in keepers(daemon) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            return sum(f"memfd:{NAME} " in str(fd.readlink()) for fd in files)
+        return -1
+
+    while held() != count:
         pass
+
+
+Pair = tuple[int, int]
+
+
+@contextmanager
+def in_place_of_a_daemon(daemon: Daemon) -> Iterator[tuple[socket.socket, dict[bytes, Pair]]]:
+    """The connection to the keeper, and what it holds: host copies and manifests, by name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(str(daemon.folder / runtime_dir.KEEPER))
+        held: dict[bytes, Pair] = {}
+        while True:
+            message, fds, _, _ = socket.recv_fds(sock, 4096, 2)
+            if message == b"READY=1":
+                break
+            copy, manifest = fds
+            held[message.partition(b"\n")[2]] = copy, manifest
+        yield sock, held
+        for fd in (fd for pair in held.values() for fd in pair):
+            os.close(fd)
 
 
 @pytest.mark.parametrize("signals", ["the daemon", "its process group"])
@@ -103,3 +149,265 @@ def test_the_next_daemon_has_them_and_no_file_is_read(
         await_kept(daemon, *NAMES)
         assert daemon.status().host_copy_bytes == nbytes
         assert len(keepers(daemon)) == 1
+
+
+def test_a_daemon_that_stops_in_order_takes_them_with_it(
+    world: World, files: dict[str, Path]
+) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker", "vae")
+    await_held(daemon, 2)
+    daemon.close()
+    await_no_keeper(daemon)
+    daemon = serve(world)
+    assert kept(daemon) == []
+    assert was_read(daemon, "vae", files["vae"])
+
+
+def test_nothing_kept_is_no_process(world: World, files: dict[str, Path]) -> None:
+    daemon = serve(world)
+    assert not keepers(daemon)
+    keep(daemon, files, "talker")
+    await_held(daemon, 1)
+    daemon.observer.forget()
+    await_no_keeper(daemon)
+    daemon.kill()
+    daemon = serve(world, keep_host=0)
+    assert was_read(daemon, "talker", files["talker"])
+    assert not keepers(daemon)
+
+
+def test_one_in_use_is_not_parked_and_is_again_when_its_session_ends(
+    world: World, files: dict[str, Path]
+) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker", "vae")
+    with swapd_client.connect(daemon.folder) as client:
+        client.load("again", files["talker"])
+        await_held(daemon, 1)
+    await_held(daemon, 2)
+
+
+def test_the_keeper_dies_and_another_has_them(world: World, files: dict[str, Path]) -> None:
+    daemon = serve(world)
+    keep(daemon, files, *NAMES)
+    for _ in range(2):
+        (pid,) = keepers(daemon)
+        os.kill(pid, signal.SIGKILL)
+        await_held(daemon, 0)
+        await_held(daemon, 3)
+    assert "the keeper of kept host copies: it has ended; another starts in 1 s" in daemon.log
+    daemon.kill()
+    daemon = serve(world)
+    await_kept(daemon, *NAMES)
+    assert not any(was_read(daemon, name, path) for name, path in files.items())
+
+
+def test_the_keeper_and_the_daemon_die(world: World, files: dict[str, Path]) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker")
+    (pid,) = keepers(daemon)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    daemon.kill()
+    daemon = serve(world)
+    assert was_read(daemon, "talker", files["talker"])
+
+
+@pytest.mark.parametrize("by", ["a stop", "another"])
+def test_a_keeper_that_does_not_answer_delays_no_daemon_for_long(
+    world: World, files: dict[str, Path], by: str
+) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker")
+    (pid,) = keepers(daemon)
+    daemon.kill()
+    if by == "a stop":
+        os.kill(pid, signal.SIGSTOP)
+        after = serve(world)
+        os.kill(pid, signal.SIGCONT)
+    else:
+        with in_place_of_a_daemon(daemon):
+            after = serve(world)
+    assert "the keeper of kept host copies: timed out; what it holds is dropped" in after.log
+    assert was_read(after, "talker", files["talker"])
+    await_held(after, 1)
+    assert keepers(after) != [pid]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left", "why"),
+    [
+        ({"keep_host": "8MiB"}, ("vae", "thinker"), "more than --keep-host allows, 8 MiB"),
+        ({"keep_host": 0}, (), "more than --keep-host allows, 0 B"),
+        ({"budget": "2MiB"}, (), "larger than the budget"),
+        ({"host_memory": "5MiB"}, ("thinker",), "raise the daemon's --host-memory"),
+    ],
+    ids=["less", "nothing", "budget", "host memory"],
+)
+def test_with_other_settings_what_fits_is_taken_back_and_the_rest_is_said(
+    world: World,
+    files: dict[str, Path],
+    settings: dict[str, object],
+    left: tuple[str, ...],
+    why: str,
+) -> None:
+    """The last that were kept stay."""
+    daemon = serve(world)
+    keep(daemon, files, *NAMES)
+    daemon.kill()
+    daemon = serve(world, **settings)
+    await_kept(daemon, *left)
+    await_held(daemon, len(left))
+    said = [line for line in daemon.log.splitlines() if "a kept host copy is dropped" in line]
+    assert len(said) == len(NAMES) - len(left)
+    assert all(why in line for line in said)
+    assert daemon.status().host_copy_bytes == len(left) * NBYTES
+
+
+def manifests(held: dict[bytes, Pair]) -> Iterator[tuple[bytes, Manifest]]:
+    for name, (_, fd) in held.items():
+        with OwnedFd(os.dup(fd)) as manifest:
+            yield name, parked._read(manifest)
+
+
+_SIZES = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def memfd(name: str, data: bytes, seals: int) -> OwnedFd:
+    fd = OwnedFd(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    os.write(fd.fileno(), data)
+    fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def forged(kind: str, real: Manifest) -> tuple[OwnedFd, OwnedFd]:
+    """A host copy with other bytes than `real`, and its manifest; something is wrong with them."""
+    nbytes = NBYTES - (kind == "cut short")
+    seals = _SIZES | (0 if kind == "writable" else fcntl.F_SEAL_WRITE)
+    copy = memfd("a-file" if kind == "no host copy" else NAME, bytes(nbytes), seals)
+    inode = real.inode if kind == "of another" else parked.inode(copy)
+    if kind == "rewritten":
+        os.utime(copy.fileno(), ns=(0, 0))
+    of = msgspec.structs.replace(real, inode=inode)
+    match kind:
+        case "no manifest":
+            return copy, memfd("a-file", b"", 0)
+        case "garbage":
+            return copy, memfd(MANIFEST, b"\xc1" * 100, parked._SEALS)
+        case "half a manifest":
+            with of.write() as whole:
+                data = os.pread(whole.fileno(), 1 << 16, 0)
+            return copy, memfd(MANIFEST, data[: len(data) // 2], parked._SEALS)
+        case "manifest not sealed":
+            with of.write() as whole:
+                return copy, memfd(MANIFEST, os.pread(whole.fileno(), 1 << 16, 0), 0)
+    return copy, of.write()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("cut short", "talker (4 MiB) is cut short, or not sealed"),
+        ("writable", "talker (4 MiB) is cut short, or not sealed"),
+        ("of another", "it has no manifest"),
+        ("rewritten", "it has no manifest"),
+        ("no manifest", "it has no manifest"),
+        ("garbage", "it has no manifest"),
+        ("half a manifest", "it has no manifest"),
+        ("manifest not sealed", "it has no manifest"),
+        ("no host copy", ""),
+    ],
+)
+def test_what_does_not_fit_its_manifest_is_said_and_serves_nobody(
+    world: World, files: dict[str, Path], kind: str, why: str
+) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker", "vae")
+    daemon.kill()
+    with in_place_of_a_daemon(daemon) as (sock, held):
+        name, real = next(one for one in manifests(held) if one[1].name == "talker")
+        sock.send(b"FDSTOREREMOVE=1\n" + name)
+        copy, manifest = forged(kind, real)
+        with copy, manifest:
+            fds = [copy.fileno(), manifest.fileno()]
+            name = f"FDNAME={NAME}-{parked.inode(copy)[0]}".encode()
+            socket.send_fds(sock, [b"FDSTORE=1\n" + name], fds)
+    daemon = serve(world)
+    await_kept(daemon, "vae")
+    assert (f"a kept host copy is dropped: {why}" in daemon.log) == bool(why)
+    assert was_read(daemon, "talker", files["talker"])
+    assert not was_read(daemon, "vae", files["vae"])
+    await_held(daemon, 2)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_daemon_killed_at_any_line_leaves_all_of_one_or_nothing(
+    world: World, files: dict[str, Path], first: int
+) -> None:
+    """While it parks, or takes back what the one before has parked."""
+    for number in range(10 + 7 * first, 250, 28):
+        for _ in range(2):
+            daemon = serve(world, before=partial(dying.at_line, number))
+            with suppress(SwapdError), swapd_client.connect(daemon.folder, reconnect=0) as client:
+                for name, path in files.items():
+                    client.load(name, path)
+                    client.unregister(name)
+            daemon.kill()
+        daemon = serve(world)
+        assert "kept host cop" not in daemon.log
+        for name, path in files.items():
+            was_read(daemon, name, path)
+        daemon.observer.forget()
+        daemon.close()
+    await_no_keeper(daemon)
+
+
+@pytest.mark.parametrize("why", ["none comes", "none can come"])
+def test_a_keeper_without_a_daemon_ends(
+    world: World, files: dict[str, Path], tmp_path: Path, why: str
+) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker")
+    daemon.kill()
+    if why == "none can come":
+        (daemon.folder / runtime_dir.KEEPER).unlink()
+        return await_no_keeper(daemon)
+    program = (
+        "import os; from swapd.daemon import keeper; keeper.WAIT_S = keeper._LOOK_S = 0.1;"
+        f"keeper.main({runtime_dir.KEEPER!r}, os.stat({runtime_dir.KEEPER!r}).st_ino)"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(tmp_path / runtime_dir.KEEPER))
+        door.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=door.fileno(), cwd=tmp_path
+        )
+    with process:
+        assert process.wait(60) == 0
+
+
+def test_a_keeper_and_a_daemon_of_another_user_have_nothing_to_do_with_each_other(
+    world: World, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = serve(world)
+    daemon.close()
+    program = (
+        "import os; from swapd.daemon import keeper; os.getuid = lambda: 4321;"
+        f"keeper.main({runtime_dir.KEEPER!r}, os.stat({runtime_dir.KEEPER!r}).st_ino)"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(daemon.folder / runtime_dir.KEEPER))
+        door.listen()
+        theirs = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=door.fileno(), cwd=daemon.folder
+        )
+    with theirs:
+        daemon = serve(world)
+        assert "the keeper of kept host copies: it has ended" in daemon.log
+        keep(daemon, files, "talker")
+        assert theirs.wait(60) == 0
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other, pytest.raises(PermissionError, match="it belongs to user"):
+        parking._check_peer(one)
