@@ -50,7 +50,7 @@ class Parking:
         self._inbox = inbox
         self._keeper: socket.socket | None = None
         self._again_s = AGAIN_S
-        self._waits = self._said = False
+        self._waits = False
         #: What is parked, by uid, under the name that it has there.
         self._names: dict[int, str] = {}
 
@@ -60,10 +60,7 @@ class Parking:
             return
         fd = self._copies.fileno(uid)
         if not self._copies.is_adoptable(fd, self._host.owners[uid].nbytes):
-            if not self._said:
-                log.warning("kept host copies end with this daemon: here they cannot be sealed")
-            self._said = True
-            return
+            return log.warning("a kept host copy ends with this daemon: it cannot be sealed here")
         try:
             with self._manifest(uid) as manifest:
                 self._tell("FDSTORE=1", name := _name(fd), (fd, manifest.fileno()))
@@ -92,8 +89,9 @@ class Parking:
     def leave(self) -> None:
         """The next program of this process finds what is kept as `inherited`."""
         for uid in self._host.kept:
-            os.set_inheritable(self._copies.fileno(uid), True)
-            os.set_inheritable(self._manifest(uid).take(), True)
+            with suppress(OSError):  # no descriptor is left: it may be parked all the same
+                os.set_inheritable(self._manifest(uid).take(), True)
+                os.set_inheritable(self._copies.fileno(uid), True)
 
     def close(self) -> None:
         """The daemon stops in order, and all that is parked goes with it."""
@@ -128,67 +126,50 @@ class Parking:
         for number, one in enumerate(parked.sort((*inherited, *handed)), 1):
             if (name := _name(one.fd.fileno())) in stored:
                 self._names[-number] = name
-            problem = self._problem_with(one, taken.values(), most, budget)
-            if not problem and not (problem := self._adopt(-number, one)):
-                assert one.manifest is not None
-                taken[-number] = one.manifest
-            else:
-                log.warning("a kept host copy is dropped: %s", problem)
+            room = most - sum(manifest.nbytes for manifest in taken.values())
+            try:
+                taken[-number] = self._adopt(-number, one, taken.values(), room, budget)
+            except (ValueError, HostCopyError, OSError) as exc:
+                log.warning("a kept host copy is dropped: %s", exc)
                 one.fd.close()
         for uid in self._names.keys() - taken.keys():
             self.unpark(uid, waits=False)
         if not self._names:
             self._disconnect()
-        self._keep(taken)
-
-    def _problem_with(
-        self, one: Parked, taken: Collection[Manifest], most: int, budget: int
-    ) -> str | None:
-        """Why it cannot be kept again."""
-        if (manifest := one.manifest) is None:
-            return "it has no manifest"
-        what, nbytes = f"{manifest.name} ({size(manifest.nbytes)})", manifest.nbytes
-        if not self._copies.is_adoptable(one.fd.fileno(), nbytes):
-            return f"{what} is cut short, or not sealed"
-        key = manifest.content, manifest.layout, nbytes
-        if any((t.content, t.layout, t.nbytes) == key for t in taken):
-            return f"{what} is there twice"
-        if nbytes > budget:
-            return f"{what} is larger than the budget"
-        if nbytes + sum(t.nbytes for t in taken) > most:
-            return f"{what} is more than --keep-host allows, {size(most)}"
-        return None
-
-    def _adopt(self, uid: int, one: Parked) -> str | None:
-        """Make it a host copy of this daemon; the reason why not."""
-        assert one.manifest is not None
-        try:
-            for _ in self._copies.adopt(uid, one.manifest.nbytes, one.fd):
-                pass
-        except HostCopyError as exc:
-            return f"{one.manifest.name}: {exc}"
-        return None
-
-    def _keep(self, taken: dict[int, Manifest]) -> None:
-        """In the order in which they were parked: the first is the first to go."""
         now = self._inbox.clock()
-        for uid, m in reversed(taken.items()):
+        for uid, m in reversed(taken.items()):  # the first that was parked is the first to go
             found = HostCopyFound(now, uid, m.name, m.nbytes, m.content, m.layout, m.part_of)
             self._inbox.post(found)
-        if taken:
-            names = ", ".join(dict.fromkeys(m.part_of or m.name for m in taken.values()))
-            nbytes = sum(m.nbytes for m in taken.values())
-            log.info("kept from the daemon before: %s of host copies: %s", size(nbytes), names)
+
+    def _adopt(
+        self, uid: int, one: Parked, taken: Collection[Manifest], room: int, budget: int
+    ) -> Manifest:
+        """Make it a host copy of this daemon. Raises: ValueError, HostCopyError, OSError."""
+        if (manifest := one.manifest) is None:
+            raise ValueError("it has no manifest")
+        what, nbytes = f"{manifest.name} ({size(manifest.nbytes)})", manifest.nbytes
+        key = manifest.content, manifest.layout, nbytes
+        if not self._copies.is_adoptable(one.fd.fileno(), nbytes):
+            raise ValueError(f"{what} is cut short, or not sealed")
+        if any((t.content, t.layout, t.nbytes) == key for t in taken):
+            raise ValueError(f"{what} is there twice")
+        if nbytes > budget:
+            raise ValueError(f"{what} is larger than the budget")
+        if nbytes > room:
+            raise ValueError(f"{what} is more than --keep-host has room for")
+        for _ in self._copies.adopt(uid, nbytes, one.fd):
+            pass
+        return manifest
 
     def _handed_over(self) -> list[OwnedFd]:
         """All that a keeper holds for this folder; it is used from then on."""
-        found: list[OwnedFd] = []
         try:
             daemon = self._connect()
         except (FileNotFoundError, ConnectionRefusedError):
             self._remove_socket()
-            return found
+            return []
         daemon.settimeout(ANSWER_S)
+        found: list[OwnedFd] = []
         try:
             _check_peer(daemon)
             while True:
@@ -200,9 +181,11 @@ class Parking:
                 raise OSError("it has ended")
         except (OSError, ValueError) as exc:
             daemon.close()
+            for fd in found:
+                fd.close()
             self._remove_socket()
             log.warning("the keeper of kept host copies: %s; what it holds is dropped", exc)
-            return found
+            return []
         daemon.setblocking(False)
         self._use(daemon)
         return found

@@ -238,8 +238,8 @@ def test_a_keeper_that_does_not_answer_delays_no_daemon_for_long(
 @pytest.mark.parametrize(
     ("settings", "left", "why"),
     [
-        ({"keep_host": "8MiB"}, ("vae", "thinker"), "more than --keep-host allows, 8 MiB"),
-        ({"keep_host": 0}, (), "more than --keep-host allows, 0 B"),
+        ({"keep_host": "8MiB"}, ("vae", "thinker"), "more than --keep-host has room for"),
+        ({"keep_host": 0}, (), "more than --keep-host has room for"),
         ({"budget": "2MiB"}, (), "larger than the budget"),
         ({"host_memory": "5MiB"}, ("thinker",), "raise the daemon's --host-memory"),
     ],
