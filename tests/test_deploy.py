@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from swapd.cli.page import parse_address
+from swapd.core.registry import KEPT_MAX
 from swapd.plan.deploy import WORKERS
 from swapd.shared.config import Config, load
 from swapd.shared.units import parse_size
@@ -122,9 +123,12 @@ def test_the_unit_needs_no_file_and_finds_swapd_in_a_virtual_environment(folder:
         assert (state / "swap-log.jsonl").exists()
 
 
-def test_the_unit_waits_longer_than_the_daemon() -> None:
+def test_the_unit_waits_and_has_room_for_what_its_daemon_needs() -> None:
     assert int(unit("TimeoutStopSec")[0]) > Config().stop_timeout
     assert unit("ExecReload") == ["/bin/kill -HUP $MAINPID"]
+    held = str(2 * KEPT_MAX)  # a host copy and its manifest
+    assert unit("FileDescriptorStoreMax") == [held]
+    assert f"FDSTORE={held}" in unit("Environment")
     assert (unit("LimitMEMLOCK"), unit("LimitNOFILE")) == (["infinity"], ["65536"])
 
 

@@ -273,6 +273,8 @@ class Daemon:
         )
         dispatch.perform = self._orders()
         self._parking.take_back(core.rules.keep_host, device.chunks * device.chunk_bytes)
+        if core.rules.keep_host and not device.read_only_pins:
+            log.warning("--keep-host ends with this daemon: the driver pins no sealed host copies")
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device

@@ -60,7 +60,7 @@ class Parking:
             return
         fd = self._copies.fileno(uid)
         if not self._copies.is_adoptable(fd, self._host.owners[uid].nbytes):
-            return log.warning("a kept host copy ends with this daemon: it cannot be sealed here")
+            return
         try:
             with self._manifest(uid) as manifest:
                 self._tell("FDSTORE=1", name := _name(fd), (fd, manifest.fileno()))
