@@ -346,6 +346,7 @@ def test_a_daemon_killed_at_any_line_leaves_all_of_one_or_nothing(
     world: World, files: dict[str, Path], first: int
 ) -> None:
     """While it parks, or takes back what the one before has parked."""
+    died = 0
     for number in range(10 + 7 * first, 250, 28):
         for _ in range(2):
             daemon = serve(world, before=partial(dying.at_line, number))
@@ -353,6 +354,7 @@ def test_a_daemon_killed_at_any_line_leaves_all_of_one_or_nothing(
                 for name, path in files.items():
                     client.load(name, path)
                     client.unregister(name)
+            died += not daemon.running
             daemon.kill()
         daemon = serve(world)
         assert "kept host cop" not in daemon.log
@@ -360,6 +362,7 @@ def test_a_daemon_killed_at_any_line_leaves_all_of_one_or_nothing(
             was_read(daemon, name, path)
         daemon.observer.forget()
         daemon.close()
+    assert died > 4
     await_no_keeper(daemon)
 
 

@@ -78,6 +78,21 @@ def test_a_stage_that_starts_again_reads_no_weight_and_answers_as_plain_vllm(
         assert bool(read) == (number == 0)
 
 
+def test_nor_with_the_next_daemon(
+    scene: Scene, daemon: harness.Daemon, models: Path, expected: Expected
+) -> None:
+    await_settled(models / "talker")
+    for number in range(2):
+        said, read = served(scene, daemon, models / "talker")
+        assert said == expected["talker"]
+        assert bool(read) == (number == 0)
+        kept = len(daemon.status().kept)
+        daemon.kill()
+        daemon = scene.daemon_again(daemon, keep_host="256MiB")
+        while len(daemon.status().kept) < kept:
+            """They are mapped first."""
+
+
 def test_nor_one_of_several_parts(deep: Path, nursery: Any, expected_deep: Expected) -> None:
     await_settled(deep / "deep")
     with scene(deep, nursery) as made:
