@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from swapd.cli.common import Json, console, facts, print_json
-from swapd.cli.status import fold
+from swapd.cli.status import expected, fold
 from swapd.cli.target import ChosenDaemon
 from swapd.shared.protocol import ComponentStatus, Forecast, Status
 from swapd.shared.text import plain
-from swapd.shared.units import parse_size, rate, seconds, size
+from swapd.shared.units import parse_size, rate, size
 from swapd_client import Client, InUse
 
 #: States without memory of the device.
@@ -149,7 +149,7 @@ def forecast_page(names: list[str], reply: Forecast) -> Table:
         ("copies in", _copies(reply)),
         ("evicts", _victims(reply)),
         ("waits for", _waits(reply)),
-        ("takes", _takes(reply)),
+        ("granted", expected(reply.seconds, reply.unknown) + _rate(reply)),
     ]
     if reply.bytes_back:
         rows.insert(3, ("writes back", size(reply.bytes_back)))
@@ -186,10 +186,7 @@ def _waits(reply: Forecast) -> Text:
     return Text("\n".join(plain(f"{way.name}: {way.why}") for way in reply.waits_for), "yellow")
 
 
-def _takes(reply: Forecast) -> str:
-    if reply.seconds is None:
-        return "not known: nothing was swapped in yet"
-    took = "0 s" if not reply.seconds else f"about {seconds(reply.seconds)}"
-    if reply.bytes_per_s and reply.seconds:
-        took += f", at the {rate(reply.bytes_per_s)} measured"
-    return took if reply.at_once else f"{took}, once these waits are over"
+def _rate(reply: Forecast) -> str:
+    if not reply.seconds or not reply.bytes_per_s:
+        return ""
+    return f", with copies at the {rate(reply.bytes_per_s)} measured"

@@ -12,7 +12,7 @@ from rich.text import Text
 from swapd.cli.common import Json, console, facts, print_json
 from swapd.cli.conclusions import StatusReport, Waits, report
 from swapd.cli.target import OWN_LABEL, ChosenDaemon
-from swapd.shared.protocol import NAMES_SHOWN, ComponentStatus, Status, part_name
+from swapd.shared.protocol import NAMES_SHOWN, ComponentStatus, Status, WaitStatus, part_name
 from swapd.shared.text import counted, plain
 from swapd.shared.units import rate, seconds, size
 
@@ -240,7 +240,7 @@ def _summary(reply: StatusReport) -> Table:
             f"{counted(reply.loads, 'load')}, {counted(reply.evictions, 'eviction')}, "
             f"{counted(reply.hits, 'hit')}; {size(reply.bytes_in)} in, {size(reply.bytes_out)} out",
         ),
-        ("waiting", Text(str(reply.waiting), "yellow") if reply.waiting else "nobody"),
+        ("waiting", _waiting(reply)),
     ]
     rows += [("times", times)] if (times := times_of(reply)) else []
     if reply.starting:
@@ -251,6 +251,29 @@ def _summary(reply: StatusReport) -> Table:
     for found in reply.conclusions:
         rows.append((found.kind.replace("_", " "), Text(plain(found.text), "bold yellow")))
     return facts(rows)
+
+
+def _waiting(reply: StatusReport) -> Text | str:
+    if not reply.waiting:
+        return "nobody"
+    labels = {s.session: s.label for s in reply.sessions}
+    lines = [
+        f"{labels.get(wait.session, f'session {wait.session}')}: "
+        f"{asked_by(wait)} for {seconds(wait.waited_s)}, {expected(wait.seconds, wait.unknown)}"
+        for wait in reply.waits[:NAMES_SHOWN]
+    ]
+    return Text("\n".join([str(reply.waiting), *map(plain, lines)]), "yellow")
+
+
+def asked_by(wait: WaitStatus) -> str:
+    return " + ".join(wait.names) + " + ..." * (wait.count > len(wait.names))
+
+
+def expected(after_s: float | None, unknown: str) -> str:
+    """When a grant is expected."""
+    if after_s is None:
+        return unknown or "not known"
+    return f"in about {seconds(after_s)}" if after_s else "at once"
 
 
 def times_of(reply: StatusReport) -> str:

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from swapd.core import deadlock, eviction, explain, following, leases, requests, sharing, transfers
 from swapd.core.actions import Grant, Waiting
+from swapd.core.eta import eta
 from swapd.core.eviction import Refusal
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
@@ -333,7 +334,7 @@ def refuse_late(ledger: Ledger) -> None:
 
 
 def _refuse_late(ledger: Ledger, w: Waiter) -> None:
-    why = explain.timeout(ledger, w, ledger.now)
+    why = explain.timeout(ledger, w, ledger.now, str(eta(ledger, w, ledger.now)))
     refuse(ledger, w.key, "timeout", why, tried=_only_tries(w))
 
 

@@ -313,18 +313,22 @@ def quantum_s(ledger: Ledger, c: Component, priority: int, use_s: float) -> floa
     return min(least_s, rules.residency_bound_s, rules.turn_s)
 
 
-def stays_until(ledger: Ledger, c: Component, priority: int, use_s: float) -> float:
+def stays_until(
+    ledger: Ledger, c: Component, priority: int, use_s: float, idle_since: float | None = None
+) -> float:
     """Until when an idle component may not be evicted for an acquire of this priority, whose
-    components are in use for `use_s`; a time in the past if it may be now.
+    components are in use for `use_s`; a time in the past if it may be now. `idle_since`: if it is
+    idle only then.
 
     The minimum-residency rule: a busy component stays for its quantum, unless its owner fails to
     come back. `gap_s` is the time from a release to the next acquire, also if the component was
     evicted in between. So two decode loops that evict each other's components both count as busy.
     """
+    since = c.idle_since if idle_since is None else idle_since
     if c.state is State.LOADING or c.gap_s is None:
-        return c.idle_since
+        return since
     swap_s = BUSY_SHARE * (c.swap_in_s or 0.0)
     if c.gap_s >= max(swap_s, BUSY_SHARE_OF_USE * use_s):
-        return c.idle_since
+        return since
     over = c.resident_since + quantum_s(ledger, c, priority, use_s)
-    return min(over, c.idle_since + 2 * max(swap_s, c.gap_s))
+    return min(over, since + 2 * max(swap_s, c.gap_s))

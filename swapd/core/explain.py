@@ -33,6 +33,7 @@ STARTS_WITH_NOTHING = (
     "a session that waits for its turn to start holds no lease, and starts once: release its "
     "leases first"
 )
+WAITS_NO_MORE = "no acquire of this session with this number waits"
 TOO_MANY_REQUESTS = (
     f"{UNANSWERED_MAX} requests of this session wait for their reply, which is the limit: wait "
     "for some of them, or cancel them"
@@ -348,10 +349,10 @@ def _in_the_way(ledger: Ledger, most: int) -> str:
     return held(ledger, most)
 
 
-def timeout(ledger: Ledger, w: Waiter, now: float) -> str:
+def timeout(ledger: Ledger, w: Waiter, now: float, expected: str) -> str:
     named = [n for n in w.names if not is_workspace(n)]
     absent = [n for n in named if not ledger.may_be_acquired(n)]
-    why = parked(absent) if absent else blocked(ledger, w)
+    why = parked(absent) if absent else f"{blocked(ledger, w)}; the grant: {expected}"
     return (
         f"{asked_for(ledger, w)} not granted in {now - w.arrived:.3g} s: {why}. "
         "Release leases, raise timeout=, or raise the daemon's --budget"

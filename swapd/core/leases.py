@@ -106,12 +106,14 @@ def take_back(
     owner = lease.owner
     matters = gap_s is not None or _may_be_counted_on(ledger, owner)
     session = ledger.sessions.get(lease.session)
+    used_s = max(ledger.now - idle_s - lease.since, 0.0) / (again + 1)
     for name in lease.names:
         c = ledger.components[name]
         ledger.holders.lay_down(c, key, owner)
         if again:
             ledger.count_hits(c, again)
             c.uses += again
+        c.hold_s, c.kept_on = sharing.usual_s(c.hold_s, used_s), again > 0
         if gap_s is not None:
             c.gap_s = gap_s
         c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)

@@ -212,6 +212,10 @@ class Component:
     #: When the current or last leases that overlap began, and the number of their uses.
     used_since: float = 0.0
     uses: int = 0
+    #: The usual time of a use by itself, whatever runs beside it; 0 before the first. And whether
+    #: its last lease was used again before it came back.
+    hold_s: float = 0.0
+    kept_on: bool = False
     #: When it left for others; None: it left for another reason, or never.
     made_way_at: float | None = None
     loads: int = 0

@@ -57,6 +57,13 @@ def _asked_names(request: Any) -> str | None:
     return _names(request.names)
 
 
+def _foretold(request: protocol.ForecastRequest) -> str | None:
+    """Components, or an acquire that waits."""
+    if request.acquire is None:
+        return _names(request.names)
+    return "a forecast of an acquire that waits takes no names" if request.names else None
+
+
 def _over(request: protocol.Prefetch) -> str | None:
     return _names(request.over) if request.over else None
 
@@ -172,7 +179,7 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
     protocol.AcquireStart: (_timeout,),
     protocol.Prefetch: (_asked_names, _over, _timeout),
     protocol.Follows: (_followers,),
-    protocol.ForecastRequest: (_asked_names,),
+    protocol.ForecastRequest: (_foretold,),
     protocol.Register: (_to_register, _segments, _texts, _contents, _transient),
     protocol.Commit: (_name,),
     protocol.Update: (_name,),

@@ -9,8 +9,7 @@ from functools import partial
 from heapq import nsmallest
 from itertools import islice
 
-from swapd.core import eviction, explain, sharing
-from swapd.core.actions import Urgency
+from swapd.core import eta, eviction, explain, sharing
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Transfer, Waiter
 from swapd.core.residency import Residency
@@ -103,10 +102,18 @@ def kept(ledger: Ledger) -> tuple[KeptStatus, ...]:
 
 def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:
     """The acquires that have waited longest."""
-    first = islice(core.ledger.queue, WAITS_SHOWN)
+    etas = {w.key: found for w, found in eta.etas(core.ledger, now)}
     return tuple(
-        WaitStatus(w.session, w.asked[:NAMES_SHOWN], len(w.asked), now - w.arrived, w.why)
-        for w in first
+        WaitStatus(
+            w.session,
+            w.asked[:NAMES_SHOWN],
+            len(w.asked),
+            now - w.arrived,
+            w.why,
+            (found := etas.get(w.key, eta.PARKED if w.parked else eta.MANY)).known_s,
+            found.unknown,
+        )
+        for w in islice(core.ledger.queue, WAITS_SHOWN)
     )
 
 
@@ -132,7 +139,7 @@ def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
     return tuple(found)
 
 
-def _rank_of(ledger: Ledger, move: Transfer) -> Urgency:
+def _rank_of(ledger: Ledger, move: Transfer) -> tuple[int, ...]:
     """Sorts copies: those from the device in their order, then those to it by their rank."""
     return move.component.urgency if move.lane is ledger.lane_in else (-1, 0, 0)
 
@@ -153,6 +160,8 @@ def forecast(
     ledger = core.ledger
     if ledger.stopping:
         return Refused(asked.id, "stopping", explain.STOPPING)
+    if asked.acquire is not None:
+        return _of_waiting(core, asked, session, now)
     names = ledger.expand(asked.names)
     for name in names:
         if not ledger.may_be_acquired(name):
@@ -162,8 +171,25 @@ def forecast(
     found = sharing.at_once(ledger, w, components)
     if isinstance(found, eviction.Refusal):
         return Refused(asked.id, found.code, explain.refused(ledger, found))
+    w.queued = found is None
     victims, waits = _room(core, w, components, now) if found is None else ([], [])
-    return _reply(ledger, w, components, victims, waits, now)
+    return _reply(ledger, asked.id, w, victims, waits, now)
+
+
+def _of_waiting(
+    core: Residency, asked: ForecastRequest, session: int, now: float
+) -> Forecast | Refused:
+    """The reply about an acquire that was asked for already."""
+    ledger = core.ledger
+    w = ledger.queue.get((session, asked.acquire or 0))
+    if w is None:
+        return Refused(asked.id, "bad_request", explain.WAITS_NO_MORE)
+    if w.parked:
+        missing = [n for n in w.names if not ledger.may_be_acquired(n)]
+        parked = [InTheWay(n, "not registered yet") for n in missing[:NAMES_SHOWN]]
+        return _reply(ledger, asked.id, w, [], parked, now)
+    victims, waits = _room(core, w, ledger.named(w.names), now) if w.queued else ([], [])
+    return _reply(ledger, asked.id, w, victims, waits, now)
 
 
 def _room(
@@ -229,91 +255,27 @@ def _promised(ledger: Ledger, c: Component) -> InTheWay:
     return InTheWay(_known_as(c), f"coming in for {sessions}")
 
 
-# --- how long it would take --------------------------------------------------------------
-
-
 def _reply(
     ledger: Ledger,
+    number: int,
     w: Waiter,
-    asked: list[Component],
     victims: list[Victim],
     waits: list[InTheWay],
     now: float,
 ) -> Forecast:
+    asked = [] if w.parked else ledger.named(w.names)
     loads = [c for c in asked if c.state is State.ABSENT or eviction.leaves_first(c, w)]
     measured = measured_loads(ledger.components.values())
-    rate = measured and measured[0]
-    back = sum(v.bytes_back for v in victims)
+    found = eta.eta(ledger, w, now)
     return Forecast(
-        id=w.request,
+        id=number,
         names=w.names,
-        bytes_in=sum(map(_bytes_in, loads)),
+        bytes_in=sum(map(eta.bytes_in, loads)),
         bytes_coming=sum(c.bytes_in for c in asked if c.state is State.LOADING),
-        bytes_back=back,
+        bytes_back=sum(v.bytes_back for v in victims),
         victims=tuple(victims),
         waits_for=tuple(waits),
-        seconds=_seconds(ledger, w, loads, asked, back, rate, now),
-        bytes_per_s=rate,
+        seconds=found.known_s,
+        bytes_per_s=measured and measured[0],
+        unknown=found.unknown,
     )
-
-
-def _bytes_in(c: Component) -> int:
-    """Bytes of its next copy in: for scratch that has to leave first, the bytes that its save
-    copies."""
-    return c.bytes_back if c.evicting and c.dirty else c.bytes_in
-
-
-def _seconds(
-    ledger: Ledger,
-    w: Waiter,
-    loads: list[Component],
-    asked: list[Component],
-    back: int,
-    rate: float | None,
-    now: float,
-) -> float | None:
-    """Seconds until all its copies have ended, if the acquire need not wait for a holder.
-
-    One copy runs at a time in each direction, so earlier loads end first. Saves and loads run at
-    the same time.
-    """
-    ahead = _ahead(ledger, w, loads, asked)
-    if not loads and not ahead:
-        return 0.0
-    times = [s for c in (*loads, *ahead) if (s := _copy_s(c, rate)) is not None]
-    if len(times) < len(loads) + len(ahead) or (back and rate is None):
-        return None
-    under_way_s = 0.0
-    if ahead:
-        so_far_s = now - max(ahead[0].load_started, ledger.lane_in.ended_at)
-        under_way_s = min(so_far_s, times[len(loads)])
-    return max(sum(times) - under_way_s, back / rate if rate else 0.0)
-
-
-def _ahead(
-    ledger: Ledger, w: Waiter, loads: list[Component], asked: list[Component]
-) -> list[Component]:
-    """The components whose loads, ordered already, end before the last copy of the acquire; in the
-    order of their ranks."""
-    own: Urgency = (0, *w.order)
-
-    def rank(c: Component) -> Urgency:
-        return min(c.urgency, own) if c in asked else c.urgency
-
-    coming = sorted(_coming(ledger), key=rank)
-    last = own if loads else max([rank(c) for c in coming if c in asked], default=(-1, 0, 0))
-    return [c for c in coming if rank(c) <= last]
-
-
-def _coming(ledger: Ledger) -> Iterable[Component]:
-    moving = (m.component for m in ledger.moves.values())
-    return (c for c in moving if c.state is State.LOADING and not c.workspace)
-
-
-def _copy_s(c: Component, rate: float | None) -> float | None:
-    """The time of its own last copy, else an estimate from the rate of others: scratch may come in
-    with more bytes each time, or fewer."""
-    if c.copy_s is not None and c.scratch != "saved":
-        return c.copy_s
-    nbytes = _bytes_in(c)
-    return nbytes / rate if rate else (None if nbytes else 0.0)

@@ -294,9 +294,11 @@ class Follows(Request, frozen=True, tag="follows"):
 
 
 class ForecastRequest(Request, frozen=True, tag="forecast"):
-    """Ask for the effect of acquiring these now. Answered at once; changes nothing."""
+    """Ask for the effect of acquiring these now; or, without names, for what is before an acquire
+    of this session that waits. Answered at once; changes nothing."""
 
     names: tuple[str, ...]
+    acquire: Id | None = None
 
 
 class Resize(Request, frozen=True, tag="resize"):
@@ -441,8 +443,8 @@ class Forecast(Reply, frozen=True, tag="forecast"):
     """The effect of acquiring `names` now, in bytes and seconds.
 
     The daemon would evict `victims` at once; if `waits_for` is not empty, the victims depend on the
-    time at which its holders give way. `seconds` is the time of the copies alone, by measured
-    rates; None if there are no measurements.
+    time at which its holders give way. `seconds`: until the grant, if holders, waiters and copies
+    before it take as long as they usually do; None if that is `unknown`, and why, for people.
     """
 
     names: tuple[str, ...]
@@ -453,6 +455,7 @@ class Forecast(Reply, frozen=True, tag="forecast"):
     waits_for: tuple[InTheWay, ...]
     seconds: float | None
     bytes_per_s: float | None
+    unknown: str = ""
 
     @property
     def at_once(self) -> bool:
@@ -516,6 +519,9 @@ class WaitStatus(msgspec.Struct, frozen=True):
     count: int
     waited_s: float
     why: str  # what it waits for, for people; "" if only for copies
+    #: Until its grant; None: see `unknown`, both as in `Forecast`.
+    seconds: float | None = None
+    unknown: str = ""
 
 
 class CopyStatus(msgspec.Struct, frozen=True):

@@ -186,7 +186,8 @@ def test_who_waits_is_listed_with_what_for() -> None:
     w.sleep(3.0)
     text = shown(w, width=200)
     at = text.index("waiting")
-    assert "b; needs 6 B, free 4 B; held: a (6 B) by" in text[at + 1]
+    said = "b; not known yet: a is in use for the first time; needs 6 B, free 4 B; held: a (6 B) by"
+    assert said in text[at + 1]
     assert text[at + 1].lstrip().startswith("3 s")
     assert "1 waiting" in text[0]
 

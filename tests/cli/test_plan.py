@@ -180,7 +180,9 @@ def forecast(**changes: Any) -> str:
 
 
 def test_a_forecast_reads_as_what_it_is() -> None:
-    assert "nothing was swapped in yet" in forecast()
+    assert "not known yet: nothing was loaded" in forecast(
+        unknown="not known yet: nothing was loaded"
+    )
     assert "nothing: it is in" in forecast(bytes_in=0, seconds=0.0)
     evicts = (Victim("kv", GIB, 0, "room"),)
     assert "nothing: it comes in as zeros" in forecast(bytes_in=0, victims=evicts)
@@ -188,9 +190,9 @@ def test_a_forecast_reads_as_what_it_is() -> None:
     victims = (Victim("m", GIB, GIB, "room"),)
     shown = forecast(victims=victims, bytes_back=GIB, seconds=0.5, bytes_per_s=6e9)
     assert "m (1 GiB)" in shown
-    assert "about 500 ms, at the 6 GB/s measured" in shown
+    assert "in about 500 ms, with copies at the 6 GB/s measured" in shown
     parts = tuple(Victim(f"dit/{i}", GIB, 0, "room", "dit") for i in range(3))
     assert "dit (3 GiB in 3 parts)" in forecast(victims=parts)
     waits = forecast(waits_for=(InTheWay("x", "leased by y"),), seconds=0.5)
     assert "x: leased by y" in waits
-    assert "once these waits are over" in waits
+    assert "in about 500 ms" in waits

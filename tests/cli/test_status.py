@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from swapd.cli.status import page
-from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, Status
+from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, Status, WaitStatus
 from tests.samples import bare
 
 from .conftest import Running, environment, on_terminal, start, swapd
@@ -191,3 +191,14 @@ def test_an_output_without_unicode_shows_what_it_can(daemon: Running) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert "d?nn" in done.stdout
     assert not done.stderr
+
+
+def test_each_wait_has_the_time_of_its_grant_or_why_there_is_none() -> None:
+    asked = {"session": 4, "why": "", "waited_s": 2.0, "count": 3, "names": ("text", "dit")}
+    known = msgspec.structs.replace(bare(WaitStatus), **asked, seconds=0.5, unknown="")
+    unknown = msgspec.structs.replace(known, seconds=None, unknown="not known: dit is held")
+    at_once = msgspec.structs.replace(known, names=("vae",), count=1, seconds=0.0)
+    shown = _shown(_reply(waiting=3, waits=(known, unknown, at_once)))
+    assert "session 4: text + dit + ... for 2 s, in about 500 ms" in shown
+    assert "session 4: text + dit + ... for 2 s, not known: dit is held" in shown
+    assert "session 4: vae for 2 s, at once" in shown

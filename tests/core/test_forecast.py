@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from swapd.core import Residency
+from swapd.core import Residency, status
 from swapd.core.actions import AnyAction, CopyIn, CopyOut, Evict, Refuse
 from swapd.core.records import Key
 from swapd.core.status import forecast
@@ -346,6 +346,8 @@ class Foresight:
         session = choose.pick(sorted(w.sessions))
         names = [choose.pick(sorted(w.owner)) for _ in range(choose.pick((1, 1, 1, 2)))]
         answer = ask(w, session, *names)
+        for wait in status.waits(w.core, w.now):
+            assert (wait.seconds is None) == bool(wait.unknown)
         key = w.acquire(session, *names, agent=99)
         reply, done = w.answers.get(key), list(w.out)
         if isinstance(answer, protocol.Refused):

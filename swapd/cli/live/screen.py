@@ -15,9 +15,9 @@ from rich.text import Text
 from swapd.cli.common import clock
 from swapd.cli.conclusions import StatusReport
 from swapd.cli.last_lines import Spoken
-from swapd.cli.status import STATE_STYLES, Family, fold, in_group, times_of
+from swapd.cli.status import STATE_STYLES, Family, asked_by, expected, fold, in_group, times_of
 from swapd.shared import vm
-from swapd.shared.protocol import CopyStatus
+from swapd.shared.protocol import CopyStatus, WaitStatus
 from swapd.shared.text import plain
 from swapd.shared.units import rate, seconds, size
 
@@ -270,13 +270,18 @@ def _waits(view: Snapshot, now: float) -> list[str]:
     lines = [
         f"{seconds(wait.waited_s + now - view.at):>7}  "
         f"{plain(labels.get(wait.session, f'session {wait.session}'))}: "
-        f"{' + '.join(map(plain, wait.names))}{' + ...' * (wait.count > len(wait.names))}; "
-        f"{plain(wait.why) or 'to be copied in'}"
+        f"{plain(asked_by(wait))}; "
+        f"{plain(_expected(wait, now - view.at))}; {plain(wait.why) or 'to be copied in'}"
         for wait in status.waits
     ]
     first, *others = status.starting or ("",)
     lines += [f"{plain(label)}: the turn to start; {plain(first)} starts" for label in others]
     return lines
+
+
+def _expected(wait: WaitStatus, since_s: float) -> str:
+    left_s = None if wait.seconds is None else max(wait.seconds - since_s, 0.0)
+    return expected(left_s, wait.unknown)
 
 
 def _copy(moved: CopyStatus, since_s: float) -> str:
