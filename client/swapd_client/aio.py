@@ -8,8 +8,8 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from types import TracebackType
@@ -20,6 +20,7 @@ from swapd_client import rejoining
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
     Asked,
+    Progress,
     cancelled,
     cheapest_first,
     each_once,
@@ -39,6 +40,7 @@ from swapd_client.leases.covered import to_its_end
 from swapd_client.leasing import Leasing
 from swapd_client.memory.component import Component
 from swapd_client.registration import end, unregister
+from swapd_client.session.channel import STILL_MS
 from swapd_client.session.disabled import LoopChannel
 from swapd_client.session.lifeline import ANSWER_S
 from swapd_client.session.loop_channel import AsyncChannel
@@ -184,11 +186,13 @@ class AsyncClient:
         await_registration: bool = False,
         early: bool = False,
         overtake: int | None = None,
+        progress: Progress | None = None,
     ) -> "Acquiring":
-        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it."""
+        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it. What `progress`
+        raises goes to the loop's handler of exceptions."""
         session = self.session
         asked = of_components(
-            session, names, timeout, priority, await_registration, early, overtake
+            session, names, timeout, priority, await_registration, early, overtake, progress
         )
         return self._acquiring(asked)
 
@@ -379,7 +383,8 @@ class AsyncLeasing:
         if trace is not None:
             request = trace.marked(request)
         try:
-            reply = await self.channel.call(request, asked.timeout_s)
+            with self._telling(record.id, asked.progress):
+                reply = await self.channel.call(request, asked.timeout_s)
             if trace is not None:
                 trace.answered(reply)
             grant = session.unwrap(reply)
@@ -397,6 +402,27 @@ class AsyncLeasing:
             with suppress(SwapdError):
                 to_its_end(partial(self.end, record))
             raise
+
+    @contextmanager
+    def _telling(self, acquire: int, progress: Progress | None) -> Iterator[None]:
+        """Give `progress` forecasts of an acquire meanwhile."""
+        if progress is None:
+            yield
+            return
+        task = asyncio.get_running_loop().create_task(self._tell(acquire, progress))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _tell(self, acquire: int, progress: Progress) -> None:
+        while True:
+            await asyncio.sleep(STILL_MS / 1000)
+            reply = await self.channel.call(
+                protocol.ForecastRequest(self.session.next_id(), (), acquire)
+            )
+            if isinstance(reply, protocol.Forecast):
+                progress(reply)
 
     def end(self, record: Record) -> None:
         """Tell the daemon that a lease ends, once its GPU work is done. Does not block."""

@@ -6,6 +6,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from functools import partial
+from math import inf
 
 import msgspec
 
@@ -48,6 +49,10 @@ def check_seconds(timeout_s: object) -> None:
         raise InvalidArgument(f"timeout={timeout_s!r}: give a number of seconds, or None")
 
 
+#: Gets forecasts of an acquire that waits.
+Progress = Callable[[protocol.Forecast], None]
+
+
 class Asked(msgspec.Struct, frozen=True):
     """An acquire, before a thread or task asks the daemon."""
 
@@ -57,6 +62,8 @@ class Asked(msgspec.Struct, frozen=True):
     timeout_s: float | None
     #: Whether its holder waits for the copies by itself.
     early: bool = False
+    #: Called from time to time while it waits.
+    progress: Progress | None = None
     is_workspace: bool = False
 
 
@@ -68,6 +75,7 @@ def of_components(
     await_registration: bool = False,
     early: bool = False,
     overtake: int | None = None,
+    progress: Progress | None = None,
 ) -> Asked:
     check_names(names)
     check_seconds(timeout_s)
@@ -82,7 +90,7 @@ def of_components(
         early=at_once,
         overtake=overtake,
     )
-    return Asked(request, names, timeout_s, early)
+    return Asked(request, names, timeout_s, early, progress)
 
 
 def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
@@ -114,7 +122,7 @@ def cheapest_first(forecasts: Iterable[protocol.Forecast]) -> list[protocol.Fore
 
     def cost(one: protocol.Forecast) -> tuple[bool, float, int]:
         nbytes = one.bytes_in + one.bytes_coming + one.bytes_back
-        return not one.at_once, one.seconds or 0.0, nbytes
+        return not one.at_once, inf if one.seconds is None else one.seconds, nbytes
 
     return sorted(forecasts, key=cost)
 

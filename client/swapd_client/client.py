@@ -15,6 +15,7 @@ from swapd.shared.units import parse_size
 from swapd_client import registration, rejoining
 from swapd_client.asked import (
     PREFETCH_TIMEOUT_S,
+    Progress,
     cheapest_first,
     each_once,
     of_start,
@@ -431,6 +432,7 @@ class Client:
         await_registration: bool = False,
         early: bool = False,
         overtake: int | None = None,
+        progress: Progress | None = None,
     ) -> Lease:
         """Wait until all of `names` are on the device, and hold them there.
 
@@ -439,13 +441,17 @@ class Client:
         and find all in, may go before this one when it is the first to wait; None: as the daemon's
         `--overtake` says.
 
+        `progress`: called in this thread about once a second while it waits, with the forecast of
+        this acquire: `seconds` until the grant, or why they are `unknown`, and what it waits for.
+        What it raises ends the wait.
+
         With `early` it returns as soon as all copies are queued: access this process's components
         only after `lease.wait(segment)`. May be nested, and called from any thread.
 
         Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
         SessionEnded; then nothing is held.
         """
-        how = (names, timeout, priority, await_registration, early, overtake)
+        how = (names, timeout, priority, await_registration, early, overtake, progress)
         try:
             return self.leasing.take(*how)
         except DaemonGone:

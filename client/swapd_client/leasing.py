@@ -39,6 +39,7 @@ from swapd_client.leases.leases import offer, settle
 from swapd_client.memory import ranges
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
+from swapd_client.telling import Telling
 from swapd_client.tracing import Trace, Tracing
 
 
@@ -284,8 +285,14 @@ class Leasing:
         if trace is not None:
             request = trace.marked(request)
 
+        telling = None
+        if asked.progress is not None:
+            telling = Telling(self.channel(), session.next_id(), record.id, asked.progress)
+
         def look() -> None:
             across.look(across.Wait(self.factory, cache, request, asked.names))
+            if telling is not None:
+                telling.look()
 
         try:
             reply = self.channel().call(
@@ -293,6 +300,8 @@ class Leasing:
             )
         finally:
             across.waits.pop(me, None)
+            if telling is not None:
+                telling.end()
         if trace is not None:
             trace.answered(reply)
         if offered and isinstance(reply, protocol.Granted):

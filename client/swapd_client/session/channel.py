@@ -246,7 +246,8 @@ class Channel:
         """Send and wait for the reply, which may be a refusal.
 
         `in_place_of`: an earlier request, to abandon once the daemon has this one.
-        `still_waits()` is called every STILL_MS until the reply comes, and may raise. Raises: the
+        `still_waits()` is called every STILL_MS until the reply comes, and when the reply to an
+        `ask` comes. It may raise, and make requests of its own. Raises: the
         error that ended the session; Timeout after `timeout_s` and the grace; InvalidArgument if
         it is too long.
         """
@@ -273,6 +274,8 @@ class Channel:
             else:
                 self.send(Cancel(self._session.next_id(), request.id))
             raise
+        finally:
+            self._asked.pop(request.id, None)
 
     def unheard_elsewhere(self) -> list[AnyRequest]:
         """What other threads sent without a reply, and a request of this one may overtake."""
@@ -309,6 +312,14 @@ class Channel:
         except zmq.ZMQError as exc:
             raise _closed(self._session, exc) from exc
 
+    def answer(self, request: int) -> AnyReply | None:
+        """The reply to an earlier `ask`, if it came while this thread waited for another."""
+        return self._asked.get(request)
+
+    def drop(self, request: int) -> None:
+        """Nobody wants the reply to an earlier `ask` any more, which has changed nothing."""
+        self._asked.pop(request, None)
+
     def _poll(self, within_s: float) -> bool:
         """Wait for a reply; return whether there is one. Raises as `send`."""
         ready = self._poller.poll(int(within_s * 1000))
@@ -335,8 +346,10 @@ class Channel:
         limit_ms = None
         if timeout_s is not None and timeout_s < POLL_MAX_S:
             limit_ms = int((timeout_s + GRACE_S) * 1000)
-        while True:
-            ready = self._ready(limit_ms, still_waits)
+        while (kept := self._asked.get(request.id)) is None:
+            ready = self._ready(limit_ms, request.id, still_waits)
+            if ready is None:
+                continue
             if not ready:
                 raise unanswered(self._session, request, (limit_ms or 0) / 1000)
             if ready[0][0] is not socket:
@@ -345,17 +358,27 @@ class Channel:
             if reply.id == request.id:
                 return reply
             self._keep(reply)
+            if still_waits is not None and reply.id in self._asked:
+                self._look(request.id, still_waits)
+        return kept
+
+    def _look(self, request: int, still_waits: Callable[[], None]) -> None:
+        """A call in there may receive the reply to this request: it is kept."""
+        self._asked.setdefault(request, None)
+        still_waits()
 
     def _ready(
-        self, limit_ms: int | None, still_waits: Callable[[], None] | None
-    ) -> list[tuple[Any, int]]:
-        """The sockets that have something; none after `limit_ms`."""
+        self, limit_ms: int | None, request: int, still_waits: Callable[[], None] | None
+    ) -> list[tuple[Any, int]] | None:
+        """The sockets that have something; none after `limit_ms`; None if the reply is kept."""
         waited_ms = 0
         while still_waits is not None and (limit_ms is None or waited_ms + STILL_MS < limit_ms):
             if ready := self._poller.poll(STILL_MS):
                 return ready
-            still_waits()
+            self._look(request, still_waits)
             waited_ms += STILL_MS
+            if self._asked[request] is not None:
+                return None
         return self._poller.poll(limit_ms and limit_ms - waited_ms)
 
 
