@@ -286,6 +286,18 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
     for c in ledger.named(w.names) if ledger.superseded else ():
         if c.superseded and c.waiting:
             share(ledger, c)  # its agent may take the old bytes again
+    _let_go_on(ledger, w)
+
+
+def _let_go_on(ledger: Ledger, w: Waiter) -> None:
+    """Admit other waiters of the agent that was granted `w`, for what it holds now."""
+    for request in tuple(ledger.sessions[w.session].waiters):
+        other = ledger.queue.get((w.session, request))
+        if other is None or other.owner != w.owner or not other.queued:
+            continue
+        if sharing.may_share(ledger, other, ledger.named(other.names)):
+            ledger.replan = True
+            admit(ledger, other)
 
 
 def tell_waiting(ledger: Ledger, w: Waiter, why: str = "") -> None:

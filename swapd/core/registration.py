@@ -90,6 +90,7 @@ def _is_being_filled(c: Component) -> bool:
 def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
     for due in ledger.host.contents.sealed(event.uid):
         registry.order(ledger, due)
+    registry.forget_doubles(ledger)
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
         return

@@ -125,6 +125,13 @@ def forget_all_but(ledger: Ledger, most: int) -> None:
         forget(ledger, next(iter(host.kept)))
 
 
+def forget_doubles(ledger: Ledger) -> None:
+    """Drop kept host copies whose bytes another one has now, which was being filled meanwhile."""
+    host = ledger.host
+    for uid in [uid for uid in host.kept if not host.contents.is_last(uid)]:
+        forget(ledger, uid)
+
+
 def forget(ledger: Ledger, uid: int) -> None:
     del ledger.host.kept[uid]
     ledger.host.kept_bytes -= ledger.host.owners[uid].nbytes

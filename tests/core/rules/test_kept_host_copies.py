@@ -148,6 +148,23 @@ def test_who_is_killed_while_it_binds_leaves_what_it_found(make: Make) -> None:
     assert made(w) == [("c", w.newest["b"], True)]
 
 
+def test_what_was_being_filled_meanwhile_takes_the_place_of_what_is_kept(make: Make) -> None:
+    w = make(40, keep_host=100)
+    s, t = w.open(), w.open()
+    ask(w, s, "a", "x")
+    ask(w, s, "b", "x")  # a session does not wait for itself: both are filled
+    w.make_masters()
+    w.commit(s, "a")
+    w.make_masters()
+    w.unregister(s, "a")
+    assert kept(w) == ["a"]
+    w.commit(s, "b")
+    w.make_masters()
+    assert kept(w) == []
+    ask(w, t, "c", "x")
+    assert made(w) == [("c", w.newest["b"], True)]
+
+
 def test_two_ask_at_once_and_both_have_it(make: Make) -> None:
     w = make(40, keep_host=100)
     uid = load(w, s := w.open(), "a", "x")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.core.actions import Waiting
+from swapd.core.planner import CLOSED_S
 from swapd.core.records import Key
 from tests.core.driver import EXAMPLES
 from tests.core.world import Make, World
@@ -87,6 +88,19 @@ def test_a_waiter_may_say_how_many_overtake_it(make: Make) -> None:
     w.acquire(w.open(), "b", overtake=1)
     others = crowd(w, "a", 3)
     assert granted(w, others) == [True, False, False]
+
+
+def test_an_agent_that_got_in_has_its_other_requests_for_the_same(make: Make) -> None:
+    w = make(10, overtake=0)
+    s, t = w.open(), w.open()
+    w.register(s, "a", 10)
+    w.register(t, "b", 10)
+    w.use(s, "a")
+    w.acquire(t, "b")
+    waiting = [w.acquire(s, "a", agent=5) for _ in range(3)]
+    assert granted(w, waiting) == [False, False, False]
+    w.sleep(CLOSED_S)
+    assert granted(w, waiting) == [True, True, True]
 
 
 def test_what_is_in_nobodys_way_is_shared_without_a_bound(make: Make) -> None:
