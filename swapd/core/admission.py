@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from swapd.core import deadlock, eviction, explain, following, leases, requests, sharing, transfers
 from swapd.core.actions import Grant, Waiting
-from swapd.core.eta import eta
+from swapd.core.eta import BEHIND, eta
 from swapd.core.eviction import Refusal
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
@@ -134,10 +134,18 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
         return refuse_as(ledger, w, found)
     _note_gaps(ledger, asked)
     if found is not None:
-        ledger.replan |= ledger.somebody_waits and _is_missed(ledger, w, asked)
+        ledger.replan |= ledger.somebody_waits and sharing.is_missed(ledger, w, asked)
         return admit(ledger, w)
     if sharing.is_late(ledger, w):
         return _refuse_late(ledger, w)
+    _push(ledger, w, asked)
+    freed = _spend(ledger, w)
+    if w.spent and eviction.fits_in(ledger, asked, freed):
+        return admit(ledger, w)  # nobody else gets their room in between
+    _have_it_wait(ledger, w, asked)
+
+
+def _push(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
     ledger.queue.push(w)
     for c in asked:
         if c.state in (State.RESIDENT, State.LOADING):
@@ -145,27 +153,6 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
             closed = c.name in ledger.in_the_way
             ledger.replan |= not c.waiting if closed else ledger.closed_from is not None
         c.waiting[w.key] = None
-    freed = _spend(ledger, w)
-    if w.spent and eviction.fits_in(ledger, asked, freed):
-        return admit(ledger, w)  # nobody else gets their room in between
-    _have_it_wait(ledger, w, asked)
-
-
-def _is_missed(ledger: Ledger, w: Waiter, asked: list[Component]) -> bool:
-    """Whether somebody that waits fares worse, or hears of it, if `w` is granted `asked` at once.
-
-    One of them had no holder, or its holders are asked for it, or may be from now on; `w` is one
-    more to hurry, the last to overtake the head, or a holder beside one that waits.
-    """
-    notices, head = ledger.notices, ledger.queue.head(ledger.now)
-    for c in asked:
-        if not c.leases or c.name in notices.wanted or c.priority > w.priority:
-            return True
-    if head is None:
-        return False
-    last = head.bound is not None and head.overtaken + 1 >= head.bound
-    hurries = bool(notices.hurried) and w.session not in notices.hurried
-    return last or hurries or sharing.holds_and_waits(ledger, head)
 
 
 def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
@@ -173,7 +160,7 @@ def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
     queue = ledger.queue
     if w.owner in ledger.holders.by_agent:
         queue.push_holding(w)
-        _refuse_deadlocked(ledger)
+        refuse_deadlocked(ledger)
         ledger.replan = True
     elif queue.head(ledger.now) is w:
         ledger.replan = True
@@ -346,8 +333,11 @@ def refuse_late(ledger: Ledger) -> None:
 
 
 def _refuse_late(ledger: Ledger, w: Waiter) -> None:
-    why = explain.timeout(ledger, w, ledger.now, str(eta(ledger, w, ledger.now)))
-    refuse(ledger, w.key, "timeout", why, tried=_only_tries(w))
+    tries = _only_tries(w)
+    # tries may come by the thousand, and to play the queue for each would delay all others
+    expected = BEHIND if tries and ledger.queue.queued else eta(ledger, w, ledger.now)
+    why = explain.timeout(ledger, w, ledger.now, str(expected))
+    refuse(ledger, w.key, "timeout", why, tried=tries)
 
 
 def _only_tries(w: Waiter) -> bool:
@@ -388,24 +378,7 @@ def _drop_done_with(ledger: Ledger, w: Waiter) -> None:
             transfers.go(ledger, c)
 
 
-# --- waiters that can never be admitted --------------------------------------------------------
-
-
-def refuse_what_no_longer_fits(ledger: Ledger) -> None:
-    for w in list(ledger.queue.queued):
-        if problem := eviction.never_fits(ledger, ledger.named(w.names)):
-            refuse_as(ledger, w, problem)
-    _refuse_deadlocked(ledger)
-
-
-def refuse_what_cannot_come_in(ledger: Ledger) -> None:
-    """The device is down: refuse waiters for components that are not on it."""
-    for w in list(ledger.queue.queued):
-        if problem := eviction.cannot_come_in(ledger, ledger.named(w.names), w):
-            refuse_as(ledger, w, problem)
-
-
-def _refuse_deadlocked(ledger: Ledger) -> None:
+def refuse_deadlocked(ledger: Ledger) -> None:
     """Refuse, newest first, until all agents that hold and wait can finish.
 
     A waiter for new bytes whose session holds the old ones gets these instead: without the

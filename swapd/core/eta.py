@@ -46,10 +46,18 @@ class Eta(NamedTuple):
 NOW = Eta(0.0)
 PARKED = Eta(inf, "not known: not registered yet")
 MANY = Eta(inf, f"not known: more than {LOOKED_AT} wait before it")
+BEHIND = Eta(inf, "not known: others wait for memory; a forecast says more")
 _NO_ROOM = Eta(inf, "not known: nothing that leaves makes room for it")
 _NO_RATE = Eta(inf, "not known yet: nothing was loaded so far")
 
 _first_to_end = attrgetter("seconds")
+
+#: What may go: when, its chunks, and the component; None: what leaves already.
+MayGo = tuple[Eta, int, Component | None]
+
+
+def _first_to_go(one: MayGo) -> float:
+    return one[0].seconds
 
 
 def eta(ledger: Ledger, w: Waiter, now: float) -> Eta:
@@ -93,6 +101,12 @@ def end_of_use(ledger: Ledger, c: Component, now: float) -> Eta:
     return Eta(rest_s)
 
 
+def _after_use(c: Component, since: Eta) -> Eta:
+    if c.hold_s:
+        return since.plus(c.hold_s)
+    return Eta(inf, f"not known yet: {explain.called(c)} was not used so far")
+
+
 class _Course:
     """What comes free when, as one waiter after the other is granted."""
 
@@ -124,15 +138,13 @@ class _Course:
             self._coming.remove(c)
             self._load(c, NOW)
         absent = [c for c in asked if not self._is_in(c, w)]
-        found = self._room(w, asked, absent)
+        room = self._room(w, asked, absent)
         for c in absent:
-            self._load(c, found)
+            self._load(c, room)
         came = [self._ends[c.name] for c in asked if c.name in self._ends]
-        found = max(found, *came, key=_first_to_end) if came else found
+        found = max((room, *came), key=_first_to_end)
         self._gone.difference_update(w.names)
-        for c in asked:
-            first = Eta(inf, f"not known yet: {explain.called(c)} was not used so far")
-            self._used[c.name] = found.plus(c.hold_s) if c.hold_s else first
+        self._used.update((c.name, _after_use(c, found)) for c in asked)
         return found
 
     # --- room ----------------------------------------------------------------------------
@@ -142,28 +154,35 @@ class _Course:
 
         Who needs no more than what is free goes before those that wait, if they need less.
         """
-        use_s, short = eviction.usual_use_s(asked), sum([c.chunks for c in absent])
+        turn, short = self._turn if w.queued else NOW, sum([c.chunks for c in absent])
         must = [c for c in (*absent, *self._ledger.rivals(asked)) if self._is_here(c)]
         if not must and short <= min(self._free, self._free_now):
             self._free -= short
             self._free_now -= short
-            return NOW if absent or not w.queued else self._turn
+            return NOW if absent else turn
+        found = max((turn, *self._make(short, w, asked, must)), key=_first_to_end)
+        if w.queued:
+            self._turn = found
+        return found
+
+    def _make(
+        self, short: int, w: Waiter, asked: list[Component], must: list[Component]
+    ) -> Iterator[Eta]:
+        """Play that `must` and others go until `short` chunks are free for `w`; when each goes."""
+        use_s = eviction.usual_use_s(asked)
         short -= self._free
-        when = [self._turn] if w.queued else [NOW]
         for c in must:
-            when.append(self._leaves(c, w, use_s))
+            yield self._leaves(c, w, use_s)
             short -= self._go(c)
-        going = sorted(self._may_go(w, short, use_s), key=lambda one: one[0].seconds)
-        for leaves, chunks, goes in going:
+        for leaves, chunks, goes in sorted(self._may_go(w, short, use_s), key=_first_to_go):
             if short <= 0:
                 break
-            when.append(leaves)
+            yield leaves
             short -= chunks if goes is None else self._go(goes)
             self._leaving = self._leaving if goes else 0
-        when += [_NO_ROOM] if short > 0 else []
-        self._free, found = max(-short, 0), max(when, key=_first_to_end)
-        self._turn = found if w.queued else self._turn
-        return found
+        self._free = max(-short, 0)
+        if short > 0:
+            yield _NO_ROOM
 
     def _is_here(self, c: Component) -> bool:
         return c.on_device and c.name not in self._gone
@@ -173,9 +192,7 @@ class _Course:
         self._gone.add(c.name)
         return 0 if c.evicting else c.chunks
 
-    def _may_go(
-        self, w: Waiter, short: int, use_s: float
-    ) -> Iterator[tuple[Eta, int, Component | None]]:
+    def _may_go(self, w: Waiter, short: int, use_s: float) -> Iterator[MayGo]:
         """What may go for `w`, and when; of idle components no more than are needed."""
         if self._leaving:
             yield self._saved(), self._leaving, None
@@ -185,10 +202,11 @@ class _Course:
         for c in dict.fromkeys((*used, *leased)):
             if c.name not in but and c.agents.keys() != {w.owner}:
                 yield self._leaves(c, w, use_s), c.chunks, c
+        but.update(self._used)
         for c in ledger.idle:
             if short <= 0:
                 return
-            if c.name not in but and c.name not in self._used:
+            if c.name not in but:
                 leaves = self._leaves(c, w, use_s)
                 short -= 0 if leaves.seconds else c.chunks
                 yield leaves, c.chunks, c

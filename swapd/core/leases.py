@@ -106,29 +106,30 @@ def take_back(
     owner = lease.owner
     matters = gap_s is not None or _may_be_counted_on(ledger, owner)
     session = ledger.sessions.get(lease.session)
-    used_s = max(ledger.now - idle_s - lease.since, 0.0) / (again + 1)
-    for name in lease.names:
-        c = ledger.components[name]
+    for c in ledger.named(lease.names):
         ledger.holders.lay_down(c, key, owner)
-        if again:
-            ledger.count_hits(c, again)
-            c.uses += again
-        c.hold_s, c.kept_on = sharing.usual_s(c.hold_s, used_s), again > 0
-        if gap_s is not None:
-            c.gap_s = gap_s
-        c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
+        _note_uses(ledger, c, lease.since, again, idle_s)
+        c.gap_s = c.gap_s if gap_s is None else gap_s
         if not c.leases:
             matters = True
-            _note_use_s(c)
-            if unmapped and c.session == lease.session:
-                c.mapped &= c.mutable
-            _settle(ledger, c, lives=session is not None)
+            c.mapped &= c.mutable or not unmapped or c.session != lease.session
+            _is_laid_down(ledger, c, lives=session is not None)
     ledger.holders.close(key, lease)
     if session is not None:
         session.leases.discard(key[1])
         if not session.leases:
             ledger.notices.unhurried.pop(lease.session, None)
     ledger.replan |= matters and ledger.somebody_waits
+
+
+def _note_uses(ledger: Ledger, c: Component, since: float, again: int, idle_s: float) -> None:
+    """A lease since then has ended, which was used `again` times more, at last `idle_s` ago."""
+    if again:
+        ledger.count_hits(c, again)
+        c.uses += again
+    used_s = max(ledger.now - idle_s - since, 0.0) / (again + 1)
+    c.hold_s, c.kept_on = sharing.usual_s(c.hold_s, used_s), again > 0
+    c.last_used = max(ledger.now - idle_s, c.resident_since, c.last_used or 0.0)
 
 
 def _may_be_counted_on(ledger: Ledger, owner: Agent) -> bool:
@@ -140,14 +141,10 @@ def _may_be_counted_on(ledger: Ledger, owner: Agent) -> bool:
     return sharing.holds_and_waits(ledger, head) or any(w.owner == owner for w in first)
 
 
-def _note_use_s(c: Component) -> None:
-    """All leases of it have ended."""
+def _is_laid_down(ledger: Ledger, c: Component, *, lives: bool) -> None:
+    """Its last lease has ended; the session of that lives, or not."""
     assert c.last_used is not None
     c.use_s = sharing.usual_s(c.use_s, max(c.last_used - c.used_since, 0.0) / c.uses)
-
-
-def _settle(ledger: Ledger, c: Component, *, lives: bool) -> None:
-    """Its last lease has ended; its session lives, or not."""
     if lives:
         c.released_at = c.last_used  # it may acquire it again
     if c.name in ledger.notices.wanted:

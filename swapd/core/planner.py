@@ -51,7 +51,7 @@ class Planner:
         ledger = self._ledger
         admission.refuse_late(ledger)  # 0
         if ledger.down:
-            admission.refuse_what_cannot_come_in(ledger)
+            self._refuse_what_cannot_come_in()
         ledger.replan = False
         self._planned_at = ledger.now
         self._plan_again_at = None
@@ -61,7 +61,7 @@ class Planner:
         self._close_all(in_the_way | wanted)
         if ledger.room_shrank:
             ledger.room_shrank = False
-            admission.refuse_what_no_longer_fits(ledger)
+            self._refuse_what_no_longer_fits()
         if ledger.replan:
             return  # something changed: decide again before holders are told
         if not ledger.queue.queued:  # 3
@@ -73,6 +73,19 @@ class Planner:
             ledger.hurry()
         elif ledger.notices.hurried:
             ledger.take_time()
+
+    def _refuse_what_cannot_come_in(self) -> None:
+        """The device is down: refuse waiters for components that are not on it."""
+        for w in list(self._ledger.queue.queued):
+            asked = self._ledger.named(w.names)
+            if problem := eviction.cannot_come_in(self._ledger, asked, w):
+                admission.refuse_as(self._ledger, w, problem)
+
+    def _refuse_what_no_longer_fits(self) -> None:
+        for w in list(self._ledger.queue.queued):
+            if problem := eviction.never_fits(self._ledger, self._ledger.named(w.names)):
+                admission.refuse_as(self._ledger, w, problem)
+        admission.refuse_deadlocked(self._ledger)
 
     def _admit_all(self, wanted: set[str]) -> set[str]:
         """Return what is in the way of the head that has to wait; adds to `wanted` what its holders

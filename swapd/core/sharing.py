@@ -126,6 +126,23 @@ def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
     return is_open and w.session in c.holders
 
 
+def is_missed(ledger: Ledger, w: Waiter, asked: list[Component]) -> bool:
+    """Whether somebody that waits fares worse, or hears of it, if `w` is granted `asked` at once.
+
+    One of them had no holder, or its holders are asked for it, or may be from now on; `w` is one
+    more to hurry, the last to overtake the head, or a holder beside one that waits.
+    """
+    notices, head = ledger.notices, ledger.queue.head(ledger.now)
+    for c in asked:
+        if not c.leases or c.name in notices.wanted or c.priority > w.priority:
+            return True
+    if head is None:
+        return False
+    last = head.bound is not None and head.overtaken + 1 >= head.bound
+    hurries = bool(notices.hurried) and w.session not in notices.hurried
+    return last or hurries or holds_and_waits(ledger, head)
+
+
 def holds_and_waits(ledger: Ledger, head: Waiter) -> bool:
     """Whether an agent may hold components and wait: what it alone holds is not in its way."""
     return bool(ledger.queue.holding) or head.owner in ledger.holders.by_agent

@@ -251,14 +251,7 @@ class Daemon:
         self._copy_orders = HostCopyOrders(self._copies, device, connections, dispatch)
         self._parking = Parking(core.ledger.host, self._copies, folder, dispatch)
         self._statuses = Statuses(
-            core,
-            device,
-            self._copies,
-            folder.path,
-            self._swap_log,
-            connections,
-            dispatch,
-            lender,
+            core, device, self._copies, folder.path, self._swap_log, connections, dispatch, lender
         )
         self._sessions = Sessions(
             connections,
@@ -272,9 +265,7 @@ class Daemon:
             self._count_users,
         )
         dispatch.perform = self._orders()
-        self._parking.take_back(core.rules.keep_host, device.chunks * device.chunk_bytes)
-        if core.rules.keep_host and not device.read_only_pins:
-            log.warning("--keep-host ends with this daemon: the driver pins no sealed host copies")
+        self._parking.take_back(core.rules.keep_host, device)
 
     def _open_swap_log(self) -> None:
         config, device = self._config, self._device

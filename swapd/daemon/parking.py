@@ -21,6 +21,7 @@ from swapd.daemon import keeper, parked
 from swapd.daemon.dispatch import Inbox
 from swapd.daemon.host_copies import NAME, HostCopies, HostCopyError
 from swapd.daemon.parked import Manifest, Parked
+from swapd.device.base import Device
 from swapd.shared.config import NOTIFY_VARIABLE, STORE_VARIABLE, variable
 from swapd.shared.fds import OwnedFd, recv_packet, send_packet
 from swapd.shared.runtime_dir import KEEPER, Folder
@@ -117,9 +118,12 @@ class Parking:
 
     # --- the next daemon -----------------------------------------------------------------
 
-    def take_back(self, most: int, budget: int) -> None:
+    def take_back(self, most: int, device: Device) -> None:
         """Have the core keep what earlier daemons kept: `most` bytes, those that they parked last.
         Before the first session."""
+        if most and not device.read_only_pins:
+            log.warning("--keep-host ends with this daemon: the driver pins no sealed host copies")
+        budget = device.chunks * device.chunk_bytes
         inherited, handed = list(parked.inherited()), self._handed_over()
         stored = {_name(fd.fileno()) for fd in (inherited if _has_store() else handed)}
         taken: dict[int, Manifest] = {}

@@ -35,17 +35,17 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
     """
     if max(sizes) > room:
         return None
-    there: dict[str, int] = {}
-    order = [(str(i), *both) for i, both in enumerate(zip(sizes, copied or sizes, strict=True))]
-    moved = 0
+    there: dict[str, Candidate] = {}
+    order = [Candidate(str(i), nbytes) for i, nbytes in enumerate(sizes)]
+    moved, free = 0, room
     for request in range(_WARM_UP + _COUNTED):
-        for name, nbytes, load in order:
-            if name not in there:
-                short = nbytes - (room - sum(there.values()))
-                for victim in victims(short, [Candidate(*one) for one in there.items()]) or ():
-                    del there[victim.name]
+        for one, load in zip(order, copied or sizes, strict=True):
+            if one.name not in there:
+                for victim in victims(one.chunks - free, there.values()) or ():
+                    free += there.pop(victim.name).chunks
+                free -= one.chunks
                 moved += load if request >= _WARM_UP else 0
-            there[name] = there.pop(name, nbytes)
+            there[one.name] = there.pop(one.name, one)
     return moved // _COUNTED
 
 

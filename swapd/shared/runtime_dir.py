@@ -30,9 +30,7 @@ SWAP_LOG = "swap-log.jsonl"
 #: For a daemon that a client started: a lock while it starts and runs; its messages for people.
 STARTING, DAEMON_LOG = "starting", "daemon.log"
 #: All files of a daemon in the folder.
-NAMES = frozenset(
-    (LIFELINE, RPC, EVENTS, LOCK, KEEPER, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG)
-)
+NAMES = {LIFELINE, RPC, EVENTS, LOCK, KEEPER, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG}
 
 #: Longer than the process id in a lock.
 _LOCK_MAX_BYTES = 32

@@ -116,13 +116,14 @@ class Daemon:
     """`swapd serve` in a folder of its own, and its output."""
 
     def __init__(self, folder: Path, log: Path, **settings: Any) -> None:
-        """Start it. Among the settings, `before` is called in the process first, and `program`
-        replaces `swapd`.
+        """Start it. Among the settings, `before` is called in the process first, `program`
+        replaces `swapd`, and `watched` is False for one that may die at any time.
 
         Blocks until it serves, or has ended.
         """
         before: Callable[[], None] | None = settings.pop("before", None)
         program = settings.pop("program", "swapd")
+        self._is_watched: bool = settings.pop("watched", True)
         self.folder = folder
         self._log = log
         command = [sys.executable, "-m", program, "serve"]
@@ -145,7 +146,7 @@ class Daemon:
     def _await_greeting(self) -> None:
         assert self._process.stdout is not None
         self.greeting = self._process.stdout.readline()
-        if self.greeting:
+        if self.greeting and self._is_watched:
             self._watch = Watch(self.folder, self._file)
 
     @property

@@ -274,7 +274,7 @@ def test_a_daemon_killed_at_any_line_leaves_all_of_one_or_nothing(
     died = 0
     for number in range(10 + 7 * first, 250, 28):
         for _ in range(2):
-            daemon = serve(world, before=partial(dying.at_line, number))
+            daemon = serve(world, before=partial(dying.at_line, number), watched=False)
             with suppress(SwapdError), swapd_client.connect(daemon.folder, reconnect=0) as client:
                 for name, path in files.items():
                     client.load(name, path)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from swapd.shared.protocol import LEASES_MAX, PAST_MAX_S, Release, Used
+from swapd.shared.protocol import LEASES_MAX, PAST_MAX_S, Placement, Release, Used
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
@@ -225,17 +225,11 @@ class Leases:
         with self._lock:  # an interrupt may end this anywhere: all of it may run again
             record.is_unmapped = self._strict
             for place in record.granted.placements:
-                if (part := self._parts.get(place.name)) is None:
-                    continue
-                hidden = False
-                part.holders.discard(record.id)
-                if self._strict and not part.holders and self._life.error is None:
-                    hide = part.where.revoke if place.transient else part.where.hide
-                    hidden = self._processor.attempt(hide, place.generation)
-                    if part.holders:  # a signal handler has acquired it meanwhile
-                        part.where.show(place.generation, place.runs)
-                        hidden = False
-                record.is_unmapped &= hidden and place.transient
+                if (part := self._parts.get(place.name)) is not None:
+                    part.holders.discard(record.id)
+                    hides = self._strict and not part.holders and self._life.error is None
+                    hidden = hides and _hide(self._processor, part, place)
+                    record.is_unmapped &= hidden and place.transient
             self._book.over(record)
         return not record.told
 
@@ -329,6 +323,15 @@ class Leases:
     def cut(self) -> None:
         """The session ends. Under the lock."""
         self._book.cut(self._arrivals.is_there)
+
+
+def _hide(processor: Processor, part: Part, place: Placement) -> bool:
+    """Whether nothing of it is mapped now: a signal handler may acquire it meanwhile."""
+    hide = part.where.revoke if place.transient else part.where.hide
+    hidden = processor.attempt(hide, place.generation)
+    if part.holders:
+        part.where.show(place.generation, place.runs)
+    return hidden and not part.holders
 
 
 def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:

@@ -19,9 +19,6 @@ from typing import Any, TypeVar
 import zmq
 
 from swapd.shared.protocol import (
-    NOT_A_MESSAGE,
-    NOT_ENCODABLE,
-    REQUEST_MAX_BYTES,
     AnyReply,
     AnyRequest,
     Cancel,
@@ -29,20 +26,13 @@ from swapd.shared.protocol import (
     Register,
     Release,
     Unregister,
-    decode_reply,
     encode,
 )
 from swapd.shared.runtime_dir import RPC
-from swapd.shared.units import size
-from swapd_client.errors import (
-    ClientClosed,
-    InvalidArgument,
-    SwapdError,
-    Timeout,
-    VersionMismatch,
-)
+from swapd_client.errors import ClientClosed, SwapdError
 from swapd_client.session.endpoint import need_descriptors, need_threads
 from swapd_client.session.session import Session
+from swapd_client.session.wire import decode, encoded, unanswered
 
 T = TypeVar("T")
 
@@ -56,8 +46,6 @@ GRACE_S = 5.0
 STILL_MS = 1000
 #: Messages that a thread sends before it waits until the daemon has received them.
 UNHEARD_MAX = 512
-#: Number of names in a message.
-NAMED_MAX = 3
 #: A cancel does not end these, and the daemon refuses all else of a component before their answer.
 _ANSWERED = Register | Commit | Unregister
 #: Seconds; longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
@@ -343,9 +331,7 @@ class Channel:
         timeout_s: float | None,
         still_waits: Callable[[], None] | None = None,
     ) -> AnyReply:
-        limit_ms = None
-        if timeout_s is not None and timeout_s < POLL_MAX_S:
-            limit_ms = int((timeout_s + GRACE_S) * 1000)
+        limit_ms = _limit_ms(timeout_s)
         while (kept := self._asked.get(request.id)) is None:
             ready = self._ready(limit_ms, request.id, still_waits)
             if ready is None:
@@ -382,45 +368,13 @@ class Channel:
         return self._poller.poll(limit_ms and limit_ms - waited_ms)
 
 
+def _limit_ms(timeout_s: float | None) -> int | None:
+    if timeout_s is None or timeout_s >= POLL_MAX_S:
+        return None
+    return int((timeout_s + GRACE_S) * 1000)
+
+
 def _closed(session: Session, exc: zmq.ZMQError) -> ClientClosed:
     return ClientClosed(
         f"{session.endpoint}: this client's connection is closed ({exc}); connect again"
     )
-
-
-def unanswered(session: Session, request: AnyRequest, waited_s: float) -> Timeout:
-    return Timeout(f"{_named(request)} is given up: {session.not_answering(waited_s)}")
-
-
-def _named(request: AnyRequest) -> str:
-    names = getattr(request, "names", None) or (getattr(request, "name", None),)
-    said = [repr(name) for name in names if name is not None]
-    more = [f"{len(said) - NAMED_MAX} more"] if len(said) > NAMED_MAX else []
-    kind = str(request.__struct_config__.tag).replace("_", " ")
-    return f"{kind} of {', '.join(said[:NAMED_MAX] + more)}" if said else kind
-
-
-def encoded(request: AnyRequest) -> bytes:
-    try:
-        data = encode(request)
-    except NOT_ENCODABLE as exc:
-        raise InvalidArgument(
-            f"{_named(request)} cannot be sent: {exc}. Names must be text, and numbers 64 bits"
-        ) from exc
-    if len(data) > REQUEST_MAX_BYTES:
-        raise InvalidArgument(
-            f"{_named(request)} is a request of {size(len(data))}, but may have at most "
-            f"{size(REQUEST_MAX_BYTES)}: name fewer components at once"
-        )
-    return data
-
-
-def decode(data: bytes) -> AnyReply:
-    try:
-        reply: AnyReply = decode_reply(data)
-    except NOT_A_MESSAGE as exc:
-        raise VersionMismatch(
-            f"this client does not understand the daemon's answer ({exc}); "
-            "install the same version of swapd on both sides"
-        ) from exc
-    return reply

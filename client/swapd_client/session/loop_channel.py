@@ -11,7 +11,8 @@ import zmq.asyncio
 
 from swapd.shared.protocol import UNANSWERED_MAX, AnyReply, AnyRequest, Cancel
 from swapd_client.errors import InvalidArgument, SwapdError, VersionMismatch
-from swapd_client.session.channel import GRACE_S, ChannelFactory, decode, encoded, unanswered
+from swapd_client.session.channel import GRACE_S, ChannelFactory
+from swapd_client.session.wire import decode, encoded, unanswered
 
 
 class AsyncChannel:

@@ -191,6 +191,7 @@ def test_a_refusal_says_when_the_grant_was_to_come(w: World) -> None:
     said = w.refusal(w.acquire(b, "b", timeout=0.0)).message
     assert "in about 2.5 s" in said
     late = w.acquire(b, "b", timeout=0.25)
+    assert "others wait" in w.refusal(w.acquire(b, "b", timeout=0.0)).message
     w.sleep(0.25)
     assert "in about 2.25 s" in w.refusal(late).message
     w.sleep(100.0)
