@@ -96,7 +96,7 @@ _BAR_CELLS = 24
 #: With fewer columns the table folds its cells, and leaves out its swap counts.
 _WIDE = 100
 #: And with fewer than these the waits of each component.
-_WIDEST = 120
+_WIDEST = 140
 #: Columns at any width, and their widths at 80 columns.
 _COLUMNS = {"component": 16, "size": 9, "state": 9, "policy": 12, "leases": 18, "last use": 9}
 
