@@ -5,7 +5,6 @@ run behind those of the waiters before it. Computed only when somebody asks.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -15,7 +14,7 @@ from swapd.core import eviction, explain
 from swapd.core.ledger import Ledger
 from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, State, Waiter
-from swapd.shared.units import measured_loads, seconds
+from swapd.shared.units import seconds
 
 #: Most leased components that one waiter may count on: those that give way first.
 LEASED_MAX = 64
@@ -268,16 +267,12 @@ class _Course:
     def _copied(self, since: Eta, nbytes: int) -> Eta:
         if not nbytes:
             return since
-        return since.plus(nbytes / self._rate) if self._rate else _NO_RATE
+        rate = self._ledger.lane_in.bytes_per_s
+        return since.plus(nbytes / rate) if rate else _NO_RATE
 
     def _under_way(self, ends: Eta, since: float) -> Eta:
         """The same for a copy that began then."""
         return ends if ends.unknown else Eta(max(ends.seconds - max(self._now - since, 0.0), 0.0))
-
-    @cached_property
-    def _rate(self) -> float | None:
-        measured = measured_loads(self._ledger.components.values())
-        return measured and measured[0]
 
 
 def bytes_in(c: Component) -> int:
