@@ -201,8 +201,10 @@ class _Course:
         for c in dict.fromkeys((*used, *leased)):
             if c.name not in but and c.agents.keys() != {w.owner}:
                 yield self._leaves(c, w, use_s), c.chunks, c
-        but.update(self._used)
-        for c in ledger.idle:
+        yield from self._idle(w, short, use_s, but.union(self._used))
+
+    def _idle(self, w: Waiter, short: int, use_s: float, but: set[str]) -> Iterator[MayGo]:
+        for c in self._ledger.idle:
             if short <= 0:
                 return
             if c.name not in but:

@@ -6,7 +6,7 @@ from swapd.core import ahead, explain, sharing, transfers
 from swapd.core.actions import Grant, SendBroken, Waiting
 from swapd.core.ledger import Ledger, observe
 from swapd.core.queue import LOOKED_AT
-from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Waiter
+from swapd.core.records import NOBODY, Agent, Component, Key, Lease, Session, Waiter
 from swapd.core.requests import deadline
 from swapd.shared.protocol import THE_START, AcquireStart, Placement, Release, Used
 
@@ -116,10 +116,15 @@ def take_back(
             _is_laid_down(ledger, c, lives=session is not None)
     ledger.holders.close(key, lease)
     if session is not None:
-        session.leases.discard(key[1])
-        if not session.leases:
-            ledger.notices.unhurried.pop(lease.session, None)
+        _forget(ledger, session, key)
     ledger.replan |= matters and ledger.somebody_waits
+
+
+def _forget(ledger: Ledger, session: Session, key: Key) -> None:
+    """The session has this lease no longer."""
+    session.leases.discard(key[1])
+    if not session.leases:
+        ledger.notices.unhurried.pop(key[0], None)
 
 
 def _note_uses(ledger: Ledger, c: Component, since: float, again: int, idle_s: float) -> None:
