@@ -270,17 +270,15 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
     waited_s = ledger.now - w.arrived
     ledger.count_wait(w.asked, waited_s)
     ledger.out.append(Grant(*w.key, placements, waited_s, w.loaded, names, w.spent, w.overtaken))
-    for c in ledger.named(w.names) if ledger.superseded else ():
-        if c.superseded and c.waiting:
-            share(ledger, c)  # its agent may take the old bytes again
     _let_go_on(ledger, w)
 
 
 def _let_go_on(ledger: Ledger, w: Waiter) -> None:
-    """Admit other waiters of the agent that was granted `w`, for what it holds now."""
+    """Admit other waiters of the agent that was granted `w`, and those that take old bytes of its
+    session, for what it holds now."""
     for request in tuple(ledger.sessions[w.session].waiters):
         other = ledger.queue.get((w.session, request))
-        if other is None or other.owner != w.owner or not other.queued:
+        if other is None or not other.queued or not (other.owner == w.owner or other.takes_old):
             continue
         if sharing.may_share(ledger, other, ledger.named(other.names)):
             ledger.replan = True

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +130,7 @@ class Door:
             self._pause = loop.call_later(PAUSE_S, loop.add_reader, fd, self._accept)
             return
         sock.setblocking(False)
-        pid, uid, _ = struct.unpack("3i", sock.getsockopt(*_CREDENTIALS))
+        pid, uid = fds.peer_of(sock)
         if uid != os.getuid():
             log.warning("refused process %d of user %d", pid, uid)
             self._turn_away(sock, "bad_request", "this daemon serves another user")
@@ -161,6 +160,3 @@ def _renumbered(sock: socket.socket) -> socket.socket | None:
         return None
     sock.close()
     return lower
-
-
-_CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

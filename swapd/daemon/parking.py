@@ -9,7 +9,6 @@ the next daemon has a set of descriptors (`parked.py`), and the core keeps them 
 import logging
 import os
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -23,7 +22,7 @@ from swapd.daemon.host_copies import NAME, HostCopies, HostCopyError
 from swapd.daemon.parked import Manifest, Parked
 from swapd.device.base import Device
 from swapd.shared.config import NOTIFY_VARIABLE, STORE_VARIABLE, variable
-from swapd.shared.fds import OwnedFd, recv_packet, send_packet
+from swapd.shared.fds import OwnedFd, peer_of, recv_packet, send_packet
 from swapd.shared.runtime_dir import KEEPER, Folder
 from swapd.shared.system import notify_systemd
 from swapd.shared.units import seconds, size
@@ -36,7 +35,6 @@ ANSWER_S = 2.0
 AGAIN_S = 1.0
 AGAIN_MAX_S = 60.0
 _MESSAGE_MAX_BYTES = 4096
-_CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
 
 
 class Parking:
@@ -285,6 +283,6 @@ def _name(fd: int) -> str:
 
 def _check_peer(daemon: socket.socket) -> None:
     """Raises: OSError if the process at the other end is another user's."""
-    _, uid, _ = struct.unpack("3i", daemon.getsockopt(*_CREDENTIALS))
+    _, uid = peer_of(daemon)
     if uid != os.getuid():
         raise PermissionError(f"it belongs to user {uid}")

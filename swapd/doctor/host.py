@@ -13,7 +13,6 @@ import resource
 import select
 import socket
 import stat
-import struct
 from collections.abc import Callable
 from contextlib import closing
 from importlib import metadata
@@ -27,7 +26,7 @@ from swapd.device.context import checked, device_names, load, uuid_of
 from swapd.device.host import Group
 from swapd.device.nvml import Nvml
 from swapd.shared import runtime_dir, vm
-from swapd.shared.fds import OwnedFd
+from swapd.shared.fds import OwnedFd, peer_of
 from swapd.shared.runtime_dir import Folder
 from swapd.shared.units import size
 
@@ -157,9 +156,7 @@ def peer_credentials() -> Check:
     def attempt() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            wanted = struct.calcsize("3i")
-            raw = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, wanted)
-            pid, uid, _ = struct.unpack("3i", raw)
+            pid, uid = peer_of(ours)
             if (pid, uid) != (os.getpid(), os.getuid()):
                 raise OSError(f"says process {pid} of user {uid}")
 

@@ -173,6 +173,13 @@ def recv_packet(
     return data, fds
 
 
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end when it connected, or began to listen."""
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, uid
+
+
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -144,13 +144,18 @@ def restarted(systemd: Systemd, folder: Path) -> Iterator[Running]:
         assert not (folder / runtime_dir.KEEPER).exists()
 
 
-def test_systemd_holds_them_for_the_next_start(
-    folder: Path, files: dict[str, Path], systemd: Systemd
-) -> None:
+def kill_one_that_keeps(systemd: Systemd, folder: Path, files: dict[str, Path]) -> None:
     with restarted(systemd, folder) as daemon:
         assert all(was_read(daemon, name, path) for name, path in files.items())
         daemon.process.kill()
         daemon.process.wait()
+    systemd.read()
+
+
+def test_systemd_holds_them_for_the_next_start(
+    folder: Path, files: dict[str, Path], systemd: Systemd
+) -> None:
+    kill_one_that_keeps(systemd, folder, files)
     for how in (signal.SIGKILL, None):
         systemd.read()
         assert [len(fds) for fds in systemd.held.values()] == [2, 2]
@@ -172,11 +177,7 @@ def test_systemd_holds_them_for_the_next_start(
 def test_what_it_holds_and_no_daemon_can_use_is_removed(
     folder: Path, files: dict[str, Path], systemd: Systemd
 ) -> None:
-    with restarted(systemd, folder) as daemon:
-        assert all(was_read(daemon, name, path) for name, path in files.items())
-        daemon.process.kill()
-        daemon.process.wait()
-    systemd.read()
+    kill_one_that_keeps(systemd, folder, files)
     first = next(iter(systemd.held))
     os.close(systemd.held[first].pop())  # its manifest
     with restarted(systemd, folder) as daemon:

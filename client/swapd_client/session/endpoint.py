@@ -116,7 +116,7 @@ def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]
     except OSError as exc:
         sock.close()
         raise _not_running(folder.path, exc) from exc
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid = fds.peer_of(sock)
     if uid != os.getuid():
         sock.close()
         raise NotRunning(

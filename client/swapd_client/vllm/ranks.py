@@ -35,7 +35,6 @@ import ctypes
 import os
 import select
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +44,7 @@ from typing import NamedTuple
 import msgspec
 
 from swapd.shared import vm
-from swapd.shared.fds import OwnedFd, recv_packet, send_packet
+from swapd.shared.fds import OwnedFd, peer_of, recv_packet, send_packet
 from swapd_client.errors import SwapdError
 
 #: Seconds that a rank waits for the next one to connect; all ranks exist by then.
@@ -55,7 +54,6 @@ _HOLDS = b"+"
 _WAITS = b"?"
 _CANNOT = b"-"
 _LONGEST = 4096
-_CREDENTIALS = struct.Struct("3i")
 
 
 class RanksApart(SwapdError, RuntimeError):
@@ -277,7 +275,7 @@ class Ranks:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.connect(b"\0" + seat.address.encode())
-            if _pid_of(sock) != seat.pid:
+            if peer_of(sock)[0] != seat.pid:
                 raise ConnectionRefusedError("another process is at its address")
         except OSError as exc:
             sock.close()
@@ -294,7 +292,7 @@ class Ranks:
                 sock, _ = door.accept()
             except TimeoutError as exc:
                 raise self._gone(seat.rank) from exc
-            if _pid_of(sock) == seat.pid:
+            if peer_of(sock)[0] == seat.pid:
                 return _Link(seat.rank, sock)
             sock.close()
 
@@ -326,13 +324,6 @@ def daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
     except OSError:
         return str(folder), None
     return str(folder), (found.st_dev, found.st_ino)
-
-
-def _pid_of(sock: socket.socket) -> int:
-    pid, _, _ = _CREDENTIALS.unpack(
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return int(pid)
 
 
 def _close(link: _Link | None) -> None:
