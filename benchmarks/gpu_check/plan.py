@@ -19,6 +19,8 @@ class Section(NamedTuple):
 CUDA = ("cuda.bindings", "msgspec")
 SERVING = (*CUDA, "zmq")
 TORCH = (*SERVING, "torch")
+#: What `swapd serve` needs beside.
+SERVED = (*TORCH, "safetensors", "typer", "rich", "uvloop")
 
 #: Run before all others, and before their time counts.
 WARM = Section("facts", "warm", "Torch, before the time counts", 300, ("torch",))
@@ -31,6 +33,7 @@ SECTIONS = (
     Section("guarantees", "turns", "Workers take turns; graphs; mutable components", 75, TORCH),
     Section("guarantees", "captures", "Graphs captured meanwhile", 60, SERVING),
     Section("guarantees", "deaths", "Workers and daemons are killed", 75, TORCH),
+    Section("guarantees", "restarts", "A daemon goes, and another comes", 120, SERVED),
     Section("guarantees", "isolation", "Access outside a lease", 60, TORCH),
     Section("guarantees", "early", "Segments, in stream order", 60, TORCH),
     Section("guarantees", "lending", "Memory lent to a worker's own allocator", 45, TORCH),

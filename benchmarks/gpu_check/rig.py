@@ -163,12 +163,17 @@ class Worker:
 
 
 @contextmanager
-def workers(settings: Settings, endpoint: Path, *labels: str) -> Iterator[list[Worker]]:
-    """Some workers at once, because each takes seconds to load torch and a context."""
+def workers(
+    settings: Settings, endpoint: Path, *labels: str, **options: object
+) -> Iterator[list[Worker]]:
+    """Some workers at once, because each takes seconds to load torch and a context.
+
+    `options`: those of `connect`.
+    """
     started = [Worker(settings, endpoint, label) for label in labels]
     try:
         for worker in started:
-            worker.ask("start")
+            worker.ask("start", **options)
         yield started
     finally:
         for worker in started:

@@ -8,11 +8,13 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 import swapd_client
@@ -21,7 +23,8 @@ from benchmarks.gpu_check.commands import Commands
 from benchmarks.gpu_check.rig import comes_true, footprint
 from benchmarks.gpu_check.settings import Settings
 from benchmarks.gpu_check.torchish import Stack
-from swapd_client import Client, Lease, SwapdError
+from swapd_client import Client, Component, Lease, SwapdError
+from swapd_client.weights.safetensors import SETTLED_NS
 
 
 class Work(Commands):
@@ -34,15 +37,17 @@ class Work(Commands):
         self._models: dict[str, Stack] = {}
         self._kept: dict[str, list[torch.Tensor]] = {}
         self._leases: dict[str, Lease] = {}
+        self._loaded: dict[str, Component] = {}
         self._graphs: dict[str, tuple[Callable[[], None], torch.Tensor]] = {}
 
     # --- to begin with -------------------------------------------------------------------
 
-    def start(self) -> str:
-        """Create a context and a session."""
+    def start(self, **options: Any) -> str:
+        """Create a context and a session; `options`: those of `connect`."""
         torchish.start(self._settings)
         self._streams = torchish.StreamWaits(self._settings)
-        self.client: Client = swapd_client.connect(self._endpoint, label=self._label, reconnect=0)
+        options = {"label": self._label, "reconnect": 0, **options}
+        self.client: Client = swapd_client.connect(self._endpoint, **options)
         return torch.__version__
 
     def build(self, name: str, nbytes: int, layers: int, seed: int) -> str:
@@ -211,6 +216,32 @@ class Work(Commands):
         except (SwapdError, RuntimeError) as exc:
             return [f"{type(exc).__name__}: {str(exc).splitlines()[0]}"]
         return []
+
+    # --- files ---------------------------------------------------------------------------
+
+    def write_file(self, path: str, nbytes: int) -> str:
+        """Make a file of weights, old enough to be trusted; return the digest of their bytes."""
+        weights = torch.arange(nbytes // 8)
+        safetensors.torch.save_file({"x": weights}, path)
+        written = os.stat(path).st_ctime_ns
+        comes_true(lambda: time.time_ns() - written > SETTLED_NS)
+        return torchish.digest(weights)
+
+    def load(self, name: str, path: str) -> dict[str, Any]:
+        """Load it: whether the file was read, the seconds, and the digest of its bytes then."""
+        told: list[int] = []
+        began = time.perf_counter()
+        self._loaded[name] = torchish.load(
+            self.client, self._settings, name, path, progress=lambda done, _: told.append(done)
+        )
+        took = time.perf_counter() - began
+        return {"read": bool(told), "seconds": took, "digest": self.loaded(name)}
+
+    def loaded(self, name: str) -> str:
+        """The digest of its bytes, under a lease."""
+        part = self._loaded[name]
+        with self.client.acquire(name):
+            return torchish.digest(torchish.bytes_at(part.address, part.nbytes, self._settings))
 
     # --- memory --------------------------------------------------------------------------
 
