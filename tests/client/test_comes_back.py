@@ -318,6 +318,19 @@ def test_an_interrupt_ends_the_wait_and_so_does_close(
     assert torch.equal(tensor, numbers()), "private memory"
 
 
+def test_a_lease_that_was_to_be_exchanged_is_over_too(lives: Lives) -> None:
+    client, tensors = lives.client, {"a": numbers(), "b": numbers() + 1}
+    client.register_family("f", {name: {"x": tensor} for name, tensor in tensors.items()})
+    lease = client.acquire("f/a", early=True)
+    lives.kill()
+    with pytest.raises(DaemonGone):
+        client.leasing.exchange(lease, "f/b")
+    assert not client.leasing.in_use(), "else no call joins the next daemon"
+    lives.start()
+    with client.acquire("f/b"):
+        assert torch.equal(tensors["b"], numbers() + 1)
+
+
 def test_the_wait_is_set_by_a_variable_too(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     for said, asked, seconds in (("0", None, 0), ("2m", None, 120), ("", True, 30), ("1", 7, 7)):
         monkeypatch.setenv("SWAPD_RECONNECT", said)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from swapd.shared.protocol import Granted, Placement
+from swapd_client.errors import DaemonGone
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Record
 from swapd_client.leases.leases import Leases
@@ -37,6 +38,9 @@ class Processor:
 
     def everything(self) -> Work:
         return Work()
+
+    def free_unused(self, parts: object) -> None:
+        """Nothing is scarce."""
 
     def finish(self) -> None:
         while self.waiting:
@@ -131,6 +135,22 @@ def test_a_lease_with_work_of_which_a_mark_is_missing_waits_for_all_work(world: 
     assert world.release(record)
     world.gpu.finish()
     assert world.told == [record.id]
+
+
+def test_a_lease_is_exchanged_after_its_work_also_if_the_daemon_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, awaited = world.take("a", busy=True), []
+
+    def after(work: Work, then: Callable[[], None]) -> None:
+        awaited.append(work)
+        then()
+
+    monkeypatch.setattr(world.gpu, "after", after)
+    world.life.end(DaemonGone("killed"))
+    world.leases.exchanged(record)
+    assert awaited == [record.work]
+    assert not world.leases.in_use()
 
 
 def test_a_release_that_was_interrupted_may_run_again(world: World) -> None:

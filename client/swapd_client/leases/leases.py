@@ -175,9 +175,7 @@ class Leases:
         with self._lock:
             if record.state != "held":
                 return record.state == "ending"
-            gone = self._life.error
-            must_wait = gone is None or (isinstance(gone, DaemonGone) and not self.closed)
-            work = self._work_under(record) if must_wait else None
+            work = self._work_under(record)
             self._book.released(record, late=work is not None)
         if work is None:
             return False
@@ -204,6 +202,10 @@ class Leases:
         return True
 
     def _work_under(self, record: Record) -> Work | None:
+        """The GPU work that its end waits for, also after the daemon's death. Under the lock."""
+        gone = self._life.error
+        if gone is not None and (self.closed or not isinstance(gone, DaemonGone)):
+            return None
         if record.unmarked:
             return self._processor.everything()
         if record.work is not None and record.work.is_over():
@@ -279,11 +281,13 @@ class Leases:
         Blocks until the GPU work under the lease is done. Raises as `give_back`.
         """
         with self._lock:
-            work = self._work_under(record) if self._life.error is None else None
+            work = self._work_under(record)
         if work is not None:
             done = threading.Event()
             self._processor.after(work, done.set)
             done.wait()
+        with self._lock:
+            self._book.released(record, late=False)  # also if there is no daemon to tell
         self.give_back(record)
         return self.release_of(record)
 
