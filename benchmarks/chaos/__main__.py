@@ -136,7 +136,7 @@ class Chaos:
             try:
                 process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
-                self.faults.append(f"endless: {name} does not end")
+                self.faults.append(f"endless: {name} does not end: {self._stuck(name, process)}")
                 process.kill()
             self._reap(process)
         after = self._settled()
@@ -144,6 +144,14 @@ class Chaos:
         if not self.daemon.stop():
             self.faults.append("the daemon did not stop when it was told to")
         return after
+
+    def _stuck(self, name: str, process: "subprocess.Popen[bytes]") -> str:
+        """The stacks of its threads, and what the daemon knows of it."""
+        process.send_signal(signal.SIGUSR1)
+        with connect(self.daemon.folder, label="observer") as client:
+            status = msgspec.json.encode(client.status()).decode()
+        stacks = (self.folder / f"{name}.said").read_text()[-8000:]
+        return f"{stacks}\n{status}"
 
     def _settled(self) -> Figures:
         with connect(self.daemon.folder, label="observer") as client:

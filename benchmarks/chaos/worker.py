@@ -1,6 +1,8 @@
 """A worker with threads: `worker.py ENDPOINT FOLDER NAME SEED`; runs until its stdin ends."""
 
+import faulthandler
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -252,6 +254,7 @@ class Worker:
 
 
 def main(make: Callable[[Path, Path, str, int], Worker] = Worker) -> None:
+    faulthandler.register(signal.SIGUSR1)  # all threads' stacks, if it does not end
     endpoint, folder, name, seed = sys.argv[1:]
     make(Path(endpoint), Path(folder), name, int(seed)).run()
 
