@@ -21,7 +21,7 @@ def build() -> torch.nn.Module:
 
 def compute(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        return model(x)  # type: ignore[no-any-return]
+        return model(x.to(next(model.parameters()).device))  # type: ignore[no-any-return]
 
 
 async def run(

@@ -36,11 +36,12 @@ def main() -> None:
             with torch.device("meta"):
                 models[name] = build()
             client.load(name, checkpoint, models[name], progress=False)
+        device = next(models["base"].parameters()).device  # the daemon's
         for name in random.choices(NAMES, k=10):
             before = time.perf_counter()
             with client.acquire(name):
                 waited = time.perf_counter() - before
-                y = models[name](torch.ones(1, 2048))
+                y = models[name](torch.ones(1, 2048, device=device))
             print(f"{name}: came in within {waited * 1e3:.1f} ms, answered {float(y.sum()):+.3f}")
         status = client.status()
         print(f"{status.loads} loads of 10 acquires, {status.bytes_out} bytes copied back")

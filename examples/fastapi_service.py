@@ -37,7 +37,8 @@ app = FastAPI(lifespan=connected)
 
 def compute(model: torch.nn.Module, n: float) -> float:
     with torch.inference_mode():
-        return float(model(torch.full((1, 2048), n)).sum())
+        x = torch.full((1, 2048), n, device=next(model.parameters()).device)
+        return float(model(x).sum())
 
 
 @app.post("/{name}")

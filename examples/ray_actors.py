@@ -25,7 +25,8 @@ class Stage:
 
     def run(self, x: list[float]) -> list[float]:
         with torch.inference_mode(), self.client.acquire(self.name):
-            y: list[float] = self.model(torch.tensor(x)).tolist()
+            there = torch.tensor(x, device=next(self.model.parameters()).device)
+            y: list[float] = self.model(there).tolist()
             return y
 
     def evictions(self) -> int:

@@ -34,7 +34,7 @@ class Stage:
 
     def compute(self, x: torch.Tensor) -> Any:
         with self.client.acquire(self.name, timeout=30), torch.inference_mode():
-            return self.model(x)
+            return self.model(x.to(next(self.model.parameters()).device)).cpu()
 
     def about(self) -> tuple[int, set[str]]:
         return os.getpid(), {c.name for c in self.client.status().components}

@@ -33,7 +33,7 @@ def replica(number: int, checkpoint: str, together: Barrier) -> None:
             held = client.status().host_copy_bytes / 2**20
             print(f"{REPLICAS} replicas of 80 MiB: {held:.0f} MiB of host copies", flush=True)
         with client.acquire(f"model-{number}", timeout=30):
-            y = model(torch.ones(1, 2048))
+            y = model(torch.ones(1, 2048, device=next(model.parameters()).device))
         print(f"replica {number} answers {float(y.sum()):.4f}", flush=True)
         together.wait()
 

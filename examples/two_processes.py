@@ -22,8 +22,9 @@ def stage(name: str, requests: Connection, answers: Connection) -> None:
     with client, torch.inference_mode():
         client.register(name, model)
         addresses = [p.data_ptr() for p in model.parameters()]
+        device = next(model.parameters()).device  # the daemon's
         for _ in range(REQUESTS):
-            x = torch.tensor(requests.recv())
+            x = torch.tensor(requests.recv(), device=device)
             with client.acquire(name):  # on the device until the block ends
                 y = model(x)
             answers.send(y.tolist())

@@ -59,6 +59,8 @@ DEVICE_NAME = re.compile(r"host|cuda(?::?([0-9]+))?")
 LARGE_BUDGET = 8 << 30
 LARGE_CHUNK = 256 << 20
 GPU_CHUNK = 64 << 20
+#: Below it a GPU's chunks are as small as the host device's: those of 64 MiB would waste much.
+SMALL_BUDGET = 1 << 30
 HOST_CHUNK = 2 << 20
 
 #: Kubernetes sets SWAPD_PORT to the address of a service called swapd.
@@ -182,7 +184,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The chunk as set, or the device's default: on a GPU each mapping costs time."""
         if isinstance(self.chunk, int):
             return int(self.chunk)
-        if self.device == "host":
+        if self.device == "host" or self.budget < SMALL_BUDGET:
             return HOST_CHUNK
         auto = self.chunk == "auto" or self.isolation == "strict"
         return LARGE_CHUNK if auto and self.budget > LARGE_BUDGET else GPU_CHUNK
