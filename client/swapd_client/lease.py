@@ -143,15 +143,18 @@ class BaseLease:
         """Another object releases it, also if that object is collected: no warning then."""
         self._record.is_answered_for = True
 
-    def _rest(self) -> SwapdError | None:
-        """All work under it is queued; return the error to raise once the daemon knows."""
+    def _rest(self, *, later: bool = False) -> SwapdError | None:
+        """All work under it is queued; return the error to raise once the daemon knows.
+
+        `later`: as of `Leases.mark`.
+        """
         record, leases = self._record, self._session.leases
         if record.is_workspace and not self._session.is_disabled:
             empty_cache()
         if not self._session.processor.works_late:
             return None
         problem = self._session.arrivals.problem_with(record) if self._streams_wait else None
-        leases.mark(record)
+        leases.mark(record, later=later)
         return problem
 
 
@@ -251,18 +254,24 @@ class Lease(BaseLease):
             if not self.held:
                 return
             record, leasing = self._record, self._leasing
-            problem = None if record.ends_at_once else self._rest()
             told, cache, key = leasing.told, leasing.cache, self.key
             record.since = now = monotonic()
-            if (
-                record.may_be_kept
-                and record.gap_s < (LINGER_S if told.hurried else KEEP_S)
-                and now - record.told_at < UNTOLD_S
-                and not (told.wanted and record.has_any(told.wanted))
-                and not record.outdated
-                and leasing.session.life.usable
-                and not cache.closed
-            ):
+            problem, is_kept = (
+                None,
+                (
+                    record.may_be_kept
+                    and record.gap_s < (LINGER_S if told.hurried else KEEP_S)
+                    and now - record.told_at < UNTOLD_S
+                    and not (told.wanted and record.has_any(told.wanted))
+                    and not record.outdated
+                    and leasing.session.life.usable
+                    and not cache.closed
+                ),
+            )
+            if not record.ends_at_once:
+                problem = self._rest(later=is_kept and cache.latest.get(key[0]) is record)
+            if is_kept:
+                cache.latest[key[0]] = record
                 del cache.holders[key]  # from here on it is kept
                 self.held = False
                 # perhaps others wait since the question above
@@ -303,6 +312,11 @@ def hold_kept(lease: Lease) -> bool:
     record = cache.records.get(key)
     if record is None or not record.is_usable:
         return False
+    latest = cache.latest.get(key[0])
+    if latest is not record and latest is not None and latest.queued:
+        # else it would wait for the work under this one, too
+        mark = lease._session.leases.mark_queued
+        cache.each(lambda _, kept: mark(kept), lambda _, kept: kept is latest)
     record.again += 1
     record.gap_s = monotonic() - record.since
     granted = record.granted

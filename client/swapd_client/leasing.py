@@ -35,7 +35,7 @@ from swapd_client.lease import Lease, hold, hold_kept
 from swapd_client.leases.book import Record
 from swapd_client.leases.cache import UNTOLD_S, Cache, Key
 from swapd_client.leases.covered import covered
-from swapd_client.leases.leases import offer, settle
+from swapd_client.leases.offers import offer, settle
 from swapd_client.memory import ranges
 from swapd_client.session.channel import Channel, ChannelFactory
 from swapd_client.session.session import Session
@@ -342,6 +342,8 @@ class Leasing:
         if record.since < inf:
             self.cache.left[key] = record.since
         self.cache.records.pop(key, None)
+        if self.cache.latest.get(key[0]) is record:
+            self.cache.latest.pop(key[0], None)
 
     def give_back(self, record: Record, ack: bool = True) -> None:
         session = self.session
@@ -384,7 +386,9 @@ class Leasing:
         def give_back(key: Key, record: Record) -> None:
             if record.is_asked:  # given up, by interrupts in a row
                 self.end(key, record)
-            elif record.is_working and not (self.told.wanted and record.has_any(self.told.wanted)):
+            elif leases.is_working(record) and not (
+                self.told.wanted and record.has_any(self.told.wanted)
+            ):
                 record.since = time.monotonic()
             elif leases.ends_later(record, self.give_back):
                 self._forget(key, record)

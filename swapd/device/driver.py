@@ -165,12 +165,14 @@ class Driver(Context):
         """
         self.after_captures(lambda: self.call(self.api.cuCtxSynchronize))
 
-    def after_captures(self, call: Callable[[], object]) -> None:
-        """Make a call when no capture of a graph is in its way. Blocks until then."""
+    def after_captures(self, call: Callable[[], bool | None]) -> None:
+        """Make a call when no capture of a graph is in its way, as an error says, or its result
+        True. Blocks until then.
+        """
         while True:
             try:
-                call()
-                return
+                if not call():
+                    return
             except CudaError as exc:
                 if not exc.of_a_capture:
                     raise

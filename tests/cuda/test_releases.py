@@ -384,3 +384,80 @@ def test_what_its_thread_looks_after_is_waited_for_when(world: World, how: str) 
         daemon.await_record("Release")
     else:
         waiting.result()
+
+
+# --- a loop that takes the same lease again and again --------------------------------------
+
+
+def looping(world: World) -> tuple[Daemon, Worker, Worker]:
+    """A worker that has used `a` in a loop, and one whose `c` does not fit beside it."""
+    daemon = world.daemon(isolation="relaxed")
+    worker, other = world.workers(daemon, "worker", "other")
+    worker.register("a", 2 * MIB)
+    other.register("c", 16 * MIB)
+    worker.linger_on()
+    worker.loop("a", 2)
+    return daemon, worker, other
+
+
+def test_its_steps_call_no_driver(world: World) -> None:
+    _, worker, _ = looping(world)
+    assert worker.loop("a", 100) == 0
+
+
+def test_its_last_step_s_work_is_waited_for(world: World) -> None:
+    daemon, worker, other = looping(world)
+    world.hold(WORK, worker)
+    worker.step("a")
+    waiting = other.start("acquire", "c")
+    daemon.await_record("Waiting")
+    worker.prefetch("a")  # it is to be given back before this
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    waiting.result()
+
+
+def test_it_does_not_wait_for_the_work_under_another_lease(world: World) -> None:
+    daemon, worker, other = looping(world)
+    worker.register("b", 2 * MIB)
+    worker.loop("b", 1)
+    worker.loop("a", 2)
+    worker.step("a")
+    world.hold(WORK, worker)
+    worker.acquire("b")
+    worker.work("b", stream="default", use=False)
+    other.unregister("c")
+    other.register("d", 14 * MIB)
+    other.acquire("d")
+    world.go_on()
+    worker.release("b")
+    assert leases(daemon, "a") == 0
+
+
+def test_a_stream_that_may_be_destroyed_is_marked_at_each_release(world: World) -> None:
+    daemon, worker, other = looping(world)
+    worker.work_of_torch_is_on("external", 0x7F00)
+    assert worker.loop("a", 10) > 10
+    world.hold(WORK, worker)
+    worker.step("a", stream="external")
+    worker.destroy("external")
+    waiting = other.start("acquire", "c")
+    daemon.await_record("Waiting")
+    world.go_on()
+    waiting.result()
+
+
+def test_a_stream_that_captures_by_then_is_waited_for_after_the_capture(world: World) -> None:
+    daemon, worker, other = looping(world)
+    worker.work_of_torch_is_on("pooled", 3)
+    assert worker.loop("a", 10) == 0
+    world.hold(WORK, worker)
+    worker.step("a", stream="pooled")
+    worker.begin_capture(stream="pooled", mode="RELAXED")
+    waiting = other.start("acquire", "c")
+    daemon.await_record("Waiting")
+    worker.prefetch("a")
+    assert worker.end_capture(stream="pooled") == "CUDA_SUCCESS"
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    waiting.result()

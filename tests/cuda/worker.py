@@ -15,11 +15,14 @@ import warnings
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from swapd.device.context import Context
 from swapd.device.driver import Driver
 from swapd_client import lease
 from swapd_client.leases import cache
+from swapd_client.session.gpu import streams
 from tests.guarantees import worker
 from tests.guarantees.worker import digest, pattern
 from tests.sleeping import more_sleeps, sleeps
@@ -346,6 +349,36 @@ class GpuWorker(worker.Worker):
         with self.driver.current():
             self.driver.finish(0)
         return [digest(self._fetch(*self._results[str(i)])) for i in range(len(self._blocks))]
+
+    # --- steps of a loop -----------------------------------------------------------------
+
+    def work_of_torch_is_on(self, stream: str, number: int) -> None:
+        """From now on torch's current stream is this one, with that number of torch's."""
+        current = SimpleNamespace(cuda_stream=int(self._stream(stream)), stream_id=number)
+        cuda = SimpleNamespace(current_stream=lambda _: current)
+        streams._torch_on_gpu = lambda: SimpleNamespace(cuda=cuda)
+
+    def loop(self, name: str, steps: int) -> int:
+        """Use it again and again; return the number of the driver's calls, after the first two."""
+        calls = 0
+        called = Context.call
+
+        def counted(self: Context, function: Any, *arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return called(self, function, *arguments)
+
+        for step in range(steps + 2):
+            if step == 2:
+                Context.call = counted  # type: ignore[method-assign]
+            self.client.acquire(name).release()
+        Context.call = called  # type: ignore[method-assign]
+        return calls
+
+    def step(self, name: str, *, stream: str = "default") -> None:
+        """One more step, with work; its lease is kept."""
+        with self.client.acquire(name):
+            self.work(name, stream=stream, use=False)
 
     # --- captures ------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class Record:
         "names",
         "offered",
         "outdated",
+        "queued",
         "release",
         "since",
         "state",
@@ -90,6 +91,8 @@ class Record:
         self.cut = False
         #: Streams, besides the current ones, whose work under the lease is not marked yet.
         self.streams: dict[int, None] = {}
+        #: Streams that are never destroyed, whose work up to the latest release is not marked yet.
+        self.queued: dict[int, None] = {}
         #: Marked GPU work that was not done at the mark, of the latest step and of those before.
         self.work: Work | None = None
         #: Whether GPU work under it may be without a mark, because something was interrupted.
@@ -108,11 +111,6 @@ class Record:
     def is_asked(self) -> bool:
         """Whether it was requested and not granted yet."""
         return self.granted is NOT_GRANTED
-
-    @property
-    def is_working(self) -> bool:
-        """Whether the GPU is still at the work under it, as far as known."""
-        return self.work is not None and self.work.is_pending()
 
     @property
     def is_usable(self) -> bool:

@@ -51,6 +51,8 @@ class Cache:
         self.holders: dict[Key, weakref.ref[Any]] = {}
         #: When a lease that is no more was used last, by its key.
         self.left: dict[Key, float] = {}
+        #: The lease that a thread used last, and keeps.
+        self.latest: dict[int, Record] = {}
         self.closed = False
         #: How long the lifeline's thread sleeps at most before it sweeps again.
         self.naps_s = inf

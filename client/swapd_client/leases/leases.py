@@ -1,8 +1,8 @@
 """The leases of one session: carries out the decisions of `book.py`.
 
 Lives here: mapping and unmapping chunks as leases come and go, waits for arrival, ends that wait
-for a GPU, in threads, and the kept leases that a thread offers with an acquire. May not live here:
-messages to the daemon, which each client sends in its own way.
+for a GPU, in threads. May not live here: messages to the daemon, which each client sends in its own
+way.
 """
 
 import logging
@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from swapd.shared.protocol import LEASES_MAX, PAST_MAX_S, Placement, Release, Used
+from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
-from swapd_client.leases.cache import Cache, Key
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
@@ -150,19 +149,34 @@ class Leases:
 
     # --- to the end ----------------------------------------------------------------------
 
-    def mark(self, record: Record) -> None:
+    def mark(self, record: Record, *, later: bool = False) -> None:
         """Mark the GPU work queued under a lease, on the current stream and its named streams.
 
         Does not block. After this the client uses events only, because a stream may be destroyed.
-        A lease that is kept and taken again waits for the work of all its steps.
+        A lease that is kept and taken again waits for the work of all its steps. `later`: it will
+        be kept, and probably taken again, so it is marked only when it ends, if its streams are
+        there then. A mark costs four driver calls, and a decode loop would make one at every step.
         """
-        streams = dict.fromkeys((*record.streams, *self._processor.current_streams()))
-        record.streams.clear()
-        if record.unmarked or self._life.left_to_parent:
-            return
-        record.unmarked = True  # an interrupt may come before the next assignment
-        record.work = self._processor.mark(streams, record.work)
-        record.unmarked = False
+        if later and not record.streams:
+            lasting = self._processor.lasting_stream()
+            if lasting is not None:
+                record.queued[lasting] = None
+                return
+        self._mark(record, self._processor.current_streams())
+
+    def mark_queued(self, record: Record) -> None:
+        """Mark the work under a kept lease that is not marked yet, and what was queued since."""
+        if record.queued:
+            self._mark(record, ())
+
+    def _mark(self, record: Record, current: Iterable[int]) -> None:
+        streams = dict.fromkeys((*record.streams, *current))
+        if not (record.unmarked or self._life.left_to_parent):
+            record.unmarked = True  # an interrupt may come before the last assignment
+            record.work = self._processor.mark(streams, record.work, record.queued)
+            record.streams.clear()
+            record.queued.clear()
+            record.unmarked = False
 
     def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
         """Have a lease given back after the work under it; False if that is now, or it is over.
@@ -201,11 +215,17 @@ class Leases:
         self._processor.after(work, end)
         return True
 
+    def is_working(self, record: Record) -> bool:
+        """Whether the GPU is still at the work under a kept lease, as far as known."""
+        self.mark_queued(record)
+        return record.work is not None and record.work.is_pending()
+
     def _work_under(self, record: Record) -> Work | None:
         """The GPU work that its end waits for, also after the daemon's death. Under the lock."""
         gone = self._life.error
         if gone is not None and (self.closed or not isinstance(gone, DaemonGone)):
             return None
+        self.mark_queued(record)
         if record.unmarked:
             return self._processor.everything()
         if record.work is not None and record.work.is_over():
@@ -355,44 +375,3 @@ def _release(record: Record, used: tuple[Used, ...] = ()) -> Release:
 def _listed(names: Iterable[str]) -> str:
     said = [repr(name) for name in sorted(names)]
     return ", ".join(said[:3] + [f"{len(said) - 3} more"] * (len(said) > 3)) or "nothing"
-
-
-Offered = Mapping[Key, tuple[Record, Release]]
-End = Callable[[Key, Record], None]
-
-
-def offer(cache: Cache, leases: Leases, thread: int, end: End) -> Offered:
-    """The kept leases of a thread that the daemon may end if the next request needs a load.
-
-    Nobody uses them from here on until they are settled. `end`: ends one.
-    """
-    offered: dict[Key, tuple[Record, Release]] = {}
-
-    def add(key: Key, record: Record) -> None:
-        if record.offered:  # to an acquire that failed: the daemon may have ended it then
-            return end(key, record)
-        if len(offered) == LEASES_MAX:
-            return
-        record.offered = True  # an interrupt may come before the next line
-        release = leases.offer_of(record)
-        if release is None:
-            record.offered = False
-        else:
-            offered[key] = record, release
-
-    cache.each(add, lambda key, record: key[0] == thread and not record.is_asked)
-    return offered
-
-
-def settle(cache: Cache, leases: Leases, offered: Offered, end: End, *, spent: bool) -> None:
-    """The daemon has ended these, or it has not."""
-
-    def settled(key: Key, record: Record) -> None:
-        if spent:
-            record.told = True
-            end(key, record)
-        else:
-            leases.hold_again(record)
-            record.offered = False
-
-    cache.each(settled, lambda key, record: key in offered and offered[key][0] is record)

@@ -83,10 +83,17 @@ class Processor:
         """The stream on which this thread works; none on the host."""
         return ()
 
-    def mark(self, streams: Iterable[int], before: Work | None) -> Work | None:
+    def lasting_stream(self) -> int | None:
+        """The stream on which this thread works, if it is never destroyed."""
+        return None
+
+    def mark(
+        self, streams: Iterable[int], before: Work | None, queued: Collection[int]
+    ) -> Work | None:
         """Work queued on `streams` until now, and the rest of `before`, which becomes invalid.
 
-        None if all of it is done. Does not block. Streams may be destroyed afterwards.
+        None if all of it is done. Does not block. Streams may be destroyed afterwards, but for
+        those of `queued`, on which the work was queued before.
         """
         return None
 

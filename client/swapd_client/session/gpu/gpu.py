@@ -18,7 +18,7 @@ from swapd_client.memory.place import Place
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.mapping import GpuRange
 from swapd_client.session.gpu.releases import GpuWork, Releases
-from swapd_client.session.gpu.streams import Doorbell, current_stream
+from swapd_client.session.gpu.streams import Doorbell, current_stream, lasting_stream
 from swapd_client.session.life import Files
 from swapd_client.session.processor import Arrival, Processor, Work
 
@@ -66,9 +66,14 @@ class Gpu(Processor):
     def current_streams(self) -> tuple[int, ...]:
         return (current_stream(self.card.index),) if self.card.opened else ()
 
-    def mark(self, streams: Iterable[int], before: Work | None) -> GpuWork | None:
+    def lasting_stream(self) -> int | None:
+        return lasting_stream(self.card.index) if self.card.opened else None
+
+    def mark(
+        self, streams: Iterable[int], before: Work | None, queued: Collection[int]
+    ) -> GpuWork | None:
         assert before is None or isinstance(before, GpuWork)
-        return self._releases.mark(streams, before) if self.card.opened else None
+        return self._releases.mark(streams, before, queued) if self.card.opened else None
 
     def everything(self) -> GpuWork | None:
         return self._releases.everything() if self.card.opened else None

@@ -12,7 +12,7 @@ waits for the work, too, or the caller if there is none.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,9 +31,9 @@ POOL = 64
 
 
 #: Used instead of a stream's number, without an event. ALL: everything on the GPU, because the
-#: given handle is no stream. DEFAULT_LATER: the default stream, which cannot be queried during a
-#: capture.
-ALL, DEFAULT_LATER = -1, -2
+#: given handle is no stream. From LATER on downwards: the stream with that handle, which cannot be
+#: queried during a capture.
+ALL, LATER = -1, -2
 
 
 class _Mark(NamedTuple):
@@ -86,16 +86,21 @@ class Releases:
         self._events: list[Any] = []
         self._closed = False
 
-    def mark(self, streams: Iterable[int], before: GpuWork | None = None) -> GpuWork | None:
+    def mark(
+        self,
+        streams: Iterable[int],
+        before: GpuWork | None = None,
+        queued: Collection[int] = (),
+    ) -> GpuWork | None:
         """Work on `streams` now, and the rest of `before`, which becomes invalid.
 
         None if all of it is done. Streams may be destroyed afterwards, because this uses events
-        only. Does not block, and raises nothing: if the GPU is lost for this process, its work is
-        over.
+        only; not those of `queued`, with work from before this call, which may capture by now. Does
+        not block, and raises nothing: if the GPU is lost for this process, its work is over.
         """
         try:
             with self._card.using() as driver:
-                marks = self._marks(driver, streams, before.marks if before else ())
+                marks = self._marks(driver, streams, before.marks if before else (), queued)
         except DeviceFailed as exc:
             self._card.complain(exc)
             return None
@@ -155,7 +160,11 @@ class Releases:
     # --- marks ---------------------------------------------------------------------------
 
     def _marks(
-        self, driver: Driver, streams: Iterable[int], before: Iterable[_Mark]
+        self,
+        driver: Driver,
+        streams: Iterable[int],
+        before: Iterable[_Mark],
+        queued: Collection[int],
     ) -> list[_Mark]:
         """One mark for each busy stream: the latest, because its work ends in order."""
         marks: dict[int, _Mark] = {}
@@ -164,8 +173,8 @@ class Releases:
                 marks[mark.stream] = mark
             else:
                 self._give(driver, mark.event)
-        for stream in streams:
-            latest = self._mark(driver, stream)
+        for stream in dict.fromkeys((*queued, *streams)):
+            latest = self._mark(driver, stream, was_queued=stream in queued)
             if latest is not None:
                 former = marks.get(latest.stream)
                 if former is not None and former.event is not None:
@@ -173,13 +182,16 @@ class Releases:
                 marks[latest.stream] = latest
         return list(marks.values())
 
-    def _mark(self, driver: Driver, stream: int) -> _Mark | None:
+    def _mark(self, driver: Driver, stream: int, *, was_queued: bool) -> _Mark | None:
         """The stream's current place; None if it is idle.
 
-        Does not query a capturing stream: its work is not executed now.
+        Does not query a capturing stream: its work is not executed now, but for what was queued
+        before.
         """
         try:
-            if driver.is_capturing(stream) or driver.is_idle(stream):
+            if driver.is_capturing(stream):
+                return _Mark(LATER - stream) if was_queued else None
+            if driver.is_idle(stream):
                 return None
             number = driver.stream_id(stream)
             event = self._take(driver)
@@ -188,7 +200,7 @@ class Releases:
         except CudaError as exc:
             if not exc.of_a_capture:
                 return _Mark(ALL)
-            return _Mark(DEFAULT_LATER) if stream == LEGACY_DEFAULT else None
+            return _Mark(LATER) if stream == LEGACY_DEFAULT else None
 
     def _take(self, driver: Driver) -> Any:
         with self._lock:
@@ -259,15 +271,15 @@ class Releases:
                 if mark.stream == ALL:
                     driver.settle()
                     return
-                event = mark.event or self._recorded_late(driver)
+                event = mark.event or self._recorded_late(driver, LATER - mark.stream)
                 driver.synchronize(event)
                 self._give(driver, event)
         except DeviceFailed as exc:
             self._card.complain(exc)  # then no work of this process is left
 
-    def _recorded_late(self, driver: Driver) -> Any:
-        """An event on the default stream, once no capture is running that it would disturb."""
-        driver.after_captures(lambda: driver.is_capturing(LEGACY_DEFAULT))
+    def _recorded_late(self, driver: Driver, stream: int) -> Any:
+        """An event on the stream, once no capture is running that it would disturb."""
+        driver.after_captures(lambda: driver.is_capturing(stream))
         event = self._take(driver)
-        driver.record(event, LEGACY_DEFAULT)
+        driver.record(event, stream)
         return event

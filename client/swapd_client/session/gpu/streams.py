@@ -35,6 +35,16 @@ def current_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
+def lasting_stream(index: int) -> int | None:
+    """As `current_stream`, if it is never destroyed: the default, or one of torch's own."""
+    torch = _torch_on_gpu()
+    if torch is None:
+        return LEGACY_DEFAULT
+    stream = torch.cuda.current_stream(index)
+    # c10/cuda/CUDAStream.cpp: 0 is the default, an external stream's is its (even) address
+    return int(stream.cuda_stream) if stream.stream_id == 0 or stream.stream_id & 1 else None
+
+
 def empty_cache() -> None:
     """Make torch return its cached memory to the driver, if there is any."""
     torch = _torch_on_gpu()
