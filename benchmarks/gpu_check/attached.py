@@ -145,6 +145,7 @@ def _accelerate(settings: Settings, model: Any) -> list[float]:
     """Every other layer on the host, as swapd spreads them. The model stays that way."""
     import accelerate
 
+    model.cpu()  # what it calls the host is where the weights are
     places: dict[str, int | str] = {
         name: settings.index
         for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
