@@ -446,7 +446,8 @@ class Client:
         What it raises ends the wait.
 
         With `early` it returns as soon as all copies are queued: access this process's components
-        only after `lease.wait(segment)`. May be nested, and called from any thread.
+        only after `lease.wait(segment)`; on a GPU others fault. May be nested, and called from any
+        thread.
 
         Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
         SessionEnded; then nothing is held.

@@ -219,9 +219,10 @@ class Lease(BaseLease):
     ) -> None:
         """Wait until a segment, and those before it, are on the device; None: all of them.
 
-        Returns at once unless the lease was acquired `early`. `name` selects the component, if the
-        lease has several. Raises: DeviceFailed if the segment will never come (release the lease,
-        then acquire again); SessionEnded if the session ended meanwhile.
+        Returns at once unless the lease was acquired `early`; then a GPU's memory is accessible by
+        this call only. `name` selects the component, if the lease has several. Raises: DeviceFailed
+        if the segment will never come (release the lease, then acquire again), or the GPU refuses
+        the access; SessionEnded if the session ended meanwhile.
 
         With `stream` (as for `uses`), that stream waits and this returns at once: work queued on it
         later starts when the segment is there. If the segment never comes, or the daemon dies, the

@@ -60,6 +60,9 @@ class Where:
     def show(self, generation: int, runs: object) -> None:
         self.shown = generation
 
+    def is_shown(self, generation: int) -> bool:
+        return self.shown == generation
+
     def hide(self, generation: int) -> None:
         self.shown = 0
 
@@ -80,8 +83,8 @@ class World:
     def __init__(self) -> None:
         self.life, self.gpu = Life(), Processor()
         self.parts = {name: part(name) for name in "ab"}
-        arrivals = Arrivals(self.life, self.gpu, None, self.parts)  # type: ignore[arg-type]
-        self.leases = Leases(self.life, self.gpu, self.parts, arrivals, strict=False)  # type: ignore[arg-type]
+        self.arrivals = Arrivals(self.life, self.gpu, None, self.parts)  # type: ignore[arg-type]
+        self.leases = Leases(self.life, self.gpu, self.parts, self.arrivals, strict=False)  # type: ignore[arg-type]
         self.told: list[int] = []
         self._ids = 0
 
@@ -127,6 +130,18 @@ def test_a_lease_is_ending_until_the_daemon_has_been_told(world: World) -> None:
     world.gpu.finish()
     assert seen == [True]
     assert not world.leases.is_ending(record.id)
+
+
+@pytest.mark.parametrize("accessible", [False, True])
+def test_a_lease_is_kept_only_if_all_of_it_is_accessible(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, accessible: bool
+) -> None:
+    """What came just after an early grant is complete, and its next user does not wait for it."""
+    monkeypatch.setattr(world.arrivals, "is_complete", lambda place: True)
+    record = world.take("a")
+    if not accessible:
+        world.parts["a"].where.hide(1)
+    assert world.leases.may_be_kept(record) == accessible
 
 
 def test_a_lease_with_work_of_which_a_mark_is_missing_waits_for_all_work(world: World) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests import fakecuda
-from tests.cuda.gpu_world import MIB, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
 
 COPY_IN = "cuMemcpyHtoDAsync"
+WORK = "cuMemcpyDtoDAsync_v2"
+ACCESS = "cuMemSetAccess"
+SEGMENTS = 4
 
 
 @pytest.fixture
@@ -153,3 +156,172 @@ def test_a_daemon_that_dies_meanwhile_ends_the_wait(world: World) -> None:
     world.go_on()
     worker.disconnect()
     assert worker.look("a")[1] == expected
+
+
+# --- early leases ------------------------------------------------------------------------
+
+
+def acquire_early(
+    world: World, isolation: str = "strict", **options: object
+) -> tuple[Daemon, Worker, list[str]]:
+    """A lease on `a`, with a chunk for each segment, of which two arrive until `world.go_on`."""
+    daemon = world.daemon(isolation=isolation)
+    worker = world.worker(daemon)
+    digests: list[str] = worker.register_in_segments("a", 2 * MIB, SEGMENTS, **options)
+    world.fake.faults(f"{COPY_IN} hold async after=2 pid={daemon.pid}")
+    worker.acquire("a", early=True)
+    return daemon, worker, digests
+
+
+def test_an_early_grant_makes_nothing_accessible_and_a_wait_what_it_waits_for(
+    calls: Calls, world: World
+) -> None:
+    _, worker, digests = acquire_early(world)
+    for number, (segment, accesses) in enumerate(((0, 1), (0, 1), (2, 2), (1, 2), (3, 3))):
+        worker.work_on_segment("a", segment, stream=f"s{number}")
+        calls.until(worker.pid, WORK, number + 1)
+        assert calls.count(worker.pid, ACCESS) == accesses
+    assert calls.count(worker.pid, "cuMemMap") == SEGMENTS
+    world.go_on()
+    assert [worker.result(stream=f"s{number}") for number in (0, 3, 2, 4)] == digests
+    worker.release("a")
+
+
+@pytest.mark.parametrize(("segment", "faults"), [(0, False), (1, True)])
+def test_under_an_early_lease_nothing_is_accessible_that_was_not_waited_for(
+    world: World, segment: int, *, faults: bool
+) -> None:
+    daemon, worker, _ = acquire_early(world)
+    worker.wait_for("a", 0)
+    world.go_on()
+    daemon.await_record("CopiedIn")
+    if faults:
+        with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+            worker.peek_at("a", segment * 2 * MIB)
+        worker.kill()
+    else:
+        worker.peek_at("a", segment * 2 * MIB)
+        worker.release("a")
+
+
+def test_a_lease_that_waited_for_some_segments_gives_them_back(world: World) -> None:
+    daemon, worker, _ = acquire_early(world)
+    worker.wait_for("a", 0)
+    world.go_on()
+    worker.release("a")
+    assert daemon.component("a").leases == 0
+    with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
+        worker.peek("a")
+    worker.kill()
+
+
+@pytest.mark.parametrize("isolation", ["strict", "relaxed"])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("comes", [False, True])
+def test_after_an_early_lease_all_is_accessible_for_one_that_is_not(
+    world: World, isolation: str, *, waits: bool, comes: bool
+) -> None:
+    daemon, worker, digests = acquire_early(world, isolation)
+    if waits:
+        worker.wait_for("a", 1)
+    if comes:
+        world.go_on()
+        daemon.await_record("CopiedIn")
+    worker.release("a")
+    acquiring = worker.start("acquire", "a")
+    if not comes:
+        world.go_on()
+    acquiring.result()
+    assert worker.see("a", SEGMENTS) == digests
+    worker.release("a")
+
+
+def test_a_wait_for_all_of_it_makes_all_of_it_accessible(calls: Calls, world: World) -> None:
+    _, worker, digests = acquire_early(world)
+    world.go_on()
+    worker.wait_for("a")
+    assert worker.see("a", SEGMENTS) == digests
+    worker.acquire("a", lease="again", early=True)
+    assert worker.see("a", SEGMENTS) == digests
+    calls.until(worker.pid, "cuMemMap", SEGMENTS)
+    assert calls.count(worker.pid, ACCESS) == 1
+    worker.release("a")
+    worker.release("again")
+
+
+def test_what_has_come_before_an_early_grant_is_accessible_at_once(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    digests = worker.register_in_segments("a", 2 * MIB, SEGMENTS)
+    worker.acquire("a")
+    worker.release("a")
+    worker.acquire("a", early=True)
+    assert worker.see("a", SEGMENTS) == digests
+    worker.release("a")
+
+
+def test_each_part_of_a_family_is_made_accessible(world: World) -> None:
+    daemon = world.daemon()
+    worker = world.worker(daemon)
+    world.hold(COPY_IN, daemon)
+    digests = worker.register_blocks(2, 4 * MIB)
+    worker.acquire("m", early=True)
+    world.go_on()
+    worker.wait_for("m")
+    assert worker.blocks() == digests
+    worker.release("m")
+
+
+def test_an_acquire_that_fails_takes_nothing_from_an_early_lease(world: World) -> None:
+    _, worker, digests = acquire_early(world)
+    worker.wait_for("a", 0)
+    with pytest.raises(WorkerError) as caught:
+        worker.acquire("a", lease="other", timeout=0.2)
+    assert caught.value.kind == "Timeout"
+    worker.peek("a")
+    world.go_on()
+    worker.wait_for("a", SEGMENTS - 1)
+    assert worker.see("a", SEGMENTS) == digests
+    worker.release("a")
+
+
+def test_what_an_early_lease_wrote_outlives_the_daemon(world: World) -> None:
+    daemon, worker, digests = acquire_early(world, mutable=True)
+    worker.wait_for("a", 0)
+    digests[0] = worker.write_segment("a", 0, seed=9)
+    world.go_on()
+    daemon.await_record("CopiedIn")
+    daemon.kill()
+    worker.await_end()
+    worker.disconnect()
+    assert worker.see("a", SEGMENTS) == digests
+
+
+def test_a_segment_that_cannot_be_made_accessible_is_said_and_may_be_waited_for_again(
+    world: World,
+) -> None:
+    _, worker, digests = acquire_early(world)
+    world.go_on()
+    worker.wait_for("a", 0)
+    world.fake.faults(f"{ACCESS} 2 times=1 pid={worker.pid}")
+    with pytest.raises(WorkerError, match="The host copy is intact") as caught:
+        worker.wait_for("a", 3)
+    assert caught.value.kind == "DeviceFailed"
+    worker.wait_for("a", 3)
+    assert worker.see("a", SEGMENTS) == digests
+    worker.release("a")
+
+
+def test_work_on_a_segment_ends_before_its_chunks_go_after_a_failed_copy(world: World) -> None:
+    daemon = world.daemon(budget="32MiB")
+    worker = world.worker(daemon)
+    worker.register_in_segments("a", 6 * MIB, SEGMENTS)
+    # the daemon's first piece is held back, and the others fail
+    refusal = f"{COPY_IN} 1 pid={daemon.pid}"
+    world.fake.faults(f"{COPY_IN} hold times=1 async pid={daemon.pid}", refusal)
+    worker.acquire("a", early=True)
+    worker.work_on_segment("a", 0)
+    world.fake.faults(refusal)
+    worker.result()  # any bytes: the stream went on, and has not faulted
+    with pytest.raises(WorkerError, match="was not loaded"):
+        worker.release("a")

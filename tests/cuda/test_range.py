@@ -32,6 +32,10 @@ def test_where_nothing_stays_mapped_without_access_it_is_unmapped(unmap_one: boo
     run("without_mappings_that_nobody_may_use", unmap_one=unmap_one)
 
 
+def test_no_chunk_is_reached_without_a_lease() -> None:
+    run("reached_without_a_lease")
+
+
 def test_two_threads_that_are_granted_the_same_import_it_once() -> None:
     run("imported_by_two_threads")
 

@@ -123,6 +123,19 @@ class GpuWorker(worker.Worker):
             self.client.acquire(one).release()
             self.client.acquire(other).release()
 
+    def write_segment(self, name: str, segment: int, seed: int) -> str:
+        """Write to one segment, all of one size; return its digest."""
+        part = self._parts[name]
+        nbytes = part.nbytes // part.segments
+        data = pattern(seed, nbytes)
+        self._store(part.address + segment * nbytes, data)
+        return digest(data)
+
+    def see(self, name: str, count: int) -> list[str]:
+        part = self._parts[name]
+        nbytes = part.nbytes // count
+        return [digest(self._fetch(part.address + i * nbytes, nbytes)) for i in range(count)]
+
     def work(self, name: str, *, stream: str = "s", lease: str = "", use: bool = True) -> None:
         """Queue a copy of the component on a stream; if `use`, its lease is told of the stream."""
         part = self._parts[name]
@@ -343,6 +356,10 @@ class GpuWorker(worker.Worker):
             self._copy("default", part.address, part.nbytes, result=str(i))
             self._passes.here().done(i)
         self._passes.here().leave()
+
+    def blocks(self) -> list[str]:
+        """The digests of the blocks; under a lease."""
+        return [digest(self._fetch(part.address, part.nbytes)) for part in self._blocks]
 
     def results(self) -> list[str]:
         """The digests of the copies of the last pass, when all are done. Blocks."""

@@ -71,8 +71,10 @@ def test_parts_over_one_memory_cannot_be_told_apart() -> None:
 class Turn:
     """A turn that has begun with an early lease; it notes the copies that were waited for."""
 
-    def __init__(self, model: Model, *, streams: tuple[int, ...] = ()) -> None:
-        self.there: set[str] = set()
+    def __init__(
+        self, model: Model, *, streams: tuple[int, ...] = (), there: tuple[str, ...] = ()
+    ) -> None:
+        self.there = {*there}
         self.awaited: list[str] = []
         self.by_streams: list[tuple[str, int]] = []
         self.model = model
@@ -84,7 +86,7 @@ class Turn:
         lease: Any = SimpleNamespace(loaded=True, placements=placements, wait=self.wait)
         self.segments = Segments(lambda error: None)
         self.segments.use(found_in(layers_of(model), lambda: model(X)))
-        assert self.segments.begin(lease, session) == 2
+        assert self.segments.begin(lease, session) == len({*PARTS} - self.there)
 
     def wait(self, name: str, stream: int | None = None) -> None:
         if stream is None:
@@ -159,7 +161,14 @@ def test_once_all_parts_have_come_no_layer_waits_any_more(
     layer: Any = model.layers[0]
     layer(X)
     assert not turn.waiting
-    waited = [*turn.awaited, *(name for name, _ in turn.by_streams)]
-    assert waited == FIRST, "before the layers began"
+    assert {*PARTS} <= {*turn.awaited}, "each is made accessible"
+    before = len(turn.awaited)
+    model(X)
     turn.segments.arrive()
-    assert not {*turn.awaited} & {*PARTS}
+    assert len(turn.awaited) == before
+
+
+def test_what_came_after_the_grant_and_before_the_turn_is_made_accessible(model: Model) -> None:
+    turn = Turn(model, there=(FIRST[1], PARTS[0]))
+    assert turn.awaited == [*FIRST, PARTS[0]]
+    assert turn.waiting == 2

@@ -48,7 +48,7 @@ class Arrivals:
         """Block until a segment of a granted component, or all of it, is on the device.
 
         With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if it will
-        never come; the error that ended the session.
+        never come, or cannot be made accessible; the error that ended the session.
         """
         for place in record.granted.placements:
             part = self._parts.get(place.name)
@@ -58,6 +58,8 @@ class Arrivals:
             if not part.is_of(name):
                 continue
             arrived = part.segments if segment is None else segment + 1
+            ends = part.layout.segments[:arrived]
+            part.where.reach(place.generation, ends[-1] if ends else 0)
             awaited = part.slot, word(place.generation, arrived)
             try:
                 if stream is None or not self._wait_on(stream, record, awaited):

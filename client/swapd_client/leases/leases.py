@@ -95,11 +95,14 @@ class Leases:
     def show(self, record: Record) -> None:
         """Map the chunks of a granted lease into its ranges.
 
-        Raises: SessionEnded, DeviceFailed; the caller must still give the lease back.
+        What is still loading may be touched after `Arrivals.wait` only. Raises: SessionEnded,
+        DeviceFailed; the caller must still give the lease back.
         """
         try:
             for place in record.granted.placements:
-                self._parts[place.name].where.show(place.generation, place.runs)
+                where = self._parts[place.name].where
+                comes = record.granted.loaded and not self._arrivals.is_complete(place)
+                (where.lend if comes else where.show)(place.generation, place.runs)
         except (SessionEnded, KeyError):
             self._life.check()  # raise the reason for the session's end instead
             raise
@@ -135,7 +138,8 @@ class Leases:
         if any(place.transient for place in places) or self._life.error is not None or self._strict:
             return False
         self._life.check()
-        return all(self._arrivals.is_complete(place) for place in places)
+        # what has come since the grant may not all be accessible
+        return all(map(self._arrivals.is_complete, places)) and not self.must_show(record)
 
     def is_fresh(self, record: Record, name: str) -> bool:
         """Whether the contents of its scratch were dropped since the last call."""

@@ -162,6 +162,11 @@ class Range:
                     raise _refused(self.nbytes, exc) from exc
                 raise
 
+    lend = show  # in one call, which needs no parts
+
+    def reach(self, generation: int, nbytes: int) -> None:
+        """Nothing: all of it is accessible since the grant."""
+
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on. With `generation`, only if the range shows none newer."""
         with self.lock:

@@ -44,6 +44,12 @@ class Place(Protocol):
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range."""
 
+    def lend(self, generation: int, runs: Runs) -> None:
+        """As `show`, for a lease that calls `reach` before it touches bytes: some have not come."""
+
+    def reach(self, generation: int, nbytes: int) -> None:
+        """Make the first `nbytes` accessible, if it is lent or shown. Raises: DeviceFailed."""
+
     def hide(self, generation: int | None = None) -> None:
         """Any access faults from now on; showing the chunks again is cheap."""
 

@@ -59,6 +59,26 @@ def without_mappings_that_nobody_may_use() -> None:
     assert calls["map"] == 4 * 3
 
 
+def reached_without_a_lease() -> None:
+    gpu = LoneGpu()
+    where = gpu.range()
+    gpu.send(0, 1, 2)
+    calls = count("set_access")
+    where.reach(1, NBYTES)
+    where.lend(1, ((0, 3),))
+    assert where.shown
+    assert not where.is_shown(1)
+    where.reach(1, 0)
+    where.reach(0, NBYTES)
+    where.hide(1)
+    where.reach(1, NBYTES)
+    assert calls["set_access"] == 0
+    where.lend(1, ((0, 3),))
+    where.reach(1, NBYTES)
+    assert where.is_shown(1)
+    assert gpu.look(where) == [0, 1, 2]
+
+
 def imported_by_two_threads() -> None:
     gpu = LoneGpu()
     vars(life)["FILE_S"] = 1.0

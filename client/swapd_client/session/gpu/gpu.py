@@ -115,7 +115,7 @@ class Gpu(Processor):
                 part.where.show(place.generation, place.runs)
         except BaseException:
             for part, place in coming:
-                if not part.where.is_shown(place.generation):
+                if not _range_of(part).is_lent(place.generation):  # an early lease may use it
                     self.attempt(part.where.revoke, place.generation)
             raise
 
@@ -128,7 +128,7 @@ class Gpu(Processor):
         return True
 
     def before_revoking(self, part: Part, generation: int) -> None:
-        if part.holders and part.where.is_shown(generation):
+        if part.holders and _range_of(part).is_lent(generation):
             self.card.settle()  # it did not arrive, but work on it may be running
 
     def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:

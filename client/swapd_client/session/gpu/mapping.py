@@ -23,8 +23,9 @@ class GpuRange:
 
     Thread-safe. Mapping costs some driver calls for each chunk; hiding and showing the same chunks
     again costs one call for all. So the client maps chunks during the copy, and makes them
-    accessible one after the other. When the range is hidden, no work that uses it may be on the
-    GPU. The range is never freed, because tensors may live for ever.
+    accessible one after the other, or as the holder of an early lease waits for them. When the
+    range is hidden, no work that uses it may be on the GPU. The range is never freed, because
+    tensors may live for ever.
 
     After an error that this process's GPU context does not survive, nothing can be unmapped, and
     nothing need be: no work of this process runs there any more. So hiding then succeeds.
@@ -61,7 +62,7 @@ class GpuRange:
         self._mapped: tuple[int, ...] = ()
         #: Number of accessible chunks, from the first on.
         self._allowed = 0
-        #: Whether all chunks are accessible, and all bytes have arrived.
+        #: Whether leases may use the chunks that are accessible.
         self._shown = False
         self._private = False
         self.generation = 0
@@ -84,6 +85,10 @@ class GpuRange:
         return bool(self._mapped)
 
     def is_shown(self, generation: int) -> bool:
+        return self.is_lent(generation) and self._allowed == len(self._mapped)
+
+    def is_lent(self, generation: int) -> bool:
+        """Whether leases may use its chunks: all of them, or those that they have reached."""
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
@@ -93,14 +98,20 @@ class GpuRange:
         hidden, or unchanged.
         """
         if not (self.is_shown(generation) or self._show_again(generation)):
-            self._exchange(generation, runs, show=True)
+            self._exchange(generation, runs, self._show_mapped)
+
+    def lend(self, generation: int, runs: Runs) -> None:
+        if not self.is_lent(generation):
+            self._exchange(generation, runs, self._lend)
 
     def put(self, generation: int, runs: Runs) -> None:
         """Map the chunks of this generation, none accessible yet. Blocks and raises as `show`."""
-        if not self.is_shown(generation):
-            self._exchange(generation, runs, show=False)
+        if not self.is_lent(generation):
+            self._exchange(generation, runs)
 
-    def _exchange(self, generation: int, runs: Runs, *, show: bool) -> None:
+    def _exchange(
+        self, generation: int, runs: Runs, then: Callable[[], None] = lambda: None
+    ) -> None:
         """Map these chunks in place of others, once work on the memory taken over has ended."""
         chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
@@ -114,8 +125,7 @@ class GpuRange:
                     self._forbid()
                 self._put(chunks, handles)
                 self.generation = generation
-                if show:
-                    self._show_mapped()
+                then()
         self._say_left()
 
     def allow(self, generation: int, chunks: int) -> None:
@@ -127,6 +137,11 @@ class GpuRange:
         with self.lock:
             if generation == self.generation and self._mapped and not self._private:
                 self._allow(chunks, writable=self._writable)
+
+    def reach(self, generation: int, nbytes: int) -> None:
+        with self.lock:
+            if self.is_lent(generation) and not self._private:
+                self._allow(-(-nbytes // self._card.chunk_bytes), writable=self._writable)
 
     def hide(self, generation: int | None = None) -> None:
         """Make all accesses fault; the chunks can be shown again cheaply.
@@ -267,6 +282,9 @@ class GpuRange:
 
     def _show_mapped(self) -> None:
         self._allow(len(self._mapped), writable=self._writable)
+        self._lend()
+
+    def _lend(self) -> None:
         self._latest = self._mapped
         self._shown = True
 

@@ -71,8 +71,8 @@ class Segments:
             return 0
         coming = [one for one in lease.placements if not session.arrivals.is_complete(one)]
         self.expect(coming)
-        for one in coming:
-            if one.name not in self._layers:
+        for one in lease.placements:
+            if one.name not in self._waiting:
                 self._await(one.name)
         return len(self._waiting)
 
@@ -114,7 +114,7 @@ class Segments:
     def _before(self, name: str) -> None:
         session = self._session
         if session is not None and all(map(session.arrivals.is_complete, self._coming.values())):
-            self.drop()  # no stream has to wait any more
+            self.arrive()  # no stream has to wait any more
             return
         try:
             self._await(name)
