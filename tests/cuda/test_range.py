@@ -36,6 +36,10 @@ def test_no_chunk_is_reached_without_a_lease() -> None:
     run("reached_without_a_lease")
 
 
+def test_what_was_reached_is_hidden_whatever_an_interrupt_left_undone() -> None:
+    run("reached_and_interrupted")
+
+
 def test_two_threads_that_are_granted_the_same_import_it_once() -> None:
     run("imported_by_two_threads")
 

@@ -14,6 +14,7 @@ from swapd_client.errors import DeviceFailed, OutOfMemory
 from swapd_client.session import life
 from swapd_client.session.gpu.card import Card
 from tests.cuda.programs.lone_gpu import CHUNK, NBYTES, LoneGpu, count, put, refused
+from tests.interrupts import interrupt, interrupts, places
 
 
 def master() -> OwnedFd:
@@ -57,6 +58,39 @@ def without_mappings_that_nobody_may_use() -> None:
         assert gpu.look(where) == [0, 1, 2]
         where.hide(i)
     assert calls["map"] == 4 * 3
+
+
+def reached_and_interrupted() -> None:
+    gpu = LoneGpu()
+    where = gpu.range()
+    gpu.send(0, 1, 2)
+    accessible: set[int] = set()
+
+    def set_access(self: Driver, address: int, nbytes: int, access: Access) -> None:
+        real(self, address, nbytes, access)
+        first = (address - where.address) // CHUNK
+        chunks = range(first, first + nbytes // CHUNK)
+        (accessible.difference_update if access is Access.NONE else accessible.update)(chunks)
+
+    def use() -> None:
+        where.lend(1, ((0, 3),))
+        where.reach(1, 1)
+        where.reach(1, CHUNK + 1)
+        where.hide(1)
+
+    real = put(Driver, "set_access", set_access)
+    with interrupts():
+        use()
+        for place in places(use, most=1000):
+            interrupt(use, place)
+            where.hide(1)
+            assert not accessible, place
+            where.lend(1, ((0, 3),))
+            interrupt(lambda: where.reach(1, CHUNK + 1), place)
+            where.reach(1, CHUNK + 1)
+            assert accessible == {0, 1}, place
+            where.hide(1)
+            assert not accessible, place
 
 
 def reached_without_a_lease() -> None:

@@ -62,6 +62,8 @@ class GpuRange:
         self._mapped: tuple[int, ...] = ()
         #: Number of accessible chunks, from the first on.
         self._allowed = 0
+        #: As many or more, after an interrupt in a call that makes them accessible, or takes that.
+        self._to_forbid = 0
         #: Whether leases may use the chunks that are accessible.
         self._shown = False
         self._private = False
@@ -297,14 +299,16 @@ class GpuRange:
     def _allow(self, chunks: int, *, writable: bool) -> None:
         if chunks > self._allowed:
             at = self.address + self._allowed * self._card.chunk_bytes
+            self._to_forbid = chunks
             self._card.allow(at, chunks - self._allowed, writable=writable)
             self._allowed = chunks
 
     def _forbid(self) -> None:
         self._shown = False
-        allowed, self._allowed = self._allowed, 0
-        if allowed and not self._card.forbid(self.address, allowed):
+        self._allowed = 0
+        if self._to_forbid and not self._card.forbid(self.address, self._to_forbid):
             self._unmap()
+        self._to_forbid = 0
 
     def _unmap(self) -> None:
         self._shown = False
@@ -312,6 +316,7 @@ class GpuRange:
         if self._mapped:
             self._card.unmap(self.address, len(self._mapped))
             self._mapped = ()
+        self._to_forbid = 0
 
     def _drop_private(self) -> None:
         if self._private or not self._pieces:
