@@ -39,6 +39,10 @@ class Found:
     nbytes: dict[str, int] = field(default_factory=dict)
     #: All tokens and the sound of each request.
     made: list[tuple[list[int], str]] = field(default_factory=list)
+    #: The same of the first request, made before.
+    again: tuple[list[int], str] | None = None
+    #: Sums of the weights' bits, by stage.
+    weights: dict[str, Any] = field(default_factory=dict)
     first_s: list[float] = field(default_factory=list)
     result_s: list[float] = field(default_factory=list)
     least_free: int = 1 << 62
@@ -59,11 +63,23 @@ def measure(check: Check, settings: Settings) -> None:
     found: dict[str, Found] = {}
     for name, found[name] in ways(check, settings, int(min(wanted))):
         rows(check, name, found[name], free)
-    made = [one.made[0] for one in found.values()]
-    if len(made) > 1:
-        note = f"{', '.join(found)}; {len(made[0][0])} tokens and a sound"
-        same = all(other == made[0] for other in made)
-        check.holds("the same tokens and the same sound by all ways, bit for bit", same, note)
+    if len(found) > 1:
+        _same_by_all_ways(check, found)
+
+
+def _same_by_all_ways(check: Check, found: dict[str, Found]) -> None:
+    ways, first = ", ".join(found), next(iter(found.values()))
+    tokens, sounds = zip(*(one.made[0] for one in found.values()), strict=True)
+    same = all(made == tokens[0] for made in tokens)
+    check.holds("the same tokens by all ways", same, f"{ways}; {len(tokens[0])} tokens")
+    name = "the same sound by all ways, bit for bit"
+    if first.again is None or first.again == first.made[0]:
+        check.holds(name, all(sound == sounds[0] for sound in sounds), ways)
+    else:
+        check.missing(name, "the same request twice, everything resident, gives two sounds")
+    if first.weights and (other := found.get(SWAPD)):
+        name = "every weight on swapd is that of the resident model, bit for bit"
+        check.holds(name, first.weights == other.weights)
 
 
 def ways(check: Check, settings: Settings, nbytes: int) -> Iterator[tuple[str, Found]]:
@@ -99,6 +115,7 @@ def _kept(settings: Settings, nbytes: int, _: int) -> Found:
         for stage, worker in stages.items():
             found.nbytes[stage] = _ask(worker, "build", nbytes)
         requests(settings, found, partial(_turn, stages))
+        found.weights = _weights(stages)
     return found
 
 
@@ -113,6 +130,7 @@ def _swapd(settings: Settings, nbytes: int, largest: int) -> Found:
                 client, nbytes, partial(request, Found(), 0, partial(_turn, stages))
             )
         requests(settings, found, partial(_turn, stages))
+        found.weights = _weights(stages)
     return found
 
 
@@ -146,7 +164,9 @@ def requests(
 ) -> None:
     """Some requests, or so many `times`. If `warm`, one before them does not count."""
     if warm:
-        request(Found(), 0, turn)  # compiles and allocates
+        first = Found()
+        request(first, 0, turn)  # compiles and allocates
+        found.again = first.made[0]
     for number in range(times or settings.requests):
         request(found, number, turn)
 
@@ -171,6 +191,10 @@ def request(found: Found, number: int, turn: Turn) -> None:
 def _turn(stages: dict[str, Worker], stage: str, tokens: list[int]) -> dict[str, Any]:
     said: dict[str, Any] = _ask(stages[stage], "turn", tokens)
     return said
+
+
+def _weights(stages: dict[str, Worker]) -> dict[str, Any]:
+    return {stage: _ask(worker, "weights") for stage, worker in stages.items()}
 
 
 def _ask(worker: Worker, do: str, *arguments: object) -> Any:

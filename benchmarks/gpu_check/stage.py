@@ -68,6 +68,11 @@ class Stage(Commands):
         came = self._moved is not None or bool(lease and lease.loaded)
         return {**made._asdict(), "free": free, "came": came}
 
+    def weights(self) -> list[list[int]]:
+        """Sums of their bits: of each parameter, one for each piece of some MiB."""
+        with self._client.acquire(self._name) if self._client else nullcontext():
+            return [torchish.sums(weight) for weight in self._model.parameters()]
+
     def _make(self, nbytes: int) -> None:
         self._size = omni.size_for(nbytes)
         where = torchish.device_of(self._settings)

@@ -19,6 +19,9 @@ from swapd.device.driver import Driver
 from swapd_client import Client, Component, Lease
 from swapd_client.memory import dlpack
 
+#: Numbers of 16 bits in a piece of `sums`.
+SUMMED = 8 << 20
+
 
 def device_of(settings: Settings) -> torch.device:
     return torch.device("cpu") if settings.on_cpu else torch.device("cuda", settings.index)
@@ -28,6 +31,7 @@ def start(settings: Settings) -> torch.device:
     """Make this process use the GPU, with reproducible results."""
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True  # its transposed convolutions may add in any order
     torch.set_num_threads(1)
     if not settings.on_cpu:
         torch.cuda.set_device(settings.index)
@@ -217,6 +221,13 @@ def digest(tensor: torch.Tensor) -> str:
 
     host = tensor.detach().cpu().contiguous().view(torch.uint8).flatten()
     return hashlib.blake2b(_bytes_of(host), digest_size=12).hexdigest()
+
+
+def sums(tensor: torch.Tensor) -> list[int]:
+    """The sums of a tensor's bits as numbers of 16, one for each piece of it."""
+    numbers = tensor.detach().flatten().view(torch.int16)
+    starts = range(0, numbers.numel(), SUMMED)
+    return [int(numbers[at : at + SUMMED].sum(dtype=torch.int64)) for at in starts]
 
 
 def same_bits(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
