@@ -1,5 +1,6 @@
 """A private daemon in a process and a temporary folder: for demo, bench and tests."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ class Spawned:
 def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Spawned]:
     """Run `swapd serve`, or another `program` that takes its flags, until the block ends.
 
+    Its settings are those given, whatever the user's environment says for other daemons.
+
     Blocks until it serves, as a line of its output shows. Raises: SpawnError with its error text.
     """
     with (
@@ -49,7 +52,13 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
         command = [sys.executable, *program]
         for name, value in settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")},  # noqa: TID251
+        )
         try:
             assert process.stdout is not None
             if not process.stdout.readline():
