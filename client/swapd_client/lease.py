@@ -244,7 +244,9 @@ class Lease(BaseLease):
         stopped.
 
         On a GPU it takes effect after the work already queued on the current stream, and on the
-        streams given to `uses` and `wait`; a thread of the client waits for that.
+        streams given to `uses` and `wait`; a thread of the client waits for that. In a loop that
+        takes it again and again, what the current stream gets before it ends, or before another
+        acquire, counts too.
 
         No-op if the daemon is gone. Raises: ClientClosed; SessionFenced if the daemon ended the
         session while this was held (see its log): then discard the results computed since, because
@@ -256,19 +258,8 @@ class Lease(BaseLease):
                 return
             record, leasing = self._record, self._leasing
             told, cache, key = leasing.told, leasing.cache, self.key
-            record.since = now = monotonic()
-            problem, is_kept = (
-                None,
-                (
-                    record.may_be_kept
-                    and record.gap_s < (LINGER_S if told.hurried else KEEP_S)
-                    and now - record.told_at < UNTOLD_S
-                    and not (told.wanted and record.has_any(told.wanted))
-                    and not record.outdated
-                    and leasing.session.life.usable
-                    and not cache.closed
-                ),
-            )
+            record.since = monotonic()
+            problem, is_kept = None, record.may_be_kept and self._comes_back(record)
             if not record.ends_at_once:
                 problem = self._rest(later=is_kept and cache.latest.get(key[0]) is record)
             if is_kept:
@@ -287,6 +278,19 @@ class Lease(BaseLease):
             raise
         if problem is not None:
             raise problem
+
+    def _comes_back(self, record: Record) -> bool:
+        """Whether to keep it now for its next use, unless others wait or its session is over."""
+        leasing = self._leasing
+        told = leasing.told
+        return (
+            record.gap_s < (LINGER_S if told.hurried else KEEP_S)
+            and record.since - record.told_at < UNTOLD_S
+            and not (told.wanted and record.has_any(told.wanted))
+            and not record.outdated
+            and leasing.session.life.usable
+            and not leasing.cache.closed
+        )
 
 
 def wait_here(lease: Lease) -> None:
