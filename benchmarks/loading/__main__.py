@@ -32,16 +32,17 @@ def main() -> int:
 def _measure(small: Path, folder: Path, rounds: int) -> dict[str, Any]:
     files = sorted(folder.glob("*.safetensors"))
     nbytes = sum(file.stat().st_size for file in files)
-    names = ("read", "swapd", "swapd again", "from_pretrained")
+    names = ("read", "swapd on one core", "swapd", "swapd again", "from_pretrained")
     sides: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(rounds + 1):
         sides["read"].append({"load_s": sum(map(read, files))})
-        # room for a model that is somewhat larger than its files
-        with spawn.daemon(budget=nbytes * 5 // 4 + (64 << 20), keep_host=2 * nbytes) as daemon:
-            where = (str(daemon.folder), str(daemon.pid))
-            for side in ("swapd", "swapd again"):
-                done = _run("benchmarks.loading.worker", "swapd", str(small), str(folder), *where)
-                sides[side].append(json.loads(done))
+        for side, again in (("swapd on one core", None), ("swapd", "swapd again")):
+            # room for a model that is somewhat larger than its files
+            with spawn.daemon(budget=nbytes * 5 // 4 + (64 << 20), keep_host=2 * nbytes) as daemon:
+                where = (str(small), str(folder), str(daemon.folder), str(daemon.pid))
+                for name in filter(None, (side, again)):
+                    done = _run("benchmarks.loading.worker", side, *where)
+                    sides[name].append(json.loads(done))
         done = _run("benchmarks.loading.worker", "from_pretrained", str(small), str(folder))
         sides["from_pretrained"].append(json.loads(done))
     rows = {

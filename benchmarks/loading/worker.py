@@ -40,6 +40,12 @@ def _swapd(folder: str, endpoint: str, _: str) -> Callable[[], object]:
     return lambda: (client.load(folder, folder, model), model)
 
 
+def _on_one_core(folder: str, *endpoint: str) -> Callable[[], object]:
+    """As `_swapd`, which then fills host copies by one thread."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return _swapd(folder, *endpoint)
+
+
 def _from_pretrained(folder: str) -> Callable[[], object]:
     def load() -> object:
         model = AutoModelForCausalLM.from_pretrained(folder)
@@ -53,6 +59,7 @@ def _from_pretrained(folder: str) -> Callable[[], object]:
 
 SIDES: dict[str, Callable[..., Callable[[], object]]] = {
     "swapd": _swapd,
+    "swapd on one core": _on_one_core,
     "from_pretrained": _from_pretrained,
 }
 

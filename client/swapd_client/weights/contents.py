@@ -1,21 +1,27 @@
 """The bytes of tensors in files: into a host copy, compared with one, or into private memory.
 
 The kernel moves the bytes from the page cache into the host copy (`sendfile`), with no mapping of
-the file and no page faults. Cast tensors pass through a small buffer instead.
+the file and no page faults. It lets one thread at a time write to a host copy, so further threads
+read into mappings of it. Cast tensors pass through a small buffer instead.
 """
 
 import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from operator import length_hint
 from typing import Any, NamedTuple
 
 import torch
 
 from swapd.shared import vm
 from swapd_client.errors import InvalidSource
+from swapd_client.leases.covered import to_its_end
 from swapd_client.weights.safetensors import File, Stored
 
 DTYPES = {
@@ -40,14 +46,19 @@ DTYPES = {
 #: Dtypes that `dtype` casts. Numbers of other kinds have another meaning, or scales beside them.
 CAST = {"F16", "BF16", "F32", "F64"}
 
-#: Bytes moved before each report of progress.
-_STEP_BYTES = 64 << 20
+#: Bytes of a host copy that one thread fills before it takes more, and before each report.
+_STEP_BYTES = 16 << 20
+#: Threads that fill one. More would wait for the memory, or for the disk.
+_THREADS_MAX = 4
 #: Items cast at a time.
 _CAST_ITEMS = 1 << 20
 
 
 #: `told(done, total)`, bytes.
 Told = Callable[[int, int], None]
+
+#: (place, file, offset, bytes) of tensors contiguous both in a file and in the host copy.
+Run = tuple[int, File, int, int]
 
 
 class Progress:
@@ -121,11 +132,47 @@ def fill(fd: int, placed: Sequence[tuple[int, WantedTensor]], progress: Progress
     plain, cast = _in_order(placed)
     progress.begin(sum(wanted.stored.nbytes for _, wanted in placed))
     with progress:
-        for run in _runs(plain):
-            _move(fd, *run, progress.add)
+        _fill_plain(fd, _steps(_runs(plain)), progress.add)
         for place, wanted in cast:
             _cast(fd, place, wanted, progress.add)
     _check_unchanged(placed)
+
+
+def _fill_plain(fd: int, steps: Iterator[list[Run]], add: Callable[[int], None]) -> None:
+    """Do each step once, in this thread or in one beside it; the system may start fewer of these.
+
+    Raises the error of any thread. By then, as after an interrupt, no thread beside it works.
+    """
+    moved = deque[int]()
+    threads = ThreadPoolExecutor(_THREADS_MAX, "swapd-fill")
+    helpers: list[Future[None]] = []
+
+    def help_out() -> None:
+        try:
+            for step in steps:
+                moved.append(_read_mapped(fd, step))
+        finally:
+            deque(steps, 0)  # after an error no thread takes more
+
+    def end() -> None:
+        deque(steps, 0)
+        threads.shutdown()
+
+    wanted = min(_THREADS_MAX, len(os.sched_getaffinity(0)), length_hint(steps))
+    try:
+        with suppress(RuntimeError, MemoryError):
+            helpers.extend(threads.submit(help_out) for _ in range(wanted - 1))
+        for step in steps:
+            for run in step:
+                _move(fd, *run, add)
+            while moved:
+                add(moved.popleft())
+    finally:
+        to_its_end(end)
+    for helper in helpers:
+        helper.result()
+    while moved:
+        add(moved.popleft())
 
 
 def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) -> bool:
@@ -153,9 +200,8 @@ def _check_unchanged(placed: Sequence[tuple[int, WantedTensor]]) -> None:
         file.check_unchanged()
 
 
-def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int]]:
-    """(place, file, offset, bytes) of tensors contiguous both in a file and in the host copy."""
-    run: tuple[int, File, int, int] | None = None
+def _runs(plain: list[tuple[int, Stored]]) -> Iterator[Run]:
+    run: Run | None = None
     for place, stored in plain:
         if run and run[1] is stored.file:
             at, file, offset, nbytes = run
@@ -169,6 +215,17 @@ def _runs(plain: list[tuple[int, Stored]]) -> Iterator[tuple[int, File, int, int
         yield run
 
 
+def _steps(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """The runs by step of the host copy, cut where one ends: so threads share no page."""
+    step = _STEP_BYTES
+    cut = [
+        (at, file, offset + at - place, min(place + nbytes, (at // step + 1) * step) - at)
+        for place, file, offset, nbytes in runs
+        for at in (place, *range((place // step + 1) * step, place + nbytes, step))
+    ]
+    return iter([list(runs) for _, runs in groupby(cut, lambda run: run[0] // step)])
+
+
 def _move(
     target: int, place: int, file: File, offset: int, nbytes: int, add: Callable[[int], None]
 ) -> None:
@@ -176,23 +233,41 @@ def _move(
     os.lseek(target, place, os.SEEK_SET)
     done = 0
     while done < nbytes:
-        step = min(nbytes - done, _STEP_BYTES)
         try:
-            moved = os.sendfile(target, file.fd.fileno(), offset + done, step)
+            moved = os.sendfile(target, file.fd.fileno(), offset + done, nbytes - done)
         except OSError as exc:
             if exc.errno not in (errno.EINVAL, errno.ENOSYS):
-                raise InvalidSource(f"{file.path} cannot be read: {exc.strerror}") from exc
-            moved = _copy(target, place + done, file, offset + done, step)
-            os.lseek(target, place + done + moved, os.SEEK_SET)
+                raise _unreadable(file, exc) from exc
+            moved = _read_mapped(target, [(place + done, file, offset + done, nbytes - done)])
         if not moved:
             raise _cut_short(file)
         done += moved
         add(moved)
 
 
-def _copy(target: int, place: int, file: File, offset: int, nbytes: int) -> int:
-    """As `_move`, up to 1 MiB, for file systems without `sendfile`."""
-    return os.pwrite(target, os.pread(file.fd.fileno(), min(nbytes, 1 << 20), offset), place)
+def _read_mapped(target: int, step: Sequence[Run]) -> int:
+    """Read a step into a mapping of the host copy, with no mapping left; return its bytes."""
+    start = step[0][0] // vm.PAGE_BYTES * vm.PAGE_BYTES
+    span = vm.round_up(step[-1][0] + step[-1][3] - start)
+    address = vm.map_shared(target, start, span, writable=True)
+    try:
+        for place, file, offset, nbytes in step:
+            _read_into(vm.view(address + place - start, nbytes), file, offset)
+    finally:
+        vm.free(address, span)
+    return sum(nbytes for *_, nbytes in step)
+
+
+def _read_into(view: memoryview, file: File, offset: int) -> None:
+    done = 0
+    while done < view.nbytes:
+        try:
+            got = os.preadv(file.fd.fileno(), [view[done:]], offset + done)
+        except OSError as exc:
+            raise _unreadable(file, exc) from exc
+        if not got:
+            raise _cut_short(file)
+        done += got
 
 
 def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], None]) -> None:
@@ -248,14 +323,12 @@ def read(stored: Stored) -> torch.Tensor:
 
 def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
     items = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
-    view = memoryview(_bytes_of(items))
-    done = 0
-    while done < nbytes:
-        got = os.preadv(stored.file.fd.fileno(), [view[done:]], stored.offset + at + done)
-        if not got:
-            raise _cut_short(stored.file)
-        done += got
+    _read_into(memoryview(_bytes_of(items)), stored.file, stored.offset + at)
     return items
+
+
+def _unreadable(file: File, error: OSError) -> InvalidSource:
+    return InvalidSource(f"{file.path} cannot be read: {error.strerror}")
 
 
 def _cut_short(file: File) -> InvalidSource:
