@@ -138,3 +138,18 @@ def test_without_any_further_thread_one_does_all(
     loaded = client.load("x", tmp_path)
     with client.acquire("x"):
         assert all(loaded.tensors[name].equal(tensor) for name, tensor in tensors.items())
+
+
+def test_what_a_thread_cannot_map_the_caller_s_does(
+    client: Client,
+    tmp_path: Path,
+    tensors: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(12, "Cannot allocate memory")
+
+    helps(monkeypatch, refuse)
+    loaded = client.load("x", tmp_path)
+    with client.acquire("x"):
+        assert all(loaded.tensors[name].equal(tensor) for name, tensor in tensors.items())

@@ -143,16 +143,26 @@ def _fill_plain(fd: int, steps: Iterator[list[Run]], add: Callable[[int], None])
 
     Raises the error of any thread. By then, as after an interrupt, no thread beside it works.
     """
-    moved = deque[int]()
+    moved, left = deque[int](), deque[list[Run]]()
     threads = ThreadPoolExecutor(_THREADS_MAX, "swapd-fill")
     helpers: list[Future[None]] = []
 
     def help_out() -> None:
         try:
             for step in steps:
-                moved.append(_read_mapped(fd, step))
-        finally:
-            deque(steps, 0)  # after an error no thread takes more
+                try:
+                    moved.append(_read_mapped(fd, step))
+                except OSError:  # nothing more can be mapped; this thread maps nothing
+                    return left.append(step)
+        except BaseException:
+            deque(steps, 0)  # no thread takes more
+            raise
+
+    def move(step: list[Run]) -> None:
+        for run in step:
+            _move(fd, *run, add)
+        while moved:
+            add(moved.popleft())
 
     def end() -> None:
         deque(steps, 0)
@@ -163,16 +173,14 @@ def _fill_plain(fd: int, steps: Iterator[list[Run]], add: Callable[[int], None])
         with suppress(RuntimeError, MemoryError):
             helpers.extend(threads.submit(help_out) for _ in range(wanted - 1))
         for step in steps:
-            for run in step:
-                _move(fd, *run, add)
-            while moved:
-                add(moved.popleft())
+            move(step)
     finally:
         to_its_end(end)
     for helper in helpers:
         helper.result()
-    while moved:
-        add(moved.popleft())
+    for step in left:
+        move(step)
+    move([])
 
 
 def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) -> bool:
