@@ -82,17 +82,22 @@ def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> C
     return Check(name, "ok", works)
 
 
+def _only_slower(check: Check) -> Check:
+    return msgspec.structs.replace(check, status="warn") if check.status == "fail" else check
+
+
 def populate() -> Check:
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
             address = vm.map_shared(fd.fileno(), 0, _TRIED_BYTES, writable=True)
             try:
-                vm.populate(address, _TRIED_BYTES, writable=True)
+                vm.populate_in_one(address, _TRIED_BYTES, writable=True)
             finally:
                 vm.free(address, _TRIED_BYTES)
 
     needed = ".".join(map(str, KERNEL_NEEDED))
-    return _tried("populate", attempt, "MADV_POPULATE works", f"use Linux {needed} or later")
+    advice = f"host copies get ready more slowly; use Linux {needed} or later, without gVisor"
+    return _only_slower(_tried("populate", attempt, "MADV_POPULATE works", advice))
 
 
 def memfd_sealing() -> Check:
@@ -123,13 +128,9 @@ def shelving() -> Check:
                 vm.free(address, _TRIED_BYTES)
                 vm.free(shelf, _TRIED_BYTES)
 
-    check = _tried(
-        "mremap",
-        attempt,
-        "MREMAP_DONTUNMAP moves shared memory",
-        "swaps work, but fault every page anew; use Linux 5.13 or later",
-    )
-    return msgspec.structs.replace(check, status="warn") if check.status == "fail" else check
+    advice = "swaps work, but fault every page anew; use Linux 5.13 or later"
+    check = _tried("mremap", attempt, "MREMAP_DONTUNMAP moves shared memory", advice)
+    return _only_slower(check)
 
 
 def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:

@@ -3,10 +3,12 @@
 Each faulting case runs in a process of its own: the signal is the assertion.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -91,10 +93,27 @@ def test_populate_makes_every_page_present(arena: int) -> None:
         vm.free(at, NBYTES)
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_without_a_call_for_it_every_page_is_present_all_the_same(
+    arena: int, writable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(vm, "populate_in_one", refuse)
+    before = bytes_of(arena)
+    at = vm.map_shared(arena, 0, NBYTES, writable=writable)
+    assert present_bytes(at) == 0
+    vm.populate(at, NBYTES, writable=writable)
+    assert present_bytes(at) == NBYTES
+    vm.free(at, NBYTES)
+    assert bytes_of(arena) == before
+
+
 def test_populating_for_writing_what_may_not_be_written_is_an_oserror(arena: int) -> None:
     at = vm.map_shared(arena, 0, NBYTES, writable=False)
     with pytest.raises(OSError, match="Invalid argument"):
-        vm.populate(at, NBYTES, writable=True)
+        vm.populate_in_one(at, NBYTES, writable=True)
     vm.free(at, NBYTES)
 
 
