@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from benchmarks import sides
+from swapd import bench as suite
 from swapd.bench import FIGURES, Report, judge, leaks, machine
 from swapd.bench.machine import (
     REFERENCE_US,
@@ -26,6 +27,7 @@ from swapd.bench.machine import (
     cpu_times,
     too_busy,
 )
+from swapd.cli import bench as command
 from swapd.cli.bench import exit_code
 from tests import forked
 from tests.once import made_once
@@ -51,9 +53,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProce
 
 
 def bench() -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "swapd", "bench", "--quick", "--json"]
+    words = [sys.executable, "-m", "swapd", "bench", "--quick", "--json"]
     with forked.Popen(
-        command,
+        words,
         imported=("torch",),
         everywhere=True,
         stdout=subprocess.PIPE,
@@ -61,7 +63,7 @@ def bench() -> "subprocess.CompletedProcess[str]":
         text=True,
     ) as process:
         out, err = process.communicate()
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +166,20 @@ def test_bench_ends_with_0_if_all_holds_with_1_if_not_with_3_if_nobody_can_say(
     busy = surroundings(report.machine.conditions | {"hit": Conditions(10.0, 0.31)})
     assert exit_code(judged(report, busy, hit_rtt_ratio=99.0)) == 3
     assert exit_code(judged(report, busy, hit_rtt_ratio=99.0, bytes_back=1)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("as_json", "begins"), [(False, "swapd bench on host"), (True, "{")])
+def test_a_pipe_changes_nothing_and_json_is_asked_for(
+    report: Report,
+    as_json: bool,
+    begins: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(suite, "run", lambda *_, **__: judged(report))
+    command.bench(json=as_json)
+    assert capsys.readouterr().out.startswith(begins)
 
 
 @pytest.mark.slow

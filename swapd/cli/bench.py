@@ -36,7 +36,7 @@ def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> 
     except ModuleNotFoundError as exc:
         say_error(f"{exc.name} is missing; pip install 'swapd[daemon,torch]'")
         sys.exit(1)
-    if json or not console.is_terminal:
+    if json:
         shown = structs.asdict(report)
         print_json({**shown.pop("figures"), **shown})
     else:
