@@ -94,6 +94,7 @@ def steps_of_an_end(world: World, components: int) -> int:
         for number in range(components):
             client.register(f"c{number}", {"data": bytearray(4096)}, mutable=bool(number % 2))
         with client.acquire(*(f"c{number}" for number in range(components))):
+            daemon.await_record("Grant")  # no record of before is left to be sent
             daemon.terminate()
             ended_after(daemon)
     assert "--stop-timeout (0.01 s) is over" in daemon.log
