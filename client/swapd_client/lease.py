@@ -120,7 +120,7 @@ class BaseLease:
         Costs no message.
         """
         if self._session.processor.works_late:
-            self._session.leases.mark(self._record)
+            self._session.leases.marks.set(self._record)
 
     def check(self) -> None:
         """Raise if results computed under this lease are known to be invalid. Costs no message.
@@ -146,7 +146,7 @@ class BaseLease:
     def _rest(self, *, later: bool = False) -> SwapdError | None:
         """All work under it is queued; return the error to raise once the daemon knows.
 
-        `later`: as of `Leases.mark`.
+        `later`: as of `Marks.set`.
         """
         record, leases = self._record, self._session.leases
         if record.is_workspace and not self._session.is_disabled:
@@ -154,7 +154,7 @@ class BaseLease:
         if not self._session.processor.works_late:
             return None
         problem = self._session.arrivals.problem_with(record) if self._streams_wait else None
-        leases.mark(record, later=later)
+        leases.marks.set(record, later=later)
         return problem
 
 
@@ -320,7 +320,7 @@ def hold_kept(lease: Lease) -> bool:
     latest = cache.latest.get(key[0])
     if latest is not record and latest is not None and latest.queued:
         # else it would wait for the work under this one, too
-        mark = lease._session.leases.mark_queued
+        mark = lease._session.leases.marks.set_queued
         cache.each(lambda _, kept: mark(kept), lambda _, kept: kept is latest)
     record.again += 1
     record.gap_s = monotonic() - record.since

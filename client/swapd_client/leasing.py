@@ -386,7 +386,7 @@ class Leasing:
         def give_back(key: Key, record: Record) -> None:
             if record.is_asked:  # given up, by interrupts in a row
                 self.end(key, record)
-            elif leases.is_working(record) and not (
+            elif leases.marks.is_pending(record) and not (
                 self.told.wanted and record.has_any(self.told.wanted)
             ):
                 record.since = time.monotonic()

@@ -248,7 +248,7 @@ def take_back_mutable(leasing: Leasing) -> None:
         return
     for record in session.leases:
         if record.state == "held":
-            session.leases.mark(record)
+            session.leases.marks.set(record)
             leasing.end_now(record)
     session.leases.drain()
     for part in mutable:

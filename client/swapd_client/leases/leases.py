@@ -16,6 +16,7 @@ from swapd.shared.protocol import PAST_MAX_S, Placement, Release, Used
 from swapd_client.errors import DaemonGone, SessionEnded, SessionFenced, SwapdError
 from swapd_client.leases.arrivals import Arrivals
 from swapd_client.leases.book import Book, Record
+from swapd_client.leases.marks import Marks
 from swapd_client.memory.part import Part
 from swapd_client.session.life import Life
 from swapd_client.session.processor import Processor, Work
@@ -46,6 +47,7 @@ class Leases:
         self._arrivals = arrivals
         self._strict = strict
         self._book = Book()
+        self.marks = Marks(processor, life)
         #: Whether nothing of the daemon is mapped any more: the end of a lease changes nothing.
         self.closed = False
         #: Notified when a lease that waited for the GPU ends.
@@ -153,35 +155,6 @@ class Leases:
 
     # --- to the end ----------------------------------------------------------------------
 
-    def mark(self, record: Record, *, later: bool = False) -> None:
-        """Mark the GPU work queued under a lease, on the current stream and its named streams.
-
-        Does not block. After this the client uses events only, because a stream may be destroyed.
-        A lease that is kept and taken again waits for the work of all its steps. `later`: it will
-        be kept, and probably taken again, so it is marked only when it ends, if its streams are
-        there then. A mark costs four driver calls, and a decode loop would make one at every step.
-        """
-        if later and not record.streams:
-            lasting = self._processor.lasting_stream()
-            if lasting is not None:
-                record.queued[lasting] = None
-                return
-        self._mark(record, self._processor.current_streams())
-
-    def mark_queued(self, record: Record) -> None:
-        """Mark the work under a kept lease that is not marked yet, and what was queued since."""
-        if record.queued:
-            self._mark(record, ())
-
-    def _mark(self, record: Record, current: Iterable[int]) -> None:
-        streams = dict.fromkeys((*record.streams, *current))
-        if not (record.unmarked or self._life.left_to_parent):
-            record.unmarked = True  # an interrupt may come before the last assignment
-            record.work = self._processor.mark(streams, record.work, record.queued)
-            record.streams.clear()
-            record.queued.clear()
-            record.unmarked = False
-
     def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
         """Have a lease given back after the work under it; False if that is now, or it is over.
 
@@ -219,22 +192,12 @@ class Leases:
         self._processor.after(work, end)
         return True
 
-    def is_working(self, record: Record) -> bool:
-        """Whether the GPU is still at the work under a kept lease, as far as known."""
-        self.mark_queued(record)
-        return record.work is not None and record.work.is_pending()
-
     def _work_under(self, record: Record) -> Work | None:
         """The GPU work that its end waits for, also after the daemon's death. Under the lock."""
         gone = self._life.error
         if gone is not None and (self.closed or not isinstance(gone, DaemonGone)):
             return None
-        self.mark_queued(record)
-        if record.unmarked:
-            return self._processor.everything()
-        if record.work is not None and record.work.is_over():
-            record.work = None
-        return record.work
+        return self.marks.under(record)
 
     def give_back(self, record: Record) -> bool:
         """End a lease; return whether there is a daemon to tell.
