@@ -188,9 +188,11 @@ class Releases:
         Does not query a capturing stream: its work is not executed now, but for what was queued
         before.
         """
+        has_work = was_queued or stream == LEGACY_DEFAULT
+        later = _Mark(LATER - stream) if has_work else None  # if a capture is in the way
         try:
             if driver.is_capturing(stream):
-                return _Mark(LATER - stream) if was_queued else None
+                return later
             if driver.is_idle(stream):
                 return None
             number = driver.stream_id(stream)
@@ -198,9 +200,7 @@ class Releases:
             driver.record(event, stream)
             return _Mark(number, event)
         except CudaError as exc:
-            if not exc.of_a_capture:
-                return _Mark(ALL)
-            return _Mark(LATER) if stream == LEGACY_DEFAULT else None
+            return later if exc.of_a_capture else _Mark(ALL)
 
     def _take(self, driver: Driver) -> Any:
         with self._lock:
