@@ -104,13 +104,22 @@ def _daemon(check: Check, settings: Settings, nbytes: int) -> None:
 
 
 def _after_the_daemon(check: Check, one: Worker, two: Worker, expected: dict[str, str]) -> None:
-    held = one.ask("compute", "a") == expected["a"] and one.ask("replay_held", "a") == expected["a"]
+    held = computes_and_replays(one, "a", expected["a"])
     check.holds("a lease that was held computes on, and its graph replays", held)
     _end_work(check, two)
     error = one.ask("acquire_fails", "a")
     check.holds("a new acquire fails at once", error == "DaemonGone", error)
     for worker, name in ((one, "a"), (two, "b")):
         addresses = worker.ask("addresses", name)
-        private = worker.ask("close") == [expected[name]]
-        private = private and worker.ask("addresses", name) == addresses
+        private = closes_in_place(worker, name, expected[name], addresses)
         check.holds(f"close() leaves {name} in private memory, where it was", private)
+
+
+def computes_and_replays(worker: Worker, name: str, expected: str) -> bool:
+    """Whether a model and its graph compute what they did, under a lease that is held."""
+    return [worker.ask(how, name) for how in ("compute", "replay_held")] == [expected] * 2
+
+
+def closes_in_place(worker: Worker, name: str, expected: str, addresses: list[int]) -> bool:
+    """Close the client of a worker with one model; whether that is private memory there now."""
+    return [worker.ask("close"), worker.ask("addresses", name)] == [[expected], addresses]

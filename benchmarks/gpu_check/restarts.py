@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.deaths import LAYERS
+from benchmarks.gpu_check.deaths import LAYERS, closes_in_place, computes_and_replays
 from benchmarks.gpu_check.rig import Worker, chunks_of, comes_true, registered, room_for, workers
 from benchmarks.gpu_check.rows import Check
 from benchmarks.gpu_check.settings import Settings
@@ -43,10 +43,9 @@ def _upgrade(check: Check, settings: Settings, nbytes: int) -> None:
         began = time.monotonic()
         daemon.upgrade()
         check.row("from the signal to the line of the new program", time.monotonic() - began, "s")
-        computes = one.ask("compute", "a") == expected["a"]
         check.holds(
             "a lease that is held while the program is replaced computes on, and its graph replays",
-            computes and one.ask("replay_held", "a") == expected["a"],
+            computes_and_replays(one, "a", expected["a"]),
         )
         one.ask("drop", "a")
         _as_before(check, "after the program was replaced", (one, two), expected, addresses)
@@ -61,13 +60,13 @@ def _next_daemon(check: Check, settings: Settings, nbytes: int) -> None:
         computes = one.ask("compute", "a") == expected["a"]
         check.holds("without its daemon, a lease that is held computes on", computes)
         one.ask("drop", "a")
-        following = _serve(settings, folder, nbytes)
-        began = time.monotonic()
-        one.ask("turn", "a")
-        check.row("from the next daemon's line to the first turn", time.monotonic() - began, "s")
-        _as_before(check, "with the next daemon", (one, two), expected, addresses)
-        _no_problems(check, following, "the next")
-        following.stop()
+        with _serving(settings, folder, nbytes) as following:
+            began = time.monotonic()
+            one.ask("turn", "a")
+            took_s = time.monotonic() - began
+            check.row("from the next daemon's line to the first turn", took_s, "s")
+            _as_before(check, "with the next daemon", (one, two), expected, addresses)
+            _no_problems(check, following, "the next")
 
 
 def _keeper(check: Check, settings: Settings, nbytes: int) -> None:
@@ -78,19 +77,19 @@ def _keeper(check: Check, settings: Settings, nbytes: int) -> None:
             first = one.ask("load", "c", str(folder / "weights.safetensors"))
         kept = _keeps(daemon)
         daemon.kill()
-        following = _serve(settings, folder, nbytes, **keeps)
-        kept = kept and _keeps(following)
-        with workers(settings, following.folder, "one", "two") as (one, two):
-            expected = registered((two, "b"), nbytes=nbytes, layers=LAYERS)
-            again = one.ask("load", "c", str(folder / "weights.safetensors"))
-            note = f"{first['seconds']:.3g} s from the file, {again['seconds']:.3g} s after that"
-            held = kept and first["read"] and not again["read"]
-            check.holds("the next daemon has the host copy, and no file is read", held, note)
-            turned = two.ask("turn", "b")["digest"] == expected["b"]
-            same = first["digest"] == again["digest"] == one.ask("loaded", "c") == wrote
-            check.holds("its bytes are those of the file, also after an eviction", same and turned)
-        _no_problems(check, following, "with kept copies")
-        following.stop()
+        with _serving(settings, folder, nbytes, **keeps) as following:
+            kept = kept and _keeps(following)
+            with workers(settings, following.folder, "one", "two") as (one, two):
+                expected = registered((two, "b"), nbytes=nbytes, layers=LAYERS)
+                again = one.ask("load", "c", str(folder / "weights.safetensors"))
+                note = f"{first['seconds']:.3g} s from the file, {again['seconds']:.3g} s after"
+                held = kept and first["read"] and not again["read"]
+                check.holds("the next daemon has the host copy, and no file is read", held, note)
+                turned = two.ask("turn", "b")["digest"] == expected["b"]
+                same = first["digest"] == again["digest"] == one.ask("loaded", "c") == wrote
+                name = "its bytes are those of the file, also after an eviction"
+                check.holds(name, same and turned)
+            _no_problems(check, following, "with kept copies")
 
 
 def _keeps(daemon: Daemon) -> bool:
@@ -106,8 +105,7 @@ def _stop(check: Check, settings: Settings, nbytes: int) -> None:
         check.holds("a daemon that is told to stop ends", daemon.stop())
         check.row("from SIGTERM to its end, with two sessions", time.monotonic() - began, "s")
         for worker, name in ((one, "a"), (two, "b")):
-            private = worker.ask("close") == [expected[name]]
-            private = private and worker.ask("addresses", name) == addresses[name]
+            private = closes_in_place(worker, name, expected[name], addresses[name])
             check.holds(f"after the stop, {name} is private memory, where it was", private)
 
 
@@ -126,19 +124,23 @@ def _disabled(check: Check, settings: Settings, nbytes: int) -> None:
 @contextmanager
 def _served(settings: Settings, nbytes: int, **flags: object) -> Iterator[tuple[Path, Daemon]]:
     """A folder, and a daemon with room for one model of `nbytes`."""
-    with tempfile.TemporaryDirectory(prefix="swapd-") as name:
-        daemon = _serve(settings, Path(name), nbytes, **flags)
-        try:
-            yield Path(name), daemon
-        finally:
-            if daemon.process.poll() is None:
-                daemon.stop()
+    with (
+        tempfile.TemporaryDirectory(prefix="swapd-") as name,
+        _serving(settings, Path(name), nbytes, **flags) as daemon,
+    ):
+        yield Path(name), daemon
 
 
-def _serve(settings: Settings, folder: Path, nbytes: int, **flags: Any) -> Daemon:
+@contextmanager
+def _serving(settings: Settings, folder: Path, nbytes: int, **flags: Any) -> Iterator[Daemon]:
     flags |= {"device": settings.device, "chunk": settings.chunk_bytes}
     flags |= {"budget": chunks_of(nbytes, settings), "residency_bound": 0}
-    return Daemon(folder / "d", folder / "said", **flags)
+    daemon = Daemon(folder / "d", folder / "said", **flags)
+    try:
+        yield daemon
+    finally:
+        if daemon.process.poll() is None:
+            daemon.stop()
 
 
 @contextmanager
