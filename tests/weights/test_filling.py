@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swapd_client import Client, InvalidSource
+from swapd_client import Client, Component, InvalidSource
 from swapd_client.weights import contents
 from tests.weights.test_update import await_host_copies
 
@@ -49,6 +49,12 @@ def helps(monkeypatch: pytest.MonkeyPatch, how: Callable[..., int]) -> None:
     monkeypatch.setattr(contents, "_move", here)
 
 
+def is_right(client: Client, loaded: Component, tensors: dict[str, torch.Tensor]) -> None:
+    with client.acquire(loaded.name):
+        for name, tensor in tensors.items():
+            assert loaded.tensors[name].equal(tensor), name
+
+
 def nothing_is_left(client: Client) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("swapd-fill")]
     assert client.status().components == ()
@@ -74,9 +80,7 @@ def test_every_byte_comes_at_its_place_whichever_thread_reads_it(
 
     helps(monkeypatch, noted)
     loaded = client.load("x", tmp_path, progress=tell)
-    with client.acquire("x"):
-        for name, tensor in tensors.items():
-            assert loaded.tensors[name].equal(tensor), name
+    is_right(client, loaded, tensors)
     assert 1 <= len(names) < contents._THREADS_MAX
     total = sum(tensor.nbytes for tensor in tensors.values())
     assert told[-1] == (total, total)
@@ -135,9 +139,7 @@ def test_without_any_further_thread_one_does_all(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    loaded = client.load("x", tmp_path)
-    with client.acquire("x"):
-        assert all(loaded.tensors[name].equal(tensor) for name, tensor in tensors.items())
+    is_right(client, client.load("x", tmp_path), tensors)
 
 
 def test_what_a_thread_cannot_map_the_caller_s_does(
@@ -150,6 +152,4 @@ def test_what_a_thread_cannot_map_the_caller_s_does(
         raise OSError(12, "Cannot allocate memory")
 
     helps(monkeypatch, refuse)
-    loaded = client.load("x", tmp_path)
-    with client.acquire("x"):
-        assert all(loaded.tensors[name].equal(tensor) for name, tensor in tensors.items())
+    is_right(client, client.load("x", tmp_path), tensors)
