@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from swapd import spawn
+
 MIB = 1 << 20
 #: Seconds after which a daemon that has not stopped counts as hanging.
 STOP_S = 60.0
@@ -58,7 +60,9 @@ class Daemon:
         for name, value in {"device": "host", **settings}.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         with said.open("ab") as stderr:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, env=spawn.environment()
+            )
         self._await_greeting()
 
     def _await_greeting(self) -> None:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from swapd import spawn
+
 #: Figures by name, a value for each round.
 Figures = dict[str, list[float]]
 
@@ -45,11 +47,10 @@ def run(checkout: Path) -> dict[str, Any]:
     Ignores the exit code, which depends on its bounds.
     """
     paths = os.pathsep.join(str((checkout / source).resolve()) for source in _SOURCES)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
     done = subprocess.run(
         [sys.executable, "-m", "swapd", "bench", "--json"],
         cwd=checkout,
-        env={**inherited, "PYTHONPATH": paths},
+        env={**spawn.environment(), "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=False,

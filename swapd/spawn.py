@@ -36,11 +36,16 @@ class Spawned:
         return self.process.pid
 
 
+def environment() -> dict[str, str]:
+    """That of this process, without the user's settings of swapd, which are for other daemons."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
+
+
 @contextmanager
 def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Spawned]:
     """Run `swapd serve`, or another `program` that takes its flags, until the block ends.
 
-    Its settings are those given, whatever the user's environment says for other daemons.
+    Its settings are those given.
 
     Blocks until it serves, as a line of its output shows. Raises: SpawnError with its error text.
     """
@@ -57,7 +62,7 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")},  # noqa: TID251
+            env=environment(),
         )
         try:
             assert process.stdout is not None

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import swapd_client
+from swapd import spawn
 from tests import forked
 
 MIB = 1 << 20
@@ -27,8 +28,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def environment(**extra: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
-    return {**kept, "PYTHONPATH": f"{_ROOT}:{_ROOT / 'client'}", **extra}
+    return {**spawn.environment(), "PYTHONPATH": f"{_ROOT}:{_ROOT / 'client'}", **extra}
 
 
 def start(*words: object, **options: Any) -> "subprocess.Popen[str]":

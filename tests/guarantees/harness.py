@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import zmq
 
+from swapd import spawn
 from swapd.core.events import SessionGone, SessionOpened, SessionRequest
 from swapd.log import reader, records
 from swapd.log.records import OtherSchema, Record
@@ -54,8 +55,7 @@ def environment() -> dict[str, str]:
     """The environment of this process, without settings of swapd, and with its packages on the
     path.
     """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
-    return {**inherited, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"}
+    return {**spawn.environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"}
 
 
 def descriptors(pid: int) -> list[str]:
