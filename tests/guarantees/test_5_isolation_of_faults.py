@@ -457,12 +457,13 @@ def test_descriptors_that_nobody_asked_for_are_closed(world: World) -> None:
     other = world.worker(daemon, "other")
     assert_unharmed(daemon, other)
     before = {daemon.pid: descriptors(daemon.pid)}
-    with RawSession(daemon.folder, rpc=False) as raw:
-        for _ in range(20):
-            hello = protocol.encode(protocol.Revoked("a", 1))
-            socket.send_fds(raw.lifeline, [hello], [0] * 30)
-        socket.send_fds(raw.lifeline, [b"\xc1"], [0] * 200)
-        raw.end()
+    packets = [(protocol.encode(protocol.Revoked("a", 1)), 30)] * 20 + [(b"\xc1", 200)]
+    for packet, count in packets:  # each ends its session
+        with RawSession(daemon.folder, rpc=False) as raw:
+            socket.send_fds(raw.lifeline, [packet], [0] * count)
+            last = raw.end()[-1]
+            assert isinstance(last, protocol.Goodbye)
+            assert last.code == "bad_request"
     assert_unharmed(daemon, other)
     assert_none_more(daemon, before)
 
