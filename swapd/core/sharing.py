@@ -112,13 +112,14 @@ def goes_on(ledger: Ledger, c: Component, w: Waiter) -> bool:
     """Whether the holders of `c` may need `w` to have it, or it is their turn.
 
     An agent that holds it could not release otherwise. And the last one that had it goes on within
-    the minimum residency. Another one of a session that holds what is in the way waits, but not for
-    ever: a holder may wait for it, which the daemon cannot see, or it may be one of many with
-    overlapping leases.
+    the minimum residency, if it comes back for it: once it is queued it waits as others do. Another
+    one of a session that holds what is in the way waits, but not for ever: a holder may wait for
+    it, which the daemon cannot see, or it may be one of many with overlapping leases.
     """
     if w.owner in c.agents:
         return True
-    if hash(w.owner) == c.last_agent and c.name not in ledger.notices.wanted:
+    comes_back = not w.queued and hash(w.owner) == c.last_agent
+    if comes_back and c.name not in ledger.notices.wanted:
         head = ledger.queue.head(ledger.now)
         use_s = usual_use_s(ledger.named(head.names)) if head else 0.0
         return ledger.now < c.resident_since + quantum_s(ledger, c, c.priority, use_s)

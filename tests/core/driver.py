@@ -191,6 +191,7 @@ def acquire(w: World, choose: Choices) -> bool:
         timeout=choose.pick((None, None, None, 0.0, 0.5, 60.0)),
         await_registration=choose.chance(3),
         early=choose.chance(2),
+        overtake=choose.pick((None, None, None, 0, 1)),
     )
     return True
 

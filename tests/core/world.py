@@ -1116,7 +1116,11 @@ class World:
             if n in copied_in or components[n].state is State.ABSENT
         )
         assert room >= need, f"{last} was not enough"
-        for other in self.out[: i + 1]:
+        # one that holds what it needs may have gone first, with the room that was made by then
+        others = [
+            n for n in range(i) if isinstance(a := self.out[n], CopyIn) and a.name not in names
+        ]
+        for other in self.out[max(others, default=0) : i + 1]:
             if isinstance(other, Evict) and other.waiter == last.waiter and other.reason == "room":
                 assert room - components[other.name].chunks < need, f"{other} was not needed"
 

@@ -70,6 +70,28 @@ def test_some_share_what_must_go_for_another_and_not_more(make: Make) -> None:
     assert granted(w, others[3:]) == [True, True]
 
 
+def test_who_is_queued_for_what_it_had_last_waits_its_turn_whoever_is_the_head(make: Make) -> None:
+    w = make(10, overtake=0)
+    s, t, u, v = (w.open() for _ in range(4))
+    for session, name in ((s, "a"), (t, "b"), (u, "long")):
+        w.register(session, name, 10)
+    slow = w.use(u, "long")
+    w.sleep(1.5)
+    w.release(slow)
+    w.release(w.use(s, "a"))
+    w.use(v, "a")
+    w.release(w.use(s, "a"))  # the last that had it
+    w.sleep(1.0)
+    first = w.acquire(t, "b")
+    then = w.acquire(u, "long")
+    back = w.acquire(s, "a")
+    assert granted(w, [first, then, back]) == [False] * 3
+    w.cancel(first)  # a stays longer for one of long uses
+    assert not w.granted(back)
+    w.cancel(then)
+    assert w.granted(back)
+
+
 def test_those_that_waited_for_the_same_load_are_bound_too(make: Make) -> None:
     w, held, _ = wait_for(make)
     w.register(w.open(), "c", 10)
