@@ -187,14 +187,13 @@ class AsyncClient:
         early: bool = False,
         overtake: int | None = None,
         progress: Progress | None = None,
+        deadline: float | None = None,
     ) -> "Acquiring":
         """As `Client.acquire`: `await client.acquire("a")`, or `async with` it. What `progress`
         raises goes to the loop's handler of exceptions."""
         session = self.session
-        asked = of_components(
-            session, names, timeout, priority, await_registration, early, overtake, progress
-        )
-        return self._acquiring(asked)
+        how = (timeout, priority, await_registration, early, overtake, progress, deadline)
+        return self._acquiring(of_components(session, names, *how))
 
     def acquire_workspace(
         self, size: int | str, *, timeout: float | None = None, priority: int = 0

@@ -49,6 +49,14 @@ def check_seconds(timeout_s: object) -> None:
         raise InvalidArgument(f"timeout={timeout_s!r}: give a number of seconds, or None")
 
 
+def check_deadline(deadline_s: object) -> None:
+    """As `check_seconds`, and it is not negative."""
+    if not (deadline_s is None or (isinstance(deadline_s, (int, float)) and deadline_s >= 0)):
+        raise InvalidArgument(
+            f"deadline={deadline_s!r}: give the seconds from now within which it is wanted, or None"
+        )
+
+
 #: Gets forecasts of an acquire that waits.
 Progress = Callable[[protocol.Forecast], None]
 
@@ -76,9 +84,11 @@ def of_components(
     early: bool = False,
     overtake: int | None = None,
     progress: Progress | None = None,
+    deadline_s: float | None = None,
 ) -> Asked:
     check_names(names)
     check_seconds(timeout_s)
+    check_deadline(deadline_s)
     # on a GPU the daemon does not wait for the copies: `bring_in` does
     at_once = early or session.processor.works_late
     request = partial(
@@ -89,6 +99,7 @@ def of_components(
         await_registration=await_registration,
         early=at_once,
         overtake=overtake,
+        due_s=deadline_s,
     )
     return Asked(request, names, timeout_s, early, progress)
 

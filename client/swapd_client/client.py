@@ -433,13 +433,16 @@ class Client:
         early: bool = False,
         overtake: int | None = None,
         progress: Progress | None = None,
+        deadline: float | None = None,
     ) -> Lease:
         """Wait until all of `names` are on the device, and hold them there.
 
         All or none. `timeout` in seconds; a higher `priority` goes first; `await_registration` also
         waits for names that are not registered yet. `overtake`: how many acquires that come later,
         and find all in, may go before this one when it is the first to wait; None: as the daemon's
-        `--overtake` says.
+        `--overtake` says. `deadline`: the seconds from now within which you want it. It goes before
+        others of its priority that name none, or a later one, and no other overtakes it. When it
+        has passed nothing is refused: that is `timeout`.
 
         `progress`: called in this thread about once a second while it waits, with the forecast of
         this acquire: `seconds` until the grant, or why they are `unknown`, and what it waits for.
@@ -452,7 +455,7 @@ class Client:
         Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
         SessionEnded; then nothing is held.
         """
-        how = (names, timeout, priority, await_registration, early, overtake, progress)
+        how = (names, timeout, priority, await_registration, early, overtake, progress, deadline)
         try:
             return self.leasing.take(*how)
         except DaemonGone:

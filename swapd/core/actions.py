@@ -27,8 +27,8 @@ Outcome = Literal["in", "coming", "no_room", "in_vain", "taken_back"]
 
 
 #: The rank of a load, the most urgent first: 0 if an acquire waits for it, 1 if a prefetch does, 2
-#: if nobody does any more; then priority, the highest first; then order of arrival.
-Urgency = tuple[int, int, int]
+#: if nobody does any more; then the `order` of the waiter, or that of generations.
+Urgency = tuple[int, ...]
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
@@ -82,7 +82,7 @@ class CopyIn(Action, frozen=True, tag="copy_in"):
     runs: Runs
     only: Ranges | None = None  # None: all of it
     in_use: int = 0
-    urgency: Urgency = (0, 0, 0)
+    urgency: Urgency = (0,)
 
 
 class Hasten(Action, frozen=True, tag="hasten"):

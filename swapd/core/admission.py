@@ -81,6 +81,7 @@ def _waiter(
         deadline=requests.deadline(asked.timeout_s, ledger.now),
         arrived=ledger.now,
         seq=ledger.arrivals,
+        due=requests.due(asked.due_s if isinstance(asked, Acquire) else None, ledger.now),
         spare=asked.spare,
     )
 
@@ -231,7 +232,7 @@ def admit(ledger: Ledger, w: Waiter) -> None:
     _leave_queue(ledger, w)
     ledger.queue.admitted(w, ledger.now)
     if ledger.now >= w.arrived + ledger.queue.patience_s:
-        w.order = (-NUMBER_MAX, w.seq)  # its copies go first as well
+        w.order = (-NUMBER_MAX, 0, w.seq)  # its copies go first as well
     w.admitted = True
     for c in ledger.named(w.names):
         c.promised[w.key] = None

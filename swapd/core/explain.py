@@ -326,7 +326,7 @@ def _ahead(ledger: Ledger, w: Waiter) -> str:
     head = ledger.queue.head(ledger.now)
     if head is None or head is w or not w.queued:
         return ""
-    why = "came first"
+    why = "came first" if head.due == w.due else "is wanted sooner"
     if head.priority != w.priority:
         higher = head.priority > w.priority
         why = f"has priority {head.priority}" if higher else "has waited longer than --patience"

@@ -180,8 +180,9 @@ class WaitQueue:
             head.overtaken += head.seq < waiter.seq
 
     def outranks(self, waiter: Waiter, head: Waiter) -> bool:
-        """Whether a waiter has a higher priority than the head, whose patience is not over."""
-        return waiter.priority > head.priority and head is self.queued[0]
+        """Whether a waiter has a higher priority than the head, or the same and is wanted sooner,
+        and the head's patience is not over."""
+        return waiter.order[:2] < head.order[:2] and head is self.queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""

@@ -186,7 +186,7 @@ class Component:
     priority: int = 0
     last_agent: int | None = None
     #: The rank of its current or last load.
-    urgency: Urgency = (2, 0, 0)
+    urgency: Urgency = (2,)
 
     #: Seconds on the events' clock; None before the first time.
     load_started: float = 0.0
@@ -352,6 +352,8 @@ class Waiter:
     early: bool = False
     #: How many may overtake it; None: as the rules say.
     overtake: int | None = None
+    #: When its holder wants it: see `requests.due`.
+    due: int = 0
     #: It may have the old bytes of updated components that its session holds: waiting for the new
     #: ones would be a deadlock.
     takes_old: bool = False
@@ -375,13 +377,13 @@ class Waiter:
 
     key: Key = field(init=False)
     owner: Agent = field(init=False)
-    #: Sorts the queue: higher priority first, then first come, first served.
-    order: tuple[int, int] = field(init=False)
+    #: Sorts the queue: higher priority first, then who wants it first, then first come.
+    order: tuple[int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.key = (self.session, self.request)
         self.owner = (self.session, self.agent)
-        self.order = (-self.priority, self.seq)
+        self.order = (-self.priority, self.due, self.seq)
 
 
 @dataclass(slots=True, eq=False)

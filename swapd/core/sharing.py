@@ -87,6 +87,8 @@ def is_bound_reached(ledger: Ledger, head: Waiter) -> bool:
 
 def bound(ledger: Ledger, head: Waiter, by: Iterable[Component]) -> int:
     """How many may overtake the head of the queue, with these in its way."""
+    if head.due:
+        return 0
     most = ledger.rules.overtake if head.overtake is None else head.overtake
     rate = ledger.lane_in.bytes_per_s
     if not most or not rate:

@@ -10,6 +10,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from swapd.core import eta, eviction, explain, sharing
+from swapd.core.actions import Urgency
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, State, Transfer, Waiter
 from swapd.core.residency import Residency
@@ -139,7 +140,7 @@ def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
     return tuple(found)
 
 
-def _rank_of(ledger: Ledger, move: Transfer) -> tuple[int, ...]:
+def _rank_of(ledger: Ledger, move: Transfer) -> Urgency:
     """Sorts copies: those from the device in their order, then those to it by their rank."""
     return move.component.urgency if move.lane is ledger.lane_in else (-1, 0, 0)
 

@@ -238,6 +238,9 @@ class Acquire(Request, frozen=True, tag="acquire"):
     #: How many that come later, and find all in, may be granted before it while it is the first to
     #: wait; None: as the daemon's `--overtake` says.
     overtake: Count | None = None
+    #: Within how many seconds its holder wants it. It goes before others of its priority that say
+    #: nothing, or a later time, and nobody overtakes it for having all in. None: it says nothing.
+    due_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):

@@ -24,6 +24,9 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a component": (lambda c: c.acquire(c.register("b", {"x": bytearray(8)})), "its name, 'b'"),
     "a list to prefetch": (lambda c: c.prefetch(["a"]), "names one by one"),
     "seconds as text": (lambda c: c.acquire("a", timeout="10s"), "timeout='10s': give a number"),
+    "a deadline in the past": (lambda c: c.acquire("a", deadline=-1), "deadline=-1: give the sec"),
+    "no deadline": (lambda c: c.acquire("a", deadline=float("nan")), "deadline=nan"),
+    "a deadline as text": (lambda c: c.acquire("a", deadline="1"), "deadline='1'"),
     "a workspace": (lambda c: c.acquire_workspace("1MiB", timeout="1"), "timeout='1'"),
     "a start": (lambda c: c.acquire_start(timeout="1"), "timeout='1'"),
 }

@@ -192,6 +192,7 @@ def acquire(w: World, choose: Choices) -> bool:
         await_registration=choose.chance(3),
         early=choose.chance(2),
         overtake=choose.pick((None, None, None, 0, 1)),
+        due=choose.pick((None, None, None, 0.0, 5.0)),
     )
     return True
 

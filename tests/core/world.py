@@ -363,6 +363,7 @@ class World:
         holds: tuple[int, ...] | None = None,
         spare: tuple[Release, ...] = (),
         overtake: int | None = None,
+        due: float | None = None,
     ) -> Key:
         key = self._key(session)
         asked = Acquire(
@@ -376,6 +377,7 @@ class World:
             holds=self._some_of(session, agent) if self.keeps else holds,
             spare=spare,
             overtake=overtake,
+            due_s=due,
         )
         self.asked[key] = self.waiting[key] = asked
         held = {n for (s, _), held in self.leases.items() if s == session for n in held}

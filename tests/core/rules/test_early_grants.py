@@ -12,7 +12,7 @@ def test_early_is_granted_as_soon_as_the_copies_are_ordered(make: Make) -> None:
     w.register(s, "a", 6)
     key = w.acquire(s, "a", early=True)
     assert w.out == [
-        CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 1)),
+        CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 1)),
         Grant(*key, (Placement("a", 1, ((0, 6),)),), 0.0, True),
     ]
     w.move("a")

@@ -12,7 +12,7 @@ def test_an_absent_component_is_loaded_and_then_granted(make: Make) -> None:
     s = w.open()
     w.register(s, "a", 6)
     key = w.acquire(s, "a")
-    assert w.out == [CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 1))]
+    assert w.out == [CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 1))]
     w.now = 0.5
     w.move("a")
     assert w.out == [Grant(*key, (Placement("a", 1, ((0, 6),)),), 0.5, True)]
@@ -58,7 +58,7 @@ def test_room_is_made_evicted_and_loaded_in_one_step(make: Make) -> None:
         Evict("a", 1, "room", key),
         SendRevoke(s, "a", 1, False),
         Evicted("a", 1, 6, 0),
-        CopyIn(2, "b", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 2)),
+        CopyIn(2, "b", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 2)),
     ]
 
 

@@ -136,6 +136,52 @@ def test_what_is_in_nobodys_way_is_shared_without_a_bound(make: Make) -> None:
     assert all(granted(w, crowd(w, "small", 20)))
 
 
+def test_nobody_overtakes_who_says_when_it_is_wanted(make: Make) -> None:
+    w, _, first = wait_for(make)
+    w.cancel(first)
+    wanted = w.acquire(w.open(), "b", due=60.0)
+    assert not any(granted(w, crowd(w, "a", 2)))
+    sooner = w.acquire(w.open(), "a", due=1.0)
+    assert w.granted(sooner), "it finds all in"
+    assert not w.granted(wanted)
+
+
+def test_who_is_wanted_sooner_goes_first_and_then_who_came_first(make: Make) -> None:
+    w, held, first = wait_for(make, residency_factor=0.0)
+    for name in "cde":
+        w.register(w.open(), name, 10)
+    late, soon = w.acquire(w.open(), "c", due=60.0), w.acquire(w.open(), "d", due=1.0)
+    urgent = w.acquire(w.open(), "e", priority=1)
+    for key in (urgent, soon, late, first):
+        w.release(held)
+        w.settle()
+        assert granted(w, [key]) == [True]
+        held = key
+
+
+def test_who_is_behind_one_that_is_wanted_sooner_is_told_so(make: Make) -> None:
+    w, _, first = wait_for(make)
+    w.cancel(first)
+    w.acquire(w.open(), "b", due=1.0)
+    behind = w.acquire(w.open(), "b")
+    (why,) = [a.why for a in w.log if isinstance(a, Waiting) and (a.session, a.request) == behind]
+    assert "which is wanted sooner and needs" in why
+
+
+def test_a_deadline_that_has_passed_is_no_end_and_patience_rules_over_it(make: Make) -> None:
+    w, held, first = wait_for(make, residency_factor=0.0, patience_s=5.0)
+    w.register(w.open(), "c", 10)
+    soon = w.acquire(w.open(), "c", due=0.0)
+    w.sleep(5.0)
+    w.release(held)
+    w.settle()
+    assert w.granted(first)
+    assert not w.granted(soon)
+    w.release(first)
+    w.settle()
+    assert w.granted(soon)
+
+
 def test_a_higher_priority_is_not_counted(make: Make) -> None:
     w, _, _ = wait_for(make)
     assert all(granted(w, crowd(w, "a", 10, priority=1)))

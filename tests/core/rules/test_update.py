@@ -33,7 +33,7 @@ def test_until_it_is_committed_the_old_bytes_are_loaded(make: Make) -> None:
     w.update(s, "a")
     w.make_masters()
     w.acquire(s, "a")
-    assert w.out == [CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 1))]
+    assert w.out == [CopyIn(1, "a", 1, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 1))]
 
 
 def test_an_idle_one_leaves_at_once_and_the_next_acquire_loads_the_new_bytes(make: Make) -> None:
@@ -42,7 +42,7 @@ def test_an_idle_one_leaves_at_once_and_the_next_acquire_loads_the_new_bytes(mak
     w.renew(s, "a")
     assert w.told()[1:] == ["drop host copy a", "evict a (update)", "revoke a", "evicted a"]
     w.acquire(s, "a")
-    assert w.out == [CopyIn(2, "a", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 2))]
+    assert w.out == [CopyIn(2, "a", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 2))]
 
 
 def test_a_permanent_or_busy_one_leaves_all_the_same(make: Make) -> None:
@@ -73,7 +73,7 @@ def test_who_comes_waits_for_the_new_bytes_though_the_old_ones_are_in(make: Make
     assert "the holders of the old bytes" in getattr(w.out[0], "why", "")
     w.release(held)
     assert [a for a in w.out if isinstance(a, CopyIn)] == [
-        CopyIn(2, "a", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 2))
+        CopyIn(2, "a", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 2))
     ]
     w.settle()
     assert w.granted(key)
@@ -174,7 +174,7 @@ def test_two_updates_during_a_load_leave_only_what_it_reads_and_what_is_next(mak
     w.move("a")
     assert w.told() == ["drop host copy a", "evict a (update)", "evicted a"]
     w.acquire(s, "a")
-    assert w.out == [CopyIn(3, "a", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 1))]
+    assert w.out == [CopyIn(3, "a", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 1))]
 
 
 def test_a_load_that_fails_leaves_the_new_bytes_to_be_loaded(make: Make) -> None:

@@ -19,7 +19,7 @@ def test_a_load_takes_no_chunk_of_a_write_back_before_this_has_ended(make: Make)
     assert w.out == [CopyOut(1, "a", 1, 6, ((0, 6),))]
     assert (w.ledger.leaving, w.ledger.pool.free) == (6, 4)
     w.move("a")
-    load = CopyIn(2, "b", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 2))
+    load = CopyIn(2, "b", 2, 6, ((0, 6),), in_use=6, urgency=(0, 0, 0, 2))
     assert w.out == [Evicted("a", 1, 6, 6), load]
     assert (w.ledger.leaving, w.ledger.pool.free) == (0, 4)
     w.move("b")
