@@ -212,6 +212,11 @@ def _foreseen(a: actions.Foreseen, w: _Words) -> Said:
     return Said("foreseen", "{names}", detail, GOOD if a.saved_s else WAIT, True)
 
 
+def _follow(asked: protocol.Follows, w: _Words) -> Said:
+    how = "seen in the calls of" if asked.seen else "says"
+    return Said("follow", "{names}", f"follow {{followed}}, {how} {{who}}")
+
+
 #: The words for each kind of event, request and action: a template, or what makes one.
 _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.SessionOpened: _opened,
@@ -250,7 +255,7 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     protocol.Release: Said("release", "{names}", "by {who}{again}{used}"),
     protocol.Cancel: Said("cancel", "{names}", "by {who}"),
     protocol.Prefetch: Said("prefetch", "{names}", "asked by {who}{over}"),
-    protocol.Follows: Said("follow", "{names}", "follow {followed}, says {who}"),
+    protocol.Follows: _follow,
     protocol.Resize: Said("resize", "{names}", "keep {kept}; by {who}", "cyan", True),
     protocol.Pin: Said("{pin}", "{names}", "by {who}", "cyan", True),
     protocol.EvictNow: Said("ask", "{names}", "to leave, by {who}", "cyan", True),

@@ -9,7 +9,17 @@ whether an acquire can be admitted, and `planner.py` whose turn it is.
 from itertools import islice
 from operator import attrgetter
 
-from swapd.core import deadlock, eviction, explain, following, leases, requests, sharing, transfers
+from swapd.core import (
+    ahead,
+    deadlock,
+    eviction,
+    explain,
+    following,
+    leases,
+    requests,
+    sharing,
+    transfers,
+)
 from swapd.core.actions import Grant, Waiting
 from swapd.core.eta import BEHIND, eta
 from swapd.core.eviction import Refusal
@@ -130,6 +140,8 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     asked = ledger.named(w.names)
     if ledger.predicted:
         following.note_asked(ledger, asked)
+    if w.spare and ahead.lacks_room(ledger, asked):
+        _spend(ledger, w)
     found = sharing.at_once(ledger, w, asked)
     if isinstance(found, Refusal):
         return refuse_as(ledger, w, found)
@@ -173,9 +185,11 @@ def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
 
 
 def _spend(ledger: Ledger, w: Waiter) -> int:
-    """`w` needs memory: end the leases that it spares for this. Returns the chunks free by that."""
+    """`w`, or what follows it, needs memory: end the leases that it spares for this. Returns the
+    chunks free by that."""
     free = ledger.pool.free
-    for spare in w.spare:
+    spared, w.spare = w.spare, ()
+    for spare in spared:
         w.spent = True
         leases.release(ledger, w.session, spare)
     return ledger.pool.free - free

@@ -12,7 +12,7 @@ from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Follower, State
 from swapd.shared.protocol import Follows, Prefetch
 
-#: Most components that something is said to follow.
+#: Most components that something is said to follow; what was only seen leaves half of them.
 FOLLOWED_MAX = 256
 
 # --- prefetches --------------------------------------------------------------------------
@@ -72,16 +72,20 @@ def _take_back(ledger: Ledger, c: Component) -> None:
 def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
     """What follows `asked.after`, in place of what this session and others said before."""
     key = (session, asked.id)
-    if len(ledger.followers) >= FOLLOWED_MAX and asked.after not in ledger.followers:
+    before = ledger.followers.get(asked.after, {}).values()
+    if asked.seen and not all(follower.seen for follower in before):
+        return ledger.accept(key)
+    most = FOLLOWED_MAX // 2 if asked.seen else FOLLOWED_MAX
+    if len(ledger.followers) >= most and not before:
         return ledger.refuse(
             key,
             "bad_request",
-            f"the daemon knows the followers of {FOLLOWED_MAX} components, and takes no more; take "
+            f"the daemon knows the followers of {most} components, and takes no more; take "
             "some back: follows(after=...) without a name",
         )
     _forget(ledger, asked.after)
     if asked.names:
-        followers = {name: Follower(name, asked.after, session) for name in asked.names}
+        followers = {name: Follower(name, asked.after, session, asked.seen) for name in asked.names}
         ledger.followers[asked.after] = followers
     ledger.accept(key)
 
@@ -104,11 +108,7 @@ def _forget(ledger: Ledger, after: str) -> None:
 def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
     """These are granted: have those that follow loaded, in place of what nobody expects."""
     for follower in following.predict(ledger, dict.fromkeys(c.side for c in used)):
-        absent = [
-            c
-            for c in _registered(ledger, follower)
-            if c.state is State.ABSENT and c.name not in ledger.prefetches
-        ]
+        absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
         if not absent or eviction.cannot_come_in(ledger, absent, None):
             continue
         if not follower.acted:
@@ -117,6 +117,25 @@ def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
         for c in absent:
             _expect(ledger, c, None, None)
         ledger.replan = True
+
+
+def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:
+    """Whether what follows these, and is trusted to, is out, and more than free memory takes."""
+    if not ledger.followers:
+        return False
+    sides = dict.fromkeys(c.side for c in asked)
+    trusted = [
+        follower
+        for side in sides
+        for follower in ledger.followers.get(side, {}).values()
+        if follower.trust >= following.TRUSTED
+    ]
+    out = sum(c.chunks for follower in trusted for c in _absent(ledger, follower))
+    return out > ledger.pool.free
+
+
+def _absent(ledger: Ledger, follower: Follower) -> list[Component]:
+    return [c for c in _registered(ledger, follower) if c.state is State.ABSENT]
 
 
 def _registered(ledger: Ledger, follower: Follower) -> list[Component]:

@@ -393,6 +393,8 @@ class Follower:
     name: str
     after: str
     session: int
+    #: Not declared, but seen in calls.
+    seen: bool = False
     #: From 1 down to 0: how often lately it was loaded in vain.
     trust: float = 1.0
     #: When it was predicted last; and whether it was to be loaded for that, and has not been asked

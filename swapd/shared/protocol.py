@@ -294,6 +294,8 @@ class Follows(Request, frozen=True, tag="follows"):
 
     names: tuple[Name, ...]
     after: Name
+    #: Seen in calls, and not declared: it replaces nothing that was declared.
+    seen: bool = False
 
 
 class ForecastRequest(Request, frozen=True, tag="forecast"):

@@ -301,7 +301,8 @@ def follow(w: World, choose: Choices) -> bool:
     names = sorted({*w.owner, *(f for n in w.owner if (f := w.part_of[n]))})
     after = choose.pick(names)
     said = {choose.pick(names), choose.pick(names)} - {after}
-    w.follows(choose.pick(sorted(w.sessions)), *sorted(said), after=after)
+    session = choose.pick(sorted(w.sessions))
+    w.follows(session, *sorted(said), after=after, seen=choose.chance(2))
     return True
 
 

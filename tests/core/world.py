@@ -462,9 +462,9 @@ class World:
         self.ask(session, Prefetch(key[1], names, over, timeout))
         return key
 
-    def follows(self, session: int, *names: str, after: str) -> Key:
+    def follows(self, session: int, *names: str, after: str, seen: bool = False) -> Key:
         key = self._key(session)
-        self.ask(session, Follows(key[1], names, after))
+        self.ask(session, Follows(key[1], names, after, seen))
         return key
 
     def resize(self, session: int, name: str, resident_bytes: int | None = None) -> Key:

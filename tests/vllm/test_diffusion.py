@@ -131,7 +131,8 @@ def test_what_is_drawn_is_the_same_whatever_goes_in_and_out(
     assert bool(status.evictions) == (wanted != all_of("permanent"))
     assert status.bytes_out == 0
     await_leases_back(daemon)
-    assert status.loads - at_start <= 3 * len(SEEDS), "none comes in more than once for a request"
+    asked = len(SEEDS) + 1  # the next request is foreseen
+    assert status.loads - at_start <= 3 * asked, "none comes in more than once for a request"
     loads = {c.name: c.loads for c in status.components if c.policy == "permanent"}
     assert {*loads.values()} <= {1}
 
@@ -239,11 +240,10 @@ def test_what_nobody_names_stays(stages: Scene, toy: Toy, expected: Expected) ->
     stage = toy(daemon, cpu_offload_strategy="sequential", **settings)
     assert stage.draw_many(SEEDS) == expected[1]
     assert policies(daemon) == {**all_of("permanent"), "toy.text_encoder": "sequential"}
-    assert {c.name: c.loads for c in daemon.status().components} == {
-        "toy.text_encoder": len(SEEDS) + 1,  # one checks the moved weights at the start
-        "toy.core": 1,
-        "toy.vae": 1,
-    }
+    loads = {c.name: c.loads for c in daemon.status().components}
+    # one checks the moved weights at the start, one may be for the next request
+    assert loads.pop("toy.text_encoder") - len(SEEDS) in (1, 2)
+    assert loads == {"toy.core": 1, "toy.vae": 1}
     assert "on the GPU for good, once loaded: core, vae" in stage.log
 
 

@@ -20,10 +20,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from swapd.shared import protocol
 from swapd_client.dropped import give_back_later
-from swapd_client.errors import SessionEnded, UnknownComponent
+from swapd_client.errors import SessionEnded, SwapdError, UnknownComponent
 from swapd_client.lease import Lease
 from swapd_client.offload.lender import AttachClient
+from swapd_client.session.session import Session
 
 # msgspec makes these two at every forward: no Python runs for it.
 
@@ -81,6 +83,9 @@ class ComponentHold:
     #: next `take`.
     names: list[str]
     uses: set[Entry] = field(default_factory=set)
+    #: What was taken next when this was taken last, and the session that was told so.
+    next: "weakref.ref[ComponentHold] | None" = None
+    told: weakref.ref[Session] | None = None
 
     def __repr__(self) -> str:
         return f"<ComponentHold {' + '.join(self.names)}>"
@@ -110,6 +115,18 @@ class ComponentHold:
                 return lease
         return None
 
+    def is_before(self, held: "ComponentHold") -> None:
+        """`held` is taken after this: the daemon hears it when that is so for the second time in
+        turn, and then loads `held` while this is in use."""
+        leasing, session = self.client.leasing, self.client.session
+        if self.next is None or self.next() is not held:
+            self.next, self.told = weakref.ref(held), None
+        elif held.client is self.client and (self.told is None or self.told() is not session):
+            self.told = weakref.ref(session)
+            with suppress(SwapdError, IndexError):  # the acquire says so, or it is private memory
+                names, after = tuple(held.names), self.names[0]
+                leasing.call(protocol.Follows(session.next_id(), names, after, seen=True))
+
     def registered(self) -> list[str]:
         components = self.client.session.components
         return [name for name in self.names if name in components]
@@ -127,6 +144,8 @@ class Scope:
         self.inner: list[Entry] = []
         #: The request that this thread is in, if any: leases are taken through it.
         self.request: RequestLeases | None = None
+        #: What a call took last.
+        self.last: weakref.ref[ComponentHold] | None = None
         #: The holdable of a call that begins, until the call is an entry; see `update_barrier.py`.
         self.begins: Holdable | None = None
         self.thread = threading.get_ident()
@@ -165,12 +184,21 @@ class Scope:
         count = self.counts.get(held)
         if count is None:
             count = Count(n=0)
+            if isinstance(held, ComponentHold) and not entry.is_inner:
+                self._note_order(held)
             if not lent:
                 take = held.take if request is None else partial(request.take, held)
                 count.give_back = self.taken(held, take)
         count.n += 1  # since the take returned, no interrupt comes before the entry is there
         self.counts[held] = count
         entries.append(entry)
+
+    def _note_order(self, held: ComponentHold) -> None:
+        last = None if self.last is None else self.last()
+        if last is not held:
+            self.last = weakref.ref(held)
+            if last is not None:
+                last.is_before(held)
 
     def leave(self, entry: Entry) -> None:
         """A call, or a block, ends. No-op if it holds nothing.

@@ -1,8 +1,11 @@
 """What follows something that is used comes in before it is asked for, and delays nobody."""
 
+import pytest
+
 from swapd.core.actions import Foresee, Foreseen
 from swapd.core.ahead import FOLLOWED_MAX
 from swapd.core.following import TRUSTED
+from swapd.shared.protocol import Release
 from tests.core.world import Make, World
 
 
@@ -174,6 +177,25 @@ def test_who_says_it_anew_replaces_it_and_without_names_takes_it_back(make: Make
     assert came(w) == [("c", "taken_back")]
 
 
+@pytest.mark.parametrize("room", [10, 15])
+def test_what_its_thread_keeps_gives_way_to_what_follows_if_there_is_no_room(
+    make: Make, room: int
+) -> None:
+    w, s = stages(make, room, "a", "b", "c")
+    w.release(w.use(s, "b"))
+    w.settle()
+    if room == 15:
+        w.touch(s, "c")
+    kept = w.use(s, "a")
+    w.settle()
+    asked = w.acquire(s, "b", holds=(), spare=(Release(0, kept[1]),))
+    assert w.granted(asked), "it is in"
+    assert (kept in w.ledger.leases) == (room == 15)
+    w.settle()
+    w.release(asked)
+    assert w.granted(w.acquire(s, "c"))
+
+
 def test_it_ends_with_the_session_that_said_it(make: Make) -> None:
     w = make(10)
     s, t = w.open(), w.open()
@@ -209,3 +231,29 @@ def test_many_may_follow_and_no_more_than_the_table_holds(make: Make) -> None:
     w.follows(s, "y", after="c0")
     w.follows(s, after="c1")
     w.follows(s, "x", after="one more")
+
+
+def test_what_was_seen_replaces_nothing_that_was_declared(make: Make) -> None:
+    w, s = stages(make, 10, "a", "b", "c")
+    t = w.open()
+    w.follows(t, "c", after="a", seen=True)
+    w.use(s, "a")
+    assert w.foreseen == {"b"}
+    w.follows(s, after="a")
+    w.follows(t, "b", after="a", seen=True)
+    w.follows(t, "c", after="a", seen=True)
+    w.release(w.use(s, "a"))
+    w.follows(s, "b", after="a")
+    w.use(s, "a")
+    assert foreseen(w) == ["b", "c", "b"]
+
+
+def test_what_was_seen_leaves_room_in_the_table_for_what_is_declared(make: Make) -> None:
+    w = make(10)
+    s = w.open()
+    for i in range(FOLLOWED_MAX // 2):
+        w.follows(s, "x", after=f"c{i}", seen=True)
+    assert "takes no more" in w.refusal(w.follows(s, "x", after="one more", seen=True)).message
+    w.follows(s, "y", after="c0", seen=True)
+    w.follows(s, "x", after="one more")
+    assert len(w.ledger.followers) == FOLLOWED_MAX // 2 + 1

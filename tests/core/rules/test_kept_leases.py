@@ -175,6 +175,8 @@ def test_no_deadlock_is_missed_and_none_is_false(seed: int, make: Make) -> None:
     sessions = [w.open() for _ in range(2)]
     for i, name in enumerate("abcdef"):
         w.register(sessions[i % 2], name, 3)
+    for name, after in zip("bcdefa", "abcdef", strict=True) if seed % 2 else ():
+        w.follows(sessions[0], name, after=after)
     threads = [_Thread(w, s, number) for s in sessions for number in (1, 2)]
     for _ in range(150):
         thread = random.choice(threads)
