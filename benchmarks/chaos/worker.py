@@ -153,7 +153,8 @@ class Worker:
     def _use(self, client: Client, rng: random.Random) -> None:
         part = rng.choice(self.book.singles)
         for _ in range(rng.choice((1, 1, 5))):
-            self._hold(client, part, priority=rng.choice((0, 0, 0, 1)))
+            how = {"priority": rng.choice((0, 0, 0, 1)), "deadline": rng.choice((None, None, 5.0))}
+            self._hold(client, part, **how)
 
     def _use_two(self, client: Client, rng: random.Random) -> None:
         self._hold(client, *rng.sample(self.book.singles, 2))
@@ -222,6 +223,8 @@ class Worker:
 
     def _look(self, client: Client, rng: random.Random) -> None:
         client.prefetch(rng.choice(self.book.parts).name)
+        first, second = rng.sample(self.book.parts, 2)
+        client.follows(first.name, after=second.name)
         client.forecast(self.book.family)
         client.resize(self.book.family, rng.choice((None, 0, MIB, "5MiB")))
         assert self.name in {s.label for s in client.status().sessions}

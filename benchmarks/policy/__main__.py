@@ -1,5 +1,5 @@
 """`python -m benchmarks.policy [--seeds 3]`, or with a trace: `TRACE.csv [--room 1 4] [--load 8.45
-0.3] [--overtake 4 16 64]`.
+0.3] [--overtake 4 16 64] [--picture FRONTIER.svg]`.
 
 Without a trace: bytes that the core's rules of eviction load for the workloads of `workloads.py`,
 over the fewest that any schedule loads; means of so many seeds.
@@ -9,19 +9,21 @@ A trace has a request a line, with a header that names at least `t_s` (its arriv
 by the core's own decisions, with room for so many models of one size, and first come, first served.
 A server that asks for one request at a time has the device to itself, so its loads hide behind
 nothing; requests that ask for themselves have loads run beside other requests. Prints loads a
-request, the wait until a request runs, and how often the first to wait was overtaken.
+request, the wait until a request runs, and how often the first to wait was overtaken; `--picture`
+draws the first two.
 """
 
 import argparse
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import Literal, get_args
 
 from benchmarks.policy.clients import Asking, Clients, Request, Served
+from benchmarks.policy.picture import Point, frontier
 from benchmarks.policy.workloads import Workload, workloads
 from swapd.core.records import Rules
 from swapd.replay.optimum import fewest
@@ -47,10 +49,16 @@ def main() -> int:
         return 2
     _say(f"{len(requests)} requests for {len({r.model for r in requests})} models")
     _say(HEADER)
-    for room in arguments.room:
-        for load_s in arguments.load:
-            for asks in ("one", "at once"):
-                _say_all(requests, room, load_s, asks, arguments.overtake)
+    curves = {
+        f"room for {room}, {load_s:g} s, {asks}": _say_all(
+            requests, room, load_s, asks, arguments.overtake
+        )
+        for room in arguments.room
+        for load_s in arguments.load
+        for asks in ("one", "at once")
+    }
+    if arguments.picture is not None:
+        arguments.picture.write_text(frontier(curves, "loads a request, p99 of waiting"))
     return 0
 
 
@@ -88,13 +96,15 @@ def loaded(workload: Workload, eviction: Eviction) -> int:
 
 def _say_all(
     requests: list[Request], room: int, load_s: float, asks: Asking, bounds: Iterable[int]
-) -> None:
+) -> list[Point]:
     first_come: Asking = "one" if asks == "one" else "in order"
     fcfs = serve(requests, room, load_s, first_come, Rules(overtake=0))
+    runs = {"FCFS": fcfs}
     _say(_line(room, load_s, asks, "FCFS", fcfs, fcfs))
     for bound in bounds:
-        served = serve(requests, room, load_s, asks, Rules(overtake=bound))
-        _say(_line(room, load_s, asks, str(bound), served, fcfs))
+        runs[str(bound)] = serve(requests, room, load_s, asks, Rules(overtake=bound))
+        _say(_line(room, load_s, asks, str(bound), runs[str(bound)], fcfs))
+    return [Point(n, run.loads / len(requests), _p99(run.waited_s)) for n, run in runs.items()]
 
 
 def serve(requests: list[Request], room: int, load_s: float, asks: Asking, rules: Rules) -> Served:
@@ -114,12 +124,16 @@ def read(path: Path) -> list[Request]:
 
 
 def _line(room: int, load_s: float, asks: str, bound: str, served: Served, fcfs: Served) -> str:
-    waits = sorted(served.waited_s)
-    mean, p99 = sum(waits) / len(waits), waits[int(0.99 * len(waits))]
+    waits = served.waited_s
     return (
         f"{room:>4} {load_s:>6g} {asks:>8} {bound:>8} {served.loads / len(waits):>13.3f} "
-        f"{served.loads / fcfs.loads:>7.2f} {mean:>11.1f} {p99:>8.1f} {served.overtaken:>9}"
+        f"{served.loads / fcfs.loads:>7.2f} {mean(waits):>11.1f} {_p99(waits):>8.1f} "
+        f"{served.overtaken:>9}"
     )
+
+
+def _p99(waits: Sequence[float]) -> float:
+    return sorted(waits)[int(0.99 * len(waits))]
 
 
 def _arguments() -> argparse.Namespace:
@@ -132,6 +146,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="of the workloads (3)")
     parser.add_argument("--room", type=int, nargs="+", default=[1, 4], help="models (1 4)")
     parser.add_argument("--load", type=float, nargs="+", default=[8.45, 0.3], help="seconds")
+    parser.add_argument("--picture", type=Path, help="an SVG of the rows, at most 4 curves")
     parser.add_argument(
         "--overtake", type=int, nargs="+", default=[4, 16, 64], help="bounds (4 16 64)"
     )

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_a_trace_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     lines = [f"{r.arrives_s},{r.model},{r.exec_s},more" for r in TRACE]
     file.write_text("\n".join(["t_s,model,exec_s,group", *lines]))
     assert read(file) == TRACE
+    picture = tmp_path / "frontier.svg"
+    how = ["--room", "1", "--load", "8", "--overtake", "4", "--picture", str(picture)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["policy", str(file), *how])
+        assert main() == 0
+    drawn = ElementTree.parse(picture).getroot()
+    assert len(drawn.findall(".//{*}circle")) == 2 * 3, "two settings, of two bounds and a key"
+    capsys.readouterr()
     file.write_text("\n".join(["t_s,model", "1,a"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["policy", str(file)])
