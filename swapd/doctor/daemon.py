@@ -6,7 +6,7 @@ from pathlib import Path
 from swapd import __version__
 from swapd.device import DeviceError
 from swapd.device.host import available_bytes
-from swapd.doctor.host import Check
+from swapd.doctor.host import Check, checked_that
 from swapd.shared.protocol import Status
 from swapd.shared.text import counted, plain
 from swapd.shared.units import size
@@ -46,30 +46,24 @@ def of_status(status: Status) -> list[Check]:
 def _versions(status: Status) -> Check:
     components = counted(len(status.components), "component")
     found = f"swapd {status.version} serves {status.device}, {components}"
-    if status.version == __version__:
-        return Check("daemon", "ok", found)
     advice = f"this is swapd {__version__}: restart the daemon with the version that is installed"
-    return Check("daemon", "warn", found, advice)
+    return checked_that(status.version == __version__, "daemon", found, advice)
 
 
 def _budget(status: Status) -> Check:
     name, budget = "daemon budget", status.budget_bytes
     if status.device != "host":
         found = f"{size(budget)}; {size(status.device_free_bytes)} of {status.device} are free"
-        if status.device_free_bytes < FREE_WANTED:
-            advice = "little is left for contexts and activations of workers: lower --budget"
-            return Check(name, "warn", found, advice)
-        return Check(name, "ok", found)
+        advice = "little is left for contexts and activations of workers: lower --budget"
+        return checked_that(status.device_free_bytes >= FREE_WANTED, name, found, advice)
     try:
         free = available_bytes()
     except DeviceError as exc:
         return Check(name, "warn", f"{size(budget)}; {exc}", "close some programs, and try again")
     copies = f"host copies have {size(status.host_copy_bytes)}"
     found = f"{size(budget)}; {copies}, and {size(free)} of host memory are available"
-    if status.host_copy_bytes + free < budget:
-        advice = "the host copies of one budget do not fit into host memory: lower --budget"
-        return Check(name, "warn", found, advice)
-    return Check(name, "ok", found)
+    advice = "the host copies of one budget do not fit into host memory: lower --budget"
+    return checked_that(status.host_copy_bytes + free >= budget, name, found, advice)
 
 
 def _note(note: str) -> Check:
@@ -88,10 +82,8 @@ def _swap_log(path: Path) -> Check:
     free = room.f_bavail * room.f_frsize
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         return Check(name, "warn", f"{path} cannot be written", elsewhere)
-    if free < LOG_WANTED:
-        advice = "it may stop: free some, lower --swap-log-size, or use another --swap-log"
-        return Check(name, "warn", f"{path}: {size(free)} left on its disk", advice)
-    return Check(name, "ok", f"{path}, {size(free)} left on its disk")
+    advice = "it may stop: free some, lower --swap-log-size, or use another --swap-log"
+    return checked_that(free >= LOG_WANTED, name, f"{path}, {size(free)} left on its disk", advice)
 
 
 def _sessions(status: Status) -> Check:

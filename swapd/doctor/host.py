@@ -14,7 +14,7 @@ import select
 import socket
 import stat
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,12 @@ class Check(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
+def checked_that(
+    holds: bool, name: str, found: str, advice: str, otherwise: Literal["warn", "fail"] = "warn"
+) -> Check:
+    return Check(name, "ok", found) if holds else Check(name, otherwise, found, advice)
+
+
 #: It brought MADV_POPULATE_READ and _WRITE.
 KERNEL_NEEDED = (5, 14)
 #: A daemon holds about one descriptor for each component and three for each session.
@@ -68,22 +74,23 @@ def kernel(system: str, release: str) -> Check:
     if system != "Linux":
         return Check("kernel", "fail", found, f"swapd needs Linux {needed} or later")
     match = re.match(r"(\d+)\.(\d+)", release)
-    if match and (int(match[1]), int(match[2])) < KERNEL_NEEDED:
-        return Check("kernel", "fail", found, f"use Linux {needed} or later")
-    return Check("kernel", "ok", found)
+    new = not match or (int(match[1]), int(match[2])) >= KERNEL_NEEDED
+    return checked_that(new, "kernel", found, f"use Linux {needed} or later", "fail")
 
 
-def _tried(name: str, attempt: Callable[[], None], works: str, advice: str) -> Check:
+def _tried(
+    name: str,
+    attempt: Callable[[], None],
+    works: str,
+    advice: str,
+    otherwise: Literal["warn", "fail"] = "fail",
+) -> Check:
     try:
         attempt()
     except (OSError, AttributeError) as exc:
         why = getattr(exc, "strerror", None) or exc
-        return Check(name, "fail", f"does not work: {why}", advice)
+        return Check(name, otherwise, f"does not work: {why}", advice)
     return Check(name, "ok", works)
-
-
-def _only_slower(check: Check) -> Check:
-    return msgspec.structs.replace(check, status="warn") if check.status == "fail" else check
 
 
 def populate() -> Check:
@@ -97,7 +104,7 @@ def populate() -> Check:
 
     needed = ".".join(map(str, KERNEL_NEEDED))
     advice = f"host copies get ready more slowly; use Linux {needed} or later, without gVisor"
-    return _only_slower(_tried("populate", attempt, "MADV_POPULATE works", advice))
+    return _tried("populate", attempt, "MADV_POPULATE works", advice, "warn")
 
 
 def memfd_sealing() -> Check:
@@ -129,19 +136,16 @@ def shelving() -> Check:
                 vm.free(shelf, _TRIED_BYTES)
 
     advice = "swaps work, but fault every page anew; use Linux 5.13 or later"
-    check = _tried("mremap", attempt, "MREMAP_DONTUNMAP moves shared memory", advice)
-    return _only_slower(check)
+    return _tried("mremap", attempt, "MREMAP_DONTUNMAP moves shared memory", advice, "warn")
 
 
 def huge_pages(setting: Path = _SHMEM_ENABLED) -> Check:
     advice = f"copies and page tables are slower without: echo advise | sudo tee {setting}"
-    text = _text(setting)
-    chosen = re.search(r"\[(\w+)\]", text or "")
-    if chosen is None:
-        return Check("huge pages", "warn", f"no {setting}", "this kernel has none for memfds")
-    status: Literal["ok", "warn"] = "warn" if chosen[1] in ("never", "deny") else "ok"
-    found = f"for shared memory: {chosen[1]}"
-    return Check("huge pages", status, found, advice if status == "warn" else "")
+    with suppress(OSError):
+        if chosen := re.search(r"\[(\w+)\]", setting.read_text()):
+            found, has_some = f"for shared memory: {chosen[1]}", chosen[1] not in ("never", "deny")
+            return checked_that(has_some, "huge pages", found, advice)
+    return Check("huge pages", "warn", f"no {setting}", "this kernel has none for memfds")
 
 
 def pidfd() -> Check:
@@ -172,17 +176,15 @@ def memory(available: int, group: Group | None) -> Check:
     found = f"{size(available)} available"
     limit = "no cgroup limit" if group is None else f"{size(group.limit)} in cgroup {group.path}"
     found += f", {limit}"
-    if available < MEMORY_WANTED:
-        advice = f"arena and host copies live there; {size(MEMORY_WANTED)} is little already"
-        return Check("memory", "warn", found, advice)
-    return Check("memory", "ok", found)
+    advice = f"arena and host copies live there; {size(MEMORY_WANTED)} is little already"
+    return checked_that(available >= MEMORY_WANTED, "memory", found, advice)
 
 
 def open_files(limit: int) -> Check:
-    found = "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit}"
-    if limit != resource.RLIM_INFINITY and limit < FILES_WANTED:
-        return Check("open files", "warn", found, "each component takes one: ulimit -n 65536")
-    return Check("open files", "ok", found)
+    unlimited = limit == resource.RLIM_INFINITY
+    found, enough = "no limit" if unlimited else f"up to {limit}", limit >= FILES_WANTED
+    advice = "each component takes one: ulimit -n 65536"
+    return checked_that(unlimited or enough, "open files", found, advice)
 
 
 def locked_memory(limit: int) -> Check:
@@ -200,20 +202,16 @@ def folder_usable(path: Path) -> Check:
             mode = stat.S_IMODE(folder.stat().st_mode)
             problem = runtime_dir.problem_with(folder)
     except FileNotFoundError:
-        return _folder_makeable(name, path)
+        parent = next(p for p in path.absolute().parents if p.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return Check(name, "ok", f"{path}, still to be made")
+        why = f"{path} cannot be made: {parent} is not writable"
+        problem = runtime_dir.Problem(why, runtime_dir.ELSEWHERE)
     except OSError as exc:
-        return Check(name, "fail", *runtime_dir.refused(path, exc))
+        problem = runtime_dir.refused(path, exc)
     if problem is not None:
         return Check(name, "fail", *problem)
     return Check(name, "ok", f"{path}, mode {mode:04o}")
-
-
-def _folder_makeable(name: str, path: Path) -> Check:
-    parent = next(p for p in path.absolute().parents if p.exists())
-    if os.access(parent, os.W_OK | os.X_OK):
-        return Check(name, "ok", f"{path}, still to be made")
-    found = f"{path} cannot be made: {parent} is not writable"
-    return Check(name, "fail", found, runtime_dir.ELSEWHERE)
 
 
 # --- packages ----------------------------------------------------------------------------------
@@ -233,13 +231,6 @@ def _memfd() -> int:
     fd = os.memfd_create("swapd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, _TRIED_BYTES)
     return fd
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
 
 
 # --- GPUs -------------------------------------------------------------------------------
@@ -304,10 +295,8 @@ def _gpu(api: Any, index: int, product: str) -> list[Check]:
 def descriptors(total: int, limit: int) -> Check:
     needed = -(-total // CHUNK_BYTES) + SPARE_FILES
     found = f"{limit} at most; the whole GPU in chunks of {size(CHUNK_BYTES)} takes {needed}"
-    if limit >= needed:
-        return Check("gpu descriptors", "ok", found)
     advice = f"set `ulimit -n {needed}` (LimitNOFILE in a unit), or use a larger --chunk"
-    return Check("gpu descriptors", "warn", found, advice)
+    return checked_that(limit >= needed, "gpu descriptors", found, advice)
 
 
 def _attribute(api: Any, device: Any, name: str) -> int:
