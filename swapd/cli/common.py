@@ -105,16 +105,16 @@ def if_any(shown: Callable[[T], str], value: T | None) -> str:
     return shown(value) if value else ""
 
 
-def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The parser of an option: `parse`, whose ValueError is a usage error."""
+def option_of(parse: Callable[[str], object], metavar: str, about: str, *names: str) -> Any:
+    """An option whose text `parse` reads; its ValueError is a usage error."""
 
-    def of_option(text: str) -> T:
+    def parsed(text: str) -> object:
         try:
             return parse(text)
         except ValueError as exc:
             raise typer.BadParameter(str(exc)) from None
 
-    return of_option
+    return typer.Option(*names, parser=parsed, metavar=metavar, help=about)
 
 
 def print_json(value: object) -> None:

@@ -145,12 +145,9 @@ def better(found: Comparison) -> tuple[Side, str] | None:
     if first.settings is None:
         ratio = _ratio(*times)
         return second, f"{ratio} times the time without swapd" if ratio else "fails without swapd"
-    (least, winner), (most, loser) = sorted(zip(times, found.sides, strict=True), key=_by_time)
+    by_time = sorted(zip(times, found.sides, strict=True), key=lambda timed: timed[0] or 0.0)
+    (least, winner), (most, loser) = by_time
     return winner, f"{_ratio(most, least)} times the time with {loser.name}"
-
-
-def _by_time(timed: tuple[float | None, Side]) -> float:
-    return timed[0] or 0.0
 
 
 def _time(side: Side) -> float | None:

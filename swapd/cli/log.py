@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from swapd.cli.common import Json, console, day, parsed, say_error, shown_json
+from swapd.cli.common import Json, console, day, option_of, say_error, shown_json
 from swapd.cli.passes import Folding
 from swapd.cli.render import ShownLine, line
 from swapd.cli.story import show
@@ -151,14 +151,11 @@ def _say_how_it_ended(client: Client) -> None:
         sys.exit(1)
 
 
-_span = parsed(parse_span)
-
-
 def _moment(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        return time.time() - _span(text)  # noqa: TID251
+        return time.time() - parse_span(text)  # noqa: TID251
 
 
 Name = Annotated[str | None, typer.Argument(help="Show why this component was loaded and evicted")]
@@ -181,13 +178,10 @@ Sessions = Annotated[
 Kinds = Annotated[list[str], typer.Option("--kind", "-k", help="Records of this kind, as in JSON")]
 MinDuration = Annotated[
     float | None,
-    typer.Option(
-        parser=_span, metavar="TIME", help="Records of operations at least this long, as in 50ms"
-    ),
+    option_of(parse_span, "TIME", "Records of operations at least this long, as in 50ms"),
 ]
 Since = Annotated[
-    float | None,
-    typer.Option(parser=_moment, metavar="TIME", help="10m ago, or '2026-11-23 01:20' and later"),
+    float | None, option_of(_moment, "TIME", "10m ago, or '2026-11-23 01:20' and later")
 ]
 Blocks = Annotated[bool, typer.Option("--blocks", help="List each streamed block by itself")]
 File = Annotated[
@@ -219,7 +213,9 @@ def log(
     under its cause.
     """
     only = Filter(tuple(component), tuple(session), tuple(kind), min_duration or 0.0, since or 0.0)
-    _refuse_unknown(only.kinds)
+    for strange in unknown_kinds(only.kinds):
+        near = get_close_matches(strange, KINDS, n=3) or sorted(KINDS)
+        raise typer.BadParameter(f"there is no kind {strange!r}; did you mean {', '.join(near)}?")
     if name is not None:
         if any((follow, all_runs, lines is not None, only != Filter())):
             raise typer.BadParameter(
@@ -232,7 +228,9 @@ def log(
     view = _view(only, everything, blocks=blocks, json=json)
     if not follow:
         _show(view, swap_log(daemon, file), lines, all_runs=all_runs)
-        _refuse_nothing(view, only.components)
+        if component and not view.found:  # an error, as in grep
+            say_error(f"no record is about {' or '.join(component)}; `swapd status` has names")
+            sys.exit(1)
         return
     if file or all_runs:
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
@@ -259,13 +257,6 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
         )
 
 
-def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
-    """A name without a record is an error, as in grep."""
-    if components and not view.found:
-        say_error(f"no record is about {' or '.join(components)}; `swapd status` has names")
-        sys.exit(1)
-
-
 def swap_log(daemon: ChosenDaemon, file: Path | None) -> Path:
     if file is not None:
         return file
@@ -276,12 +267,6 @@ def swap_log(daemon: ChosenDaemon, file: Path | None) -> Path:
         left = logs_left_by(daemon.folder)
         hint = f". The log it left: --file {left[0]}" if left else ""
         raise type(exc)(f"{exc}{hint}") from exc
-
-
-def _refuse_unknown(kinds: tuple[str, ...]) -> None:
-    for kind in unknown_kinds(kinds):
-        near = get_close_matches(kind, KINDS, n=3) or sorted(KINDS)
-        raise typer.BadParameter(f"there is no kind {kind!r}; did you mean {', '.join(near)}?")
 
 
 Out = Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write")]

@@ -1,8 +1,9 @@
 """`swapd plan`: which components to keep, stream and swap on a device, and the settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from msgspec import structs
@@ -10,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Json, columns, console, if_any, note, parsed, print_json
+from swapd.cli.common import Json, columns, console, if_any, note, option_of, print_json
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -32,10 +33,6 @@ from swapd.run import servers
 from swapd.shared.protocol import Status
 from swapd.shared.text import plain
 from swapd.shared.units import parse_rate, rate, seconds, size, typed_size
-
-
-def _sized(what: str) -> Any:
-    return typer.Option(parser=parsed(typed_size), metavar="SIZE", help=what)
 
 
 class PlanReport(Advice, frozen=True, kw_only=True):
@@ -86,11 +83,9 @@ _FromLog = Annotated[
 ]
 _Blocks = Annotated[list[str], typer.Option(help="How many blocks a component has, as in dit=40")]
 _Bandwidth = Annotated[
-    float | None,
-    typer.Option(
-        parser=parsed(parse_rate), metavar="RATE", help="Of copies, as 25GB/s; default: measured"
-    ),
+    float | None, option_of(parse_rate, "RATE", "Of copies, as 25GB/s; default: measured")
 ]
+_sized = partial(option_of, typed_size, "SIZE")
 _Compute = Annotated[list[str], typer.Option(help="Seconds that one pass computes, as in dit=0.4")]
 
 
@@ -182,9 +177,8 @@ def plan(
     line = paste.serve(where or "cuda:0", advice.budget_bytes, found.nbytes, isolation)
     report = _report(advice, speed, found, line, notes)
     if json:
-        print_json(report)
-    else:
-        console.print(page(report))
+        return print_json(report)
+    console.print(page(report))
 
 
 def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:

@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Json, columns, console, parsed, print_json
+from swapd.cli.common import Json, columns, console, option_of, print_json
 from swapd.cli.log import File, swap_log
 from swapd.cli.plan_input import PUBLISHED
 from swapd.cli.target import ChosenDaemon
@@ -30,15 +30,9 @@ from swapd.replay.search import Changes
 from swapd.shared.text import plain_lines
 from swapd.shared.units import parse_rate, parse_size, parse_span, rate, seconds, size
 
-Budget = Annotated[
-    int | None,
-    typer.Option(parser=parsed(parse_size), metavar="SIZE", help="Memory of the device, as 20GiB"),
-]
+Budget = Annotated[int | None, option_of(parse_size, "SIZE", "Memory of the device, as 20GiB")]
 Bandwidth = Annotated[
-    float | None,
-    typer.Option(
-        parser=parsed(parse_rate), metavar="RATE", help="Of copies, as 25GB/s; else as recorded"
-    ),
+    float | None, option_of(parse_rate, "RATE", "Of copies, as 25GB/s; else as recorded")
 ]
 Eviction = Annotated[
     Literal["next_use", "lru"] | None, typer.Option(help="Which idle component goes first")
@@ -46,9 +40,7 @@ Eviction = Annotated[
 Overtake = Annotated[
     int | None, typer.Option(min=0, help="How many that need no memory go before the first in line")
 ]
-Turn = Annotated[
-    float | None, typer.Option(parser=parsed(parse_span), metavar="TIME", help="And for how long")
-]
+Turn = Annotated[float | None, option_of(parse_span, "TIME", "And for how long")]
 
 
 def replay(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from swapd.cli.common import note, parsed, say_error
+from swapd.cli.common import note, option_of, say_error
 from swapd.cli.comparisons import list_all
 from swapd.cli.run_compare import ComparisonOptions
 from swapd.cli.run_compare import compare as compare_both
@@ -59,16 +59,10 @@ Devices = Annotated[
     list[str], typer.Option("--device", "-d", help="host, or a GPU, as in cuda:0; again for more")
 ]
 Budget = Annotated[
-    int | None,
-    typer.Option(
-        parser=parsed(parse_size), metavar="SIZE", help="Device memory of each daemon, as in 40GiB"
-    ),
+    int | None, option_of(parse_size, "SIZE", "Device memory of each daemon, as in 40GiB")
 ]
 DeviceMemory = Annotated[
-    int | None,
-    typer.Option(
-        parser=parsed(typed_size), metavar="SIZE", help="Memory of each GPU, for the plan, as 80GiB"
-    ),
+    int | None, option_of(typed_size, "SIZE", "Memory of each GPU, for the plan, as 80GiB")
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings of the daemons, in TOML")
@@ -96,12 +90,7 @@ UntilCommand = Annotated[
 ]
 ForSeconds = Annotated[
     float | None,
-    typer.Option(
-        "--for",
-        parser=parsed(parse_span),
-        metavar="SECONDS",
-        help="Compare a server: end it after this time",
-    ),
+    option_of(parse_span, "SECONDS", "Compare a server: end it after this time", "--for"),
 ]
 ReadyAt = Annotated[
     str | None,

@@ -12,10 +12,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -46,7 +46,8 @@ def run(
         import uvloop
     system.raise_open_files()
     with runtime_dir.claim(config.folder) as folder:
-        with _page(config) as page:
+        page = open_page(config)
+        with nullcontext() if page is None else closing(page):
             log.info("allocating %s", size(config.budget))
             device = open_device(
                 config.device, config.budget, config.chunk_bytes, config.bandwidth, config.pin_limit
@@ -64,16 +65,6 @@ def run(
         os._exit(0)  # its threads may use the device; the folder is locked until its memory is free
 
 
-@contextmanager
-def _page(config: Config) -> Iterator[Page | None]:
-    page = open_page(config)
-    try:
-        yield page
-    finally:
-        if page is not None:
-            page.close()
-
-
 def _ready(config: Config, page: Page | None) -> None:
     if page is not None:
         page.start(config.folder)
@@ -84,8 +75,17 @@ def _ready(config: Config, page: Page | None) -> None:
     )
 
 
-def _serve(
-    config: Path | None = None, verbose: bool = False, check: bool = False, **flags: Any
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="TOML file of settings")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say what happens on stderr")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only read the settings, and serve nothing")
+    ] = False,
+    **flags: Any,
 ) -> None:
     """Own a device and serve its memory to workers, until SIGTERM.
 
@@ -99,9 +99,8 @@ def _serve(
     handler = StderrHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-    logging.getLogger(host_copy_orders.__name__).setLevel(
-        logging.INFO
-    )  # it may delay a start for long
+    # it may delay a start for long
+    logging.getLogger(host_copy_orders.__name__).setLevel(logging.INFO)
     config = config and config.absolute()
     read = partial(load, config, given, defaults={"device": _device})
     settings = read()
@@ -130,37 +129,21 @@ class LogFormatter(logging.Formatter):
         return plain_lines(super().formatException(ei))
 
 
-def _with_a_flag_for_each_setting(command: Callable[..., None]) -> Callable[..., None]:
-    config = typer.Option(None, "--config", "-c", help="TOML file of settings")
-    verbose = typer.Option(False, "--verbose", "-v", help="Say what happens on stderr")
-    check = typer.Option(False, "--check", help="Only read the settings, and serve nothing")
-    parameters = [
-        _parameter("config", Path | None, config),
-        _parameter("verbose", bool, verbose),
-        _parameter("check", bool, check),
-    ]
+def _flags() -> Iterator[inspect.Parameter]:
+    """One for each setting: text for `load` to parse, except for choices."""
     for name, hint in get_type_hints(Config, include_extras=True).items():
         kind, meta = get_args(hint)
         default = getattr(Config(), name)
         there = default is not None and name != "device"
         said = f" ({shown(name, default).replace(' ', '')})" if there else ""
         option = typer.Option(None, help=meta.description + said, show_default=False)
-        parameters.append(_parameter(name, _flag_type(kind), option))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
+        given = (kind if get_origin(kind) is Literal else str) | None
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(name, keyword, default=option, annotation=given)
 
 
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    kinds = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kinds, default=default, annotation=kind)
-
-
-def _flag_type(kind: Any) -> Any:
-    """The type of a flag: text for `load` to parse, except for choices."""
-    return kind | None if get_origin(kind) is Literal else str | None
-
-
-serve = _with_a_flag_for_each_setting(_serve)
+_own = [one for name, one in inspect.signature(serve).parameters.items() if name != "flags"]
+serve.__signature__ = inspect.Signature([*_own, *_flags()])  # type: ignore[attr-defined]
 
 
 #: Lines that wait to be written. Beyond that the newest are dropped, and counted.
@@ -202,7 +185,9 @@ class StderrHandler(logging.Handler):
     def _run(self) -> None:
         while (line := self._next()) is not None:
             try:  # not by sys.stderr: the interpreter could not end while this thread held its lock
-                _write(f"{line}\n".encode(errors="backslashreplace"))
+                data = f"{line}\n".encode(errors="backslashreplace")
+                while data:
+                    data = data[os.write(2, data) :]
             except OSError:  # its reader is gone
                 return
 
@@ -213,9 +198,3 @@ class StderrHandler(logging.Handler):
                 return self._lines.popleft()
             dropped, self._dropped = self._dropped, 0
             return f"dropped {dropped} lines: stderr was not read in time" if dropped else None
-
-
-def _write(data: bytes) -> None:
-    """Write all of it to stderr. Raises: OSError."""
-    while data:
-        data = data[os.write(2, data) :]
