@@ -6,17 +6,9 @@ are untrained, so the output is noise. But it depends on every layer that runs, 
 sensitive check that a stage ran with its own weights. It checks neither the vision tower nor
 embeddings of tokens that do not occur.
 
-Each process builds one stage, and passes dicts of plain CPU tensors on::
-
-    thinker = build("thinker", seed=1)
-    talker = build("talker", seed=1)
-    token2wav = build("token2wav", seed=1)
-    reply = run_thinker(thinker, b"What do you hear?", generate_sound(1.0, seed=3))
-    codes = run_talker(talker, reply)
-    write_wav("out.wav", run_token2wav(token2wav, codes)["waveform"])
-
-Runs draw no entropy and use one thread, so equal inputs give bit-identical outputs in any
-process on one kind of machine. Weights are read and never written.
+Each process builds one stage, and passes dicts of plain CPU tensors on. Runs draw no
+entropy and use one thread, so equal inputs give bit-identical outputs in any process on one kind of
+machine. Weights are read and never written.
 """
 
 from __future__ import annotations
@@ -69,10 +61,13 @@ Tensors = dict[str, torch.Tensor]
 
 def build(stage: str, seed: int) -> torch.nn.Module:
     """Build one stage, in eval mode; equal (stage, seed) give bit-identical weights."""
+    import transformers  # late: it takes seconds, and a process may only want write_wav
+    from transformers.initialization import no_init_weights
+
     # Both are imported by now: a module that is first imported while default weights are
     # skipped may keep the stubs that skip them.
-    architecture, config = ARCHITECTURES[stage](_transformers())
-    with _single_thread(), _skip_default_weights():
+    architecture, config = ARCHITECTURES[stage](transformers)
+    with _single_thread(), no_init_weights():  # drawing them twice would double the time
         module: torch.nn.Module = architecture(config)
         generator = torch.Generator().manual_seed(_number(f"weights/{stage}/{seed}"))
         for part, gain in _parts(stage, module):
@@ -80,31 +75,15 @@ def build(stage: str, seed: int) -> torch.nn.Module:
     return module.eval().requires_grad_(requires_grad=False)
 
 
-def parameter_bytes(module: torch.nn.Module) -> int:
-    return sum(param.numel() * param.element_size() for param in module.parameters())
-
-
-def generate_sound(seconds: float, seed: int) -> torch.Tensor:
-    """Make a mono sine sweep with a little hiss: float32 samples at SOUND_RATE."""
-    count = round(seconds * SOUND_RATE)
+def generate_sound(seed: int) -> torch.Tensor:
+    """Make a second of a mono sine sweep with a little hiss: float32 samples at SOUND_RATE."""
     generator = torch.Generator().manual_seed(_number(f"sound/{seed}"))
     with _single_thread():
         low, high = (torch.rand(2, generator=generator) * 1500 + 150).tolist()
-        frequency = torch.linspace(low, high, count, dtype=torch.float64)
+        frequency = torch.linspace(low, high, SOUND_RATE, dtype=torch.float64)
         phase = torch.cumsum(2 * math.pi * frequency / SOUND_RATE, dim=0)
-        hiss = torch.randn(count, generator=generator) * 0.01
+        hiss = torch.randn(SOUND_RATE, generator=generator) * 0.01
         return torch.sin(phase).float() * 0.5 + hiss
-
-
-def sound_features(sound: torch.Tensor) -> torch.Tensor:
-    """Turn samples at SOUND_RATE into the thinker's (1, MEL_BINS, frames) log-mel features."""
-    extractor = _transformers().WhisperFeatureExtractor(feature_size=MEL_BINS)
-    with _single_thread():
-        extracted = extractor(
-            sound.numpy(), sampling_rate=SOUND_RATE, padding=False, return_tensors="pt"
-        )
-    features: torch.Tensor = extracted["input_features"]
-    return features
 
 
 @torch.no_grad()
@@ -113,12 +92,18 @@ def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> 
 
     "tokens" holds the reply's bytes, "logits" the winning logit of each. The talker has no
     use for those, but they show a wrong weight that is too small to make another byte win.
-    The sound must last at least 40 ms, one audio token.
     """
+    import transformers
+
     thinker: Any = module
-    features = sound_features(sound)
-    prompt_ids = _prompt_tokens(prompt, features.shape[-1])
+    extractor = transformers.WhisperFeatureExtractor(feature_size=MEL_BINS)
     with _single_thread():
+        features = extractor(
+            sound.numpy(), sampling_rate=SOUND_RATE, padding=False, return_tensors="pt"
+        )["input_features"]  # (1, MEL_BINS, frames), log-mel
+        # The audio tower halves the frames twice, each step by its own rounding.
+        audio_tokens = ((features.shape[-1] - 1) // 2 + 1) // 2
+        prompt_ids = torch.tensor([[AUDIO_START, *[AUDIO] * audio_tokens, AUDIO_END, *prompt]])
         result = thinker.generate(
             input_ids=prompt_ids,
             attention_mask=torch.ones_like(prompt_ids),
@@ -175,31 +160,20 @@ def run_talker(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> T
 
 @torch.no_grad()
 def run_token2wav(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Tensors:
-    """Turn codec tokens into sound: return "waveform", float32 samples at WAVE_RATE.
-
-    The inputs may name another voice than the default one, see make_voice.
-    """
+    """Turn codec tokens into sound: return "waveform", float32 samples at WAVE_RATE."""
     token2wav: Any = module
-    voice = {**make_voice(0), **inputs}
+    # A made-up speaker, which the full model would load from its file of speakers.
+    speaker = torch.Generator().manual_seed(_number("voice/0"))
     # The sampler takes its noise from the global generator, whose state is the caller's.
     with _single_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_number("diffusion noise"))
         waveform = token2wav(
-            voice["codes"],
-            conditioning=voice["conditioning"],
-            reference_mel=voice["reference_mel"],
+            inputs["codes"],
+            conditioning=torch.randn(1, VOICE_WIDTH, generator=speaker),
+            reference_mel=torch.randn(1, VOICE_FRAMES, WAVE_MEL_BINS, generator=speaker),
             num_steps=DIFFUSION_POINTS,
         )
     return {"waveform": waveform.reshape(-1).clone()}
-
-
-def make_voice(seed: int) -> Tensors:
-    """Make up a speaker, which the full model would load from its file of speakers."""
-    generator = torch.Generator().manual_seed(_number(f"voice/{seed}"))
-    return {
-        "conditioning": torch.randn(1, VOICE_WIDTH, generator=generator),
-        "reference_mel": torch.randn(1, VOICE_FRAMES, WAVE_MEL_BINS, generator=generator),
-    }
 
 
 def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor) -> None:
@@ -210,13 +184,6 @@ def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor) -> None:
         out.setframerate(WAVE_RATE)
         # A wave file is little-endian on every machine.
         out.writeframes(samples.numpy().astype("<i2").tobytes())
-
-
-def _prompt_tokens(prompt: bytes, frames: int) -> torch.Tensor:
-    # The audio tower halves the frames twice, each step by its own rounding.
-    audio_tokens = ((frames - 1) // 2 + 1) // 2
-    tokens = [AUDIO_START, *[AUDIO] * audio_tokens, AUDIO_END, *prompt]
-    return torch.tensor([tokens], dtype=torch.long)
 
 
 def _winning_logits(result: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -297,17 +264,3 @@ def _single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _skip_default_weights() -> Any:
-    """Leave parameters as allocated: drawing them twice would double the time of a build."""
-    from transformers.initialization import no_init_weights
-
-    return no_init_weights()
-
-
-def _transformers() -> Any:
-    # Imported late: it takes seconds, and a process may only want write_wav or the constants.
-    import transformers
-
-    return transformers

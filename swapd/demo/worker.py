@@ -19,7 +19,7 @@ _here: dict[str, Any] = {}
 def build(stage: str, seed: int) -> int:
     torch.set_num_threads(1)
     _here.update(stage=stage, module=stages.build(stage, seed), client=None)
-    return stages.parameter_bytes(_here["module"])
+    return sum(one.numel() * one.element_size() for one in _here["module"].parameters())
 
 
 def join(endpoint: str) -> None:
@@ -38,7 +38,7 @@ def run(prompt: bytes, sound_seed: int, inputs: bytes) -> tuple[bytes, float]:
     with lease:
         waited_s = time.perf_counter() - started if client else 0.0
         if stage == "thinker":
-            sound = stages.generate_sound(1.0, sound_seed)
+            sound = stages.generate_sound(sound_seed)
             return save(stages.run_thinker(_here["module"], prompt, sound)), waited_s
         later = stages.run_talker if stage == "talker" else stages.run_token2wav
         return save(later(_here["module"], load(inputs))), waited_s
