@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from swapd.plan.advise import DoesNotFit
-from swapd.shared.config import GPU_CHUNK, LARGE_BUDGET, LARGE_CHUNK
+from swapd.shared.config import (
+    GPU_CHUNK,
+    HOST_CHUNK,
+    LARGE_BUDGET,
+    LARGE_CHUNK,
+    SMALL_BUDGET,
+    gpu_chunk,
+)
 from swapd.shared.units import seconds, size
 
 Plan = TypeVar("Plan")
@@ -50,20 +57,24 @@ def chosen(
     if isinstance(said, int):
         return plan_with(said), ChunkChoice(said, "as given")
     small, ours = plan_with(GPU_CHUNK), f"chunks of {size(LARGE_CHUNK)}"
+    many = cost_of(small)
+    if gpu_chunk(max(many.budgets, default=SMALL_BUDGET), large=False) != GPU_CHUNK:
+        why = f"the default of --chunk for budgets under {size(SMALL_BUDGET)}"
+        return plan_with(HOST_CHUNK), ChunkChoice(HOST_CHUNK, why)
     if said is None and isolation == "relaxed":
         return small, ChunkChoice(GPU_CHUNK, "the default of --chunk on a GPU")
-    if min(cost_of(small).budgets, default=0) <= LARGE_BUDGET:
+    if gpu_chunk(min(many.budgets, default=0), large=True) != LARGE_CHUNK:
         why = f"{ours} are for budgets over {size(LARGE_BUDGET)}"
         return small, ChunkChoice(GPU_CHUNK, why)
     try:
         large = plan_with(LARGE_CHUNK)
     except DoesNotFit:
         return small, ChunkChoice(GPU_CHUNK, f"in {ours} it would not fit")
-    few, many = cost_of(large), cost_of(small)
+    few = cost_of(large)
     if few.eager > many.eager:
         return small, ChunkChoice(GPU_CHUNK, f"in {ours} it would not fit")
     few_s, many_s = few.round_s(LARGE_CHUNK), many.round_s(GPU_CHUNK)
-    if min(few.budgets) > LARGE_BUDGET and few_s < many_s:
+    if gpu_chunk(min(few.budgets), large=True) == LARGE_CHUNK and few_s < many_s:
         saved = seconds(many_s - few_s)
         return large, ChunkChoice(LARGE_CHUNK, f"a round takes {saved} less than in small ones")
     why = f"in {ours} a round would move {size(few.moved_bytes)}, and take no less"

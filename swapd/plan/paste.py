@@ -106,7 +106,8 @@ def _settings(placements: list[Treatment]) -> list[str]:
     if not moved:
         return ["cpu_offload_enabled: false"]
     if ways == {"stream": 1}:
-        lines = [f"cpu_offload_gb: {_gb(moved[0])}"]
+        gib = (moved[0].nbytes - moved[0].kept_bytes) / _GIB
+        lines = [f"cpu_offload_gb: {ceil(gib * 10) / 10}"]
     elif ways["stream"]:
         lines = ["enable_layerwise_offload: true"]
     else:
@@ -116,10 +117,6 @@ def _settings(placements: list[Treatment]) -> list[str]:
     if ways["stream"] and len(moved) > 1:
         lines.append("# a stage has one option only: the Python lines below are more exact")
     return lines
-
-
-def _gb(p: Treatment) -> float:
-    return ceil((p.nbytes - p.kept_bytes) / _GIB * 10) / 10
 
 
 def python(advice: Advice) -> str:

@@ -219,13 +219,11 @@ def divide_all(
         sizes.setdefault(share.name, set()).add(share.cache_bytes)
     if all(len(some) == 1 for some in sizes.values()):
         return plans
-    return divided({gpu: [_with_least(c, sizes) for c in on] for gpu, on in claims.items()})
 
+    def with_least(c: Demand) -> Demand:
+        return replace(c, least_cache=min(sizes[c.name]), said=True) if c.least_cache else c
 
-def _with_least(claim: Demand, sizes: Mapping[str, set[int]]) -> Demand:
-    if not claim.least_cache:
-        return claim
-    return replace(claim, least_cache=min(sizes[claim.name]), said=True)
+    return divided({gpu: list(map(with_least, on)) for gpu, on in claims.items()})
 
 
 def utilization(room: int, total: int) -> float:
@@ -301,9 +299,9 @@ def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:
 
 
 def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShare:
-    turning = [p for p in claim.parts if not p.stays]
-    taken = sum(p.taken for p in turning) + cache
-    share = GpuShare(
+    turning = [p for p in claim.parts if not p.stays] if claim.ours and not fits else []
+    taken = sum(p.taken for p in turning) + (cache if claim.ours and not fits else 0)
+    return GpuShare(
         name=claim.name,
         stage_id=claim.stage_id,
         ours=claim.ours,
@@ -312,15 +310,11 @@ def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShar
         cache_bytes=cache,
         cache_tokens=kv.tokens_in(claim.cache, cache) if claim.cache else 0,
         max_model_len=claim.cache.max_model_len if claim.cache else 0,
-        takes_turns=False,
-        turning_bytes=0,
-        swap_in_s=0.0,
+        takes_turns=taken > 0,
+        turning_bytes=taken,
+        swap_in_s=sum(p.copied for p in turning) / bytes_per_s,
         eager=claim.eager,
     )
-    if fits or not (claim.ours and taken):
-        return share
-    swap_in_s = sum(p.copied for p in turning) / bytes_per_s
-    return replace(share, takes_turns=True, turning_bytes=taken, swap_in_s=swap_in_s)
 
 
 # --- why stages do not fit on a GPU, as a sum, and what would make them fit -----------------------
@@ -345,12 +339,10 @@ def too_much(
     card: GpuFacts, claims: Sequence[Demand], beside: Sequence[Term], free: int, needed: int
 ) -> str:
     ours = [c for c in claims if c.ours]
-    caches = {c.name: c.cache_bytes() for c in ours}
     left = size(free) if free > 0 else "nothing"
-    stay = [(c, c.staying) for c in ours]
-    terms = [f"{c.name}, which stays ({size(n)})" for c, n in stay if n]
-    largest = max(ours, key=lambda c: c.turning(caches[c.name]))
-    if largest.turning(caches[largest.name]):
+    terms = [f"{c.name}, which stays ({size(c.staying)})" for c in ours if c.staying]
+    largest = max(ours, key=lambda c: c.turning(c.cache_bytes()))
+    if largest.turning(largest.cache_bytes()):
         terms.append(f"{largest.name}, the largest that takes turns ({_turn_in_words(largest)})")
     return (
         f"GPU {card.gpu} cannot hold these: {size(card.total)}{_less(ours, beside)} leaves {left} "

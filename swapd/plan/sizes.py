@@ -159,12 +159,13 @@ def _of_folder(folder: Path) -> list[ModelComponent]:
 
 
 def _of_pipeline(folder: Path) -> list[ModelComponent]:
-    index = _json(folder / "model_index.json")
+    index = folder / "model_index.json"
     found = []
-    for name, entry in index.items():
+    for name, entry in _json(index).items():
         if not isinstance(entry, list):
             continue
-        _check_beside(folder / "model_index.json", name)
+        if not name.isprintable() or PurePath(name).name != name or name in ("", ".."):
+            raise NoSizes(f"{index} names {name!r}, which is not a file beside it")
         if weights := _tensors_in(folder / name):
             found.append(_component(name, weights))
     if not found:
@@ -213,12 +214,6 @@ def _by_stem(folder: Path, suffix: str) -> dict[str, list[Path]]:
 
 def _together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return {name: nbytes for part in parts for name, nbytes in part.items()}
-
-
-def _check_beside(path: Path, name: object) -> None:
-    plain_name = isinstance(name, str) and name.isprintable() and PurePath(name).name == name
-    if not plain_name or name in ("", ".."):
-        raise NoSizes(f"{path} names {name!r}, which is not a file beside it")
 
 
 def _called(folder: Path) -> str:
@@ -306,7 +301,7 @@ def _of_config(path: Path) -> list[ModelComponent]:
         raise
     except Exception as exc:  # a config may raise any error
         raise NoSizes(f"{path}: {architecture} cannot be built from it: {exc}") from exc
-    item = _item_bytes(config)
+    item = _item_bytes(config) or 2
     tensors = {name: t.numel() * item for name, t in model.named_parameters()}
     return _of_tensors(tensors, _called(path.parent))
 
@@ -332,14 +327,14 @@ def _unheard() -> Iterator[None]:
         logging.disable(before)
 
 
-def _item_bytes(config: Mapping[str, Any]) -> int:
-    """Bytes of one number, by the first dtype in the config or a config within it; else 2."""
+def _item_bytes(config: Mapping[str, Any]) -> int | None:
+    """Bytes of one number, by the first dtype in the config or a config within it."""
     for key, value in config.items():
         if key in ("dtype", "torch_dtype") and isinstance(value, str):
             bits = _BITS.search(value[:20])
             return min(max(int(bits[0]) // 8, 1), 8) if bits else 2
-    inner = (v for v in config.values() if isinstance(v, dict) and _names_dtype(v))
-    return next((_item_bytes(v) for v in inner), 2)
+    inner = (_item_bytes(v) for v in config.values() if isinstance(v, dict))
+    return next(filter(None, inner), None)
 
 
 def _too_many(config: Mapping[str, Any]) -> str:
@@ -350,11 +345,3 @@ def _too_many(config: Mapping[str, Any]) -> str:
         if isinstance(value, int) and value > _COUNT_MAX and _COUNTS.search(key):
             return f"{key}={value}"
     return ""
-
-
-def _names_dtype(config: Mapping[str, Any]) -> bool:
-    return (
-        "dtype" in config
-        or "torch_dtype" in config
-        or any(isinstance(v, dict) and _names_dtype(v) for v in config.values())
-    )

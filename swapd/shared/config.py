@@ -184,10 +184,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The chunk as set, or the device's default: on a GPU each mapping costs time."""
         if isinstance(self.chunk, int):
             return int(self.chunk)
-        if self.device == "host" or self.budget < SMALL_BUDGET:
-            return HOST_CHUNK
         auto = self.chunk == "auto" or self.isolation == "strict"
-        return LARGE_CHUNK if auto and self.budget > LARGE_BUDGET else GPU_CHUNK
+        return HOST_CHUNK if self.device == "host" else gpu_chunk(self.budget, large=auto)
 
     @property
     def folder(self) -> Path:
@@ -200,6 +198,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.swap_log:
             return Path(self.swap_log).absolute()
         return _log_folder(self.device, self.folder, named=bool(self.runtime_dir)) / SWAP_LOG
+
+
+def gpu_chunk(budget: int, *, large: bool) -> int:
+    """The chunk of a GPU's daemon where none is set. `large`: it may be a large one."""
+    if budget < SMALL_BUDGET:
+        return HOST_CHUNK
+    return LARGE_CHUNK if large and budget > LARGE_BUDGET else GPU_CHUNK
 
 
 _KINDS = get_type_hints(Config, include_extras=True)

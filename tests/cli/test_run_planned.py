@@ -108,7 +108,7 @@ def test_a_stage_of_vllm_omni_is_planned_and_gets_its_overlay_and_a_daemon_for_i
     assert stage["worker_cls"] == OMNI
     assert stage["gpu_memory_utilization"] == 0.166, "2 GiB of 12: the workspace alone"
     assert f"swapd on cuda:0 at {folder}/swapd/cuda8 (process " in done.stderr
-    assert "), 128 MiB\n" in done.stderr, "two chunks of 64 MiB"
+    assert "), 100 MiB\n" in done.stderr, "chunks of 2 MiB, as its daemon takes them"
     assert card.held_bytes(8) == 0
 
 

@@ -6,7 +6,7 @@ from swapd.plan.advise import DoesNotFit
 from swapd.plan.chunks import CALLS_S, Cost, chosen
 from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.shares import GpuPlan, divide
-from swapd.shared.config import GPU_CHUNK, LARGE_BUDGET, LARGE_CHUNK
+from swapd.shared.config import GPU_CHUNK, HOST_CHUNK, LARGE_BUDGET, LARGE_CHUNK
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -94,3 +94,13 @@ def test_all_that_a_plan_counts_is_in_whole_chunks(chunk: int) -> None:
     in_whole = -(-(GIB + MIB) // chunk) * chunk
     rest = -(-100 * MIB // chunk) * chunk
     assert plan.turn_bytes == 40 * in_whole + rest, "each layer has chunks of its own"
+
+
+def test_a_budget_under_1_gib_is_counted_in_the_chunks_that_its_daemon_takes() -> None:
+    under = Cost([GIB - GPU_CHUNK], 0, 0.0)
+    for settings in (), ("auto",), ("strict",):
+        nbytes, why = choice({GPU_CHUNK: under, HOST_CHUNK: under}, *settings)
+        assert nbytes == HOST_CHUNK
+        assert why == "the default of --chunk for budgets under 1 GiB"
+    several = Cost([GIB - GPU_CHUNK, 2 * GIB], 0, 0.0)
+    assert choice(plans(several, None))[0] == GPU_CHUNK, "one size for all: the larger counts"
