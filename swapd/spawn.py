@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from swapd.shared.errors import UserError
 
 #: A daemon that has not stopped by then is killed.
 STOP_S = 20.0
+#: Most bytes shown of what a daemon wrote that did not start.
+_SAID_BYTES = 4096
 
 #: Arguments for Python; settings follow as flags.
 SERVE = ("-m", "swapd", "serve")
@@ -29,7 +31,7 @@ class Spawned:
     """A daemon that serves `folder`."""
 
     folder: Path
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[bytes]"
 
     @property
     def pid(self) -> int:
@@ -51,28 +53,36 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
     """
     with (
         tempfile.TemporaryDirectory(prefix="swapd-") as folder,
-        tempfile.TemporaryFile("w+") as errors,  # a pipe that nobody reads would stop it when full
+        tempfile.TemporaryFile() as errors,  # a pipe that nobody reads would stop it when full
     ):
         settings = {"runtime_dir": folder, "device": "host", **settings}
         command = [sys.executable, *program]
         for name, value in settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment(),
-        )
+        process = started(command, errors, env=environment())
         try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                process.wait()
-                errors.seek(0)
-                raise SpawnError(errors.read().strip() or "swapd serve ended at once")
             yield Spawned(Path(folder), process)
         finally:
             stop(process)
+
+
+def started(command: Sequence[str], errors: IO[bytes], **options: Any) -> "subprocess.Popen[bytes]":
+    """A daemon that serves, as a line of its output shows. `options`: others of `Popen`.
+
+    Blocks until it does. Raises: SpawnError with what it wrote to `errors`, the last of it."""
+    began = errors.seek(0, os.SEEK_END)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **options)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline():
+            return process
+        process.communicate()
+    except BaseException:
+        stop(process)
+        raise
+    errors.seek(max(began, errors.seek(0, os.SEEK_END) - _SAID_BYTES))
+    words = errors.read().decode(errors="replace").strip()
+    raise SpawnError(words or "swapd serve ended at once")
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:

@@ -37,10 +37,13 @@ class Measurements(msgspec.Struct, frozen=True):
     hooked: hooks.HookCosts | None = None
 
 
+Verdict = Literal["ok", "failed", "not judged"]
+
+
 class Judged(msgspec.Struct, frozen=True):
     side: Literal["at least", "at most"]
     bound: float
-    verdict: Literal["ok", "failed", "not judged"]
+    verdict: Verdict
     why: str = ""
 
 
@@ -106,16 +109,14 @@ def figures_of(raw: Measurements) -> dict[str, float]:
 
 
 def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
-    return {key: _judged(report, key, too_short) for key in report.figures}
-
-
-def _judged(report: Report, key: str, too_short: bool) -> Judged:
-    figure, value, limit = FIGURES[key], report.figures[key], _limit(report, key)
-    why = "" if figure.kind == "count" else _unclear(report, figure, too_short)
-    if why:
-        return Judged(figure.side, limit, "not judged", why)
-    holds = value >= limit if figure.side == "at least" else value <= limit
-    return Judged(figure.side, limit, "ok" if holds else "failed")
+    judged = {}
+    for key, value in report.figures.items():
+        figure, limit = FIGURES[key], _limit(report, key)
+        why = "" if figure.kind == "count" else _unclear(report, figure, too_short)
+        holds = value >= limit if figure.side == "at least" else value <= limit
+        verdict: Verdict = "not judged" if why else "ok" if holds else "failed"
+        judged[key] = Judged(figure.side, limit, verdict, why)
+    return judged
 
 
 def _unclear(report: Report, figure: Figure, too_short: bool) -> str:

@@ -79,12 +79,13 @@ class _Echo:
         self._poller.register(self._socket, zmq.POLLIN)
 
     def two_round_trips(self) -> float:
-        acquire = protocol.Acquire(1, (NAME,))
-        release = protocol.Release(2, 1)
+        requests = protocol.Acquire(1, (NAME,)), protocol.Release(2, 1)
         started = time.perf_counter()
         for _ in range(CALLS):
-            self._round_trip(acquire)
-            self._round_trip(release)
+            for request in requests:
+                self._socket.send(protocol.encode(request))
+                self._poller.poll()
+                protocol.decode_reply(self._socket.recv())
         return (time.perf_counter() - started) / CALLS
 
     def close(self) -> None:
@@ -92,11 +93,6 @@ class _Echo:
         self._context.term()
         self._process.terminate()
         self._process.join()
-
-    def _round_trip(self, request: protocol.AnyRequest) -> None:
-        self._socket.send(protocol.encode(request))
-        self._poller.poll()
-        protocol.decode_reply(self._socket.recv())
 
 
 def _echo_main(pipe: Connection, endpoint: str) -> None:

@@ -20,7 +20,6 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
-from swapd.shared.protocol import Status
 
 NBYTES = 256 << 20
 #: Larger for a GPU, whose copies are so fast that messages would dominate.
@@ -67,7 +66,14 @@ def measure(
     ):
         weights, touch = _weights(device, nbytes)
         client.register("mine", {"weights": weights})
-        _warm_up(client, rival, nbytes)
+
+        def turn() -> None:
+            rival.take_turn()
+            client.acquire("mine").release()
+
+        until_pinned(client, 2 * nbytes, turn)
+        for _ in range(WARM_UP):
+            turn()
         for _ in range(rounds):
             rival.take_turn()
             started = time.perf_counter()
@@ -103,26 +109,15 @@ def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
     return weights, weights.sum
 
 
-def _warm_up(client: swapd_client.Client, rival: "_Rival", nbytes: int) -> None:
-    def turn() -> None:
-        rival.take_turn()
-        client.acquire("mine").release()
-
-    until_pinned(client, 2 * nbytes, turn)
-    for _ in range(WARM_UP):
-        turn()
-
-
 def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], object]) -> None:
     """Take turns until all host copies are pinned, or refused; for `nbytes` for so long at most."""
     until = time.monotonic() + nbytes / (1 << 30) * PIN_S_PER_GIB
-    while _is_pinning(client.status()) and time.monotonic() < until:
+    while time.monotonic() < until:
+        status = client.status()
+        tried = status.pinned_bytes + status.unpinned_bytes
+        if not status.device_bytes or tried >= status.host_copy_bytes:
+            return
         turn()
-
-
-def _is_pinning(status: Status) -> bool:
-    on_gpu = status.device_bytes > 0
-    return on_gpu and status.pinned_bytes + status.unpinned_bytes < status.host_copy_bytes
 
 
 class _Rival:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -19,7 +19,6 @@ from swapd.shared import config
 from swapd.shared.text import plain
 from swapd.shared.units import seconds, size
 
-VERSION = 1
 WITHOUT, WITH = "without swapd", "with swapd"
 _NOT_MEASURED = "not measured"
 
@@ -56,20 +55,13 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    version: int
+    version: Literal[1]
     command: tuple[str, ...]
     sides: tuple[Side, Side]
 
     @property
     def status(self) -> int:
         return next((failed.status for side in self.sides if (failed := side.failed)), 0)
-
-
-def decoded(data: bytes) -> Comparison:
-    found = msgspec.json.decode(data, type=Comparison)
-    if found.version != VERSION:
-        raise msgspec.ValidationError(f"it is of version {found.version}")
-    return found
 
 
 class _Measure(NamedTuple):
@@ -187,7 +179,7 @@ def list_all() -> None:
         console.print("nothing was compared yet; start with: swapd run --compare -- COMMAND")
     for path in paths:
         try:
-            found = decoded(path.read_bytes())
+            found = msgspec.json.decode(path.read_bytes(), type=Comparison)
         except (OSError, msgspec.MsgspecError) as exc:
             say_error(f"{path} cannot be read: {exc}; remove it")
             continue

@@ -7,12 +7,12 @@ for one request. Pure: records in, lines out. `render.py` words single lines.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swapd.cli.render import GOOD, MOVE, Said, ShownLine, in_columns, line, why_evicted
+from swapd.cli.render import GOOD, MOVE, Said, ShownLine, in_columns, line, speed, why_evicted
 from swapd.core import actions, events
 from swapd.log.history import Seen
 from swapd.log.records import Record
 from swapd.shared.text import plain
-from swapd.shared.units import rate, seconds, size
+from swapd.shared.units import size
 
 
 class _Move(NamedTuple):
@@ -146,5 +146,4 @@ def _amount(moved: list[_Move]) -> str:
 
 def _speed(copied: list[_Move]) -> str:
     took = copied[-1].at - (copied[0].at - copied[0].took)
-    speed = rate(sum(one.nbytes for one in copied) / took) if took > 0 else ""
-    return f"{seconds(took):>7}  {speed:>9}"
+    return speed(sum(one.nbytes for one in copied), took)

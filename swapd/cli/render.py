@@ -341,8 +341,11 @@ def _copied(generation: int, record: Record, seen: Seen) -> str:
     took = record.time - began
     if order.only == ():
         return f"{_amount(order)}  {seconds(took):>7}"
-    speed = rate(copied_bytes(order) / took) if took > 0 else ""
-    return f"{_amount(order)}  {seconds(took):>7}  {speed:>9}{_of_all(order)}"
+    return f"{_amount(order)}  {speed(copied_bytes(order), took)}{_of_all(order)}"
+
+
+def speed(nbytes: int, took: float) -> str:
+    return f"{seconds(took):>7}  {rate(nbytes / took) if took > 0 else '':>9}"
 
 
 def _amount(order: actions.CopyIn | actions.CopyOut) -> str:

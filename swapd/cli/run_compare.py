@@ -22,9 +22,8 @@ from swapd.run import child, outcome, ready, servers
 from swapd.run.child import SIGNALLED, CannotRun
 from swapd.run.commands import command_of
 from swapd.run.daemons import ServingDaemon, joinable, serving
-from swapd.run.file import COMMAND, DaemonTable, RunFile, StageSpec, names_of
+from swapd.run.file import COMMAND, RunFile, StageSpec, names_of
 from swapd.run.ready import ServerAddress
-from swapd.run.runner import Runner
 from swapd.run.sampling import Sampler, sampled
 from swapd.shared import config
 from swapd.shared.config import ConfigError
@@ -97,7 +96,7 @@ def compare(
         msgspec.structs.replace(way.side, rounds=tuple(done))
         for way, done in zip(ways, rounds, strict=True)
     )
-    made = Comparison(comparisons.VERSION, tuple(map(plain, words)), (first, second))
+    made = Comparison(1, tuple(map(plain, words)), (first, second))
     if any(rounds):
         console.print(comparisons.table(made))
         comparisons.write(
@@ -134,12 +133,12 @@ def _sides(found: RunFile, changes: Sequence[str]) -> list[tuple[Side, RunFile]]
     changed = found._replace(daemons=tuple(one.changed(changes) for one in found.daemons))
     if changed.daemons == found.daemons:
         raise ConfigError(f"--set {' '.join(changes)}: both sides have that already: say another")
-    return [(_side(one.daemons[0], names_of(changes)), one) for one in (found, changed)]
-
-
-def _side(first: DaemonTable, names: Sequence[str]) -> Side:
-    values = {name: first.value(name) for name in names}
-    return Side(" ".join(f"{name}={value}" for name, value in values.items()), values)
+    sides = []
+    for one in (found, changed):
+        values = {name: one.daemons[0].value(name) for name in names_of(changes)}
+        side = Side(" ".join(f"{name}={value}" for name, value in values.items()), values)
+        sides.append((side, one))
+    return sides
 
 
 def _without(found: RunFile) -> RunPlan:
@@ -189,7 +188,12 @@ def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
     if options.span is not None:
         return ServerLoad(("sleep", f"{options.span:f}"), False, address)
     if options.until is not None:
-        words = _split(options.until)
+        try:
+            words = tuple(shlex.split(options.until))
+        except ValueError as exc:
+            raise ConfigError(f"--until {options.until}: {exc}") from exc
+        if not words:
+            raise ConfigError("--until: give a command")
         if address is None:
             raise ConfigError(
                 "--until needs to know when the command is ready: give --ready, a port, HOST:PORT, "
@@ -204,16 +208,6 @@ def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
     if options.ready:
         raise ConfigError("--ready is for --until and --for")
     return None
-
-
-def _split(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as exc:
-        raise ConfigError(f"--until {command}: {exc}") from exc
-    if not words:
-        raise ConfigError("--until: give a command")
-    return words
 
 
 def _check_alone(ways: Sequence[Way]) -> None:
@@ -285,7 +279,9 @@ def _measured(way: Way, daemons: Sequence[ServingDaemon], sampler: Sampler) -> R
                 found = _server_with_load(way, way.load, daemons)
         elif way.plan.file.path is not None:
             status, runner = run_stages(way.plan.file, daemons, way.folder)
-            found = Round(status, load_s=_load_s(runner), signal=runner.signal)
+            ends = [one.took_s for one in runner.stages.states.values() if one.stage.ends_all]
+            load_s = ends[0] if len(ends) == 1 else None
+            found = Round(status, load_s=load_s, signal=runner.signal)
         else:
             stage = way.plan.file.stages[COMMAND]
             environment = {**environment_on(daemons), **stage.environment}
@@ -297,11 +293,6 @@ def _measured(way: Way, daemons: Sequence[ServingDaemon], sampler: Sampler) -> R
         host_bytes=sampler.host_bytes,
         device_bytes=sampler.device_bytes,
     )
-
-
-def _load_s(runner: Runner) -> float | None:
-    ends = [state.took_s for state in runner.stages.states.values() if state.stage.ends_all]
-    return ends[0] if len(ends) == 1 else None
 
 
 def _server_with_load(way: Way, load: ServerLoad, daemons: Sequence[ServingDaemon]) -> Round:

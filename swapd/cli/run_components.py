@@ -1,6 +1,6 @@
 """The components of the stages of `swapd run`: their names, and the GPUs that they are on."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from swapd.plan.advise import PlanError
 from swapd.plan.deploy import Deploy
@@ -84,8 +84,9 @@ def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
     if said is None:
         return tuple(numbers[:needed])
     here = {n: gpus.name_of(f"cuda:{n}", config.listed_gpus()) for n in numbers}
-    on = _numbers_of(gpus_in(said)[:needed], here)
-    if len(on) == needed:
+    shown = gpus_in(said)[:needed]
+    on = tuple(next((n for n, one in here.items() if gpus.same(one, name)), -1) for name in shown)
+    if len(on) == needed and min(on) >= 0:
         return on
     known = ", ".join(f"cuda:{n} (GPU {name})" for n, name in here.items())
     count, which = ("GPUs", "these") if needed > 1 else ("GPU", "one of these")
@@ -93,8 +94,3 @@ def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
         f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE} = {said}: the stage needs "
         f"{needed} {count} of the daemons, which are on {known}: list {which}, or leave it out"
     )
-
-
-def _numbers_of(names: Collection[str], here: Mapping[int, str]) -> tuple[int, ...]:
-    found = (next((n for n, one in here.items() if gpus.same(one, name)), None) for name in names)
-    return tuple(number for number in found if number is not None)

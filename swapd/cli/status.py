@@ -163,18 +163,12 @@ def _components(rows: Iterable[Family], wide: bool, waits: dict[str, Waits] | No
             max_width=None if wide else narrow,
             overflow="fold",
         )
-    for heading in _more(wide, waits is not None):
+    more = [*(("in/out", "wasted", "hits", "swap-in") if wide else ())]
+    for heading in [*more, "waits p50, p95"] if waits is not None else more:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*islice(_cells(row, waits or {}), len(table.columns)))
     return table
-
-
-def _more(wide: bool, waits: bool) -> Iterator[str]:
-    if wide:
-        yield from ("in/out", "wasted", "hits", "swap-in")
-    if waits:
-        yield "waits p50, p95"
 
 
 def _cells(row: Family, waits: dict[str, Waits]) -> Iterator[str | Text]:
@@ -207,12 +201,8 @@ def in_group(policy: str, c: ComponentStatus) -> str:
 
 def _policy(c: ComponentStatus) -> Text:
     policy = "pinned" if c.pinned and c.policy == "permanent" else c.policy
-    words = [in_group(policy, c)]
-    if c.kind == "scratch":
-        words.append("scratch")
-    elif c.mutable:
-        words.append("mutable")
-    return Text(", ".join(words))
+    also = ", scratch" if c.kind == "scratch" else ", mutable" if c.mutable else ""
+    return Text(in_group(policy, c) + also)
 
 
 def _last_use(row: Family) -> Text:

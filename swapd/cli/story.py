@@ -38,19 +38,14 @@ def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -
         raise UnknownComponent(_unknown(name, lines))
     if json:
         return _print_json(chapters, _said(lines, chapters))
-    for text in _story(lines, name, chapters, everything=everything):
+    for text in story(lines, name, everything=everything):
         console.print(text, soft_wrap=True)
 
 
-def story(lines: Sequence[LogLine], name: str) -> list[Text]:
+def story(lines: Sequence[LogLine], name: str, *, everything: bool = False) -> Iterator[Text]:
     """The same as lines; none if the log does not have the component."""
-    chapters = history.of_component(lines, name)
-    return list(_story(lines, name, chapters, everything=False)) if chapters else []
-
-
-def _story(
-    lines: Sequence[LogLine], name: str, chapters: list[list[StoryStep]], *, everything: bool
-) -> Iterator[Text]:
+    if not (chapters := history.of_component(lines, name)):
+        return
     said = _said(lines, chapters)
     yield _head(name, history.belonging(lines, name), chapters)
     width = len(str(chapters[-1][-1].line.record.seq)) + 1

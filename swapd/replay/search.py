@@ -71,7 +71,12 @@ def settings_of(work: RecordedWork) -> list[Setting]:
     names = _by_bytes_moved(work, registered, sizes)
     families = [name for name in names if name not in registered][:_FAMILIES_MAX]
     resizes = [Setting("resize", name, _parts_of(sizes[name])) for name in families]
-    return [*_rules_of(work), *_pins_of(work, registered, names), *resizes]
+    recorded = msgspec.structs.asdict(work.start.rules)
+    rules = [
+        Setting("rule", name, (None, *(one for one in values if one != recorded[name])))
+        for name, values in _RULES.items()
+    ]
+    return [*rules, *_pins_of(work, registered, names), *resizes]
 
 
 def _by_bytes_moved(
@@ -85,12 +90,6 @@ def _by_bytes_moved(
             part = registered.get(name)
             moved[(part and part.part_of) or name] += part.nbytes if part else sizes.get(name, 0)
     return [name for name, _ in moved.most_common() if name in sizes]
-
-
-def _rules_of(work: RecordedWork) -> Iterator[Setting]:
-    recorded = msgspec.structs.asdict(work.start.rules)
-    for name, values in _RULES.items():
-        yield Setting("rule", name, (None, *(one for one in values if one != recorded[name])))
 
 
 def _pins_of(

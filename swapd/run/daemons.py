@@ -3,7 +3,6 @@
 A started daemon ends with the command, even if that crashes; a joined one is left as it is.
 """
 
-import os
 import shlex
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd.shared.protocol import Status
 from swapd.shared.units import size
-from swapd.spawn import SpawnError, stop
+from swapd.spawn import started, stop
 from swapd_client.errors import SwapdError
 
 #: Seconds that a running daemon may take for its status.
 ASKED_S = 10.0
-#: Most bytes shown of a log, if a daemon did not start.
-_SAID_BYTES = 4096
 
 
 class DaemonSpec(NamedTuple):
@@ -131,7 +128,15 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
             if (folder := joinable(one)) is not None:
                 found.append(ServingDaemon(one, folder, None))
                 continue
-            process = _started(one, logs / f"{one.device.replace(':', '')}.log")
+            logs.mkdir(parents=True, exist_ok=True)
+            with (logs / f"{one.device.replace(':', '')}.log").open("a+b") as said:
+                process = started(
+                    [*one.command, "--verbose"],
+                    said,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the command: the daemon ends after it
+                    preexec_fn=end_with_parent,
+                )
             open_now.callback(stop, process)
             found.append(ServingDaemon(one, one.folder, process))
         yield found
@@ -143,29 +148,6 @@ def _status(folder: Path) -> Status | None:
             return client.status(timeout=ASKED_S)
     except SwapdError:
         return None  # it ends, or does not answer: no other command can use it
-
-
-def _started(wanted: DaemonSpec, said: Path) -> "subprocess.Popen[bytes]":
-    said.parent.mkdir(parents=True, exist_ok=True)
-    with said.open("ab") as stderr:
-        begin = stderr.tell()
-        process = subprocess.Popen(
-            [*wanted.command, "--verbose"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            start_new_session=True,  # Ctrl-C is for the command: the daemon ends after it
-            preexec_fn=end_with_parent,
-        )
-    assert process.stdout is not None
-    with process.stdout:
-        if process.stdout.readline():
-            return process
-    process.wait()
-    with said.open("rb") as file:
-        file.seek(max(begin, file.seek(0, os.SEEK_END) - _SAID_BYTES))
-        words = file.read().decode(errors="replace").strip()
-    raise SpawnError(words or f"{wanted.line} ended at once")
 
 
 def endpoint_of(found: Sequence[ServingDaemon]) -> str:

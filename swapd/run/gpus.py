@@ -124,11 +124,6 @@ def check_numbered(devices: Sequence[str]) -> None:
         )
 
 
-def visible_as(devices: Sequence[str]) -> str:
-    listed = config.listed_gpus()
-    return ",".join(name_of(device, listed) for device in devices)
-
-
 @contextmanager
 def nvml() -> Iterator[Any]:
     """NVML while the block runs. Raises: ImportError, NVML's own errors."""

@@ -112,7 +112,7 @@ class Runner:
 
     def run(self) -> int:
         """Block until all processes of all stages have ended; return the run's exit status."""
-        _adopt_orphans()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of stages become its own
         with _woken(self._came) as woken:
             try:
                 self._do(self.stages.begin())
@@ -173,12 +173,13 @@ class Runner:
     def _start(self, stage: StageSpec) -> list[Action]:
         if not self.stages.is_starting(stage.name):
             return []
-        start, pipe = next(self._numbers), None
+        start, pipe, ours = next(self._numbers), None, {STAGE_VARIABLE: stage.name}
         try:
             pipe = self._output.begins(stage.name)
             process = started(
                 stage.command.words,
-                environment_of(stage, self._environment),
+                # Python writes unbuffered, because its output is not a terminal
+                {"PYTHONUNBUFFERED": "1", **self._environment, **stage.environment, **ours},
                 stage.directory,
                 partial(self._guard.watch, start),
                 stdin=subprocess.DEVNULL,
@@ -200,12 +201,6 @@ class Runner:
         return self.stages.started(stage.name, time.monotonic())
 
 
-def environment_of(stage: StageSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """A stage's variables: Python writes unbuffered, because its output is not a terminal."""
-    ours = {STAGE_VARIABLE: stage.name}
-    return {"PYTHONUNBUFFERED": "1", **environment, **stage.environment, **ours}
-
-
 @contextmanager
 def _woken(came: deque[int]) -> Iterator[int]:
     """A descriptor that is readable after a signal or a child's end; `came` has the signals."""
@@ -224,7 +219,3 @@ def _woken(came: deque[int]) -> Iterator[int]:
         signal.signal(signal.SIGCHLD, was)
         os.close(reader)
         os.close(writer)
-
-
-def _adopt_orphans() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -21,6 +21,7 @@ from swapd.run.commands import (
     without,
 )
 from swapd.run.daemons import DaemonSpec
+from swapd.shared import config
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 from swapd_client.offload.settings import OffloadSettings, StageSettings
 from swapd_client.vllm.options import KEY
@@ -91,7 +92,8 @@ def on_devices(command: Command, devices: Sequence[str], source: str) -> dict[st
         )
     if numbers[:needed] == list(range(needed))[: len(numbers)]:
         return {}
-    return {VISIBLE_VARIABLE: gpus.visible_as(devices)}
+    listed = config.listed_gpus()
+    return {VISIBLE_VARIABLE: ",".join(gpus.name_of(device, listed) for device in devices)}
 
 
 def with_worker(command: Command, wanted: Sequence[DaemonSpec]) -> Command:

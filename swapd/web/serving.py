@@ -264,15 +264,14 @@ async def _serve(settings: PageSettings) -> None:
 async def _serve_until_the_end(watched: Watched, client: Client, settings: PageSettings) -> None:
     site = Site(watched, AccessRules(settings.token, settings.host))
     server = Server(site.answer, headers_for(site.page), KEPT)
-    told_to_end, ended = (
-        _readable(sys.stdin.fileno()),
-        _readable(client.session.life.ended.fileno()),
-    )
+    told_to_end, over = asyncio.Event(), asyncio.Event()
+    _when_readable(sys.stdin.fileno(), told_to_end, over)
+    _when_readable(client.session.life.ended.fileno(), over)
     with socket.socket(fileno=settings.fd) as listening:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve(listening), name="http")
             sampling = tasks.create_task(watched.sample(), name="status")
-            await _first(told_to_end, ended)
+            await over.wait()
             with suppress(TimeoutError):  # a daemon ends this process when it has stopped
                 async with asyncio.timeout(END_S):
                     await told_to_end.wait()
@@ -280,24 +279,16 @@ async def _serve_until_the_end(watched: Watched, client: Client, settings: PageS
             sampling.cancel()
 
 
-def _readable(fd: int) -> asyncio.Event:
-    """An event that is set once `fd` has data or has ended; the data stays unread."""
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
+def _when_readable(fd: int, *events: asyncio.Event) -> None:
+    """Set the events once `fd` has data or has ended; the data stays unread."""
+    loop = asyncio.get_running_loop()
 
     def is_readable() -> None:
         loop.remove_reader(fd)
-        event.set()
+        for event in events:
+            event.set()
 
     loop.add_reader(fd, is_readable)
-    return event
-
-
-async def _first(*events: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    waits = [loop.create_task(event.wait(), name="event") for event in events]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
 
 
 def _clock() -> float:

@@ -282,7 +282,7 @@ class Top(App[None]):
     @work(thread=True, exclusive=True)
     def _story_in_thread(self, name: str, log: Path) -> None:
         try:
-            lines = story(last_run(read(log)), name)
+            lines = list(story(last_run(read(log)), name))
         except (OSError, OtherSchema) as exc:
             self._tell(reason(exc), error=True)
             return

@@ -60,19 +60,24 @@ class Snapshot(NamedTuple):
 class Row(NamedTuple):
     """A component, or the parts of a family as one."""
 
-    name: str
-    nbytes: int
+    of: Family
     #: Bytes of the part on the device, in whole chunks.
     inside: int
-    state: str
-    policy: str
-    holders: tuple[str, ...]
     #: Seconds since the last release; None: never used; 0 during a lease.
     idle_s: float | None
-    moves: str
-    wasted: int
     #: So long 95 of 100 acquires waited, seconds; None: it was not granted yet.
     waits_s: float | None
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @property
+    def state(self) -> str:
+        if self.of.streamed:
+            return f"{len(self.of.inside)} of {len(self.of.parts)} in"
+        state = self.of.parts[0].state
+        return "idle" if state == "resident" else state
 
 
 @dataclass
@@ -113,7 +118,7 @@ def listed(every: Iterable[Row], choice: Choice) -> list[Row]:
 
 _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
     "name": lambda row: (row.name,),
-    "size": lambda row: (-row.nbytes, row.name),
+    "size": lambda row: (-row.of.nbytes, row.name),
     "state": lambda row: (_RANKS.get(row.state, 0 if row.inside else len(_RANKS)), row.name),
     "last use": lambda row: (float("inf") if row.idle_s is None else row.idle_s, row.name),
 }
@@ -122,38 +127,14 @@ _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
 def all_rows(view: Snapshot, now: float) -> list[Row]:
     """All rows, in the order of registration; a streamed component is one row. `now`: monotonic
     time."""
-    since_s = now - view.at
-    chunk = view.status.chunk_bytes
-    waits = {name: each.p95_s for name, each in view.status.waits_s.items()}
-    return [
-        _row(family, since_s, chunk, waits.get(family.name))
-        for family in fold(view.status.components)
-    ]
-
-
-def _row(family: Family, since_s: float, chunk: int, waits_s: float | None) -> Row:
-    first, parts = family.parts[0], family.parts
-    holders = tuple(dict.fromkeys(who.rpartition(" (session ")[0] or who for who in family.holders))
-    idle_s = None if family.idle_s is None else family.idle_s + since_s
-    return Row(
-        name=family.name,
-        nbytes=family.nbytes,
-        inside=sum(vm.round_up(part.nbytes, chunk) for part in family.inside),
-        state=_state(family),
-        policy="pinned" if any(part.pinned for part in parts) else in_group(first.policy, first),
-        holders=holders,
-        idle_s=0.0 if holders else idle_s,
-        moves=family.moves,
-        wasted=family.wasted,
-        waits_s=waits_s,
-    )
-
-
-def _state(family: Family) -> str:
-    if family.streamed:
-        return f"{len(family.inside)} of {len(family.parts)} in"
-    state = family.parts[0].state
-    return "idle" if state == "resident" else state
+    rows = []
+    for family in fold(view.status.components):
+        inside = sum(vm.round_up(part.nbytes, view.status.chunk_bytes) for part in family.inside)
+        idle_s = None if family.idle_s is None else family.idle_s + now - view.at
+        waits = view.status.waits_s.get(family.name)
+        waits_s = waits.p95_s if waits else None
+        rows.append(Row(family, inside, 0.0 if family.holders else idle_s, waits_s))
+    return rows
 
 
 class _Column(NamedTuple):
@@ -165,21 +146,31 @@ class _Column(NamedTuple):
 
 
 _COLUMNS = (
-    _Column("size", 9, 30, True, lambda row: size(row.nbytes)),
+    _Column("size", 9, 30, True, lambda row: size(row.of.nbytes)),
     _Column("state", 12, 22, False, lambda row: row.state),
-    _Column("policy", 11, 66, False, lambda row: row.policy),
-    _Column("holders", 18, 76, False, lambda row: plain(", ".join(row.holders))),
+    _Column("policy", 11, 66, False, lambda row: _policy(row)),
+    _Column("holders", 18, 76, False, lambda row: _holders(row)),
     _Column("last use", 8, 44, True, lambda row: _last_use(row)),
-    _Column("in/out", 9, 100, True, lambda row: row.moves),
-    _Column("wasted", 6, 100, True, lambda row: str(row.wasted)),
+    _Column("in/out", 9, 100, True, lambda row: row.of.moves),
+    _Column("wasted", 6, 100, True, lambda row: str(row.of.wasted)),
     _Column(
         "wait p95", 8, 110, True, lambda row: "" if row.waits_s is None else seconds(row.waits_s)
     ),
 )
 
 
+def _policy(row: Row) -> str:
+    first, *_ = row.of.parts
+    return "pinned" if any(c.pinned for c in row.of.parts) else in_group(first.policy, first)
+
+
+def _holders(row: Row) -> str:
+    names = dict.fromkeys(who.rpartition(" (session ")[0] or who for who in row.of.holders)
+    return plain(", ".join(names))
+
+
 def _last_use(row: Row) -> str:
-    if row.holders:
+    if row.of.holders:
         return "in use"
     if row.idle_s is None:
         return "never"
