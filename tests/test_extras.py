@@ -104,7 +104,7 @@ def test_a_client_without_torch_does_all_that_needs_none() -> None:
         (["demo"], "torch,transformers", "swapd[demo]"),
         (["demo"], "transformers", "swapd[demo]"),
         (["top"], "textual", "swapd[top]"),
-        (["bench"], "torch", "swapd[daemon,torch]"),
+        (["bench"], "torch", "swapd[torch]"),
         (["plan", "--vllm", "deploy.yaml", "a=1GiB"], "yaml", "swapd[torch]"),
         (["plan", "config.json"], "transformers,torch", "swapd[demo]"),
         (["serve", "--device=cuda:0", "--runtime-dir=swapd"], "cuda", "swapd[cuda]"),

@@ -19,10 +19,8 @@ SEED = 7
 
 class Handle(msgspec.Struct, frozen=True):
     mean_us: float
-    worst_us: float
     #: Mean time of a pass of the plain loop meanwhile.
     loop_us: float
-    events: int
     components: int
     waiters: int
     evictions: int
@@ -128,9 +126,7 @@ def measure(components: int, waiters: int, count: int = EVENTS) -> Handle:
     times = trace.times_s
     return Handle(
         mean_us=sum(times) / len(times) * 1e6,
-        worst_us=max(times) * 1e6,
         loop_us=total(paces).us,
-        events=len(times),
         components=components,
         waiters=waiters,
         evictions=trace.core.ledger.evictions,

@@ -28,13 +28,12 @@ NAME = "small"
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """Seconds are medians over blocks of `calls`."""
+    """Seconds are medians over `blocks`."""
 
     ratio: float
     hit_s: float
     two_round_trips_s: float
     blocks: int
-    calls: int
 
 
 def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
@@ -55,7 +54,7 @@ def measure(device: str = "host", blocks: int = BLOCKS) -> Hit:
             echo.close()
     hit_s = statistics.median(hits[WARM_UP:])
     bare_s = statistics.median(bare[WARM_UP:])
-    return Hit(hit_s / bare_s, hit_s, bare_s, blocks, CALLS)
+    return Hit(hit_s / bare_s, hit_s, bare_s, blocks)
 
 
 def _hit(client: swapd_client.Client) -> float:

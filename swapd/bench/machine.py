@@ -72,9 +72,7 @@ class CpuTimes(NamedTuple):
     steal_s: float | None
 
     def since(self, before: "CpuTimes") -> "CpuTimes":
-        steal_s = None
-        if self.steal_s is not None and before.steal_s is not None:
-            steal_s = self.steal_s - before.steal_s
+        steal_s = None if self.steal_s is None else self.steal_s - (before.steal_s or 0.0)
         return CpuTimes(
             self.cpus, self.counted_s - before.counted_s, self.idle_s - before.idle_s, steal_s
         )

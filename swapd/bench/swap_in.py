@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,18 +31,13 @@ PIN_S_PER_GIB = 0.8
 
 
 class SwapIn(msgspec.Struct, frozen=True):
-    """Seconds are medians of `rounds`; `first_touch_s` is the first full read after a grant.
-
-    On a GPU nothing is read, and the touches are 0.
-    """
+    """Seconds are medians of `rounds`."""
 
     ratio: float
     nbytes: int
     rounds: int
     swap_s: float
     copy_s: float
-    first_touch_s: float
-    later_touch_s: float
     copy_threads: int
     bytes_in: int
     bytes_back: int
@@ -57,15 +52,14 @@ def measure(
 ) -> SwapIn:
     """Two workers take turns; a plain copy of as many bytes follows each swap."""
     nbytes = nbytes or (NBYTES if device == "host" else GPU_NBYTES)
-    swaps, copies, first, later = [], [], [], []
+    swaps, copies = [], []
     with (
         copier(device, nbytes) as plain,
         spawn.daemon(program, device=device, budget=nbytes + nbytes // 8, **settings) as daemon,
         _Rival(str(daemon.folder), nbytes) as rival,
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
-        weights, touch = _weights(device, nbytes)
-        client.register("mine", {"weights": weights})
+        client.register("mine", {"weights": bytearray(nbytes)})
 
         def turn() -> None:
             rival.take_turn()
@@ -80,33 +74,19 @@ def measure(
             with client.acquire("mine") as lease:
                 swaps.append(time.perf_counter() - started)
                 assert lease.loaded
-                first.append(seconds_of(touch))
-                later.append(seconds_of(touch))
             copies.append(seconds_of(plain.copy))
         status = client.status()
     swap_s, copy_s = statistics.median(swaps), statistics.median(copies)
-    on_host = device == "host"
     return SwapIn(
         ratio=copy_s / swap_s,
         nbytes=nbytes,
         rounds=rounds,
         swap_s=swap_s,
         copy_s=copy_s,
-        first_touch_s=statistics.median(first) if on_host else 0.0,
-        later_touch_s=statistics.median(later) if on_host else 0.0,
         copy_threads=plain.threads,
         bytes_in=status.bytes_in,
         bytes_back=status.bytes_out,
     )
-
-
-def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
-    if device != "host":
-        return bytearray(nbytes), lambda: None
-    import torch
-
-    weights = torch.full((nbytes // 8,), 3, dtype=torch.int64)
-    return weights, weights.sum
 
 
 def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], object]) -> None:

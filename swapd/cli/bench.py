@@ -12,7 +12,8 @@ from swapd import bench as suite
 from swapd.bench import Measurements, Report
 from swapd.bench.core import Handle
 from swapd.bench.machine import REFERENCE_US
-from swapd.cli.common import Json, console, errors, print_json, say_error
+from swapd.cli.common import Json, console, errors, print_json
+from swapd.shared.extras import needed
 from swapd.shared.units import seconds, size
 
 Device = Annotated[str, typer.Option(help="Device to swap onto: host, or a GPU, as in cuda:0")]
@@ -30,12 +31,8 @@ def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> 
     judged, because the machine was busy. Takes about a minute and a half, 1.5 GiB of memory, and
     0.5 GiB of disk. On the host it needs torch.
     """
-    try:
-        with errors.status("Measuring") as status:
-            report = suite.run(status.update, device, quick=quick)
-    except ModuleNotFoundError as exc:
-        say_error(f"{exc.name} is missing; pip install 'swapd[daemon,torch]'")
-        sys.exit(1)
+    with needed("swapd bench"), errors.status("Measuring") as status:
+        report = suite.run(status.update, device, quick=quick)
     if json:
         shown = structs.asdict(report)
         print_json({**shown.pop("figures"), **shown})

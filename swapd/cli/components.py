@@ -164,20 +164,17 @@ def _copies(reply: Forecast) -> str:
     return ", ".join(parts) or "nothing: it is in, or comes in as zeros"
 
 
-def _victims(reply: Forecast) -> Text:
+def _victims(reply: Forecast) -> str:
     if not reply.victims:
-        return Text("nothing" if reply.at_once else "depends on who gives way")
+        return "nothing" if reply.at_once else "depends on who gives way"
     families: dict[str, list[int]] = {}
     for v in reply.victims:
         families.setdefault(v.part_of or v.name, []).append(v.nbytes)
-    return Text(
-        plain(
-            ", ".join(
-                f"{name} ({size(sum(parts))}{f' in {len(parts)} parts' if len(parts) > 1 else ''})"
-                for name, parts in families.items()
-            )
-        )
-    )
+    said = []
+    for name, parts in families.items():
+        of = f" in {len(parts)} parts" if len(parts) > 1 else ""
+        said.append(f"{name} ({size(sum(parts))}{of})")
+    return plain(", ".join(said))
 
 
 def _waits(reply: Forecast) -> Text:

@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from swapd.cli.common import Json, console, errors, print_json, say_error
+from swapd.cli.common import Json, console, errors, print_json
 from swapd.cli.log import LOOK_S, LogView
 from swapd.cli.target import OWN_LABEL
 from swapd.log.history import Filter
 from swapd.log.reader import Tail
+from swapd.shared.extras import needed
 from swapd.shared.units import seconds, size
 from swapd_client import connect
 
@@ -33,25 +34,19 @@ def demo(
     a process of its own, first without swapd and then with it; every output is compared
     bit for bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
-    try:
+    with needed("swapd demo"):
         if find_spec("transformers") is None:  # the stages need it, in their own processes
             raise ModuleNotFoundError(name="transformers")
         from swapd.demo import run as run_demo
-    except ModuleNotFoundError as exc:
-        say_error(f"{exc.name} is missing; pip install 'swapd[demo]'")
-        sys.exit(1)
+
     say = errors if json else console
-    try:
-        summary = run_demo.run(
-            prompt.encode(),
-            rounds,
-            wav,
-            say=lambda text: say.print(text, style="bold"),
-            watch=(lambda folder: None) if json else _scroll,
-        )
-    except run_demo.DemoError as exc:
-        say_error(str(exc))
-        sys.exit(1)
+    summary = run_demo.run(
+        prompt.encode(),
+        rounds,
+        wav,
+        say=lambda text: say.print(text, style="bold"),
+        watch=(lambda folder: None) if json else _scroll,
+    )
     if json:
         print_json(summary)
     else:

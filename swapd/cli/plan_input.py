@@ -28,7 +28,6 @@ _PUBLISHED_FROM = "published for PCIe 4.0 x16 and pinned memory; 5.0 x16 has abo
 
 #: Default for a component whose blocks are unknown.
 ASSUMED_BLOCKS = 32
-_MOST = 1_000_000
 #: Default share of a device for contexts, graphs and the allocator.
 _OVERHEAD_SHARE = 0.1
 _MEASURED_BYTES = 64 << 20
@@ -68,16 +67,27 @@ def components_of(
     blocks: Sequence[str],
     compute: Sequence[str],
 ) -> tuple[list[ModelComponent], list[str]]:
-    found = _found(sources, status)
+    found, notes = _found(sources, status), []
     names = [c.name for c in found]
-    given = _ByComponent(
-        _pairs("--blocks", blocks, names, int),
-        _pairs("--passes", passes, names, int),
-        _pairs("--compute", compute, names, float),
-    )
-    notes: list[str] = []
+    said_blocks = pairs("--blocks", blocks, names, int)
+    said_passes = pairs("--passes", passes, names, int)
+    compute_s = pairs("--compute", compute, names, float)
     bare = {c.name for c in map(sizes.named, sources) if c} if sources else set(names)
-    return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
+    for at, c in enumerate(found):
+        number = said_blocks.get(c.name, c.blocks)
+        if not number and c.name in bare:
+            number = ASSUMED_BLOCKS
+            notes.append(f"{c.name}: taken to have {number} blocks; give --blocks {c.name}=N")
+        if number != c.blocks:
+            one = -(-c.nbytes // number)
+            c = msgspec.structs.replace(c, blocks=number, block_bytes=one, rest_bytes=0)
+        times = said_passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
+        if times > 1 and c.name not in said_passes:
+            notes.append(
+                f"{c.name}: taken to run {times} times a request; give --passes {c.name}=N"
+            )
+        found[at] = msgspec.structs.replace(c, passes=times, compute_s=compute_s.get(c.name))
+    return found, notes
 
 
 def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent]:
@@ -93,45 +103,29 @@ def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent
     return found
 
 
-class _ByComponent(NamedTuple):
-    blocks: dict[str, int]
-    passes: dict[str, int]
-    compute_s: dict[str, float]
-
-
-def _filled(
-    c: ModelComponent, given: _ByComponent, notes: list[str], *, by_size_alone: bool
-) -> ModelComponent:
-    blocks = given.blocks.get(c.name, c.blocks)
-    if not blocks and by_size_alone:
-        blocks = ASSUMED_BLOCKS
-        notes.append(f"{c.name}: taken to have {blocks} blocks; give --blocks {c.name}=N")
-    if blocks != c.blocks:
-        size_of_one = -(-c.nbytes // blocks)
-        c = msgspec.structs.replace(c, blocks=blocks, block_bytes=size_of_one, rest_bytes=0)
-    passes = given.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
-    if passes > 1 and c.name not in given.passes:
-        notes.append(f"{c.name}: taken to run {passes} times a request; give --passes {c.name}=N")
-    return msgspec.structs.replace(c, passes=passes, compute_s=given.compute_s.get(c.name))
-
-
-def _pairs(
-    option: str, given: Sequence[str], names: Sequence[str], kind: Callable[[str], T]
+def pairs(
+    option: str,
+    given: Sequence[str],
+    names: Sequence[str],
+    kind: Callable[[str], T],
+    like: str = "20",
+    most: int = 1_000_000,
 ) -> dict[str, T]:
-    pairs: dict[str, T] = {}
+    """The values of an option by the names that they are for. Raises: PlanError."""
+    found: dict[str, T] = {}
     for text in given:
         name, _, value = text.partition("=")
         if name not in names:
             near = get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-            raise PlanError(f"{option} {text}: no component is called {name!r}; {hint}")
+            raise PlanError(f"{option} {text}: nothing is called {name!r}; {hint}")
         try:
-            pairs[name] = kind(value)
+            found[name] = kind(value)
         except ValueError as exc:
-            raise PlanError(f"{option} {text}: write it like {name}=20") from exc
-        if not 0 < pairs[name] <= _MOST:
-            raise PlanError(f"{option} {text}: it must be more than 0, and at most {_MOST}")
-    return pairs
+            raise PlanError(f"{option} {text}: write it like {name}={like}") from exc
+        if not 0 < found[name] <= most:
+            raise PlanError(f"{option} {text}: it must be more than 0, and at most {most}")
+    return found
 
 
 # --- the device --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, gpu_memory
+from swapd.cli.plan_input import Bandwidth, bandwidth_of, given_chunk, gpu_memory, pairs
 from swapd.cli.plan_page import VllmPlanReport
 from swapd.plan import chunks, claims, deploy, kv, paste, shares, sizes
 from swapd.plan.advise import ModelComponent, PlanError
@@ -18,6 +18,9 @@ from swapd.plan.shares import GpuPlan
 from swapd.shared.units import parse_size, size
 from swapd_client.vllm import checkpoint
 from swapd_client.vllm.options import KEY, options_of
+
+#: No stage has more memory.
+_MOST = 1 << 50
 
 
 class JointPlan(NamedTuple):
@@ -67,7 +70,14 @@ def reports_of(
         claims.Known(
             each.deploy,
             _components(each.deploy, each.sources),
-            _rooms(each.rooms, each.deploy),
+            pairs(
+                "--room",
+                each.rooms,
+                [s.name for s in each.deploy.stages],
+                parse_size,
+                "8GiB",
+                _MOST,
+            ),
             _config(each.config, each.sources),
         )
         for each in files
@@ -140,11 +150,8 @@ def _check_ours(found: Deploy) -> None:
 
 
 def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
-    gpus = sorted(gpus)
-    if given is not None:
-        return dict.fromkeys(gpus, given)
     try:
-        return {gpu: gpu_memory(f"cuda:{gpu}") for gpu in gpus}
+        return {gpu: given or gpu_memory(f"cuda:{gpu}") for gpu in sorted(gpus)}
     except ModuleNotFoundError as exc:
         raise PlanError("the memory of a GPU is unknown: give --device-memory 80GiB") from exc
 
@@ -194,22 +201,6 @@ def _inner(found: Deploy) -> list[str]:
         for part in stage.offload.cpu_offload_components or ()
         if part != stage.name
     ]
-
-
-def _rooms(given: Sequence[str], found: Deploy) -> dict[str, int]:
-    names = [s.name for s in found.stages]
-    rooms: dict[str, int] = {}
-    for text in given:
-        name, _, nbytes = text.partition("=")
-        if name not in names:
-            raise PlanError(f"--room {text}: {found.path} has the stages {', '.join(names)}")
-        try:
-            rooms[name] = parse_size(nbytes)
-        except ValueError as exc:
-            raise PlanError(f"--room {text}: write it like {name}=8GiB") from exc
-        if not rooms[name]:
-            raise PlanError(f"--room {text}: every stage needs some memory")
-    return rooms
 
 
 def _cost(planned: tuple[Sequence[GpuPlan], object]) -> chunks.Cost:

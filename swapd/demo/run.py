@@ -15,6 +15,7 @@ from safetensors.torch import load
 import swapd_client
 from swapd import spawn
 from swapd.demo import stages, worker
+from swapd.shared.errors import UserError
 from swapd.shared.units import size
 
 #: 15 % more than the largest stage, and less than half of the three together.
@@ -24,7 +25,7 @@ SEED = 7
 T = TypeVar("T")
 
 
-class DemoError(Exception):
+class DemoError(UserError):
     """A stage failed; the message is its error."""
 
 

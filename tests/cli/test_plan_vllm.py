@@ -417,7 +417,7 @@ def test_a_file_without_swapds_workers_is_told_the_lines(tmp_path: Path) -> None
         (("thinker=60GiB", *CARD), "Give talker=SIZE, as in talker=17GiB"),
         ((*QWEN3, *CARD, "tinker=1GiB"), "no stage 'tinker'; did you mean thinker?"),
         ((*QWEN3, *CARD, "vae=1GiB"), "its stages are: thinker, talker, code2wav"),
-        ((*QWEN3, *CARD, "--room", "talk=1GiB"), "has the stages thinker, talker, code2wav"),
+        ((*QWEN3, *CARD, "--room", "talk=1GiB"), "nothing is called 'talk'; did you mean talker?"),
         ((*QWEN3, *CARD, "--room", "talker"), "write it like talker=8GiB"),
         ((*QWEN3, *CARD, "--passes", "talker=2"), "--passes has no effect with --vllm"),
         ((*QWEN3, *CARD, "thinker=1GiB"), "several components are called thinker"),
