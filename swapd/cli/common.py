@@ -117,6 +117,13 @@ def option_of(parse: Callable[[str], object], metavar: str, about: str, *names: 
     return typer.Option(*names, parser=parsed, metavar=metavar, help=about)
 
 
+def show(found: T, page: Callable[[T], RenderableType], *, json: bool) -> None:
+    if json:
+        print_json(found)
+    else:
+        console.print(page(found))
+
+
 def print_json(value: object) -> None:
     typer.echo(encoded_json(value))
 

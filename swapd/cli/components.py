@@ -1,6 +1,7 @@
 """`swapd pin`, `unpin`, `evict`, `resize` and `forget`: change one component. `swapd forecast`."""
 
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Json, console, facts, print_json
+from swapd.cli.common import Json, console, facts, show
 from swapd.cli.status import expected, fold
 from swapd.cli.target import ChosenDaemon
 from swapd.shared.protocol import ComponentStatus, Forecast, Status
@@ -137,10 +138,7 @@ def forecast(names: Names, daemon: ChosenDaemon, json: Json = False) -> None:
     """Predict the loads, evictions and wait of an acquire. Changes nothing."""
     with daemon.client("forecast") as client:
         reply = client.forecast(*names, timeout=daemon.timeout)
-    if json:
-        print_json(reply)
-    else:
-        console.print(forecast_page(names, reply))
+    show(reply, partial(forecast_page, names), json=json)
 
 
 def forecast_page(names: list[str], reply: Forecast) -> Table:

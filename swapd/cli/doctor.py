@@ -2,11 +2,12 @@
 
 import sys
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from swapd import doctor as checks
-from swapd.cli.common import Json, console, print_json
+from swapd.cli.common import Json, show
 from swapd.cli.target import ChosenDaemon
 from swapd.doctor import Check
 from swapd.shared.text import counted
@@ -17,16 +18,12 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "b
 def doctor(daemon: ChosenDaemon, json: Json = False) -> None:
     """Check this machine. Ends with status 1 if a required part is missing."""
     found = checks.examine(daemon.folder, daemon.timeout)
-    if json:
-        print_json(found)
-    else:
-        console.print(_table(found))
-        console.print(_verdict(found))
+    show(found, _page, json=json)
     if any(check.status == "fail" for check in found):
         sys.exit(1)
 
 
-def _table(found: list[Check]) -> Table:
+def _page(found: list[Check]) -> Group:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
@@ -36,7 +33,7 @@ def _table(found: list[Check]) -> Table:
         if check.advice:
             text.append(f"\n-> {check.advice}", "dim" if check.status == "ok" else "yellow")
         table.add_row(Text(*_MARKS[check.status]), check.name, text)
-    return table
+    return Group(table, _verdict(found))
 
 
 def _verdict(found: list[Check]) -> Text:

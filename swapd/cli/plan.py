@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Json, columns, console, if_any, note, option_of, print_json
+from swapd.cli.common import Json, columns, if_any, note, option_of, show
 from swapd.cli.plan_input import (
     Bandwidth,
     advised,
@@ -158,7 +158,10 @@ def plan(
         _refuse("--vllm", of_parts)
         settings = PlanOptions(device_memory, overhead, bandwidth, chunk, isolation)
         file = StageFile(deploy_of(vllm, sources), sources, room, config)
-        return _plan_stages(file, settings, overlay=overlay, as_json=json)
+        (planned,) = reports_of([file], settings).reports
+        if overlay and not json:
+            return typer.echo(planned.overlay, nl=False)
+        return show(planned, vllm_page, json=json)
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
     complete = bool(device_memory and bandwidth)
@@ -176,9 +179,7 @@ def plan(
     )
     line = paste.serve(where or "cuda:0", advice.budget_bytes, found.nbytes, isolation)
     report = _report(advice, speed, found, line, notes)
-    if json:
-        return print_json(report)
-    console.print(page(report))
+    show(report, page, json=json)
 
 
 def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
@@ -211,16 +212,6 @@ def _daemon(
     asks = needed or not complete
     status = status_of(endpoint, timeout, needed=needed) if asks else None
     return status, device or (status.device if status else None)
-
-
-def _plan_stages(file: StageFile, settings: PlanOptions, *, overlay: bool, as_json: bool) -> None:
-    (planned,) = reports_of([file], settings).reports
-    if as_json:
-        print_json(planned)
-    elif overlay:
-        typer.echo(planned.overlay, nl=False)
-    else:
-        console.print(vllm_page(planned))
 
 
 # --- the report --------------------------------------------------------------------------
@@ -291,7 +282,11 @@ def _table(placements: Iterable[Treatment]) -> Table:
             p.how,
             if_any(size, p.kept_bytes),
             if_any(seconds, p.swap_in_s),
-            _each_pass(p),
+            ""
+            if p.how != "stream"
+            else f"{seconds(p.step_s)} x {p.passes}"
+            if p.step_s
+            else "hidden",
             if_any(seconds, p.request_s),
             if_any(size, p.moved_bytes),
         )
@@ -299,9 +294,3 @@ def _table(placements: Iterable[Treatment]) -> Table:
     )
     more = ("wait each pass", "wait each request", "moved")
     return columns((*headings, *more), rows, left=("component", "do"))
-
-
-def _each_pass(p: Treatment) -> str:
-    if p.how != "stream":
-        return ""
-    return f"{seconds(p.step_s)} x {p.passes}" if p.step_s else "hidden"

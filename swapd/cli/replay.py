@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from swapd.cli.common import Json, columns, console, option_of, print_json
+from swapd.cli.common import Json, columns, console, option_of, print_json, show
 from swapd.cli.log import File, swap_log
 from swapd.cli.plan_input import PUBLISHED
 from swapd.cli.target import ChosenDaemon
@@ -78,10 +78,7 @@ def replay(
     if (asked, chunks, bandwidth) != (rules, before, None):
         outcome = run_again(work, asked, chunks, bandwidth or recorded_rate)
         rows.append(row(_said(work, asked, chunks, bandwidth), work, outcome, chunks))
-    if json:
-        print_json(rows)
-    else:
-        console.print(page(rows))
+    show(rows, page, json=json)
 
 
 def work_of(path: Path) -> RecordedWork:
@@ -163,12 +160,6 @@ def page(rows: list[dict[str, Any]]) -> Table:
 _SEARCH_S = 60.0
 
 
-class _Found(NamedTuple):
-    changes: Changes
-    outcome: ReplayTally
-    tried: int
-
-
 def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bool) -> None:
     """Print the best settings found for the last run in a log, and what they come to. Raises:
     ReplayError, OtherSchema, OSError."""
@@ -178,25 +169,26 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
     before, bytes_per_s = work.start.chunks, bandwidth or work.bytes_per_s or PUBLISHED
     chunks = chunks_of(work, budget)
     again = search.run_at(work, [], (), before, bytes_per_s)
-    found = _best(work, chunks, bytes_per_s)
+    changes, best, tried = _best(work, chunks, bytes_per_s)
     room = size(chunks * work.start.chunk_bytes)
     rows = [
         row("what happened", work, work.happened, before),
         row("as recorded", work, again, before),
-        row(f"best at {room}", work, found.outcome, chunks),
+        row(f"best at {room}", work, best, chunks),
     ]
     said = [
-        _saved(again, found.outcome),
-        f"{found.tried} settings tried: {seconds(time.monotonic() - began)}",
+        _saved(again, best),
+        f"{tried} settings tried: {seconds(time.monotonic() - began)}",
     ]
-    pasted = {"budget": room, **_pasted(work, chunks, found.changes)}
+    pasted = {"budget": room, **_pasted(work, chunks, changes)}
     if as_json:
         return print_json({"rows": rows, "best": pasted, "notes": said})
     texts = "\n".join([*said, *_block(pasted)])
     console.print(Group(page(rows), "", Text(plain_lines(texts))))
 
 
-def _best(work: RecordedWork, chunks: int, bytes_per_s: float) -> _Found:
+def _best(work: RecordedWork, chunks: int, bytes_per_s: float) -> tuple[Changes, ReplayTally, int]:
+    """The changes, what comes of them, and how many settings were tried."""
     settings = search.settings_of(work)
     ends, tried = time.monotonic() + _SEARCH_S, 0
 
@@ -208,7 +200,7 @@ def _best(work: RecordedWork, chunks: int, bytes_per_s: float) -> _Found:
 
     point = search.search(settings, cost, lambda: time.monotonic() < ends)
     outcome = search.run_at(work, settings, point, chunks, bytes_per_s)
-    return _Found(search.changes(settings, point), outcome, tried)
+    return search.changes(settings, point), outcome, tried
 
 
 # --- for people --------------------------------------------------------------------------

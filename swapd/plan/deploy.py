@@ -15,7 +15,7 @@ import msgspec
 from swapd.plan import omni
 from swapd.plan.advise import PlanError
 from swapd.plan.omni import Kind, VllmOmni
-from swapd.shared.documents import BadDocument, read_yaml
+from swapd.shared.documents import mapping, read_yaml
 from swapd.shared.text import problem_with_text
 from swapd_client.errors import InvalidArgument
 from swapd_client.offload.settings import OffloadSettings
@@ -150,25 +150,17 @@ def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    try:
-        found = read_yaml(path)
-    except OSError as exc:
-        raise BadDeploy(f"{path}: {exc.strerror}") from exc
-    except BadDocument as exc:
-        raise BadDeploy(f"{path}: {exc}") from exc
-    if not isinstance(found, dict):
-        raise BadDeploy(f"{path} is no deploy file: it has no keys")
-    _check_shape(str(path), found)
-    return found
-
-
-def _check_shape(where: str, found: dict[Any, Any]) -> None:
+    found, where = (
+        mapping(read_yaml, path, BadDeploy, "is no deploy file: it has no keys"),
+        str(path),
+    )
     for key in ("base_config", "pipeline"):
         _text(where, found, key)
     _check_stages(where, _keyed(where, found).get("stages"))
     platforms = _dictionary(where, "platforms", found.get("platforms"))
     cuda = _dictionary(where, "platforms: cuda", platforms.get("cuda"))
     _check_stages(f"{where}: platforms: cuda", cuda.get("stages"))
+    return found
 
 
 def _check_stages(where: str, listed: object) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from swapd.plan import hub
 from swapd.plan.advise import ModelComponent, PlanError
 from swapd.shared import config
-from swapd.shared.documents import read_json
+from swapd.shared.documents import mapping, read_json
 from swapd.shared.protocol import ComponentStatus, rest_of
 from swapd.shared.text import problem_with_text
 from swapd.shared.units import typed_size
@@ -235,15 +235,7 @@ def _stored(path: Path) -> dict[str, int]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except OSError as exc:
-        raise NoSizes(f"{path}: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise NoSizes(f"{path}: {exc}") from exc
-    if not isinstance(found, dict):
-        raise NoSizes(f"{path} describes no model")
-    return found
+    return mapping(read_json, path, NoSizes, "describes no model")
 
 
 # --- tensors by their names --------------------------------------------------------------

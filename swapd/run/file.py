@@ -73,9 +73,12 @@ def table_of(raw: Mapping[str, Any], source: str, folder: Path) -> DaemonTable:
     `source` before the setting."""
     found = config.parsed(raw, source)
     flags = {
-        name: str(folder.absolute() / value) if name in _PATHS else _typed(value)
+        name: f"{value:f}" if isinstance(value, float) else str(value)
         for name, value in raw.items()
         if name not in ("device", _BUDGET)
+    }
+    flags |= {
+        name: str(folder.absolute() / value) for name, value in flags.items() if name in _PATHS
     }
     return DaemonTable(found.get("device"), found.get(_BUDGET), flags)
 
@@ -95,10 +98,6 @@ def names_of(given: Sequence[str]) -> list[str]:
 
 def _name(text: str) -> str:
     return text.partition("=")[0].strip().replace("-", "_")
-
-
-def _typed(value: object) -> str:
-    return f"{value:f}" if isinstance(value, float) else str(value)
 
 
 def _typed_size(nbytes: int) -> str:

@@ -63,6 +63,21 @@ def read_json(path: Path) -> object:
     return found
 
 
+def mapping(
+    read: Callable[[Path], object], path: Path, error: type[Exception], otherwise: str
+) -> dict[str, Any]:
+    """The keys of a file. Raises: `error`, with `otherwise` if it has none."""
+    try:
+        found = read(path)
+    except OSError as exc:
+        raise error(f"{path}: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise error(f"{path}: {exc}") from exc
+    if not isinstance(found, dict):
+        raise error(f"{path} {otherwise}")
+    return found
+
+
 def parsed_json(text: str | bytes) -> Any:
     """Raises: BadDocument."""
     try:

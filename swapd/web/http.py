@@ -168,7 +168,9 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
         match event:
             case h11.Request():
                 request = event
-                _check_method(event)
+                if event.method not in (b"GET", b"HEAD"):
+                    allow = (("allow", "GET, HEAD"),)
+                    raise _Refused(Answer(405, b"only to be read\n", headers=allow))
             case h11.Data():
                 nbytes += len(event.data)
                 if nbytes > BODY_MAX_BYTES:
@@ -177,12 +179,6 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
                 return _parsed(request)
             case _:
                 return None
-
-
-def _check_method(request: h11.Request) -> None:
-    if request.method not in (b"GET", b"HEAD"):
-        allow = (("allow", "GET, HEAD"),)
-        raise _Refused(Answer(405, b"only to be read\n", headers=allow))
 
 
 def _parsed(request: h11.Request) -> HttpRequest:
