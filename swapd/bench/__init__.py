@@ -100,14 +100,6 @@ FIGURES = {
 }
 
 
-def figures_of(raw: Measurements) -> dict[str, float]:
-    return {
-        key: attrgetter(figure.of)(raw)
-        for key, figure in FIGURES.items()
-        if getattr(raw, figure.measurement) is not None
-    }
-
-
 def judge(report: Report, *, too_short: bool = False) -> dict[str, Judged]:
     judged = {}
     for key, value in report.figures.items():
@@ -191,5 +183,10 @@ def run(say: Callable[[str], None], device: str = "host", *, quick: bool = False
         settings |= one.quick if quick else {}
         found[name] = machine.watch(name, partial(one.measure, **settings))
     raw = Measurements(**found)
-    report = Report(figures_of(raw), raw, machine.surroundings(), device, {})
+    figures = {
+        key: attrgetter(figure.of)(raw)
+        for key, figure in FIGURES.items()
+        if figure.measurement in found
+    }
+    report = Report(figures, raw, machine.surroundings(), device, {})
     return msgspec.structs.replace(report, judged=judge(report, too_short=quick))

@@ -7,6 +7,7 @@ Attached as a whole it has hooks around itself and the norm, streamed around eac
 
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 import swapd_client
 from swapd import spawn
 from swapd.bench.streaming import one_thread
+from swapd.bench.swap_in import seconds_of
 
 BLOCK_S = 0.001
 BLOCKS = 16
@@ -59,7 +61,9 @@ def measure(rounds: int = ROUNDS) -> HookCosts:
         times: list[list[float]] = [[] for _ in models]
         for _ in range(rounds + WARM_UP):
             for model, taken in zip(models, times, strict=True):
-                taken.append(_forwards(model, x))
+                for _ in range(LEAD):
+                    model(x)
+                taken.append(seconds_of(partial(model, x)))
     bare_s, whole_s, streamed_s = (statistics.median(taken[WARM_UP:]) for taken in times)
     return HookCosts(
         whole_share=whole_s / bare_s - 1,
@@ -71,14 +75,6 @@ def measure(rounds: int = ROUNDS) -> HookCosts:
         blocks=BLOCKS,
         rounds=rounds,
     )
-
-
-def _forwards(model: Any, x: Any) -> float:
-    for _ in range(LEAD):
-        model(x)
-    started = time.perf_counter()
-    model(x)
-    return time.perf_counter() - started
 
 
 def _model() -> Any:

@@ -100,11 +100,14 @@ def _cycle(client: swapd_client.Client, count: int) -> None:
 
 
 def _footprint(pid: int) -> Footprint:
-    fields = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
-    rss_bytes = int(fields["VmRSS"].split()[0]) * 1024
-    return Footprint(len(os.listdir(f"/proc/{pid}/fd")), rss_bytes)
+    return Footprint(len(os.listdir(f"/proc/{pid}/fd")), *memory_of(pid, "VmRSS"))
+
+
+def memory_of(pid: int, *names: str) -> list[int]:
+    """Bytes of a process, as the kernel calls them."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return [int(fields[name].split()[0]) * 1024 for name in names]
 
 
 def _idle_wakeups_per_s(pid: int) -> float:

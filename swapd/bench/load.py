@@ -18,6 +18,7 @@ import msgspec
 
 import swapd_client
 from swapd import spawn
+from swapd.bench.leaks import memory_of
 from swapd.shared import vm
 
 NBYTES = 512 << 20
@@ -137,16 +138,10 @@ def peak(worker: int, daemon: int | None = None) -> Iterator[Peak]:
 
 
 def _host_bytes(worker: int, daemon: int | None) -> tuple[int, int]:
-    counted = [_of_process(pid) for pid in (worker, daemon) if pid is not None]
+    pids = [pid for pid in (worker, daemon) if pid is not None]
+    counted = [memory_of(pid, "RssAnon", "RssFile") for pid in pids]
     masters = 0 if daemon is None else _masters(daemon)
     return sum(own for own, _ in counted) + masters, sum(files for _, files in counted)
-
-
-def _of_process(pid: int) -> tuple[int, int]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kib = {k: v for k, _, v in (line.partition(":") for line in lines)}
-    own, files = (int(kib[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
-    return own, files
 
 
 def _masters(daemon: int) -> int:

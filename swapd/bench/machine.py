@@ -10,7 +10,7 @@ import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -157,7 +157,11 @@ class Machine:
 
 def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
     """The counts of `cpus` in the text of /proc/stat. Raises: ValueError if they are missing."""
-    rows = [row for cpu, row in _ticks(stat) if cpu in cpus]
+    rows = []
+    for line in stat.splitlines():
+        name, *counts = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            rows.append([int(count) for count in counts])
     least = min(map(len, rows), default=0)
     if len(rows) < len(cpus) or least <= _IDLE:
         raise ValueError("lacks the times of the CPUs that this process may use")
@@ -168,13 +172,6 @@ def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
         idle_s=sum(ticks[_IDLE : _IO_WAIT + 1]) / _TICKS_PER_S,
         steal_s=ticks[_STEAL] / _TICKS_PER_S if least > _STEAL else None,
     )
-
-
-def _ticks(stat: str) -> Iterator[tuple[int, list[int]]]:
-    for line in stat.splitlines():
-        name, *counts = line.split()
-        if name.startswith("cpu") and name[3:].isdigit():
-            yield int(name[3:]), [int(count) for count in counts]
 
 
 #: Columns of the counts; those after steal are parts of others.

@@ -20,7 +20,7 @@ from swapd.plan import asked, claims, deploy, kv, sizes
 from swapd.plan.advise import DoesNotFit, PlanError
 from swapd.plan.chunks import Isolation
 from swapd.plan.claims import PlainServer
-from swapd.plan.deploy import Deploy, DeployStage
+from swapd.plan.deploy import Deploy
 from swapd.run import budgets, gpus, servers
 from swapd.run.commands import DEPLOY_CONFIG, Command, component_of, option
 from swapd.run.daemons import DaemonSpec, joinable
@@ -176,14 +176,11 @@ def _as_file(stage: StageSpec, found: RunFile, folder: Path) -> StageFile:
     model = servers.model_folder(seen)
     entry = servers.as_stage(stage.command, gpus_of(stage, found))
     deployed = deploy.read(folder / f"{stage.name}.yaml", {"stages": [entry]})
-    return StageFile(deployed, [str(model)], _rooms(deployed.stages[0], model))
-
-
-def _rooms(stage: DeployStage, model: Path) -> list[str]:
-    if stage.kv_cache_bytes is None:
-        return []
-    needs = claims.needs_of(stage, None, sizes.config_of(model))
-    return [f"{stage.name}={needs.workspace + stage.kv_cache_bytes}"]
+    (one,), rooms = deployed.stages, []
+    if one.kv_cache_bytes is not None:
+        needs = claims.needs_of(one, None, sizes.config_of(model))
+        rooms.append(f"{one.name}={needs.workspace + one.kv_cache_bytes}")
+    return StageFile(deployed, [str(model)], rooms)
 
 
 def _with(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import chain
 
 import msgspec
 from rich.text import Text
@@ -37,7 +38,13 @@ def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -
     if not chapters:
         raise UnknownComponent(_unknown(name, lines))
     if json:
-        return _print_json(chapters, _said(lines, chapters))
+        said = _said(lines, chapters)
+        for step in chain.from_iterable(chapters):
+            words = said[step.line.record.seq].plain
+            line = StoryLine(step.depth, step.about, words, msgspec.Raw(step.line.raw))
+            sys.stdout.buffer.write(shown_json(msgspec.json.encode(line)) + b"\n")
+        sys.stdout.buffer.flush()
+        return
     for text in story(lines, name, everything=everything):
         console.print(text, soft_wrap=True)
 
@@ -72,7 +79,7 @@ def _unknown(name: str, lines: Sequence[LogLine]) -> str:
 
 
 def _said(lines: Iterable[LogLine], chapters: list[list[StoryStep]]) -> dict[int, Text]:
-    wanted = {step.line.record.seq for chapter in chapters for step in chapter}
+    wanted = {step.line.record.seq for step in chain.from_iterable(chapters)}
     seen = Seen()
     said = {}
     for _, record in lines:
@@ -83,7 +90,7 @@ def _said(lines: Iterable[LogLine], chapters: list[list[StoryStep]]) -> dict[int
 
 
 def _head(name: str, names: set[str], chapters: list[list[StoryStep]]) -> Text:
-    about = [step.line.record for chapter in chapters for step in chapter if step.about]
+    about = [step.line.record for step in chain.from_iterable(chapters) if step.about]
     loads = sum(isinstance(record.event, events.CopiedIn) for record in about)
     gone = sum(
         isinstance(record.action, actions.Evicted) and record.action.name in names
@@ -139,12 +146,3 @@ def _is_quiet(record: Record) -> bool:
             return not grant.waited_s
         case _:
             return False
-
-
-def _print_json(chapters: list[list[StoryStep]], said: dict[int, Text]) -> None:
-    for chapter in chapters:
-        for step in chapter:
-            text = said[step.line.record.seq].plain
-            line = StoryLine(step.depth, step.about, text, msgspec.Raw(step.line.raw))
-            sys.stdout.buffer.write(shown_json(msgspec.json.encode(line)) + b"\n")
-    sys.stdout.buffer.flush()

@@ -311,11 +311,9 @@ class _Again:
 
     def _give_up(self, key: Key) -> None:
         """Nothing in the log says when this lease ends: it was refused, or spent."""
-        request = protocol.Release(0, key[1])
-        self._machine.at(self._machine.now, partial(self._say, key[0], request))
-
-    def _say(self, session: int, request: protocol.AnyOrder) -> None:
-        self._machine.feed(events.SessionRequest(self._machine.now, session, request))
+        now = self._machine.now
+        event = events.SessionRequest(now, key[0], protocol.Release(0, key[1]))
+        self._machine.at(now, partial(self._machine.feed, event))
 
     def _give_back_kept(self, session: int, name: str | None = None) -> None:
         for key in [k for k in self._kept if k[0] == session]:

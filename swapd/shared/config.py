@@ -197,7 +197,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def swap_log_path(self) -> Path:
         if self.swap_log:
             return Path(self.swap_log).absolute()
-        return _log_folder(self.device, self.folder, named=bool(self.runtime_dir)) / SWAP_LOG
+        if managed := os.environ.get("STATE_DIRECTORY"):  # noqa: TID251
+            return Path(managed.partition(":")[0]).absolute() / SWAP_LOG
+        named = self.folder if self.runtime_dir else state_folder() / _folder_name(self.device)
+        return named / SWAP_LOG
 
 
 def gpu_chunk(budget: int, *, large: bool) -> int:
@@ -262,12 +265,6 @@ def logs_left_by(folder: Path) -> list[Path]:
     """The swap logs that a daemon with this runtime folder may have left."""
     by_default = state_folder() / folder.name if folder == default_folder(folder.name) else folder
     return [path for at in (folder, by_default) if (path := at / SWAP_LOG).exists()]
-
-
-def _log_folder(device: str, folder: Path, *, named: bool) -> Path:
-    if managed := os.environ.get("STATE_DIRECTORY"):  # noqa: TID251
-        return Path(managed.partition(":")[0]).absolute()
-    return folder if named else state_folder() / _folder_name(device)
 
 
 def state_folder() -> Path:
