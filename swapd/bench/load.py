@@ -8,7 +8,6 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import swapd_client
 from swapd import spawn
 from swapd.bench.leaks import memory_of
 from swapd.shared import vm
+from swapd.shared.system import repeated
 
 NBYTES = 512 << 20
 #: Tensors of different sizes, mostly not whole pages: as in a checkpoint.
@@ -120,21 +120,14 @@ def peak(worker: int, daemon: int | None = None) -> Iterator[Peak]:
     """Watch the host memory of a worker, and of the daemon it uses, while the block runs."""
     before = _host_bytes(worker, daemon)
     most = Peak()
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(_SAMPLE_S):
-            own, files = _host_bytes(worker, daemon)
-            most.own = max(most.own, own - before[0])
-            most.with_files = max(most.with_files, own + files - sum(before))
+    def look() -> None:
+        own, files = _host_bytes(worker, daemon)
+        most.own = max(most.own, own - before[0])
+        most.with_files = max(most.with_files, own + files - sum(before))
 
-    watching = threading.Thread(target=watch, name="swapd-bench")
-    watching.start()
-    try:
+    with repeated(look, lambda: _SAMPLE_S):
         yield most
-    finally:
-        over.set()
-        watching.join()
 
 
 def _host_bytes(worker: int, daemon: int | None) -> tuple[int, int]:

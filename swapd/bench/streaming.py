@@ -7,7 +7,7 @@ other at once: any copy that computing does not hide costs time.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,8 +81,12 @@ def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> StreamTimes:
         kept, copied = {}, {}
         for keep in (BLOCKS // 4, BLOCKS // 2):
             client.resize("dit", keep * BLOCK_BYTES)
-            kept[keep] = _kept(client)
-            copied[keep] = _copied(client, lambda: streamed(x))
+            parts = [c for c in client.status().components if c.part_of]
+            kept[keep] = "".join("." if c.policy == "sequential" else "k" for c in parts)
+            streamed(x)
+            before = client.status().bytes_in
+            streamed(x)
+            copied[keep] = (client.status().bytes_in - before) / BLOCK_BYTES
     return StreamTimes(
         ratio=statistics.median(stream_s) / statistics.median(alone_s),
         stream_s=statistics.median(stream_s),
@@ -129,16 +133,3 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
 
     model = PacedModel()
     return model, copy.deepcopy(model)
-
-
-def _kept(client: swapd_client.Client) -> str:
-    return "".join(
-        "." if c.policy == "sequential" else "k" for c in client.status().components if c.part_of
-    )
-
-
-def _copied(client: swapd_client.Client, run: Callable[[], None]) -> float:
-    run()
-    before = client.status().bytes_in
-    run()
-    return (client.status().bytes_in - before) / BLOCK_BYTES

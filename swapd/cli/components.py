@@ -17,9 +17,6 @@ from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, size
 from swapd_client import Client, InUse
 
-#: States without memory of the device.
-_OUT = ("absent", "filling")
-
 #: Seconds for which a client may keep an unused lease, and the pause between two attempts.
 _KEPT_S, _AGAIN_S = 0.5, 0.05
 
@@ -37,7 +34,7 @@ def pin(name: Name, daemon: ChosenDaemon) -> None:
         client.prefetch(name, timeout=None)
         pinned = [c for c in _members(client.status(timeout=daemon.timeout), name) if c.pinned]
     stays = [c for c in pinned if c.policy == "permanent"]
-    coming = [c for c in stays if c.state in _OUT]
+    coming = [c for c in stays if not c.inside]
     said = f"{plain(name)}: {_amount(stays)} {'stays' if pinned else 'is not there any more'}"
     if coming:
         said += f"; {_amount(coming)} of it once there is room"
@@ -55,9 +52,7 @@ def evict(name: Name, daemon: ChosenDaemon) -> None:
     """Evict an idle component at once, and save changes to it."""
     with daemon.client("evict") as client:
         _evict(client, name, daemon.timeout)
-        there = [
-            c for c in _members(client.status(timeout=daemon.timeout), name) if c.state not in _OUT
-        ]
+        there = [c for c in _members(client.status(timeout=daemon.timeout), name) if c.inside]
     leaving = [c for c in there if c.state in ("revoking", "writing back")]
     said = f"{plain(name)}: is out"
     if leaving:

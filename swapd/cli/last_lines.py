@@ -44,7 +44,7 @@ class LastLines:
                 if record.start is not None:
                     self._seen = Seen()
                     self.lines.clear()
-                if not _is_everyday(record) and (said := say(record, self._seen)).swap:
+                if not is_everyday(record) and (said := say(record, self._seen)).swap:
                     self.lines.append(Spoken(record.seq, record.time, said))
                 self._seen.note(record)
 
@@ -52,7 +52,7 @@ class LastLines:
         self._tail.close()
 
 
-def _is_everyday(record: Record) -> bool:
+def is_everyday(record: Record) -> bool:
     """Whether people skip it: thousands of such records may come in a second."""
     match record.event or record.action:
         case events.SessionRequest(

@@ -33,14 +33,13 @@ from swapd_client.session.endpoint import find
 
 
 class LogView:
-    """Shows the lines of a log, in order. `everything`: hits and releases too."""
+    """Shows the lines of a log, in order. `everything`: hits and releases too. `folds`: moves of
+    parts of one component in a line; while more records follow, it may hold back such a line."""
 
-    #: Whether it holds lines back until more records come, or none do.
-    keeps_back = False
-
-    def __init__(self, only: Filter, *, everything: bool = False) -> None:
+    def __init__(self, only: Filter, *, everything: bool = False, folds: bool = False) -> None:
         self._only = only
         self._everything = everything
+        self._folding = Folding() if folds else None
         self._seen = Seen()
         #: The day of the last line, which stands above the lines of that day.
         self._day = ""
@@ -56,10 +55,23 @@ class LogView:
                 console.print(Text(today, "bold"))
             console.print(each.text, soft_wrap=True)
 
+    @property
+    def keeps_back(self) -> bool:
+        """Whether it holds lines back until more records come, or none do."""
+        return self._folding is not None and self._folding.open
+
     def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[ShownLine]:
-        for each in self._wanted(lines):
-            if text := line(each.record, self._seen, everything=self._everything):
-                yield text
+        folding = self._folding
+        for each in lines:
+            if folding and each.record.start is not None:
+                yield from folding.flush(self._seen)
+            for _, record in self._wanted([each]):
+                if folding:
+                    yield from folding.lines(record, self._seen)
+                elif text := line(record, self._seen, everything=self._everything):
+                    yield text
+        if folding and not more:
+            yield from folding.flush(self._seen)
 
     def _wanted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         for each in lines:
@@ -69,28 +81,6 @@ class LogView:
                 self.found = True
                 yield each
             self._seen.note(each.record)
-
-
-class FoldedView(LogView):
-    """With the moves of one component's parts in a line. While more records follow, it may hold
-    back an unfinished pass."""
-
-    def __init__(self, only: Filter) -> None:
-        super().__init__(only)
-        self._folding = Folding()
-
-    @property
-    def keeps_back(self) -> bool:  # type: ignore[override]
-        return self._folding.open
-
-    def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[ShownLine]:
-        for each in lines:
-            if each.record.start is not None:
-                yield from self._folding.flush(self._seen)
-            for _, record in self._wanted([each]):
-                yield from self._folding.lines(record, self._seen)
-        if not more:
-            yield from self._folding.flush(self._seen)
 
 
 class JsonView(LogView):
@@ -240,9 +230,8 @@ def log(
 def _view(only: Filter, everything: bool, *, blocks: bool, json: bool) -> LogView:
     if json:
         return JsonView(only)
-    if any((everything, blocks, only.kinds, only.min_s)):
-        return LogView(only, everything=everything)
-    return FoldedView(only)
+    folds = not any((everything, blocks, only.kinds, only.min_s))
+    return LogView(only, everything=everything, folds=folds)
 
 
 def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -17,6 +16,7 @@ from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.run import gpus
 from swapd.shared import config
 from swapd.shared.protocol import Status
+from swapd.shared.text import meant
 from swapd.shared.units import measured_loads, size
 from swapd_client.errors import NotRunning, Timeout
 
@@ -116,9 +116,7 @@ def pairs(
     for text in given:
         name, _, value = text.partition("=")
         if name not in names:
-            near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-            raise PlanError(f"{option} {text}: nothing is called {name!r}; {hint}")
+            raise PlanError(f"{option} {text}: nothing is called {name!r}; {meant(name, names)}")
         try:
             found[name] = kind(value)
         except ValueError as exc:

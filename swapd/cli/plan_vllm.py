@@ -232,7 +232,7 @@ def _report(
         host_bytes=sum(s.weights_bytes + s.cache_bytes for p in plans for s in p.shares if s.ours),
         chunk_bytes=chunk.nbytes,
         chunk_from=chunk.why,
-        settings=_settings(found, plans),
+        settings=_settings(plans),
         overlay=paste.overlay(found, _changes(found, plans), found.async_chunk),
         serve=tuple(
             paste.serve(f"cuda:{p.gpu}", p.budget_bytes, chunk.nbytes, isolation) for p in ours
@@ -241,13 +241,12 @@ def _report(
     )
 
 
-def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, float]]:
+def _settings(plans: Sequence[GpuPlan]) -> dict[int, dict[str, float]]:
     said: dict[int, dict[str, float]] = {}
     for plan in plans:
         for share in (s for s in plan.shares if s.ours):
-            used = {
-                "gpu_memory_utilization": shares.utilization(share.room_bytes, plan.total_bytes)
-            }
+            room = shares.utilization(share.room_bytes, plan.total_bytes)
+            used = {"gpu_memory_utilization": room}
             if share.cache_bytes:
                 used["kv_cache_memory_bytes"] = share.cache_bytes
             if share.max_model_len:
@@ -262,7 +261,7 @@ def _settings(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, fl
 def _changes(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, Any]]:
     """The same settings; KV caches in the arena also get `kv: auto`, to take turns there, and
     stages that do not fit `resident: auto`, to stream."""
-    changes: dict[int, dict[str, Any]] = {**_settings(found, plans)}
+    changes: dict[int, dict[str, Any]] = {**_settings(plans)}
     streaming = {point.name for plan in plans for point in plan.streams}
     for stage in found.stages:
         change, ours = changes.get(stage.id, {}), {**stage.additional.get(KEY, {})}

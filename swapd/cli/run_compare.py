@@ -250,7 +250,7 @@ def _all_rounds(
             if found.status:
                 why = f": {found.why}" * bool(found.why)
                 say_error(f"{way.side.name}: failed with status {found.status}{why}")
-        if rounds[0][-1].status or rounds[1][-1].status:
+        if any(done[-1].status for done in rounds):
             break
     return rounds, None
 

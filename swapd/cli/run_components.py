@@ -1,6 +1,6 @@
 """The components of the stages of `swapd run`: their names, and the GPUs that they are on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from swapd.plan.advise import PlanError
 from swapd.plan.deploy import Deploy
@@ -40,20 +40,15 @@ def check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
 
 
 def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
-    host = on_host(found)
-    for name, shards, on in _processes(stage, found, read, host=host):
+    host, command = on_host(found), stage.command
+    stages = [one for one in (read.stages if read else ()) if one.has_components]
+    processes = [(one.name, one.shards, one.gpus) for one in stages]
+    if command.kind == "vllm":
+        on = () if host else gpus_of(stage, found)
+        processes = [(component_of(command), shards_of(command), on)]
+    for name, shards, on in processes:
         for device in ["host"] if host else [f"cuda:{gpu}" for gpu in on]:
             yield f"{name}.tp0" if shards > 1 else name, device
-
-
-def _processes(
-    stage: StageSpec, found: RunFile, read: Deploy | None, *, host: bool
-) -> list[tuple[str, int, Sequence[int]]]:
-    if stage.command.kind == "vllm":
-        on = () if host else gpus_of(stage, found)
-        return [(component_of(stage.command), shards_of(stage.command), on)]
-    stages = read.stages if read else ()
-    return [(one.name, one.shards, one.gpus) for one in stages if one.has_components]
 
 
 def _ends_before(first: StageSpec, then: StageSpec, found: RunFile) -> bool:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -39,7 +39,7 @@ def run_stages(
 
     `folder`: logs of the daemons. `address`: where stages answer whose `ready` is that.
     """
-    with _output(found.stages) as output, _up(daemons, address) as up:
+    with closing(_output(found.stages)) as output, _up(daemons, address) as up:
         here = [one for one in daemons if one.process is not None]
         look = partial(_say_if_gone, here, folder, output)
         runner = Runner(found.stages, environment_on(daemons), output, up, look)
@@ -86,16 +86,11 @@ def _say_if_gone(here: list[ServingDaemon], folder: Path, output: Output) -> Non
             output.say(f"{one} has ended with status {status}; its log is in {folder}")
 
 
-@contextmanager
-def _output(names: Collection[str]) -> Iterator[Output]:
+def _output(names: Collection[str]) -> Output:
     out, err = _number(sys.stdout), _number(sys.stderr)
     terminal = os.isatty(out)
     coloured = terminal and not console.no_color
-    output = Output(list(names), out, err, terminal=terminal, coloured=coloured)
-    try:
-        yield output
-    finally:
-        output.close()
+    return Output(list(names), out, err, terminal=terminal, coloured=coloured)
 
 
 def _number(stream: TextIO | None) -> int:

@@ -70,26 +70,16 @@ class Family(NamedTuple):
         return f"{len(self.kept)} of {len(self.parts)} parts kept, {nbytes} of {size(self.nbytes)}"
 
 
-def single(c: ComponentStatus) -> Family:
-    return Family(c.name, (c,), streamed=False)
-
-
-def fold(components: Iterable[ComponentStatus]) -> Iterator[Family]:
-    """A row for each component, and one for each family in place of its first part."""
-    parts: dict[str, list[ComponentStatus]] = {}
-    rows: list[ComponentStatus | str] = []
+def fold(components: Iterable[ComponentStatus], *, parts: bool = False) -> Iterator[Family]:
+    """A row for each component, and one for each family in place of its first part. `parts`: one
+    for each part."""
+    rows: dict[tuple[str, bool], list[ComponentStatus]] = {}
     for c in components:
-        if not (c.part_of and c.name.startswith(part_name(c.part_of, ""))):
-            rows.append(c)
-            continue
-        if c.part_of not in parts:
-            rows.append(c.part_of)
-        parts.setdefault(c.part_of, []).append(c)
-    for row in rows:
-        if isinstance(row, str):
-            yield Family(row, tuple(parts[row]), streamed=True)
-        else:
-            yield single(row)
+        family = "" if parts else c.part_of or ""
+        streamed = bool(family) and c.name.startswith(part_name(family, ""))
+        rows.setdefault((family if streamed else c.name, streamed), []).append(c)
+    for (name, streamed), members in rows.items():
+        yield Family(name, tuple(members), streamed)
 
 
 _BAR_CELLS = 24
@@ -144,8 +134,8 @@ def page(
         (reply.runtime_dir, "cyan"),
     )
     if reply.components:
-        rows = map(single, reply.components) if parts else fold(reply.components)
-        components: RenderableType = _components(rows, wide, told.waits_s if waits else None)
+        rows, waited = fold(reply.components, parts=parts), told.waits_s if waits else None
+        components: RenderableType = _components(rows, wide, waited)
     else:
         components = Text("nothing is registered yet; see swapd_client.connect().register()", "dim")
     return Group(head, "", components, "", _summary(told))

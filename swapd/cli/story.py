@@ -9,13 +9,12 @@ import msgspec
 from rich.text import Text
 
 from swapd.cli.common import clock, console, day, shown_json
+from swapd.cli.last_lines import is_everyday
 from swapd.cli.render import sentence
 from swapd.core import actions, events
 from swapd.log import history
 from swapd.log.history import Seen, StoryStep
 from swapd.log.reader import LogLine
-from swapd.log.records import Record
-from swapd.shared import protocol
 from swapd.shared.text import counted, plain
 from swapd_client import UnknownComponent
 
@@ -119,7 +118,7 @@ def _line(step: StoryStep, said: Text, width: int) -> Text:
 def _chapters(chapters: list[list[StoryStep]], *, fold: bool) -> Iterator[list[StoryStep] | Text]:
     quiet: list[list[StoryStep]] = []
     for chapter in chapters:
-        if fold and all(_is_quiet(step.line.record) for step in chapter):
+        if fold and all(is_everyday(step.line.record) for step in chapter):
             quiet.append(chapter)
             continue
         yield from _folded(quiet)
@@ -136,13 +135,3 @@ def _folded(quiet: list[list[StoryStep]]) -> Iterator[list[StoryStep] | Text]:
         first, last = quiet[0][0].line.record, quiet[-1][-1].line.record
         span = f"from {clock(first.time)} to {clock(last.time)}"
         yield Text(f"... {uses} uses without a copy, {span}", "dim")
-
-
-def _is_quiet(record: Record) -> bool:
-    match record.event or record.action:
-        case events.SessionRequest(request=request):
-            return isinstance(request, protocol.Acquire | protocol.Release)
-        case actions.Grant() as grant:
-            return not grant.waited_s
-        case _:
-            return False

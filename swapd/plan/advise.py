@@ -268,23 +268,18 @@ def _blocks_kept(
 
 
 def _placement(c: ModelComponent, how: How, share: int, bytes_per_s: float) -> Treatment:
-    transfer_s = c.nbytes / bytes_per_s
-    kept = c.nbytes if how == "keep" else share
-    step_s = request_s = 0.0
-    moved = 0
-    if how == "alternate":
-        request_s, moved = transfer_s, c.nbytes
-    elif how == "stream":
-        compute_s = c.compute_s or 0.0
-        step_s = wait_s(transfer_s, kept / c.nbytes, compute_s)
-        request_s = c.passes * step_s
-        moved = c.passes * (c.nbytes - kept)
+    kept, step_s = c.nbytes if how == "keep" else share, 0.0
+    absent_s = (c.nbytes - kept) / bytes_per_s
+    request_s, moved = absent_s, c.nbytes - kept
+    if how == "stream":
+        step_s = wait_s(c.nbytes / bytes_per_s, kept / c.nbytes, c.compute_s or 0.0)
+        request_s, moved = c.passes * step_s, c.passes * moved
     return Treatment(
         name=c.name,
         how=how,
         nbytes=c.nbytes,
         kept_bytes=kept,
-        swap_in_s=(c.nbytes - kept) / bytes_per_s,
+        swap_in_s=absent_s,
         step_s=step_s,
         request_s=request_s,
         moved_bytes=moved,

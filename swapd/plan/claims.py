@@ -1,7 +1,6 @@
 """Computes the need of each stage of a deploy file on each GPU, from the file and the weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from swapd.plan.demands import Demand, WeightGroup
 from swapd.plan.deploy import Deploy, DeployStage
 from swapd.plan.shares import USUAL_CACHE
 from swapd.plan.sizes import COMPONENTS, DITS, STAGES
+from swapd.shared.text import meant
 from swapd.shared.units import size
 from swapd_client.vllm.options import PART_CHUNKS, options_of
 
@@ -240,9 +240,7 @@ def check(name: str, deploy: Deploy) -> None:
     pipeline = any(s.kind == "diffusion" for s in deploy.stages) and name in COMPONENTS
     if name.partition(".")[0] in stages or pipeline:
         return
-    names = [s.name for s in deploy.stages]
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"its stages are: {', '.join(names)}"
+    hint = meant(name, [s.name for s in deploy.stages], "its stages are")
     raise PlanError(f"{deploy.path} has no stage {name!r}; {hint}")
 
 

@@ -12,7 +12,6 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ from msgspec import Meta
 from swapd.run.commands import Command, command_of
 from swapd.shared import config
 from swapd.shared.config import ENDPOINT_VARIABLE, STAGE_VARIABLE, ConfigError, read_toml
+from swapd.shared.text import meant
 from swapd.shared.units import parse_size, parse_span, size
 
 #: Settings of `swapd serve` that a run's daemon cannot have: `swapd run` chooses its places.
@@ -337,7 +337,7 @@ def _check_after(path: Path, stages: Mapping[str, StageSpec]) -> None:
         source = f"{path}: stages.{stage.name}.after"
         for name in stage.after:
             if name not in stages:
-                raise ConfigError(f'{source}: there is no stage "{name}"; {_meant(name, stages)}')
+                raise ConfigError(f'{source}: there is no stage "{name}"; {meant(name, stages)}')
     graph = {name: stage.after for name, stage in stages.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -352,9 +352,4 @@ def _check_after(path: Path, stages: Mapping[str, StageSpec]) -> None:
 def _known(raw: Mapping[str, Any], names: Iterable[str], source: str) -> None:
     for name in raw:
         if name not in names:
-            raise ConfigError(f"{source}{name} is not a key of this; {_meant(name, names)}")
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    near = get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+            raise ConfigError(f"{source}{name} is not a key of this; {meant(name, names)}")

@@ -7,14 +7,14 @@ files, which the kernel can drop, nor a driver's own memory.
 
 import importlib
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from swapd.run import gpus
+from swapd.shared.system import repeated
 
 _PROC = Path("/proc")
 #: Sampling takes at most this share of the time.
@@ -49,21 +49,8 @@ class Sampler:
         self.due = now + max(EVERY_S, (now - began) / _SHARE)
 
 
-@contextmanager
-def sampled(sampler: Sampler) -> Iterator[None]:
-    ended = threading.Event()
-
-    def sample() -> None:
-        while not ended.wait(max(0.0, sampler.due - time.monotonic())):
-            sampler.sample()
-
-    thread = threading.Thread(target=sample, name="swapd-sampler")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def sampled(sampler: Sampler) -> AbstractContextManager[None]:
+    return repeated(sampler.sample, lambda: max(0.0, sampler.due - time.monotonic()))
 
 
 def descendants(pid: int) -> list[int]:

@@ -21,6 +21,7 @@ from msgspec import Meta
 from swapd.shared import documents
 from swapd.shared.errors import UserError
 from swapd.shared.runtime_dir import SWAP_LOG
+from swapd.shared.text import meant
 from swapd.shared.units import Size, parse_rate, parse_span, size, typed_size
 
 log = logging.getLogger("swapd.shared.config")
@@ -409,9 +410,7 @@ def _unless_service(value: str | None) -> str | None:
 
 def _parse(name: str, value: Any, source: str) -> Any:
     if name not in _KINDS:
-        near = get_close_matches(name, _KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(_KINDS)}"
-        raise ConfigError(f"{source} is not a setting; {hint}")
+        raise ConfigError(f"{source} is not a setting; {meant(name, _KINDS, 'settings are')}")
     try:
         if isinstance(value, str):
             value = _READERS.get(name, str)(value)

@@ -10,9 +10,9 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -177,6 +177,24 @@ def start(thread: threading.Thread) -> None:
         thread.start()
     except (RuntimeError, MemoryError) as exc:
         raise no_thread(thread.name) from exc
+
+
+@contextmanager
+def repeated(look: Callable[[], object], pause_s: Callable[[], float]) -> Iterator[None]:
+    """Have a thread call `look` while the block runs, each time after a pause."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(pause_s()):
+            look()
+
+    thread = threading.Thread(target=run, name="swapd-looks")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def no_thread(name: str) -> LimitError:

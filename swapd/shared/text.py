@@ -6,6 +6,9 @@ escape sequence, line break, control character or mark for text direction reache
 log or an exception.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 #: Longest text of one field of a message: a name, a label, a hash.
 TEXT_MAX_CHARS = 200
 
@@ -24,6 +27,12 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def meant(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
+    """A hint for an unknown name: the nearest of `names`, else all of them."""
+    near = get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"
 
 
 def counted(number: int, what: str) -> str:

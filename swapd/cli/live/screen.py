@@ -185,19 +185,8 @@ def ago(span_s: float) -> str:
     return f"{int(span_s)} s"
 
 
-class _Grid(NamedTuple):
-    name_cells: int
-    columns: list[_Column]
-
-    def line(self, name: str, texts: Iterable[str]) -> str:
-        cells = [set_cell_size(name, self.name_cells)]
-        for column, text in zip(self.columns, texts, strict=True):
-            pad = max(column.cells - cell_len(text), 0) if column.right else 0
-            cells.append(set_cell_size(" " * pad + text, column.cells))
-        return " ".join(cells)
-
-
-def _grid(width: int) -> _Grid:
+def _grid(width: int) -> tuple[int, list[_Column]]:
+    """The cells of the name, and the other columns."""
     columns = [column for column in _COLUMNS if width >= column.from_width]
     left = width - sum(column.cells + 1 for column in columns)
     for at, column in enumerate(columns):
@@ -205,21 +194,28 @@ def _grid(width: int) -> _Grid:
             spare = max(left - 24, 0) // 2
             columns[at] = column._replace(cells=column.cells + spare)
             left -= spare
-    return _Grid(max(left, 1), columns)
+    return max(left, 1), columns
 
 
 def _table(rows: list[Row], choice: Choice, width: int, height: int) -> Iterator[Text]:
-    grid = _grid(width)
+    name_cells, columns = _grid(width)
+
+    def line(name: str, texts: Iterable[str]) -> str:
+        cells = [set_cell_size(name, name_cells)]
+        for column, text in zip(columns, texts, strict=True):
+            pad = max(column.cells - cell_len(text), 0) if column.right else 0
+            cells.append(set_cell_size(" " * pad + text, column.cells))
+        return " ".join(cells)
+
     name, *headings = (
         f"{text}*" if text == choice.sort else text
-        for text in ("name", *(column.heading for column in grid.columns))
+        for text in ("name", *(column.heading for column in columns))
     )
-    yield Text(grid.line(name, headings), "bold")
+    yield Text(line(name, headings), "bold")
     at = choice.settle(rows, height - 1)
     for i, row in enumerate(rows[choice.first : choice.first + height - 1], choice.first):
         style = "reverse" if i == at else STATE_STYLES.get(row.state, "" if row.inside else "dim")
-        texts = [column.text(row) for column in grid.columns]
-        yield Text(grid.line(plain(row.name), texts), style)
+        yield Text(line(plain(row.name), (column.text(row) for column in columns)), style)
 
 
 # --- the arena ---------------------------------------------------------------------------
