@@ -274,11 +274,7 @@ def _table(placements: Iterable[Treatment]) -> Table:
             p.how,
             if_any(size, p.kept_bytes),
             if_any(seconds, p.swap_in_s),
-            ""
-            if p.how != "stream"
-            else f"{seconds(p.step_s)} x {p.passes}"
-            if p.step_s
-            else "hidden",
+            _each_pass(p),
             if_any(seconds, p.request_s),
             if_any(size, p.moved_bytes),
         )
@@ -286,3 +282,9 @@ def _table(placements: Iterable[Treatment]) -> Table:
     )
     more = ("wait each pass", "wait each request", "moved")
     return columns((*headings, *more), rows, left=("component", "do"))
+
+
+def _each_pass(p: Treatment) -> str:
+    if p.how != "stream":
+        return ""
+    return f"{seconds(p.step_s)} x {p.passes}" if p.step_s else "hidden"

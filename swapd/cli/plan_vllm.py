@@ -151,7 +151,7 @@ def _check_ours(found: Deploy) -> None:
 
 def _totals(gpus: Collection[int], given: int | None) -> dict[int, int]:
     try:
-        return {gpu: given or gpu_memory(f"cuda:{gpu}") for gpu in sorted(gpus)}
+        return {gpu: gpu_memory(f"cuda:{gpu}") if given is None else given for gpu in sorted(gpus)}
     except ModuleNotFoundError as exc:
         raise PlanError("the memory of a GPU is unknown: give --device-memory 80GiB") from exc
 

@@ -154,12 +154,11 @@ def needs_of(
         return Needs(own, given or USUAL_CACHE, said=given is not None, notes=notes)
     cache = _cache(stage, layout)
     said = None if room is None else _left_of(stage, room, own, cache, chunk)
+    requests = None if stage.caches_prefixes else stage.max_requests
     return Needs(
         workspace=own,
         least_cache=kv.least_bytes(cache) if said is None else said,
-        most_cache=None
-        if stage.max_requests is None or stage.caches_prefixes
-        else kv.least_bytes(cache, stage.max_requests),
+        most_cache=kv.least_bytes(cache, requests) if requests else None,
         cache=cache,
         layers=layout.layers,
         said=said is not None,

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -252,11 +252,8 @@ async def _serve(settings: PageSettings) -> None:
     folder = Path(settings.folder)
     client = await asyncio.to_thread(connect, folder, label=LABEL, timeout=CONNECT_S)
     try:
-        watched = await asyncio.to_thread(Watched, client)
-        try:
+        with closing(await asyncio.to_thread(Watched, client)) as watched:
             await _serve_until_the_end(watched, client, settings)
-        finally:
-            watched.close()
     finally:
         await asyncio.to_thread(client.close)
 
