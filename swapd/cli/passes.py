@@ -25,6 +25,8 @@ class _Move(NamedTuple):
     name: str
     nbytes: int
     at: float
+    #: Its own line, for short runs.
+    alone: ShownLine
     took: float = 0.0
     why: str = ""
     passed: bool = False
@@ -33,43 +35,35 @@ class _Move(NamedTuple):
 class _Run:
     def __init__(self, family: str) -> None:
         self.family = family
-        self._moved: list[_Move] = []
-        #: The single line of each, for short runs.
-        self._alone: list[ShownLine] = []
+        self.moved: list[_Move] = []
 
     def goes_on_with(self, moved: _Move) -> bool:
         """Whether `moved` belongs to the same pass: a second load of a part begins the next."""
-        came = {one.name for one in self._moved if one.verb == "in"}
+        came = {one.name for one in self.moved if one.verb == "in"}
         return moved.verb != "in" or moved.name not in came
 
     @property
     def is_stream(self) -> bool:
         """Its parts leave by themselves: it continues across records of others."""
-        return any(one.passed for one in self._moved)
-
-    def add(self, moved: _Move, alone: ShownLine) -> None:
-        self._moved.append(moved)
-        self._alone.append(alone)
+        return any(one.passed for one in self.moved)
 
     def lines(self, seen: Seen) -> Iterator[ShownLine]:
-        if len(self._moved) <= _FEW:
-            yield from self._alone
+        if len(self.moved) <= _FEW:
+            yield from (one.alone for one in self.moved)
         elif self.is_stream:
             yield self._streamed(seen)
         else:
-            for verb, why in dict.fromkeys((one.verb, one.why) for one in self._moved):
+            for verb, why in dict.fromkeys((one.verb, one.why) for one in self.moved):
                 yield self._together(verb, why, seen)
 
     def _streamed(self, seen: Seen) -> ShownLine:
-        came = [one for one in self._moved if one.verb == "in"]
-        left = sum(one.verb == "evict" for one in self._moved)
+        came = [one for one in self.moved if one.verb == "in"]
+        left = sum(one.verb == "evict" for one in self.moved)
         detail = f"{_amount(came)}  {_speed(came)}  {len(came)} blocks in, {left} out"
-        return in_columns(
-            self._moved[-1].at, Said("stream", plain(self.family), detail, GOOD), seen
-        )
+        return in_columns(self.moved[-1].at, Said("stream", plain(self.family), detail, GOOD), seen)
 
     def _together(self, verb: str, why: str, seen: Seen) -> ShownLine:
-        ours = [one for one in self._moved if (one.verb, one.why) == (verb, why)]
+        ours = [one for one in self.moved if (one.verb, one.why) == (verb, why)]
         detail = f"{_amount(ours)}  "
         if verb != "evict":
             detail += f"{_speed(ours)}  "
@@ -98,7 +92,7 @@ class Folding:
         left = record.action
         if shown is None or (isinstance(left, actions.Evicted) and left.name in seen.part_of):
             return
-        moved = _moved(record, seen)
+        moved = _moved(record, seen, shown)
         family = seen.part_of.get(moved.name) if moved else None
         if moved is None or family is None:
             yield from self._end(record, seen)
@@ -110,7 +104,7 @@ class Folding:
             run = None
         if run is None:
             run = self._runs[family] = _Run(family)
-        run.add(moved, shown)
+        run.moved.append(moved)
 
     def flush(self, seen: Seen) -> Iterator[ShownLine]:
         runs, self._runs = self._runs, {}
@@ -123,19 +117,20 @@ class Folding:
             yield from self._runs.pop(family).lines(seen)
 
 
-def _moved(record: Record, seen: Seen) -> _Move | None:
+def _moved(record: Record, seen: Seen, shown: ShownLine) -> _Move | None:
     match record.event or record.action:
         case events.CopiedIn() | events.CopiedOut() as e if e.generation in seen.copies:
             order, began = seen.copies[e.generation]
             if not isinstance(order, actions.CopyIn | actions.CopyOut) or order.only is not None:
                 return None
             verb, why = ("in", "") if isinstance(e, events.CopiedIn) else ("out", "written back")
-            return _Move(verb, order.name, order.nbytes, record.time, record.time - began, why)
+            took = record.time - began
+            return _Move(verb, order.name, order.nbytes, record.time, shown, took, why)
         case actions.Evict() as a if a.name not in seen.scratch:
             nbytes = seen.sizes.get(a.name, 0)
             why = why_evicted(a, seen)
             passed = a.reason == "sequential"
-            return _Move("evict", a.name, nbytes, record.time, why=why, passed=passed)
+            return _Move("evict", a.name, nbytes, record.time, shown, why=why, passed=passed)
         case _:
             return None
 

@@ -226,10 +226,8 @@ class Site:
 
 
 def _number(query: str, name: str) -> float:
-    found = re.search(rf"(?:^|&){name}=([0-9.]{{1,20}})(?:&|$)", query)
-    with suppress(ValueError):
-        return float(found[1]) if found else 0.0
-    return 0.0
+    found = re.search(rf"(?:^|&){name}=([0-9]{{1,15}}(?:\.[0-9]{{0,15}})?)(?:&|$)", query)
+    return float(found[1]) if found else 0.0
 
 
 def main(settings: bytes) -> None:
