@@ -8,7 +8,7 @@ files, which the kernel can drop, nor a driver's own memory.
 import importlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,18 @@ class Sampler:
         #: More than at the beginning, on all devices together; None if unknown.
         self.device_bytes: int | None = None
         self.due = 0.0
-        self._gpus = _Gpus(devices)
+        self._used = _on_gpus(devices)
+        self._before = self._used()
 
     def sample(self) -> None:
         began = time.monotonic()
         if began < self.due:
             return
-        if used := host_bytes(descendants(os.getpid())):
-            self.host_bytes = max(self.host_bytes or 0, used)
-        more = self._gpus.more()
-        if more is not None:
-            self.device_bytes = max(self.device_bytes or 0, more)
+        if on_host := host_bytes(descendants(os.getpid())):
+            self.host_bytes = max(self.host_bytes or 0, on_host)
+        used = self._used()
+        if used is not None and self._before is not None:
+            self.device_bytes = max(self.device_bytes or 0, used - self._before)
         now = time.monotonic()
         self.due = now + max(EVERY_S, (now - began) / _SHARE)
 
@@ -99,28 +100,21 @@ def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
                 yield (found.st_dev, found.st_ino), found.st_blocks * _BLOCK
 
 
-class _Gpus:
-    def __init__(self, devices: Sequence[str]) -> None:
-        named = [device for device in devices if gpus.number_of(device) is not None]
-        self._nvml: Any = None
-        self._handles: list[Any] = []
-        with suppress(Exception):  # the library is missing, or raised its own error
-            if named:
-                nvml = importlib.import_module("pynvml")
-                nvml.nvmlInit()
-                self._handles = [gpus.nvml_handle(nvml, device) for device in named]
-                self._nvml = nvml
-        self._before = self._used()
+def _on_gpus(devices: Sequence[str]) -> Callable[[], int | None]:
+    """Reads the bytes in use on these devices that are GPUs; None if NVML has no answer."""
+    named = [device for device in devices if gpus.number_of(device) is not None]
+    nvml: Any = None
+    handles: list[Any] = []
+    with suppress(Exception):  # the library is missing, or raised its own error
+        if named:
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            handles = [gpus.nvml_handle(nvml, device) for device in named]
 
-    def more(self) -> int | None:
-        used = self._used()
-        return None if used is None or self._before is None else max(0, used - self._before)
+    def used() -> int | None:
+        with suppress(Exception):
+            found = map(nvml.nvmlDeviceGetMemoryInfo, handles)
+            return sum(int(one.used) for one in found) if handles else None
+        return None
 
-    def _used(self) -> int | None:
-        if self._nvml is None:
-            return None
-        try:
-            memory = map(self._nvml.nvmlDeviceGetMemoryInfo, self._handles)
-            return sum(int(one.used) for one in memory)
-        except Exception:  # noqa: BLE001 - the library's own error
-            return None
+    return used
