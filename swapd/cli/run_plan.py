@@ -43,7 +43,8 @@ class RunPlan(NamedTuple):
     def show(self) -> None:
         for one in self.daemons:
             there = joinable(one)
-            what = f"joins the one at {there}" if there else one.line
+            line = shlex.join(["swapd", *one.command[3:]])
+            what = f"joins the one at {there}" if there else line
             say(f"{what}    # {size(one.budget)}: {one.why}")
         for path, text in self.files.items():
             say(f"# {path}", "dim")

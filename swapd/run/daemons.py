@@ -3,7 +3,6 @@
 A started daemon ends with the command, even if that crashes; a joined one is left as it is.
 """
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,10 +36,6 @@ class DaemonSpec(NamedTuple):
     file: Path | None = None
     #: The budget of a daemon that runs already and is enough; None: as much.
     least: int | None = None
-
-    @property
-    def line(self) -> str:
-        return shlex.join(["swapd", *self.command[3:]])
 
     @property
     def command(self) -> list[str]:
@@ -105,9 +100,13 @@ def joinable(wanted: DaemonSpec) -> Path | None:
 
 def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
     elsewhere = wanted.device == "host" and found.folder != wanted.folder.resolve()
-    status = None if found.unreachable or elsewhere else _status(found.folder)
-    if status is None:
+    if found.unreachable or elsewhere:
         return None
+    try:
+        with swapd_client.connect(found.folder, label="swapd run", timeout=ASKED_S) as client:
+            status = client.status(timeout=ASKED_S)
+    except SwapdError:
+        return None  # it ends, or does not answer: no other command can use it
     theirs = gpus.name_of(status.device, gpus.listed_by(found.pid))
     same = gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
     return status if same else None
@@ -140,14 +139,6 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
             open_now.callback(stop, process)
             found.append(ServingDaemon(one, one.folder, process))
         yield found
-
-
-def _status(folder: Path) -> Status | None:
-    try:
-        with swapd_client.connect(folder, label="swapd run", timeout=ASKED_S) as client:
-            return client.status(timeout=ASKED_S)
-    except SwapdError:
-        return None  # it ends, or does not answer: no other command can use it
 
 
 def endpoint_of(found: Sequence[ServingDaemon]) -> str:

@@ -219,7 +219,8 @@ class Stages:
         if ended.up:
             return []
         name = ended.stage.name
-        left = [s.stage.name for s in self.states.values() if _waits_for(s, name)]
+        waiting = [s.stage for s in self.states.values() if s.now is _Is.WAITING]
+        left = [stage.name for stage in waiting if name in stage.after]
         if not left:
             return []
         why = (
@@ -233,10 +234,6 @@ def _again(state: StageState, status: int) -> bool:
     restart, retries = state.stage.restart, state.stage.retries
     wanted = restart == "always" or (restart == "on-failure" and status != 0)
     return wanted and (retries is None or state.failures < retries)
-
-
-def _waits_for(state: StageState, name: str) -> bool:
-    return state.now is _Is.WAITING and name in state.stage.after
 
 
 def _named(status: int) -> str:
