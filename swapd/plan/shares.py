@@ -299,8 +299,9 @@ def _by_block(ours: Sequence[Demand], budget: int) -> tuple[str, ...]:
 
 
 def _share(claim: Demand, cache: int, fits: bool, bytes_per_s: float) -> GpuShare:
-    turning = [p for p in claim.parts if not p.stays] if claim.ours and not fits else []
-    taken = sum(p.taken for p in turning) + (cache if claim.ours and not fits else 0)
+    may_leave = claim.ours and not fits
+    turning = [p for p in claim.parts if may_leave and not p.stays]
+    taken = sum(p.taken for p in turning) + (cache if may_leave else 0)
     return GpuShare(
         name=claim.name,
         stage_id=claim.stage_id,
