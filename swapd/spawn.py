@@ -69,7 +69,8 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
 def started(command: Sequence[str], errors: IO[bytes], **options: Any) -> "subprocess.Popen[bytes]":
     """A daemon that serves, as a line of its output shows. `options`: others of `Popen`.
 
-    Blocks until it does. Raises: SpawnError with what it wrote to `errors`, the last of it."""
+    Blocks until it does. Raises: SpawnError with what it wrote to `errors`, the last of it.
+    """
     began = errors.seek(0, os.SEEK_END)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **options)
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,7 +59,8 @@ def measure(
         _Rival(str(daemon.folder), nbytes) as rival,
         swapd_client.connect(daemon.folder, label="bench") as client,
     ):
-        client.register("mine", {"weights": bytearray(nbytes)})
+        weights, read = _weights(device, nbytes)
+        client.register("mine", {"weights": weights})
 
         def turn() -> None:
             rival.take_turn()
@@ -74,6 +75,7 @@ def measure(
             with client.acquire("mine") as lease:
                 swaps.append(time.perf_counter() - started)
                 assert lease.loaded
+                read()  # as a worker does: the next eviction has its page tables to take away
             copies.append(seconds_of(plain.copy))
         status = client.status()
     swap_s, copy_s = statistics.median(swaps), statistics.median(copies)
@@ -87,6 +89,16 @@ def measure(
         bytes_in=status.bytes_in,
         bytes_back=status.bytes_out,
     )
+
+
+def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
+    """And what reads them; on a GPU nothing does."""
+    if device != "host":
+        return bytearray(nbytes), lambda: None
+    import torch
+
+    weights = torch.full((nbytes // 8,), 3, dtype=torch.int64)
+    return weights, weights.sum
 
 
 def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], object]) -> None:

@@ -150,10 +150,8 @@ def cuda_stages(of: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    found, where = (
-        mapping(read_yaml, path, BadDeploy, "is no deploy file: it has no keys"),
-        str(path),
-    )
+    found = mapping(read_yaml, path, BadDeploy, "is no deploy file: it has no keys")
+    where = str(path)
     for key in ("base_config", "pipeline"):
         _text(where, found, key)
     _check_stages(where, _keyed(where, found).get("stages"))
