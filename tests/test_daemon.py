@@ -239,25 +239,32 @@ def test_a_daemon_whose_terminal_closes_stops(tmp_path: Path) -> None:
 
 BROKEN = """
 from swapd.cli import main
+from swapd.daemon import statuses
 from swapd.device import HostDevice
 
-def copy_in(*args, **options):
-    raise ZeroDivisionError("a bug")
+def fails(*args, **options):
+    raise {error}
 
-HostDevice.copy_in = copy_in
+{verb} = fails
 main()
 """
 
 
-def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with forked.Popen(
-        [sys.executable, "-c", BROKEN, "serve", "--budget", "8MiB", "--runtime-dir", str(folder)],
+def broken(folder: Path, verb: str, error: str) -> "subprocess.Popen[str]":
+    """A daemon in which this function raises this error."""
+    program = BROKEN.format(verb=verb, error=error)
+    return forked.Popen(
+        [sys.executable, "-c", program, "serve", "--budget", "8MiB", "--runtime-dir", str(folder)],
         env={"PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    ) as process:
+    )
+
+
+def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with broken(folder, "HostDevice.copy_in", "ZeroDivisionError('a bug')") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -269,3 +276,16 @@ def test_a_bug_ends_the_daemon_with_its_error_and_leaves_no_socket(tmp_path: Pat
         assert "ZeroDivisionError: a bug" in process.stderr.read()
         for name in (runtime_dir.LIFELINE, runtime_dir.RPC, runtime_dir.EVENTS):
             assert not (folder / name).exists()
+
+
+def test_figures_that_cannot_be_read_are_a_note_of_the_status(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with broken(folder, "statuses._private_copies", "OSError(5, 'EIO')") as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            with swapd_client.connect(folder) as client:
+                for _ in range(2):
+                    assert "EIO" in client.status().notes[0]
+        finally:
+            process.kill()

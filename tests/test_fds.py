@@ -1,5 +1,6 @@
 """A descriptor is closed exactly once, and crosses a process border whole or not at all."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -103,6 +104,26 @@ def test_received_descriptors_are_not_inherited(pair: Pair) -> None:
         _, (got,) = recv_packet(theirs, 100)
         with got:
             assert not os.get_inheritable(got.fileno())
+
+
+def test_a_received_one_whose_file_cannot_be_written_is_closed_without_an_error(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a network disk that is gone: the process that sent it has the loss."""
+    ours, theirs = pair
+    close = os.close
+
+    def fails(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with memory() as sent:
+        send_packet(ours, b"", [sent.fileno()])
+    _, (received,) = recv_packet(theirs, 16)
+    number = received.fileno()
+    monkeypatch.setattr(os, "close", fails)
+    received.close()
+    assert not is_open(number)
 
 
 def test_a_packet_cut_short_is_refused_and_keeps_no_descriptor(pair: Pair) -> None:

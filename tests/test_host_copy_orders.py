@@ -3,23 +3,28 @@ work waits for a step of other sessions' long work at most; a few lines report p
 """
 
 import asyncio
+import errno
+import fcntl
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swapd.core.actions import MakeHostCopy
-from swapd.core.events import AnyEvent, HostCopiesPinned, HostCopyMade
+from swapd.core.events import AnyEvent, HostCopiesPinned, HostCopyFailed, HostCopyMade
 from swapd.daemon.host_copies import Work
 from swapd.daemon.host_copy_orders import PERIOD_S, HostCopyOrders, PinReport, TimeSlices
 from swapd.device import HostDevice
 from swapd.device.base import Pinned
+from swapd.shared.fds import OwnedFd
 from tests.posted import NOW, Posted
-from tests.test_host_copies import Copies
+from tests.test_host_copies import Copies, refuse_with
 
 NBYTES = 4096
 CHUNK = 2 << 20
@@ -48,6 +53,40 @@ async def test_what_a_session_shares_that_has_ended_can_be_shared_on(device: Hos
     assert posted.crashes.empty()
     copies.close()
     assert len(copies) == copies.total_bytes == 0
+
+
+def handing_back(fd: OwnedFd) -> Any:
+    """The sessions, of which the first hands this back."""
+    return {1: SimpleNamespace(lifeline=SimpleNamespace(take_handed_back=lambda _: fd))}
+
+
+def handed_back() -> OwnedFd:
+    """A host copy of an earlier daemon, whose worker has it still."""
+    fd = OwnedFd(os.memfd_create("test", os.MFD_ALLOW_SEALING))
+    os.ftruncate(fd.fileno(), NBYTES)
+    fcntl.fcntl(fd.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    return fd
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EIO], ids=errno.errorcode.get)
+async def test_a_handed_back_one_that_cannot_be_taken_over_is_refused_and_the_daemon_goes_on(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    copies, posted, old = Copies(None, device), Posted(), handed_back()
+    orders = HostCopyOrders(copies, device, handing_back(old), posted.inbox)
+    orders.make(MakeHostCopy(1, 1, "a", NBYTES, mutable=False))
+    if number == errno.EPERM:  # the worker forbids further seals, after the daemon has looked
+        fcntl.fcntl(old.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    else:
+        monkeypatch.setattr(fcntl, "fcntl", refuse_with(number))
+    (failed,) = await asyncio.wait_for(posted.some(1), PATIENCE_S)
+    assert isinstance(failed, HostCopyFailed)
+    assert (failed.uid, failed.code, failed.short) == (1, "internal", False)
+    assert os.strerror(number) in failed.why
+    assert posted.crashes.empty()
+    assert len(copies) == copies.total_bytes == 0
+    with pytest.raises(ValueError, match="closed"):
+        old.fileno()
 
 
 # --- time slices -------------------------------------------------------------------------

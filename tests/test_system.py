@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import NoReturn
 
 import pytest
 
-from swapd.shared.system import has_ended, is_alive, open_pidfd
+from swapd.shared.config import NOTIFY_VARIABLE
+from swapd.shared.system import has_ended, is_alive, notify_systemd, open_pidfd
 
 
-def refuse(*_: object) -> NoReturn:
+def refuse(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
 
 
@@ -35,6 +37,15 @@ def test_without_descriptors_a_process_that_lives_is_not_taken_as_gone(
     monkeypatch.setattr(owner, verb, refuse)
     assert is_alive(os.getpid())
     assert not has_ended(os.getpid())
+
+
+def test_without_descriptors_systemd_hears_nothing_and_the_watchdog_s_next_beat_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(NOTIFY_VARIABLE, "/somewhere")
+    monkeypatch.setattr(socket, "socket", refuse)
+    notify_systemd("WATCHDOG=1")
+    assert f"cannot tell systemd WATCHDOG=1: {os.strerror(errno.ENFILE)}" in caplog.text
 
 
 def test_a_process_whose_first_thread_has_ended_has_not_while_another_goes_on() -> None:

@@ -100,7 +100,7 @@ class HostCopyOrders:
             try:
                 made = self._send(order, self._copies.make_empty(uid, order.nbytes))
             except HostCopyError as exc:
-                made = self._failed(uid, exc)
+                made = self._failed(uid, session, exc)
             self._inbox.post(made)
         elif old is not None:
             work = self._copies.adopt(uid, order.nbytes, old)
@@ -158,20 +158,21 @@ class HostCopyOrders:
             try:
                 event = event_of(await self._slices.do(session, work))
             except (HostCopyError, MemoryError, OSError) as exc:
-                event = self._failed(uid, exc)
+                event = self._failed(uid, session, exc)
             self._inbox.post(event)
 
         self._inbox.start(carry_out())
 
-    def _failed(self, uid: int, error: Exception) -> AnyEvent:
+    def _failed(self, uid: int, session: int, error: Exception) -> AnyEvent:
         now = self._inbox.clock()
         if isinstance(error, HostCopyError):
             short = error.code in ("host_memory", "limit")
             return events.HostCopyFailed(now, uid, error.code, str(error), short)
+        why = f"the daemon could not: {error or 'no memory'}"
         if isinstance(error, MemoryError) or fds.is_shortage(error):
-            why = f"the daemon could not: {error or 'no memory'}; try again later"
-            return events.HostCopyFailed(now, uid, "limit", why, short=True)
-        raise error
+            return events.HostCopyFailed(now, uid, "limit", f"{why}; try again later", short=True)
+        log.error("no host copy for session %d: %s", session, why)
+        return events.HostCopyFailed(now, uid, "internal", why)
 
     def _send(self, order: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
         """Send a new host copy to its worker; return the event that says whether it was made."""

@@ -15,7 +15,7 @@ from swapd.daemon.host_copies import NAME, HostCopies
 from swapd.daemon.lending import Lender, WorkerConnection
 from swapd.device import Device, DeviceError, DeviceLost, MemoryUse
 from swapd.log.swap_log import SwapLog
-from swapd.shared import fds, protocol
+from swapd.shared import protocol
 from swapd.shared.system import Threads, private_bytes
 
 #: Components to look at for a status before other work has its turn.
@@ -84,8 +84,6 @@ class Statuses:
             self._inbox.post(events.DeviceDown(self._inbox.clock(), str(exc)))
             why = explain.device_down(str(exc))
         except (DeviceError, MemoryError, OSError) as exc:
-            if isinstance(exc, OSError) and not fds.is_shortage(exc):
-                raise
             why = str(exc) or "no memory"
         return MemoryUse(0, 0, (), (why,)), 0
 

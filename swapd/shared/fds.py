@@ -10,7 +10,7 @@ import socket
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 #: Most descriptors in one packet. Linux allows 253.
@@ -72,6 +72,15 @@ class OwnedFd:
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self.take())
+
+
+class ReceivedFd(OwnedFd):
+    """Of a file that may be another process's: what fails when it is closed (EIO of a network disk)
+    is of no use here, and the number is free in any case."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def allow(count: int) -> int:
@@ -160,7 +169,7 @@ def recv_packet(
     data, ancillary, flags, _ = sock.recvmsg(
         max_bytes, socket.CMSG_LEN(most * _INT.size), socket.MSG_CMSG_CLOEXEC
     )
-    fds = [OwnedFd(fd) for fd in _descriptors(ancillary)]
+    fds: list[OwnedFd] = [ReceivedFd(fd) for fd in _descriptors(ancillary)]
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
             fd.close()

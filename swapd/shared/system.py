@@ -104,12 +104,12 @@ def notify_systemd(state: str, files: Sequence[int] = ()) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.connect(address)
             socket.send_fds(sock, [state.encode()], list(files))
-        except OSError as exc:
-            log.warning("cannot tell systemd %s: %s", state.partition("\n")[0], exc.strerror)
+    except OSError as exc:
+        log.warning("cannot tell systemd %s: %s", state.partition("\n")[0], exc.strerror)
 
 
 def _has_memory(pid: int) -> bool:

@@ -102,6 +102,20 @@ def test_nothing_kept_is_no_process(world: World, files: dict[str, Path]) -> Non
     assert not keepers(daemon)
 
 
+def test_a_daemon_that_cannot_remove_the_keeper_s_socket_serves_on(
+    world: World, files: dict[str, Path]
+) -> None:
+    daemon = serve(world)
+    keep(daemon, files, "talker")
+    await_held(daemon, 1)
+    (daemon.folder / runtime_dir.KEEPER).unlink()
+    (daemon.folder / runtime_dir.KEEPER).mkdir()
+    daemon.observer.forget()
+    keep(daemon, files, "vae")
+    (daemon.folder / runtime_dir.KEEPER).rmdir()
+    await_held(daemon, 1)
+
+
 def test_one_in_use_is_not_parked_and_is_again_when_its_session_ends(
     world: World, files: dict[str, Path]
 ) -> None:
