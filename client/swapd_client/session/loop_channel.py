@@ -2,15 +2,19 @@
 
 Sending never blocks. The number of open requests is bounded, and so is the memory of messages that
 a busy or stopped daemon has not read.
+
+Ctrl-C raises KeyboardInterrupt out of a loop at any instruction, and the loop may run again: so no
+task reads here, which an interrupt would end.
 """
 
 import asyncio
 from contextlib import suppress
 
-import zmq.asyncio
+import zmq
 
 from swapd.shared.protocol import UNANSWERED_MAX, AnyReply, AnyRequest, Cancel
 from swapd_client.errors import InvalidArgument, SwapdError, VersionMismatch
+from swapd_client.leases.covered import covered
 from swapd_client.session.channel import GRACE_S, ChannelFactory
 from swapd_client.session.wire import decode, encoded, unanswered
 
@@ -21,31 +25,31 @@ class AsyncChannel:
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
         self._loop = asyncio.get_running_loop()
-        context: zmq.asyncio.Context = zmq.asyncio.Context.shadow(factory.context)
-        self._socket: zmq.asyncio.Socket = factory.socket(context)
+        self._socket = factory.socket(zmq.Context.shadow(factory.context))
+        self._fd = self._socket.getsockopt(zmq.FD)
         self._replies: dict[int, asyncio.Future[AnyReply]] = {}
-        self._reader = self._loop.create_task(self._read(), name="swapd-replies")
+        #: Whether a reply was taken from the socket, and its request has not got it.
+        self._has_one = False
+        self._loop.add_reader(self._fd, self._read)
         self._session.life.when_ended(self._ended)
 
-    def end(self) -> None:
-        """As `close`, without waiting for its reader: once the session has ended."""
-        self._reader.cancel()
-        self.close_socket()
-
     async def close(self) -> None:
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
         self.close_socket()
 
     def close_socket(self) -> None:
-        """As `close`, after the loop has ended."""
-        self._socket.close()
+        """As `close`, also after the loop has ended."""
+        if not self._socket.closed:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.remove_reader(self._fd)
+            self._socket.close()
 
     def send(self, request: AnyRequest) -> None:
         """Send, and wait for no reply. Never blocks. Raises: InvalidArgument if it is too long."""
         data = encoded(request)
         if not self._socket.closed:
-            self._socket.send(data)
+            # a reply that comes while libzmq sends makes the descriptor readable for no one
+            self._loop.call_soon(self._read)
+            self._socket.send(data, zmq.NOBLOCK)
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
         """Send and wait for the reply. Raises as `Channel.call`; InvalidArgument for too many."""
@@ -71,21 +75,39 @@ class AsyncChannel:
         finally:
             self._replies.pop(request.id, None)
 
-    async def _read(self) -> None:
-        while True:
-            try:
-                reply = decode(await self._socket.recv())
-            except VersionMismatch as exc:
-                self._fail(exc)
-                continue
-            future = self._replies.get(reply.id)
-            if future is not None and not future.done():
-                future.set_result(reply)
+    @covered
+    def _read(self) -> None:
+        """Hand over all replies that are there. After an interrupt that is done again."""
+        try:
+            while not self._socket.closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                self._has_one = True
+                self._hand_over(self._socket.recv(zmq.NOBLOCK))
+                self._has_one = False
+        except (KeyboardInterrupt, SystemExit):
+            self._loop.call_soon(self._read)
+            if self._has_one:
+                self._has_one = False
+                self._fail(
+                    SwapdError(
+                        "an interrupt lost an answer of the daemon, perhaps the one to this "
+                        "request: make it again"
+                    )
+                )
+            raise
+
+    def _hand_over(self, data: bytes) -> None:
+        try:
+            reply = decode(data)
+        except VersionMismatch as exc:
+            return self._fail(exc)
+        future = self._replies.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply)
 
     def _ended(self, error: SwapdError) -> None:
         with suppress(RuntimeError):  # the loop is closed, so no task waits there
             self._loop.call_soon_threadsafe(self._fail, error)
-            self._loop.call_soon_threadsafe(self.end)
+            self._loop.call_soon_threadsafe(self.close_socket)
 
     def _fail(self, error: SwapdError) -> None:
         for future in self._replies.values():
