@@ -260,6 +260,21 @@ def test_a_revocation_that_comes_late_takes_no_private_bytes_away(
     assert bytes_at(where) == b"\x07" * NBYTES
 
 
+@pytest.mark.parametrize("shows", ["the same", "others", "what has not come"])
+def test_a_grant_that_comes_late_takes_no_private_bytes_away(world: World, shows: str) -> None:
+    """The client was closed meanwhile, and others use the chunks."""
+    where = world.range(writable=True)
+    where.show(1, HERE)
+    where.make_private(world.master, keep_shown=False)
+    if shows == "what has not come":
+        world.files.end()
+        world.files.close()
+    where.show(1 if shows == "the same" else 2, THERE)
+    where.lend(3, HERE)
+    assert bytes_at(where) == b"\x07" * NBYTES
+    assert not mapped_from(where, "test-arena")
+
+
 def test_made_private_twice_it_keeps_what_was_written_since(world: World) -> None:
     where = world.range()
     where.make_private(world.master, keep_shown=False)

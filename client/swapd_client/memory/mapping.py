@@ -145,10 +145,10 @@ class Range:
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
-        """Put the chunks of this generation behind the range. Raises: LimitReached; then any access
-        faults."""
+        """Put the chunks of this generation behind the range. No-op if it is private memory: then
+        others may use the chunks. Raises: LimitReached; then any access faults."""
         with self.lock:
-            if self._shown and generation == self.generation:
+            if self._private or (self._shown and generation == self.generation):
                 return
             self.generation, self._shown = generation, False
             self._latest = runs

@@ -272,6 +272,9 @@ def with_memory_of_its_own() -> None:
     where.revoke()
     where.revoke(9)
     where.drop((0, 1, 2))
+    where.show(2, ((0, 3),))  # of a lease that came late
+    where.put(3, ((0, 3),))
+    where.lend(3, ((0, 3),))
     assert gpu.look(where) == [7, 7, 7]
     with gpu.daemon.current():
         gpu.daemon.call(gpu.daemon.api.cuMemsetD8, where.address, 109, NBYTES)

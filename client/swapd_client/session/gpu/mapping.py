@@ -120,7 +120,7 @@ class GpuRange:
         if self._pieces:
             self._card.settle()
         with self.lock:
-            if not self.is_shown(generation):
+            if not (self._private or self.is_shown(generation)):  # private: others may use them
                 self._drop_private()
                 if generation != self.generation:
                     self._latest = None
