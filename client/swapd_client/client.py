@@ -93,10 +93,10 @@ def connect(
     `timeout`, if that is shorter), registers all that the client has again, at the same addresses,
     and goes on. It waits for leases, too, but raises DaemonGone at once if its own thread holds
     one. A call during which the daemon dies is repeated; those that register or unregister raise
-    DaemonGone. Without a daemon it raises NotRunning then, and the next call tries again. With
-    `start` it starts one, and waits for that as this call does. 0 or False: DaemonGone at once; but
-    a client with an attached model joins a daemon that runs. None, or True: as $SWAPD_RECONNECT
-    says, else 30 seconds.
+    DaemonGone. Without a daemon it raises NotRunning then, or Timeout if that one falls silent, and
+    the next call tries again. With `start` it starts one, and waits for that as this call does. 0
+    or False: DaemonGone at once; but a client with an attached model joins a daemon that runs.
+    None, or True: as $SWAPD_RECONNECT says, else 30 seconds.
     """
     explain_if(faults)
     check_installed(tracing)

@@ -9,9 +9,11 @@ steps; a call after an interrupt waits for it. Of several threads one joins, and
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
+from swapd.shared import protocol
 from swapd_client.asked import cancelled, stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
@@ -20,9 +22,11 @@ from swapd_client.errors import (
     NotRunning,
     SessionEnded,
     SwapdError,
+    Timeout,
 )
 from swapd_client.leasing import Leasing
 from swapd_client.registration import register_again
+from swapd_client.session.channel import GRACE_S
 from swapd_client.session.session import Session
 from swapd_client.session.starting import AGAIN_S
 
@@ -189,10 +193,36 @@ def _join(client: _Client, lost: Leasing, answer_s: float) -> None:
         parts = [part for part in old.registry.all() if not part.where.over]
         families = {part.part_of for part in parts}
         kept = {name: size for name, size in old.registry.kept.items() if name in families}
-        register_again(leasing, parts, kept)
+        _answered(leasing, answer_s, partial(register_again, leasing, parts, kept))
     except BaseException:
         session.close()
         leasing.close()
         raise
     old.handed_over()
     client._move_to(leasing)
+
+
+def _answered(leasing: Leasing, answer_s: float, register: Callable[[], object]) -> None:
+    """`register()`, which may take as long as its copies do; but from `answer_s` on, a daemon that
+    falls silent for GRACE_S ends the session. Raises then: Timeout."""
+    session, done = leasing.session, threading.Event()
+
+    def watch() -> None:
+        wait_s = min(answer_s, PATIENCE_S)
+        while not done.wait(wait_s):
+            wait_s, number = LAST_S, session.next_id()
+            try:
+                leasing.question(protocol.Release(number, number, ack=True), GRACE_S)
+            except Timeout as exc:
+                return session.end(exc)
+            except SwapdError:
+                pass  # it has ended, or this process has no descriptor for the question just now
+
+    watcher = threading.Thread(target=watch, name="swapd-joins-watch", daemon=True)
+    watcher.start()
+    try:
+        register()
+    finally:
+        done.set()
+        watcher.join()
+    session.check()

@@ -23,10 +23,13 @@ from swapd_client import (
     InvalidArgument,
     InvalidSource,
     NotRunning,
+    Timeout,
     TooLarge,
+    registration,
+    rejoining,
 )
 from swapd_client.session.registry import Registry
-from tests.guarantees.harness import MIB, PATIENCE_S
+from tests.guarantees.harness import MIB, PATIENCE_S, stop_process
 from tests.lives import Lives, living
 from tests.offload.modules import WIDTH, Decoder, seeded
 
@@ -256,6 +259,35 @@ def test_the_wait_ends_in_time_and_says_what_to_do(
     lives.start()
     with client.acquire("a"):
         assert (tensor.data_ptr(), torch.equal(tensor, numbers())) == (place, True)
+
+
+@pytest.mark.parametrize("step", ["_ask", "fill"])
+def test_a_next_one_that_falls_silent_while_it_is_joined_ends_the_call_in_time(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    client = lives.client
+    client.register("a", {"x": (tensor := numbers())})
+    client.register("m", {"x": (mutable := torch.ones(4))}, mutable=True)
+    places = tensor.data_ptr(), mutable.data_ptr()
+    owner: Any = registration if step == "_ask" else Registry
+    does = getattr(owner, step)
+
+    def stop(*arguments: Any, **options: Any) -> None:
+        stop_process(lives.daemon.pid)
+        does(*arguments, **options)
+
+    lives.next()
+    monkeypatch.setattr(rejoining, "GRACE_S", 0.5)
+    monkeypatch.setattr(client, "reconnect_s", 0.1)
+    monkeypatch.setattr(owner, step, stop)
+    with pytest.raises(Timeout, match=f"it is stopped.*{AGAIN}"):
+        client.acquire("a")
+    monkeypatch.undo()
+    os.kill(lives.daemon.pid, signal.SIGCONT)
+    with client.acquire("a", "m"):
+        assert (tensor.data_ptr(), mutable.data_ptr()) == places
+        assert torch.equal(tensor, numbers())
+        assert mutable.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("why", ["a needs 4 MiB; the budget is 2 MiB", "serves host, but the"])

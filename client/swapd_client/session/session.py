@@ -231,7 +231,7 @@ class Session:
 
     def _on_goodbye(self, goodbye: protocol.Goodbye) -> None:
         if goodbye.code == "stopping":
-            self._end(from_refusal(goodbye))
+            self.end(from_refusal(goodbye))
         else:
             self._cut_off(from_refusal(goodbye))
 
@@ -259,7 +259,7 @@ class Session:
                 "connect(reconnect=0), that of an attached model). Or close(): all tensors are "
                 "private memory then"
             )
-            self._end(DaemonGone(gone))
+            self.end(DaemonGone(gone))
 
     def fenced(self) -> SessionFenced | None:
         """The error if results computed until now may be wrong, because others may have used the
@@ -283,9 +283,9 @@ class Session:
         The daemon keeps the chunks of mutable components for this process.
         """
         clean = [part for part in self.registry.all() if not part.mutable]
-        self.processor.cut_off(clean, partial(self._end, error))
+        self.processor.cut_off(clean, partial(self.end, error))
 
-    def _end(self, error: SwapdError) -> None:
+    def end(self, error: SwapdError) -> None:
         """Set the reason, once, and wake every wait. May be done again after an interrupt."""
         with self.life.lock:
             if self.life.error is None:
@@ -361,7 +361,7 @@ class Session:
     def _hang_up(self) -> None:
         # the daemon's end may not be known yet
         self.registry.deserted |= not self._lifeline.is_daemon_alive()
-        self._end(ClientClosed("this client is closed; connect again"))
+        self.end(ClientClosed("this client is closed; connect again"))
         self._lifeline.close()
         self._could_write |= any(part.mutable for part in self.registry.all())
 
