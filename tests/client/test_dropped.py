@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,10 @@ import torch
 
 import swapd_client
 from swapd import spawn
+from swapd.shared import runtime_dir
+from swapd.shared.system import is_stopped
+from swapd_client import dropped
+from swapd_client.session.channel import Channel
 
 REGISTER = """
 client = connect(folder)
@@ -50,6 +56,36 @@ def test_a_cell_may_run_again(folder: Path, cell: str) -> None:
     await_sessions(folder, 1)
     names.clear()
     await_sessions(folder, 0)
+
+
+def test_a_name_is_free_again_also_for_a_daemon_that_hears_the_request_before_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wait for a daemon that had no time: messages of the new client before the end of the
+    old one, which brings the next message of the new client before it, too."""
+    pid = int((folder / runtime_dir.LOCK).read_text())
+    os.setpriority(os.PRIO_PROCESS, pid, 19)  # so that all of it has come when it goes on
+    old, client = swapd_client.connect(folder), swapd_client.connect(folder)
+    old.register("a", {"x": b"abc"})
+    settle, ready = dropped.settle, Channel._ready
+
+    def settle_while_it_has_no_time(within_s: float) -> None:
+        nonlocal old
+        os.kill(pid, signal.SIGSTOP)
+        while not is_stopped(pid):
+            """Soon."""
+        client.leasing.hint("a")
+        del old
+        settle(within_s)
+
+    def has_time_once_it_is_asked(channel: Channel, *how: Any) -> Any:
+        os.kill(pid, signal.SIGCONT)
+        return ready(channel, *how)
+
+    monkeypatch.setattr(dropped, "settle", settle_while_it_has_no_time)
+    monkeypatch.setattr(Channel, "_ready", has_time_once_it_is_asked)
+    client.register("a", {"x": b"xyz"})
+    client.close()
 
 
 def test_a_lease_in_use_keeps_the_session_of_its_client(folder: Path) -> None:
