@@ -71,15 +71,23 @@ async def test_a_client_that_does_not_read_loses_its_place(monkeypatch: pytest.M
     monkeypatch.setattr(http, "READ_S", 0.2)
     monkeypatch.setattr(http, "ANSWERING_MAX", 1)
 
+    has_place, may_send = asyncio.Event(), asyncio.Event()
+
     async def much(request: HttpRequest) -> Answer:
-        return Answer(200, bytes(32 << 20) if request.path == "/much" else b"hello")
+        if request.path != "/much":
+            return Answer(200, b"hello")
+        has_place.set()
+        await may_send.wait()
+        return Answer(200, bytes(32 << 20))
 
     async with serving(much) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(get("/much"))
-        refused = 0
-        while b" 503 " in (said := await asked(port, get("/"))) or not refused:
-            refused += b" 503 " in said
+        await has_place.wait()
+        assert b" 503 " in await asked(port, get("/"))
+        may_send.set()
+        while b" 503 " in (said := await asked(port, get("/"))):
+            """Its time goes by."""
         assert said.endswith(b"hello")
         writer.close()
 
