@@ -107,7 +107,7 @@ def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], ob
     while time.monotonic() < until:
         status = client.status()
         tried = status.pinned_bytes + status.unpinned_bytes
-        if not status.device_bytes or tried >= status.host_copy_bytes:
+        if status.device == "host" or tried >= status.host_copy_bytes:
             return
         turn()
 
