@@ -42,7 +42,7 @@ def check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
 def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
     host, command = on_host(found), stage.command
     stages = [one for one in (read.stages if read else ()) if one.has_components]
-    processes = [(one.name, one.shards, one.gpus) for one in stages]
+    processes = [(one.name, one.shards * one.pipeline, one.gpus) for one in stages]
     if command.kind == "vllm":
         on = () if host else gpus_of(stage, found)
         processes = [(component_of(command), shards_of(command), on)]

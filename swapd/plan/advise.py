@@ -90,6 +90,13 @@ class ModelComponent(msgspec.Struct, frozen=True):
     passes: int = 1  # over its weights, in a request
     compute_s: float | None = None  # of one pass; None if unknown
 
+    def share(self, shards: int, pipeline: int) -> int:
+        """Most bytes of one process, if `shards` divide each part, and a `pipeline` of so many the
+        parts: it divides the blocks, and one process may have all of the rest."""
+        blocks = -(-self.blocks // pipeline) * self.block_bytes
+        most = blocks + self.rest_bytes if self.blocks else -(-self.nbytes // pipeline)
+        return min(self.nbytes, most) // shards if pipeline > 1 else self.nbytes // shards
+
 
 class MemoryBudget(msgspec.Struct, frozen=True):
     total: int

@@ -55,7 +55,7 @@ def of(
     by_gpu: dict[int, list[Demand]] = {}
     for stage in deploy.stages:
         needs = needs_of(stage, rooms.get(stage.name), known.config, chunk) if stage.ours else None
-        layers = needs.layers if needs else 0
+        layers = -(-needs.layers // stage.pipeline) if needs else 0
         parts = _parts(stage, sizes[stage.name], found, notes, layers, chunk)
         for gpu in stage.gpus:
             on = needs or Needs(_by_itself(deploy, stage, parts, rooms, totals[gpu]), said=True)
@@ -68,7 +68,7 @@ class PlainServer(NamedTuple):
     """A `vllm serve` with swapd's worker, whose weights alone take turns. Bytes."""
 
     name: str
-    #: The GPU of each of its processes, among which its weights are divided.
+    #: The GPU of each of its processes, and the most weights that one of them has.
     gpus: tuple[int, ...]
     weights: int
     #: The memory that it has for itself on each GPU: its KV cache, activations and buffers.
@@ -82,7 +82,7 @@ def of_server(server: PlainServer, chunk: int = CHUNK_BYTES) -> Demand:
         stage_id=0,
         kind="ar",
         ours=True,
-        parts=(_part(server.name, server.weights // len(server.gpus), chunk),),
+        parts=(_part(server.name, server.weights, chunk),),
         room=server.room,
         graphs=server.graphs,
     )
@@ -209,6 +209,7 @@ def _cache(stage: DeployStage, layout: kv.KvLayout) -> kv.KvCache:
         block_tokens=stage.block_tokens or kv.BLOCK_TOKENS,
         item_bytes=kv.item_bytes(stage.dtype, stage.kv_cache_dtype),
         shards=stage.shards,
+        pipeline=stage.pipeline,
     )
 
 
@@ -281,7 +282,7 @@ def _parts(
 ) -> tuple[WeightGroup, ...]:
     if stage.kind == "diffusion" or not weights:
         return tuple(_of_pipeline(stage, c, chunk) for c in weights)
-    whole = weights[0].nbytes // stage.shards
+    whole = weights[0].share(stage.shards, stage.pipeline)
     named = stage.offload.cpu_offload_components
     if named is None or not stage.offload.cpu_offload_enabled:
         return (_by_layer(stage, weights[0], whole, layers, chunk, stays=stage.stays),)
@@ -302,7 +303,7 @@ def _inner(
 ) -> Iterator[WeightGroup]:
     for name in [f"{stage.name}.{part}" for part in named if part != stage.name]:
         if (component := found.get(name)) is not None:
-            yield _part(name, component.nbytes // stage.shards, chunk)
+            yield _part(name, component.share(stage.shards, stage.pipeline), chunk)
             continue
         notes.append(
             f"{name}: its size is unknown, so it is taken to stay like the rest; give {name}=SIZE"

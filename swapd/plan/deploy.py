@@ -54,7 +54,9 @@ class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     #: The GPU of each of its processes.
     gpus: tuple[int, ...]
+    #: The processes that divide its heads, and those of a pipeline that divide its layers.
     shards: int
+    pipeline: int = 1
     ours: bool
     #: Its settings for offloading; `stays` if they switch offloading off.
     offload: OffloadSettings
@@ -248,13 +250,14 @@ def _stage(
     if problem := problem_with_text("component", name):
         raise BadDeploy(f"{where}: {problem}")
     ours = own or worker.startswith(_OURS)
-    gpus, shards = _placed(where, flat, strictly=ours and kind != "diffusion")
+    gpus, shards, pipeline = _placed(where, flat, strictly=ours and kind != "diffusion")
     return DeployStage(
         id=number,
         name=name,
         kind=kind,
         gpus=gpus,
         shards=shards,
+        pipeline=pipeline,
         ours=ours,
         offload=options.offload,
         stays=options.offload_said and options.offload.mode == "off",
@@ -280,33 +283,36 @@ def _kind(worker: str, extension: str) -> Kind:
     return "generation" if "Generation" in worker else "ar"
 
 
-def _placed(where: str, flat: Mapping[str, Any], *, strictly: bool) -> tuple[tuple[int, ...], int]:
-    """The GPU of each process; and the number of processes that divide the weights.
+def _placed(
+    where: str, flat: Mapping[str, Any], *, strictly: bool
+) -> tuple[tuple[int, ...], int, int]:
+    """The GPU of each process; and the number of processes that divide the heads, and the layers.
 
     Not `strictly`: the stage may also use other kinds of parallelism."""
     shards = _processes(where, flat, "tensor_parallel_size")
+    pipeline = _processes(where, flat, "pipeline_parallel_size") if strictly else 1
+    each = shards * pipeline
     replicas = _processes(where, flat, "num_replicas")
     devices = flat.get("devices")
-    listed = tuple(range(shards) if devices is None else _gpus(where, devices))
+    listed = tuple(range(each) if devices is None else _gpus(where, devices))
     if not strictly:
-        return listed, shards
-    for key in ("pipeline_parallel_size", "data_parallel_size"):
-        if _processes(where, flat, key) > 1:
-            raise BadDeploy(
-                f"{where}: {key} is {flat[key]}; with swapd's worker it has to be 1. Divide the "
-                "stage by tensor_parallel_size"
-            )
+        return listed, shards, 1
+    if _processes(where, flat, "data_parallel_size") > 1:
+        raise BadDeploy(
+            f"{where}: data_parallel_size is {flat['data_parallel_size']}; with swapd's worker it "
+            "has to be 1. Divide the stage by tensor_parallel_size or pipeline_parallel_size"
+        )
     if len(set(listed)) < len(listed):
         raise BadDeploy(
             f"{where}: devices {devices!r} names a GPU twice; each process of a stage needs its own"
         )
-    if len(listed) == shards * replicas:
-        return listed, shards
-    if len(listed) == shards:  # one replica's; the others are on the following GPUs
-        return tuple(r * shards + gpu for r in range(replicas) for gpu in listed), shards
+    if len(listed) == each:  # one replica's; the others are on the following GPUs
+        listed = tuple(r * each + gpu for r in range(replicas) for gpu in listed)
+    if len(listed) == each * replicas:
+        return listed, shards, pipeline
     raise BadDeploy(
-        f"{where}: it has {len(listed)} devices for {shards * replicas} processes "
-        "(tensor_parallel_size times num_replicas)"
+        f"{where}: it has {len(listed)} devices for {each * replicas} processes "
+        "(tensor_parallel_size times pipeline_parallel_size times num_replicas)"
     )
 
 

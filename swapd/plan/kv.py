@@ -129,18 +129,25 @@ def layout_of(config: Mapping[str, Any], stage: str) -> KvLayout:
 
 
 def cache_of(
-    layout: KvLayout, *, max_model_len: int, block_tokens: int, item_bytes: int, shards: int
+    layout: KvLayout,
+    *,
+    max_model_len: int,
+    block_tokens: int,
+    item_bytes: int,
+    shards: int,
+    pipeline: int = 1,
 ) -> KvCache:
-    """The cache of one of `shards` processes, which divide the heads.
+    """The cache of one process of several: `shards` divide the heads, and a `pipeline` the layers.
 
     `max_model_len` and `block_tokens` are tokens, `item_bytes` bytes of one number. With fewer
     heads than processes each process has one head, as in vLLM.
     """
     heads = 1 if layout.latent else max(1, layout.heads // shards)
+    layers = -(-layout.allocated // pipeline)
     return KvCache(
         max_model_len=max_model_len,
         block_tokens=block_tokens,
-        block_bytes=block_tokens * layout.allocated * heads * layout.values * item_bytes,
+        block_bytes=block_tokens * layers * heads * layout.values * item_bytes,
         partial=-(-_WINDOW_BLOCK_TOKENS // block_tokens) if layout.windows else 0,
     )
 

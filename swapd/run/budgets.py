@@ -6,7 +6,7 @@ from swapd.device.host import available_bytes
 from swapd.plan import hub, sizes
 from swapd.plan.advise import PlanError
 from swapd.run import gpus
-from swapd.run.commands import Command, shards_of
+from swapd.run.commands import Command, division_of, shards_of
 from swapd.run.daemons import DaemonSpec
 from swapd.run.servers import model_folder
 from swapd.shared.config import Config
@@ -47,16 +47,17 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonS
 
 def _needed(command: Command) -> int | None:
     weights = weights_of(command)
-    return None if weights is None else int(weights * _ROUND_UP) // shards_of(command)
+    return None if weights is None else int(weights * _ROUND_UP)
 
 
 def weights_of(command: Command) -> int | None:
-    """Bytes of a plain vLLM server's weights; None for others. Raises: PlanError, if its model is
-    missing here."""
+    """Most bytes of weights that a process of a plain vLLM server has; None for others. Raises:
+    PlanError, if its model is missing here."""
     if command.kind != "vllm" or not command.model:
         return None
     try:
-        return sum(c.nbytes for c in sizes.of_path(model_folder(command)))
+        division = division_of(command)
+        return sum(c.share(*division) for c in sizes.of_path(model_folder(command)))
     except hub.NotInCache as exc:
         raise PlanError(
             f"{exc}, or give a budget: --budget, or budget in a file's [daemon]"

@@ -1,6 +1,7 @@
 """The kind of a command line, and the options that make it use swapd. Pure."""
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,9 @@ WORKER_CLS = "--worker-cls"
 DEPLOY_CONFIG = "--deploy-config"
 _OMNI = "--omni"
 _MODEL = "--model"
-_SHARDS = "--tensor-parallel-size"
+#: Options that divide a server, with their short forms.
+_SHARDS = ("--tensor-parallel-size", "-tp")
+_PIPELINE = ("--pipeline-parallel-size", "-pp")
 _SHARDS_MAX = 1024
 _ADDITIONAL = "--additional-config"
 
@@ -88,16 +91,24 @@ def additional_of(command: Command) -> dict[str, Any]:
         return {}  # vLLM says so
 
 
-def shards_of(command: Command) -> int:
-    """Among so many GPUs a server of plain vLLM divides its weights; 1 for another command.
-
-    Raises: ConfigError.
+def division_of(command: Command) -> tuple[int, int]:
+    """The processes of a server of plain vLLM that divide its heads, and those of a pipeline that
+    divide its layers; 1 each for another command. Raises: ConfigError.
     """
     if command.kind != "vllm":
-        return 1
-    said = option(command.words, _SHARDS) or option(command.words, "-tp") or "1"
+        return 1, 1
+    return _size(command, *_SHARDS), _size(command, *_PIPELINE)
+
+
+def shards_of(command: Command) -> int:
+    """Among so many GPUs a server of plain vLLM divides its weights. Raises: ConfigError."""
+    return prod(division_of(command))
+
+
+def _size(command: Command, name: str, short: str) -> int:
+    said = option(command.words, name) or option(command.words, short) or "1"
     if not said.isdecimal() or not 0 < int(said) <= _SHARDS_MAX:
-        raise ConfigError(f"{_SHARDS} {said}: say a number of GPUs, 1 or more")
+        raise ConfigError(f"{name} {said}: say a number of GPUs, 1 or more")
     return int(said)
 
 

@@ -16,6 +16,7 @@ from swapd.run.commands import (
     Command,
     additional_of,
     component_of,
+    division_of,
     option,
     shards_of,
     without,
@@ -87,8 +88,8 @@ def on_devices(command: Command, devices: Sequence[str], source: str) -> dict[st
     if (needed := shards_of(command)) > there:
         why = f"{source} names {', '.join(devices)}" if numbers else gpus.in_words()
         raise ConfigError(
-            f"{shlex.join(command.words[:2])} needs {needed} GPUs (--tensor-parallel-size), and "
-            f"{why}: name more of them, or give --tensor-parallel-size {there}"
+            f"{shlex.join(command.words[:2])} needs {needed} GPUs (--tensor-parallel-size times "
+            f"--pipeline-parallel-size), and {why}: name more of them, or divide it among {there}"
         )
     if numbers[:needed] == list(range(needed))[: len(numbers)]:
         return {}
@@ -107,6 +108,7 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
     """A server of plain vLLM as the only stage of a deploy file, on these GPUs. Raises: PlanError
     for an option that is no number."""
     words, additional = command.words, additional_of(command)
+    shards, pipeline = division_of(command)
     numbers = {key: _number(words, key, int) for key in _NUMBERS}
     streaming = {key: _number(words, key, kind) for key, kind in _STREAMING.items()}
     ours = {key: value for key, value in streaming.items() if value}
@@ -115,7 +117,8 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
         "stage_id": 0,
         "worker_cls": GPU_WORKER,
         "devices": ",".join(map(str, on)),
-        "tensor_parallel_size": shards_of(command),
+        "tensor_parallel_size": shards,
+        "pipeline_parallel_size": pipeline,
         "max_num_batched_tokens": _STEP_TOKENS,
         **{key: value for key, value in numbers.items() if value},
         **{key: said for key in _TEXTS if (said := option(words, _flag(key)))},

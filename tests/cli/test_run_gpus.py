@@ -116,12 +116,16 @@ def test_a_server_of_plain_vllm_is_shown_the_gpus_of_its_daemons(
     assert swapd("run", "-d", "cuda:2", "--", *serve).stdout.startswith("2 serve ")
     shows("3,4")
     assert swapd("run", "-d", "cuda:1", "--", *serve).stdout.startswith("4 serve ")
-    two = daemons("--", *serve, "--tensor-parallel-size", "2")
-    assert two == ["cuda:0 in cuda3", "cuda:1 in cuda4"]
+    for kind in ("tensor", "pipeline"):
+        two = daemons("--", *serve, f"--{kind}-parallel-size", "2")
+        assert two == ["cuda:0 in cuda3", "cuda:1 in cuda4"]
     said = swapd("run", "--", *serve, "--tensor-parallel-size=3", status=1).stderr
-    assert f"needs 3 GPUs (--tensor-parallel-size), and {SHOWN}=3,4 shows cuda:0, cuda:1" in said
+    assert "needs 3 GPUs (--tensor-parallel-size times --pipeline-parallel-size)" in said
+    assert f"and {SHOWN}=3,4 shows cuda:0, cuda:1" in said
     said = swapd("run", "-d", "cuda:1", "--", *serve, "--tensor-parallel-size=2", status=1).stderr
-    assert "-d names cuda:1: name more of them, or give --tensor-parallel-size 1" in said
+    assert "-d names cuda:1: name more of them, or divide it among 1" in said
+    said = swapd("run", "--", *serve, "-pp", "2", "-tp=2", status=1).stderr
+    assert "needs 4 GPUs" in said
 
 
 # --- refusals ------------------------------------------------------------------------------

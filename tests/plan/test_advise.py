@@ -195,3 +195,12 @@ def streamed(c: ModelComponent, p: Treatment) -> tuple[float, float]:
 def test_what_leaves_no_room_at_all_is_said() -> None:
     with pytest.raises(DoesNotFit, match="leaves nothing for weights"):
         advise([blocks("dit", 1, 32)], MemoryBudget(4 * GIB, 5 * GIB), 25e9)
+
+
+def test_a_rank_of_a_pipeline_may_have_all_that_is_in_no_layer() -> None:
+    """And one layer more than others."""
+    model = ModelComponent("model", 10 * GIB, 15, GIB // 2, rest_bytes=GIB)
+    assert model.share(2, 1) == 5 * GIB
+    assert model.share(1, 2) == 5 * GIB
+    assert model.share(2, 2) == 5 * GIB // 2
+    assert ModelComponent("whole", 10 * GIB).share(2, 2) == 10 * GIB // 4

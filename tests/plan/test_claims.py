@@ -156,9 +156,13 @@ def test_a_cache_holds_one_request_of_the_length_that_the_stage_or_its_model_say
 def test_what_a_cache_takes_follows_the_stages_settings(tmp_path: Path) -> None:
     usual = alone(tmp_path, stage(0, "talker", **AR), config=QWEN3, talker=8)
     eight_bits = stage(0, "talker", kv_cache_dtype="fp8", **AR)
-    two = stage(0, "talker", devices="0,1", tensor_parallel_size=2, **AR)
-    of_two, *_ = claimed(tmp_path, two, config=QWEN3, talker=8)[0].values()
-    for found in (alone(tmp_path, eight_bits, config=QWEN3, talker=8), of_two[0]):
+    heads = stage(0, "talker", devices="0,1", tensor_parallel_size=2, **AR)
+    layers = stage(0, "talker", devices="0,1", pipeline_parallel_size=2, **AR)
+    of_two = [
+        next(iter(claimed(tmp_path, two, config=QWEN3, talker=8)[0].values()))[0]
+        for two in (heads, layers)
+    ]
+    for found in (alone(tmp_path, eight_bits, config=QWEN3, talker=8), *of_two):
         assert found.least_cache * 2 == usual.least_cache
     larger = alone(tmp_path, stage(0, "talker", block_size=64, **AR), config=QWEN3, talker=8)
     assert larger.least_cache - usual.least_cache == (64 - 16) * (20 << 10)

@@ -152,6 +152,8 @@ def test_a_flag_of_a_stage_itself_counts_where_swapd_takes_it_over(tmp_path: Pat
         ({"devices": 2}, (2,), 1),
         ({"tensor_parallel_size": 2}, (0, 1), 2),
         ({"tensor_parallel_size": 2, "devices": "2,3"}, (2, 3), 2),
+        ({"pipeline_parallel_size": 2}, (0, 1), 1),
+        ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, (0, 1, 2, 3), 2),
         ({"num_replicas": 2, "devices": "0,3"}, (0, 3), 1),
         ({"num_replicas": 2, "tensor_parallel_size": 2, "devices": "0,1"}, (0, 1, 2, 3), 2),
         ({"engine_args": {"tensor_parallel_size": 2}, "runtime": {"devices": "0,1"}}, (0, 1), 2),
@@ -198,7 +200,7 @@ def test_a_compilation_without_graphs_captures_none(tmp_path: Path) -> None:
         ),
         (f"stages: [{{stage_id: 0, worker_cls: {AR}, devices: '0,1'}}]", "2 devices for 1"),
         (f"stages: [{{stage_id: 0, worker_cls: {AR}, num_replicas: 2, devices: '0,0'}}]", "twice"),
-        (f"stages: [{{stage_id: 0, worker_cls: {AR}, pipeline_parallel_size: 2}}]", "tensor_para"),
+        (f"stages: [{{stage_id: 0, worker_cls: {AR}, data_parallel_size: 2}}]", "tensor_para"),
     ],
 )
 def test_what_makes_no_sense_is_named(tmp_path: Path, text: str, says: str) -> None:
