@@ -39,6 +39,16 @@ def shape(tensors: dict[str, torch.Tensor], least: int) -> dict[str, set[str]]:
     return {name: set(part) for name, part in by_layers(tensors, [LAYERS], least << 10).items()}
 
 
+def test_layers_of_another_rank_of_a_pipeline_do_not_keep_those_here_together() -> None:
+    """vLLM has a placeholder for each of the others'."""
+    model = nn.Module()
+    here = [nn.Linear(64, 64, bias=False) for _ in range(2)]  # 16 KiB
+    model.layers = nn.ModuleList([nn.Identity(), *here])
+    parts = parts_of({"": model}, options_of({}, "thinker"), "thinker")
+    divide(parts, {"": model}, 1024, 64 << 10)
+    assert [part.layers.keys() for part in parts] == [{"layers.1", "layers.2"}]
+
+
 # --- the weights of each part ------------------------------------------------------------
 
 

@@ -1,12 +1,14 @@
-"""Stages of two ranks, as their workers use them: a rank is a thread here, with a `Stage`.
+"""Stages of several ranks, as their workers use them: a rank is a thread here, with a `Stage`.
 
-Each of the two daemons has room for one component. Isolation is strict.
+Each of the daemons has room for one component. Isolation is strict.
 """
 
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from itertools import permutations
 
 import pytest
 import torch
@@ -21,6 +23,41 @@ STEPS = 8
 WIDTH = 1024  # 4 MiB of weights
 
 
+class Together:
+    """The steps of ranks that compute each of them together, as in collectives."""
+
+    def __init__(self, ranks: int) -> None:
+        self._all = threading.Barrier(ranks)
+
+    @contextmanager
+    def step(self, rank: int) -> Iterator[None]:
+        self._all.wait(PATIENCE_S)
+        yield
+        self._all.wait(PATIENCE_S)
+
+
+class Pipeline(Together):
+    """Those of ranks that pass them on: each receives from the one before, and has sent its last
+    output before it sends the next, as vLLM's ranks do."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self._links = [queue.Queue[int](1) for _ in range(ranks - 1)]
+        self._steps = [0] * ranks
+        #: The most steps that a rank was ahead of the last one.
+        self.ahead = 0
+
+    @contextmanager
+    def step(self, rank: int) -> Iterator[None]:
+        if rank > 0:
+            assert self._links[rank - 1].get(timeout=PATIENCE_S) == self._steps[rank]
+        yield
+        if rank < len(self._links):
+            self._links[rank].put(self._steps[rank], timeout=PATIENCE_S)
+        self._steps[rank] += 1
+        self.ahead = max(self.ahead, self._steps[0] - self._steps[-1])
+
+
 class Rank:
     """A rank, and the thread that steps it."""
 
@@ -30,7 +67,7 @@ class Rank:
         number: int,
         endpoint: str,
         share: Callable[[str], Sequence[str]] | None,
-        together: threading.Barrier,
+        together: Together,
     ) -> None:
         self._name = stage if share is None else f"{stage}.tp{number}"
         self._number = number
@@ -68,10 +105,9 @@ class Rank:
                 went = [f"{request - 1}"] if step == 0 and request else []
                 self._stage.note(came, went)
                 self._stage.begin()
-                self._together.wait(PATIENCE_S)  # as in a collective
-                least, most = self._model.weight.detach().aminmax()  # in one pass
-                assert least == most == self._value
-                self._together.wait(PATIENCE_S)
+                with self._together.step(self._number):
+                    least, most = self._model.weight.detach().aminmax()  # in one pass
+                    assert least == most == self._value
                 self._stage.end()
         self._stage.note([], [f"{REQUESTS - 1}"])
         self._stage.rest()
@@ -79,8 +115,7 @@ class Rank:
     def _change(self) -> None:
         assert self._stage is not None
         self._value += 1
-        with self._stage.memory.changing(), torch.no_grad():
-            self._together.wait(PATIENCE_S)
+        with self._stage.memory.changing(), torch.no_grad(), Together.step(self._together, 0):
             self._model.weight.fill_(self._value)
 
     def close(self) -> None:
@@ -96,9 +131,11 @@ class Cast:
         self._ends = ends
         self._ranks: list[Rank] = []
 
-    def stage(self, name: str, daemons: Sequence[Daemon]) -> None:
+    def stage(
+        self, name: str, daemons: Sequence[Daemon], kind: type[Together] = Together
+    ) -> Together:
         """Start a stage with a rank at each of the daemons."""
-        together = threading.Barrier(len(daemons))
+        together = kind(len(daemons))
         gather = Gather(len(daemons))
         made = [
             Rank(
@@ -115,6 +152,7 @@ class Cast:
         for started in [rank.start() for rank in made]:
             started.result(PATIENCE_S)
         self._ranks += made
+        return together
 
     def serve(self) -> None:
         """Let all stages serve all their requests at the same time."""
@@ -177,6 +215,25 @@ def test_a_stage_on_one_of_the_devices_waits_for_requests_too(
     requests = cast.serve_until(lambda: daemons[at].component(f"a.tp{at}").loads > 1)
     assert daemons[at].component(f"a.tp{at}").loads <= requests + 1
     assert daemons[1 - at].component(f"a.tp{1 - at}").loads == 1
+
+
+@pytest.mark.parametrize("other", [*permutations(range(3))], ids=str)
+@pytest.mark.parametrize("kind", [Together, Pipeline])
+def test_pipelines_take_turns_with_others_in_any_order_of_daemons(
+    world: World, cast: Cast, kind: type[Together], other: Sequence[int]
+) -> None:
+    """Three ranks each: the first one, the one in the middle and the last one may each be first."""
+    three = sorted(
+        (world.daemon(name, budget="6MiB") for name in ("one", "two", "three")),
+        key=lambda daemon: daemon.folder.stat().st_ino,
+    )
+    in_order = cast.stage("a", three, Pipeline)
+    cast.stage("b", [three[at] for at in other], kind)
+    cast.serve_until(lambda: all(sum(loads(daemon)) > 2 for daemon in three))
+    assert isinstance(in_order, Pipeline)
+    assert in_order.ahead > 1, "its steps did not overlap"
+    cast.change()
+    cast.serve()
 
 
 def test_all_ranks_get_new_weights(daemons: list[Daemon], cast: Cast) -> None:

@@ -149,3 +149,10 @@ def test_who_waits_for_chunks_goes_on_until_there_are_none() -> None:
     assert not one.may_go_on(0, 0.0), "it has no request"
     assert not one.may_go_on(1, 60.0), "nobody looks"
     assert one.patience_s(1, 0.05) > one.patience_s(0, 0.05) == 0.05
+
+
+def test_a_rank_of_a_pipeline_waits_while_its_requests_are_in_other_ranks() -> None:
+    one = Sender().streaming
+    one.in_pipeline = True
+    assert one.may_go_on(2, 0.0) > one.may_go_on(0, 0.0)
+    assert one.patience_s(1, 0.05) > one.patience_s(0, 0.05) == 0.05

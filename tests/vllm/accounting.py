@@ -145,7 +145,7 @@ def start(gpu: Gpu, share: GpuShare) -> int:
         load_config=SimpleNamespace(load_format="dummy"),
     )
     worker.model_config = SimpleNamespace(multimodal_config=None)
-    worker.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+    worker.parallel_config = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
     worker.get_draft_model = lambda: None
     worker._swapd = stage = Stage(gpu, share.weights_bytes)
     worker._moving = WeightMove()

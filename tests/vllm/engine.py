@@ -125,6 +125,11 @@ class Engine(Program):
                 self._tokens[output.request_id] = list(output.outputs[0].token_ids)
         return list(self._tokens.values())
 
+    def in_flight(self) -> list[int]:
+        """The tokens of each step of a pipeline that vLLM has not read yet."""
+        queue = self._llm.llm_engine.engine_core.engine_core.batch_queue
+        return [scheduled.total_num_scheduled_tokens for _, scheduled, _ in queue]
+
     def finish(self) -> list[list[int]]:
         """Step until no request is open; returns the tokens of all, in order."""
         while self._llm.llm_engine.has_unfinished_requests():

@@ -369,7 +369,8 @@ class Scene:
         A process for a core or a rank is forked from the engine's; `servers.py` has spawned ones.
         """
         apart = bool(imports) or options.get("multiprocessing")
-        apart = apart or any(one.get("tensor_parallel_size", 1) != 1 for one in arguments)
+        ranks = ("tensor_parallel_size", "pipeline_parallel_size")
+        apart = apart or any(one.get(key, 1) != 1 for one in arguments for key in ranks)
         engines = [self.process(Path(str(one["model"])).name, **options) for one in arguments]
         for engine in engines:
             if imports:

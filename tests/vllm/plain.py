@@ -13,3 +13,6 @@ class PlainWorker(CPUWorker):  # type: ignore[misc]
     def load_model(self, *args: Any, **options: Any) -> None:
         keep_weights()
         super().load_model(*args, **options)
+        if self.parallel_config.pipeline_parallel_size > 1 and not self.use_v2_model_runner:
+            # where nothing is compiled, vLLM never makes the tensors that a later rank receives
+            self.model_runner._dummy_run(2, is_profile=True)

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.vllm import engines, test_kv
-from tests.vllm.engines import REQUESTS, Scene, by_component, on_swapd, plain
+from tests.vllm import engines, test_kv, test_kv_lost
+from tests.vllm import test_pipeline_parallel as pipeline
+from tests.vllm.engines import REQUESTS, TOKENS, Scene, by_component, on_swapd, plain
 from tests.vllm.second_runner import WORKER, SecondRunnerNursery
-from tests.vllm.test_kv import ALONE, BUDGET, NAMES, PROMPTS, Said
+from tests.vllm.test_kv import ALONE, BUDGET, CACHE, NAMES, PROMPTS, Said
+from tests.vllm.test_kv_features import RUNNING_AHEAD
+from tests.vllm.test_tensor_parallel import HEARS_AHEAD, lose_often
 
 #: Of `REQUESTS`, so many: the interpreter is slow.
 FEW = REQUESTS[:3]
@@ -77,6 +80,33 @@ def test_engines_take_turns_and_lose_nothing(scene: Scene, answers: Answers) -> 
     assert status.bytes_out == 0
     for one in both:
         one.shut_down()
+
+
+@pytest.mark.parametrize("loser", [0, 1])
+def test_pipelines_take_turns_and_compute_lost_contents_again(scene: Scene, loser: int) -> None:
+    """With the scheduler that vLLM has on GPUs, whose steps rank 0 begins without the tokens of the
+    last ones; one rank's saves fail."""
+    of_engine = {**pipeline.PIPELINE, "kv_cache_memory_bytes": CACHE, "async_scheduling": True}
+    model, few = scene.models / "thinker", pipeline.REQUESTS[:2]
+    (without,) = scene.start(
+        plain(model, worker_cls="tests.vllm.warming.PlainWorker", **of_engine),
+        imports=RUNNING_AHEAD,
+    )
+    expected = [without.generate(prompts, TOKENS) for prompts in few]
+    without.close()
+    programs = {loser: {"program": test_kv_lost.FAILING}}
+    daemons = [
+        scene.daemon(budget=test_kv_lost.BUDGET, residency_factor=0, **programs.get(rank, {}))
+        for rank in range(2)
+    ]
+    settings = {"kv": "auto", "finish_within_s": 0}
+    here = {"worker_cls": WORKER, "scheduler_cls": HEARS_AHEAD, **of_engine}
+    place = daemons[0].folder.with_name("d{gpu}")
+    (engine,) = scene.start(on_swapd(model, place, settings, **here), imports=RUNNING_AHEAD)
+    assert engine.call("runner") == ["vllm.v1.worker.gpu.model_runner"] * 2
+    for answers in lose_often(daemons[loser], engine, few):
+        assert answers == expected
+    assert "WorkerProc hit an exception" not in engine.log
 
 
 def test_requests_in_flight_keep_their_cache_from_turn_to_turn(

@@ -1,4 +1,7 @@
-"""Engines of two ranks: each rank's weights are with the daemon of its own device."""
+"""Engines of two ranks: each rank's weights are with the daemon of its own device.
+
+`test_pipeline_parallel.py` has more about pipelines.
+"""
 
 import os
 import signal
@@ -39,7 +42,18 @@ HEARS_AHEAD = "swapd_client.vllm.scheduler.AsyncScheduler"
 #: How often a rank loses its KV cache.
 LOSSES = 3
 #: Options of an engine whose KV cache takes turns.
-OF_CACHE: Mapping[str, Any] = {"dtype": "float32", **of_cache(prefixes=False)}
+OF_CACHE: Mapping[str, Any] = {
+    "dtype": "float32",
+    "tensor_parallel_size": RANKS,
+    **of_cache(prefixes=False),
+}
+#: Of one whose ranks are a pipeline instead, with several parts of a prompt in flight.
+PIPELINE: Mapping[str, Any] = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": RANKS,
+    "max_num_batched_tokens": 8,
+    "enable_chunked_prefill": True,
+}
 
 
 def serve(engines: Sequence[Engine]) -> list[list[list[list[int]]]]:
@@ -80,7 +94,9 @@ def test_two_stages_of_two_ranks_take_turns_on_two_devices(scene: Scene) -> None
     assert [answer for answer, _, _ in talker.result()] == expected[1]
 
 
-def lose_often(daemon: Daemon, engine: Engine) -> Iterator[list[list[list[int]]]]:
+def lose_often(
+    daemon: Daemon, engine: Engine, requests: Sequence[Sequence[Sequence[int]]]
+) -> Iterator[list[list[list[int]]]]:
     """Take all memory of a daemon while an engine serves, until several saves have failed; the
     engine's answers, of each round."""
 
@@ -89,7 +105,7 @@ def lose_often(daemon: Daemon, engine: Engine) -> Iterator[list[list[list[int]]]
 
     with swapd_client.connect(daemon.folder, label="taker") as taker:
         for _ in rounds_until(often, f"{LOSSES} saves fail"):
-            engine.begin("serve", ALONE, TOKENS)
+            engine.begin("serve", requests, TOKENS)
             while not (engine.has_answered() or often()):
                 with taker.acquire_workspace(BUDGET):
                     pass
@@ -102,7 +118,7 @@ def alone(models: Path, nursery: Nursery) -> Iterator[list[list[list[int]]]]:
     with engines.scene(models, nursery) as made:
         one = made.process("thinker")
         one.fork_workers()
-        one.start(**plain(made.models / "thinker", tensor_parallel_size=RANKS, **OF_CACHE))
+        one.start(**plain(made.models / "thinker", **OF_CACHE))
         yield [one.generate(few, TOKENS) for few in ALONE]
 
 
@@ -112,13 +128,16 @@ def alone(models: Path, nursery: Nursery) -> Iterator[list[list[list[int]]]]:
         ({"scheduler_cls": HEARS}, 0),
         ({"scheduler_cls": HEARS_AHEAD, "async_scheduling": True}, 1),
         (BY_BLOCKS, 1),
+        ({"scheduler_cls": HEARS, **PIPELINE}, 0),
+        ({"scheduler_cls": HEARS, **PIPELINE}, 1),
     ],
-    ids=["by number, rank 0", "by number, rank 1, async", "by blocks, rank 1"],
+    ids=["by number", "by number, async", "by blocks", "pipeline, rank 0", "pipeline, rank 1"],
 )
 def test_what_one_rank_could_not_save_is_computed_again_by_all(
     scene: Scene, alone: list[list[list[int]]], more: Mapping[str, Any], loser: int
 ) -> None:
-    """The rank may be the first one, which vLLM listens to, or another."""
+    """The rank may be the one that vLLM listens to, the first one or the last of a pipeline, or
+    another."""
     programs = {loser: {"program": FAILING}}
     daemons = [
         scene.daemon(budget=BUDGET, residency_factor=0, **programs.get(rank, {}))
@@ -131,32 +150,33 @@ def test_what_one_rank_could_not_save_is_computed_again_by_all(
             scene.models / "thinker",
             daemons[0].folder.with_name("d{gpu}"),
             settings,
-            tensor_parallel_size=RANKS,
             **of_engine,
         ),
         imports=RUNNING_AHEAD if "async_scheduling" in more else "",
     )
-    for answers in lose_often(daemons[loser], engine):
+    for answers in lose_often(daemons[loser], engine, ALONE):
         assert answers == alone
     lost = [{record.name for record in daemon.watch.seen("Lost")} for daemon in daemons]
     assert lost == [{f"thinker.tp{rank}.kv"} if rank == loser else set() for rank in range(RANKS)]
 
 
+@pytest.mark.parametrize(("more", "loser"), [(DEAF, 1), (PIPELINE, 0)], ids=["deaf", "pipeline"])
 def test_a_rank_whose_kv_cache_is_gone_ends_the_stage_where_no_scheduler_hears_of_it(
-    scene: Scene,
+    scene: Scene, more: Mapping[str, Any], loser: int
 ) -> None:
-    """The other has its own, and would wait for it in the midst of a step."""
-    sound = scene.daemon(budget=BUDGET)
-    loses = scene.daemon(budget=BUDGET, program=FAILING, residency_factor=0)
-    pattern = sound.folder.with_name("d{gpu}")
+    """The other has its own, and would wait for it in the midst of a step. vLLM's own scheduler
+    cannot undo the steps of a pipeline that are in flight."""
+    failing = {"program": FAILING, "residency_factor": 0}
+    daemons = [
+        scene.daemon(budget=BUDGET, **(failing if rank == loser else {})) for rank in range(RANKS)
+    ]
+    pattern = daemons[0].folder.with_name("d{gpu}")
     settings = {"kv": "auto", "finish_within_s": 0}
     model = scene.models / "thinker"
-    (thinker,) = scene.start(
-        on_swapd(model, pattern, settings, tensor_parallel_size=RANKS, **OF_CACHE, **DEAF)
-    )
+    (thinker,) = scene.start(on_swapd(model, pattern, settings, **{**OF_CACHE, **more}))
     thinker.begin("serve", REQUESTS * 4, 200)  # it is still at them when the save fails
-    lose(loses)
+    lose(daemons[loser])
     with pytest.raises((EngineFailed, EngineDied)):
         thinker.result()
-    assert "CacheLost" in thinker.log
+    assert f"rank {loser} of thinker.tp{loser} ends: CacheLost" in thinker.log
     assert f"set scheduler_cls: {HEARS}" in thinker.log

@@ -107,7 +107,9 @@ def does(kind: type, calls: WorkerMethods, swapd: Stage, **state: object) -> dic
 def of_swapd(name: str) -> dict[str, str]:
     kind, stage = resolve_name(name), Stage()
     if name.endswith(":SwapdWorkerMixin"):
-        parallel = SimpleNamespace(data_parallel_size=1)
+        parallel = SimpleNamespace(
+            data_parallel_size=1, tensor_parallel_size=1, pipeline_parallel_size=1
+        )
         state = {
             "_swapd": stage,
             "_moving": MagicMock(),

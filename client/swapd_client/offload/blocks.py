@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch.nn import Module, ModuleList, Sequential
+from torch.nn import Identity, Module, ModuleList, Sequential
 
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource
@@ -121,11 +121,15 @@ def _detected(component: Module) -> list[_Found]:
 
 
 def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
-    """The outermost lists of several modules of one class in `module`, whose path is `path`."""
+    """The outermost lists of several modules of one class in `module`, whose path is `path`.
+
+    Without those that stand for modules of another process, as in vLLM's pipelines.
+    """
     children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
-    alike = len({type(child) for child in children.values()}) == 1
-    if isinstance(module, ModuleList) and len(children) > 1 and alike:
-        yield path, children
+    here = {name: child for name, child in children.items() if not isinstance(child, Identity)}
+    alike = len({type(child) for child in here.values()}) == 1
+    if isinstance(module, ModuleList) and len(here) > 1 and alike:
+        yield path, here
     else:
         for name, child in children.items():
             yield from lists_of(child, name)

@@ -64,7 +64,7 @@ class _Swapd:
         whole = as_whole(options, name, config.num_gpus)
         share = None
         if config.num_gpus > 1:
-            name, share = f"{name}.tp{worker.rank}", partial(gather, get_world_group())
+            name, share = f"{name}.tp{worker.rank}", partial(gather, (get_world_group(),))
         self.options = options
         self.whole = whole is not None
         self._moving = WeightMove(name, keep_place=worker.device.type == "cpu")

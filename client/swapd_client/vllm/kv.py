@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from vllm import envs
 
+from swapd_client.vllm.ranks import ranks_of
 from swapd_client.vllm.stage.kv_cache import BlocksInUse, KvTerms, Layer, StageCache
 from swapd_client.vllm.stage.lost_blocks import RequestStep
 
@@ -64,7 +65,7 @@ def _problem_with_dropping(vllm_config: Any, terms: KvTerms, *, apart: bool) -> 
             "an engine without a process of its own does not report that its last request has "
             "ended: set VLLM_ENABLE_V1_MULTIPROCESSING=1, or kv: auto"
         )
-    if apart or vllm_config.parallel_config.tensor_parallel_size > 1:
+    if apart or ranks_of(vllm_config.parallel_config) > 1:
         return "several ranks, or encoders that come and go, give way in between: set kv: auto"
     return None
 

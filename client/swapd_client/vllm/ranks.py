@@ -26,6 +26,17 @@ adds no wait. A daemon keeps its place in the order over a restart, because its 
 place. If the folder was removed meanwhile, stages that start later could have another order, so the
 rank does not rejoin.
 
+The ranks of a pipeline (`pipeline_parallel_size`) need not be in one step: vLLM has several in
+flight, and a rank that has sent its part goes on. All of the above holds for them too, because a
+rank in a step waits only for what others do in that step or in an earlier one: it receives its
+input, and waits until its last output was received. A rank without its turn in such a step is later
+in the order; one that had its turn holds its lease, or is done. `execute_model` and `sample_tokens`
+of a step are under one lease, also if vLLM reads results of earlier steps in between. vLLM's own
+executor (`mp`) tells all ranks of each step at once. Others may call a rank only when it has input,
+which may come from a rank that waits for that one's turn: so they are refused. A rank tells the
+next one of its turn when it begins the step. So the steps of a pipeline overlap only if its ranks
+are in the order of the daemons; otherwise each begins when the one before is over (`in_turn`).
+
 All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
 each connected with the next, so the others notice when one dies. When they meet, they also pass the
 memory of their `LossCounts` from rank to rank.
@@ -39,7 +50,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -76,11 +87,11 @@ class Seat(msgspec.Struct, frozen=True):
 class LossCounts:
     """How often each rank of a stage has lost something, in memory that they share.
 
-    A rank writes its own count before it computes a step, and rank 0 reads all counts when the step
-    has computed. No rank sends a message or waits. That is enough: a rank can change the result of
-    a step only through a collective of that step, and it writes its count before it joins one. So
-    rank 0 reads at least the losses that the step can have read. It may read a later one, too: then
-    the step is computed again without need. A rank that dies leaves its count.
+    A rank writes its own count before it computes a step. The rank whose output vLLM takes reads
+    all counts when the step has computed. No rank sends a message or waits. That is enough: a rank
+    can change the result of a step only by what it sends in that step, and it writes its count
+    before. So the reader sees at least the losses that the step can have read. It may see a later
+    one, too: then the step is computed again without need. A rank that dies leaves its count.
     """
 
     def __init__(self, memory: OwnedFd | None = None, rank: int = 0, ranks: int = 1) -> None:
@@ -93,11 +104,6 @@ class LossCounts:
         address = vm.map_shared(memory.fileno(), 0, ctypes.sizeof(count), writable=True)
         self._counts = count.from_address(address)
         vm.free_with(self, address, ctypes.sizeof(count))
-
-    @property
-    def reports(self) -> bool:
-        """Whether vLLM listens to this rank: it takes the output of rank 0 only."""
-        return self._rank == 0
 
     @property
     def total(self) -> int:
@@ -138,6 +144,8 @@ class Ranks:
             self._mine = mine
             said = share(msgspec.json.encode(mine).decode())
             seats = in_order([msgspec.json.decode(seat, type=Seat) for seat in said], stage)
+            #: The ranks in the order of their daemons.
+            self.in_turn = [seat.rank for seat in seats]
             at = seats.index(mine)
             try:
                 if at > 0:
@@ -295,6 +303,11 @@ class Ranks:
             if peer_of(sock)[0] == seat.pid:
                 return _Link(seat.rank, sock)
             sock.close()
+
+
+def ranks_of(parallel: Any) -> int:
+    """The ranks of a stage with this `parallel_config` of vLLM: they divide each of its steps."""
+    return int(parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:

@@ -37,8 +37,12 @@ WORKER: tuple[Refusal, ...] = (
         "EPLB moves weights while they are in use: set enable_eplb: false",
     ),
     (
-        lambda c: c.parallel_config.pipeline_parallel_size > 1,
-        "pipeline parallelism is not supported: set pipeline_parallel_size: 1",
+        lambda c: (
+            c.parallel_config.pipeline_parallel_size > 1
+            and c.parallel_config.distributed_executor_backend != "mp"
+        ),
+        "the ranks of its pipeline may hear of a step one after the other, and their leases have "
+        "another order: set distributed_executor_backend: mp",
     ),
     (
         lambda c: c.parallel_config.prefill_context_parallel_size > 1,

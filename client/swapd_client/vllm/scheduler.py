@@ -7,7 +7,8 @@ every step the number of the last loss that it knows. So the worker recognises a
 scheduled before that. It computes such a step, because it must see the requests in it, and the
 results are discarded.
 
-Each of several ranks may lose its part; rank 0 reports for all, once a step has computed.
+Each of several ranks may lose its part. The one whose output vLLM takes reports for all, once a
+step has computed.
 
 In the worker's own process the worker makes vLLM use this scheduler, which takes the lease before
 it looks up prefixes. For another process the configuration names it (`scheduler_cls`), and it
@@ -34,6 +35,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput
 
 from swapd_client.tracing import are_provided
 from swapd_client.vllm.kv import note, steps_of
+from swapd_client.vllm.ranks import ranks_of
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import StageCache
 from swapd_client.vllm.stage.streaming import ChunkStreaming
@@ -167,8 +169,8 @@ def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
         mine = AsyncScheduler if issubclass(base, VllmAsyncScheduler) else Scheduler
         if base in (VllmScheduler, VllmAsyncScheduler):
             return f"set scheduler_cls: {mine.__module__}.{mine.__name__}"
-        if config.parallel_config.tensor_parallel_size > 1:
-            return "set tensor_parallel_size: 1"
+        if ranks_of(config.parallel_config) > 1:
+            return "set tensor_parallel_size: 1, and no pipeline_parallel_size"
         return "set distributed_executor_backend: uni"
     if not issubclass(base, VllmScheduler) or _is_of_generation(base):
         remedy = "leave out model_runner: v2" if second_runner else "set async_scheduling: false"
@@ -198,7 +200,10 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
             f"{base.__name__} is not vLLM's own",
         ),
         (_is_told_by_all(config), "each rank may lose blocks that others have"),
-        (scheduler.async_scheduling, "steps are scheduled ahead"),
+        (
+            scheduler.async_scheduling or config.parallel_config.pipeline_parallel_size > 1,
+            "steps are scheduled ahead",
+        ),
         (config.speculative_config is not None, "a drafter has a cache as well"),
         (config.parallel_config.decode_context_parallel_size > 1, "a block is in several ranks"),
         (
@@ -273,8 +278,10 @@ def _extend(config: Any, mixin: type, **attributes: Stage | None) -> None:
     config.scheduler_config.scheduler_cls = type(base.__name__, bases, attributes)
 
 
-def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:
+def verdict_of(cache: StageCache, scheduler_output: Any, *, reports: bool = True) -> StepVerdict:
     """The message about a step that has its lease, made by a call; `all_counts` if it all counts.
+
+    `reports`: whether vLLM takes the output of this rank.
 
     Call the message when the step has computed: by then the other ranks have counted their losses.
     Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
@@ -284,7 +291,6 @@ def verdict_of(cache: StageCache, scheduler_output: Any) -> StepVerdict:
         return all_counts
     cache.publish_losses()
     if cache.counts.ranks > 1 and not cache.terms.unreported:
-        reports = cache.counts.reports
         return partial(_verdict_of_ranks, cache, scheduler_output) if reports else all_counts
     said = _verdict_of(cache, scheduler_output)
     return lambda: said
@@ -313,8 +319,7 @@ def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
 
     It is so for a rank that vLLM does not ask: the output of that step may be out already.
     """
-    heard = cache.terms.by_number and cache.counts.reports
-    return LossOutput(loss=cache.count_doubtful()) if heard else None
+    return LossOutput(loss=cache.count_doubtful()) if cache.terms.by_number else None
 
 
 def with_verdict(output: Any, verdict: StepVerdict) -> Any:

@@ -19,8 +19,8 @@ from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 from swapd.shared import config
 from swapd_client.errors import SessionFenced, SwapdError
 from swapd_client.vllm import refusals, scheduler
+from swapd_client.vllm.ranks import ranks_of
 from swapd_client.vllm.refusals import Unsupported
-from swapd_client.vllm.stage.kv_cache import CacheLost
 from swapd_client.vllm.worker_start import WorkerStart, during
 
 log = logging.getLogger("swapd_client")
@@ -63,13 +63,13 @@ class SwapdWorkerMixin(WorkerStart):
             result = super().execute_model(scheduler_output)
             stage.rest()
             return result
-        if (encoders := bool(scheduler_output.scheduled_encoder_inputs)) or not stage.begun:
-            stage.begin(encoders=encoders)  # else the scheduler has begun it
         try:
+            if (encoders := bool(scheduler_output.scheduled_encoder_inputs)) or not stage.begun:
+                stage.begin(encoders=encoders)  # else the scheduler has begun it
             result = self._computed(scheduler_output)
         except BaseException as exc:
             stage.end()
-            if isinstance(exc, CacheLost):
+            if isinstance(exc, SwapdError):
                 self._end_with_others(exc)
             raise
         if result is not None:  # else sample_tokens follows, and uses weights too
@@ -78,11 +78,17 @@ class SwapdWorkerMixin(WorkerStart):
 
     def _computed(self, scheduler_output: Any) -> Any:
         if (cache := self._swapd.components.cache) is not None:
-            self._verdict = scheduler.verdict_of(cache, scheduler_output)
+            self._verdict = scheduler.verdict_of(cache, scheduler_output, reports=self._reports)
         if (result := super().execute_model(scheduler_output)) is not None:
             result = self._counted(result)
         self._swapd.arrive()
         return result
+
+    @property
+    def _reports(self) -> bool:
+        """Whether vLLM takes the output of this rank: the first one of the last in a pipeline."""
+        parallel = self.parallel_config
+        return bool(self.rank == ranks_of(parallel) - parallel.tensor_parallel_size)
 
     def _end_with_others(self, error: SwapdError) -> None:
         """End this process if it is one of several ranks, and not the one that vLLM listens to.
@@ -90,7 +96,7 @@ class SwapdWorkerMixin(WorkerStart):
         The other ranks compute this step and would wait for it for ever; vLLM notices the end of a
         process.
         """
-        if self.rank > 0:
+        if not self._reports:
             kind = type(error).__name__
             log.critical("rank %d of %s ends: %s: %s", self.rank, self._swapd.name, kind, error)
             os._exit(1)
@@ -108,7 +114,7 @@ class SwapdWorkerMixin(WorkerStart):
         if computed and verdict is scheduler.all_counts and fence() is None:
             return result
         verdict = partial(self._verdict_then, verdict, fence)
-        if self.rank > 0 and isinstance(result, AsyncModelRunnerOutput):
+        if not self._reports and isinstance(result, AsyncModelRunnerOutput):
             self._unasked = verdict
         return scheduler.with_verdict(result, verdict)
 
@@ -123,7 +129,7 @@ class SwapdWorkerMixin(WorkerStart):
         said = verdict()
         if (fenced := fence()) is None:
             return said
-        cache = self._swapd.components.cache
+        cache = self._swapd.components.cache if self._reports else None
         if cache is None or (said := scheduler.verdict_of_fence(cache)) is None:
             stopped = self._swapd.connection.stop(fenced)
             self._end_with_others(stopped)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn import Module
-from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.offloader.base import NoopOffloader, set_offloader
 from vllm.v1.worker import gpu_worker
@@ -23,6 +23,7 @@ from swapd_client.vllm import checkpoint, gpus, kv, refusals, register, schedule
 from swapd_client.vllm.kept import Unfound
 from swapd_client.vllm.neighbours import neighbours_of
 from swapd_client.vllm.options import KEY, Options, options_of
+from swapd_client.vllm.ranks import ranks_of
 from swapd_client.vllm.refusals import Unsupported
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms
@@ -111,8 +112,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 self._start.end()
 
     def _share(self) -> Callable[[str], list[str]] | None:
-        if self.parallel_config.tensor_parallel_size > 1:
-            return partial(gather, get_tp_group())
+        if ranks_of(self.parallel_config) > 1:
+            return partial(gather, (get_pp_group(), get_tp_group()))
         return None
 
     # --- loading -------------------------------------------------------------------------
@@ -138,6 +139,9 @@ class WorkerStart(_Above):  # type: ignore[misc]
             self._swapd = Stage.connect(
                 options, name, gpu=gpu, rank=self.rank, share=share, neighbours=neighbours
             )
+            if self.parallel_config.pipeline_parallel_size > 1:
+                self._swapd.turns.streaming.in_pipeline = True
+                self._warn_of_order(name)
             self._moving = WeightMove(
                 name, keep_place=gpu is None
             )  # a GPU has no room for them twice
@@ -153,6 +157,17 @@ class WorkerStart(_Above):  # type: ignore[misc]
                 self._swapd.close()
                 raise
 
+    def _warn_of_order(self, name: str) -> None:
+        ranks = self._swapd.connection.ranks
+        assert ranks is not None
+        if self.rank == 0 and ranks.in_turn != sorted(ranks.in_turn):
+            log.warning(
+                "%s: the steps of its pipeline do not overlap, for the daemons of its ranks have "
+                "another order (%s): list its GPUs in that order (devices, CUDA_VISIBLE_DEVICES)",
+                name,
+                ", ".join(map(str, ranks.in_turn)),
+            )
+
     def _load(self, name: str, *args: Any, **kwargs: Any) -> None:
         kept = KeptWeights.of(name, self, self._swapd.client.status)
         if self._swapd.options.streams:
@@ -166,8 +181,9 @@ class WorkerStart(_Above):  # type: ignore[misc]
             assert kept is not None
             kept.start_over()
             moved = self._load_and_move(name, None, *args, **kwargs)
-        moving = self._moving
-        of_all_ranks = moved * self.parallel_config.tensor_parallel_size
+        moving, share = self._moving, self._share()
+        # the ranks of a pipeline have unequal parts
+        of_all_ranks = moved if share is None else sum(map(int, share(str(moved))))
         moving.warn_of_rest(read := self._read_bytes(), of_all_ranks)
         moving.warn_of_more(read, of_all_ranks)
         # vLLM subtracts this from the memory it may use; these bytes are in swapd's --budget
@@ -245,7 +261,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def _stage_name(self, component: str) -> str:
         config, parallel = self.model_config, self.parallel_config
         name = component or getattr(config, "model_stage", None) or Path(config.model).name
-        return f"{name}.tp{self.rank}" if parallel.tensor_parallel_size > 1 else str(name)
+        return f"{name}.tp{self.rank}" if ranks_of(parallel) > 1 else str(name)
 
     def _read_bytes(self) -> int | None:
         config = self.vllm_config
@@ -264,6 +280,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
             return options.load_workspace
         stage = str(getattr(self.model_config, "model_stage", None) or "")
         nbytes = checkpoint.nbytes_of(self.model_config.model, stage)
+        # of a pipeline, one rank may have most of the bytes, as those of the vocabulary
         ranks = self.parallel_config.tensor_parallel_size
         return None if nbytes is None else -(-nbytes // ranks)
 
@@ -319,10 +336,13 @@ def number_of(device: torch.device | None) -> int | None:
     return device.index or 0
 
 
-def gather(group: Any, mine: str) -> list[str]:
-    """The texts of all ranks of vLLM's `group`. Blocks until all have called."""
-    said: list[str] = [""] * group.world_size
-    torch.distributed.all_gather_object(said, mine, group=group.cpu_group)
+def gather(groups: Iterable[Any], mine: str) -> list[str]:
+    """The texts of all ranks, which vLLM's `groups` connect. Blocks until all have called."""
+    said = [mine]
+    for group in groups:
+        lists: list[list[str]] = [[]] * group.world_size
+        torch.distributed.all_gather_object(lists, said, group=group.cpu_group)
+        said = [one for each in lists for one in each]
     return said
 
 

@@ -94,7 +94,8 @@ class Connection:
         self.stopped = Stopped(
             f"stage {self.stage!r} has computed on memory that others may have used ({error}), and "
             "its scheduler cannot learn of that. Start the stage again; with kv: auto, and a "
-            "scheduler of swapd's, such a step is computed again (of several ranks, that of rank 0)"
+            "scheduler of swapd's, such a step is computed again (of several ranks, that of the "
+            "one whose output vLLM takes)"
         )
         return self.stopped
 

@@ -8,7 +8,7 @@ number of the loss. For other schedulers `lost_blocks.py` tracks the lost blocks
 each step has read. `scheduler.py` passes this on.
 
 Each of several ranks has a part of every block, and may lose it alone. The other parts are then of
-no use either, so the losses of all ranks count. Rank 0 reports for all (`ranks.LossCounts`).
+no use either, so the losses of all ranks count. One reports for all (`ranks.LossCounts`).
 """
 
 import logging

@@ -40,6 +40,9 @@ class ChunkStreaming:
         #: Number of chunks sent, by request in flight. None: unknown.
         self._sent: Callable[[], Mapping[str, int]] | None = None
         self.receives = False
+        #: Whether it is a rank of a pipeline. It pauses while others compute, and has steps that
+        #: compute nothing while all requests are in others.
+        self.in_pipeline = False
         #: Checks for a chunk in vain since the last one.
         self._in_vain = 0
         #: Chunks sent before this turn, or before the last check for waiting stages.
@@ -63,18 +66,18 @@ class ChunkStreaming:
         self._in_vain = 0 if found else self._in_vain + 1
 
     def may_go_on(self, in_flight: int, idle_s: float) -> bool:
-        """Whether there may be a chunk for one of the requests in flight, though no step computes.
+        """Whether there may be more to compute for the requests in flight, though no step does.
 
         `idle_s`: time since the last step that did.
         """
-        if not (self.receives and in_flight) or idle_s >= IDLE_S:
+        if not in_flight or idle_s >= IDLE_S:
             return False
-        return self._in_vain < LOOKS * in_flight
+        return self.in_pipeline or (self.receives and self._in_vain < LOOKS * in_flight)
 
     def patience_s(self, in_flight: int, idle_s: float) -> float:
         """Seconds that a stage with requests in flight may take no step before it gives way."""
-        streams = self._sent is not None or self.receives
-        return IDLE_S if streams and in_flight else idle_s
+        pauses = self._sent is not None or self.receives or self.in_pipeline
+        return IDLE_S if pauses and in_flight else idle_s
 
     def begin(self) -> None:
         self._beside = None
