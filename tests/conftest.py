@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest._code.code import TracebackEntry
 
 from swapd import spawn
 from tests import fakecuda, forked
@@ -29,6 +30,11 @@ MANY_MODULES = 100
 
 #: The file of the last test, and the number of modules when their objects were last excluded.
 _FROZEN = pytest.StashKey[tuple[Path | None, int]]()
+
+# an interrupt may come at an instruction of no line: pytest could not print such a failure
+TracebackEntry.lineno = property(  # type: ignore[assignment]
+    lambda entry: (entry._rawentry.tb_lineno or entry.frame.code.raw.co_firstlineno) - 1
+)
 
 if find_spec("hypothesis") is not None:  # tests of real engines run without it
     import_module("tests.examples")
