@@ -6,12 +6,15 @@ A wrapper tensor (a quantised weight and its scale) has no bytes of its own: its
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.dlpack import Target
 
 Source = torch.nn.Module | Mapping[str, torch.Tensor]
+
+UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
 
 def tensors_of(source: Source, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
@@ -64,7 +67,7 @@ def leaves(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 def _check(name: str, tensor: torch.Tensor, target: Target) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidSource(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-    if isinstance(tensor, torch.nn.parameter.UninitializedParameter):
+    if isinstance(tensor, UNINITIALISED):
         raise InvalidSource(f"{name!r} is not initialised; run the module once, then register")
     if tensor.is_meta:
         raise InvalidSource(f"{name!r} is on the meta device and has no bytes; load it first")
@@ -139,9 +142,9 @@ def end_of(tensor: torch.Tensor) -> int:
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Address and bytes of the memory that a tensor covers; no bytes if it has none of its own."""
-    if tensor.is_meta or is_wrapper(tensor) or not tensor.numel():
+    if isinstance(tensor, UNINITIALISED) or tensor.is_nested or tensor.layout is not torch.strided:
         return 0, 0
-    if tensor.layout is not torch.strided:
+    if tensor.is_meta or is_wrapper(tensor) or not tensor.numel():
         return 0, 0
     start = tensor.data_ptr()
     return start, tensor.untyped_storage().data_ptr() + end_of(tensor) - start

@@ -3,12 +3,12 @@
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -38,8 +38,6 @@ from swapd_client.offload.registering import Registration, refuse_what_never_fit
 from swapd_client.offload.scope import ComponentHold
 from swapd_client.offload.settings import NAMES, OffloadSettings, from_keywords
 from swapd_client.offload.strategy import Kind, Sharing
-
-_Names = TypeVar("_Names")
 
 
 @dataclass(frozen=True)
@@ -74,16 +72,14 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
         )
     if components is None and settings is not None:
         components = settings.cpu_offload_components
-    return replace(
-        given,
-        components=_listed(components),
-        settings=settings,
-        blocks=_listed(given.blocks),
-        wrap_methods=_listed(given.wrap_methods),
-        extra_tensors=_listed(given.extra_tensors),
-        stay=_listed(given.stay),
-        trainable=_listed(given.trainable),
-    )
+    given = replace(given, components=components, settings=settings)
+    # a single name is a list of one name, not of its letters
+    single = {name: n for name in _LISTS if isinstance(n := getattr(given, name), str)}
+    listed: dict[str, Any] = {name: [one] for name, one in single.items()}
+    return replace(given, **listed)
+
+
+_LISTS = ("components", "blocks", "wrap_methods", "extra_tensors", "stay", "trainable")
 
 
 def _check_names(flags: Mapping[str, Any]) -> None:
@@ -91,11 +87,6 @@ def _check_names(flags: Mapping[str, Any]) -> None:
     for name in flags.keys() - set(NAMES):
         if near := get_close_matches(name, own, n=1):
             raise InvalidArgument(f"attach({name}=...): did you mean {near[0]}=?")
-
-
-def _listed(names: _Names) -> _Names:
-    """A single name is a list of one name, not of its letters."""
-    return cast("_Names", [names]) if isinstance(names, str) else names
 
 
 log = logging.getLogger("swapd_client")
@@ -170,8 +161,8 @@ class _Attaching:
         modules = find.modules_of(self._roots)
         trained = trained_of(walks, modules, self._arguments.trainable)
         before = self._attachment.trained
-        there = (p for module in modules.values() for p in module._parameters.values())
-        return trained | {id(p): p for p in there if p is not None and id(p) in before}
+        there = (p for module in modules.values() for _, p in ownership.own_parameters(module))
+        return trained | {id(p): p for p in there if id(p) in before}
 
     def _hooks_left_over(self) -> list[Attachment]:
         mine = {one.module for one in self._found}
@@ -190,7 +181,8 @@ class _Attaching:
 
     def refuse_attached(self) -> None:
         """Raise if a module is attached already: two attachments could undo each other's hooks."""
-        left = {module for one in self._left_over for module in one.modules()}
+        there = (c.module for one in self._left_over for c in one.components.values())
+        left = {m for module in there for m in module.modules()}
         for one in self._found:
             if any(hooks.is_attached(m) for m in one.module.modules() if m not in left):
                 raise InvalidSource(
@@ -258,8 +250,8 @@ class _Attaching:
         hows |= dict.fromkeys(given.stay, Sharing("permanent"))
         beside = strategy.beside_dits(hows, kind_of) if given.components is None else ()
         for name, how in hows.items():
-            if how.exclusive and (name in beside or self._is_nested(name)):
-                hows[name] = replace(how, policy="lru", exclusive=False, part_of="")
+            if how.is_exclusive and (name in beside or self._is_nested(name)):
+                hows[name] = replace(how, policy="lru", part_of="")
         return hows
 
     def _hows_of_moving(
@@ -268,13 +260,10 @@ class _Attaching:
         given = self._arguments
         moving = {name: nbytes for name, nbytes in sizes.items() if name not in given.stay}
         if given.settings is None:
-            how = Sharing(given.policy, exclusive=given.policy == "alternating")
-            hows = dict.fromkeys(moving, how)
+            hows = dict.fromkeys(moving, Sharing(given.policy))
         else:
             hows = strategy.of_settings(moving, given.settings, kind_of)
-        if not hows:
-            return {}
-        return strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
+        return hows and strategy.of_arguments(moving, hows, given.resident, given.blocks, kind_of)
 
     def _is_nested(self, name: str) -> bool:
         by_name = {one.name: one.module for one in self._found}
@@ -296,7 +285,7 @@ class _Attaching:
         )
         self._made.run(self._found, self._trained, self._attachment.registered)
 
-    def _names(self, parts: Sequence[ownership.Part]) -> list[str]:
+    def _names(self, parts: Iterable[ownership.Part]) -> list[str]:
         names_of = self._made.names_of
         found = [[part] if isinstance(part, str) else names_of[part] for part in parts]
         return [name for names in found for name in names]

@@ -5,7 +5,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,13 +70,12 @@ class Use:
         self, client: AttachClient, all_of: Sequence[AttachedComponent], parts: Sequence[Holdable]
     ) -> None:
         """Hold `all_of` these components, and the `parts` that a call of others would hold."""
-        names = dict.fromkeys(name for one in all_of for name in one.all_of_it.names)
+        whole = [one.all_of_it for one in all_of]
+        if len(whole) > 1:
+            names = dict.fromkeys(name for held in whole for name in held.names)
+            whole = [ComponentHold(client, list(names))]
         #: One acquire takes all: threads that took them one by one could wait for each other.
-        self._taken: list[Holdable] = list(parts)
-        if len(all_of) == 1:
-            self._taken.insert(0, all_of[0].all_of_it)
-        elif all_of:
-            self._taken.insert(0, ComponentHold(client, list(names)))
+        self._taken: list[Holdable] = [*whole, *parts]
         #: Calls inside the block find these held, and acquire nothing.
         self._lent = [one.held for one in all_of if one.held is not None]
         self._lent += [one.all_of_it for one in all_of]
@@ -148,7 +147,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         self.trained: Trained = {}
         self.summary = ""
         #: Attaches the model again, with the modules and parameters that it has by then.
-        self._again: Callable[[], None] = _nothing
+        self._again: Callable[[], None] | None = None
         self._client = client
         self._prefix = prefix
         #: Remove hooks and guards from the modules; each may be called twice, or for nothing.
@@ -246,7 +245,8 @@ class Attachment(AbstractContextManager["Attachment"]):
         """
         await_given_back()
         with ONE_AT_A_TIME:
-            self._again()
+            if self._again is not None:
+                self._again()
 
     def detach(self) -> None:
         """Remove all hooks, and move the weights back into ordinary private memory.
@@ -285,10 +285,15 @@ class Attachment(AbstractContextManager["Attachment"]):
         lent = {name for one in others for name in one.registered}
         left = self._left()
         if lent.isdisjoint(left):
-            self._tell_of_the_rest(left)
+            if left and not self.is_detached:
+                log.warning(
+                    "detached; still registered, as before attach, and to be used under a lease "
+                    "only: %s. client.unregister moves them to private memory",
+                    ", ".join(left),
+                )
             self.let_go()
         else:
-            self._again, self.trained = _nothing, {}
+            self._again, self.trained = None, {}
             log.info(
                 "detached; its calls still acquire %s, of another model with which it shares "
                 "weights, until that is detached too",
@@ -301,23 +306,11 @@ class Attachment(AbstractContextManager["Attachment"]):
     @property
     def is_detached(self) -> bool:
         """Whether `detach` was called. Hooks may have stayed on weights of other models."""
-        return self._again is _nothing
-
-    def modules(self) -> Iterator[torch.nn.Module]:
-        for one in self.components.values():
-            yield from one.module.modules()
+        return self._again is None
 
     def _left(self) -> list[str]:
         used = (one.all_of_it.registered() for one in self.components.values())
         return list(dict.fromkeys(name for names in used for name in names))
-
-    def _tell_of_the_rest(self, names: Sequence[str]) -> None:
-        if names and not self.is_detached:
-            log.warning(
-                "detached; still registered, as before attach, and to be used under a lease only: "
-                "%s. client.unregister moves them to private memory",
-                ", ".join(names),
-            )
 
     def _take_back(self) -> None:
         """Move the weights to private memory; until one is moved, calls still hold it."""
@@ -329,7 +322,7 @@ class Attachment(AbstractContextManager["Attachment"]):
 
     def let_go(self) -> None:
         self.registered.clear()
-        self._again, self.trained = _nothing, {}
+        self._again, self.trained = None, {}
         self._uninstall()
         self._client.attachments.discard(self)
 
@@ -337,10 +330,6 @@ class Attachment(AbstractContextManager["Attachment"]):
         while self._installed:
             self._installed[-1]()
             self._installed.pop()
-
-
-def _nothing() -> None:
-    pass
 
 
 def take_back_if_dropped(client: AttachClient, attachment: Attachment) -> None:

@@ -23,11 +23,11 @@ from torch.nn.modules import module as torchs
 
 from swapd_client.errors import NotWhileAttached
 from swapd_client.memory import ranges
-from swapd_client.memory.movable import leaves
+from swapd_client.memory.movable import extent, leaves
 from swapd_client.offload import tools
 from swapd_client.offload.copies import ToUndo
 from swapd_client.offload.dynamo import uncompiled
-from swapd_client.offload.ownership import span_of
+from swapd_client.offload.ownership import own_parameters
 
 log = logging.getLogger("swapd_client")
 
@@ -45,8 +45,7 @@ class Growth:
         private = []
         for module in self.modules():
             _watched.setdefault(module, self)
-            named = module._parameters.items()
-            private += [n for n, p in named if p is not None and not self.is_known(p)]
+            private += [n for n, p in own_parameters(module) if not self.is_known(p)]
         if private:
             log.warning(
                 "%r has parameters that stay in private memory, since they were added after "
@@ -145,7 +144,6 @@ def _owner(new: object) -> str | None:
     if isinstance(new, Module):
         tensors += new.parameters()
     for _, one in chain.from_iterable(leaves("", tensor) for tensor in tensors):
-        span = span_of(one)
-        if span is not None and (found := ranges.find(span[0], span[1] - span[0])) is not None:
+        if (found := ranges.find(*extent(one))) is not None:
             return found.name
     return None

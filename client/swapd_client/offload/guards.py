@@ -32,10 +32,10 @@ from swapd_client.offload.copies import (
     stand_in,
     tensors_of,
 )
+from swapd_client.offload.ownership import own_parameters
 from swapd_client.offload.weights import ComponentWeights, CopiesByOwner, Covered, edited, edits
 
 _GUARD = "_swapd_guard"
-_TABLES = ("_parameters", "_buffers")
 
 #: All weights that modules are guarded for; a new tuple at each change, for other threads.
 _guarded: tuple[weakref.ref[ComponentWeights], ...] = ()
@@ -50,22 +50,23 @@ def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
     modules = list(module.modules())
 
     def undo() -> None:
-        _set_guarded(remove=weights)
+        _set_guarded(one for one in _living() if one is not weights)
         for one in filter(None, map(guard_of, modules)):
             one.forget(weights)
 
     to_undo(undo)
     for one in modules:
         (guard_of(one) or Guard(one)).weights.append(weights)
-    _set_guarded(add=weights)
+    _set_guarded([*_living(), weights])
 
 
-def _set_guarded(
-    *, add: ComponentWeights | None = None, remove: ComponentWeights | None = None
-) -> None:
+def _living() -> list[ComponentWeights]:
+    return [one for weights in _guarded if (one := weights()) is not None]
+
+
+def _set_guarded(weights: Iterable[ComponentWeights]) -> None:
     global _guarded
-    added = () if add is None else (weakref.ref(add),)
-    _guarded = (*(one for one in _guarded if one() not in (None, remove)), *added)
+    _guarded = tuple(map(weakref.ref, weights))
 
 
 def guard_of(module: Module) -> "Guard | None":
@@ -73,12 +74,11 @@ def guard_of(module: Module) -> "Guard | None":
 
 
 def is_any() -> bool:
-    return any(weights() is not None for weights in _guarded)
+    return bool(_living())
 
 
 def owner_of(tensor: torch.Tensor) -> ComponentWeights | None:
-    living = (one for weights in _guarded if (one := weights()) is not None)
-    return next((one for one in living if one.covers(tensor)), None)
+    return next((one for one in _living() if one.covers(tensor)), None)
 
 
 def covered(*what: Module | torch.Tensor) -> list[Covered]:
@@ -102,10 +102,8 @@ def _tensors_in(what: Iterable[Module | torch.Tensor]) -> Iterator[tuple[str, to
 
 
 def own_tensors(module: Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for table in (module._parameters, module._buffers):
-        for name, tensor in table.items():
-            if tensor is not None:
-                yield name, tensor
+    yield from own_parameters(module)
+    yield from ((name, buffer) for name, buffer in module._buffers.items() if buffer is not None)
 
 
 def writable(*what: Module | torch.Tensor) -> AbstractContextManager[None]:
@@ -261,11 +259,11 @@ class Guard(Marker):
 def _apply_to_rest(module: Any, fn: Callable[..., Any], but: set[str]) -> None:
     """`Module._apply` for the module's own tensors with other names."""
     rest: Any = Module()
-    for table in _TABLES:
+    for table in state_dict.TABLES:
         tensors = getattr(module, table).items()
         getattr(rest, table).update({k: t for k, t in tensors if k not in but})
     rest._apply(fn)
-    for table in _TABLES:
+    for table in state_dict.TABLES:
         getattr(module, table).update(getattr(rest, table))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import Embedding, Module, Sequential
 
 from swapd_client.errors import InvalidSource
-from swapd_client.memory.movable import leaves
+from swapd_client.memory.movable import extent, leaves
 from swapd_client.offload import find, growth, guards, hooks
 from swapd_client.offload.attachment import AttachedComponent, Attachment
 from swapd_client.offload.automatic import CONTAINERS
@@ -20,7 +20,7 @@ from swapd_client.offload.holdables import BlockHold, PassHold
 from swapd_client.offload.hooks import BlockHooks
 from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.outputs import ComponentSpans
-from swapd_client.offload.ownership import part_at, span_of
+from swapd_client.offload.ownership import own_parameters, part_at
 from swapd_client.offload.scope import ComponentHold, Holdable
 from swapd_client.offload.strategy import refuse_unknown
 from swapd_client.offload.weights import ComponentWeights
@@ -86,7 +86,7 @@ class Installer:
     def outside(self, module: Module, names: Sequence[str]) -> None:
         """Hook a module that uses tensors of components, but is not in exactly one."""
         held = ComponentHold(self._client, list(names))
-        parameters = tuple(p for p in module._parameters.values() if p is not None)
+        parameters = tuple(p for _, p in own_parameters(module))
         name, lent = "+".join(names), self._lent(names)
         self._hook(module, LeaseGate(name, held, held, held, parameters, None, lent, lent))
 
@@ -114,12 +114,7 @@ class Installer:
         known = _known(self._client, self._attachment.trained)
         grown = Growth(one.name, _modules_now(one.module, self._starts), known)
         growth.watch(grown, modules, self._attachment.to_undo)
-        parameters = tuple(
-            parameter
-            for module in modules
-            for parameter in module._parameters.values()
-            if parameter is not None
-        )
+        parameters = tuple(p for module in modules for _, p in own_parameters(module))
         all_lent = self._lent(one.all_of_it.names)
         whole = one.held
         assert whole is not None
@@ -223,7 +218,7 @@ def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module
 
 def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Tensor], bool]:
     def known(tensor: torch.Tensor) -> bool:
-        inner = [one for _, one in leaves("", tensor) if span_of(one) is not None]
+        inner = [one for _, one in leaves("", tensor) if extent(one)[1]]
         return id(tensor) in trained or all(part_at(client, one) is not None for one in inner)
 
     return known

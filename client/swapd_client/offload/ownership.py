@@ -5,20 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn import Module
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn import Module, Parameter
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import ranges
-from swapd_client.memory.movable import extent, leaves
+from swapd_client.memory.movable import UNINITIALISED, extent, leaves
 from swapd_client.memory.part import Part as RegisteredPart
 from swapd_client.offload.find import ComponentModule, is_called, join, modules_of, walk
 from swapd_client.offload.lender import AttachClient
-
-_UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
-
-#: (first byte, first byte after it)
-Span = tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -31,15 +25,17 @@ class TensorGroup:
 
 
 Part = TensorGroup | str
+#: Each once, in order.
+Parts = dict[Part, None]
 
 
 @dataclass
 class Ownership:
     #: To be registered, by name.
     pieces: dict[str, TensorGroup] = field(default_factory=dict)
-    made_of: dict[str, list[Part]] = field(default_factory=dict)
+    made_of: dict[str, Parts] = field(default_factory=dict)
     #: Modules that use tensors of components without being in exactly one, and the parts they need.
-    outside: dict[Module, list[Part]] = field(default_factory=dict)
+    outside: dict[Module, Parts] = field(default_factory=dict)
     #: Bytes of the parameters in no component, by path.
     left: dict[str, int] = field(default_factory=dict)
     #: Bytes of the parameters in components that stay private.
@@ -82,7 +78,7 @@ def own(
     that stay private together with all tensors that share their bytes. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
-    result = Ownership(made_of={one.name: [] for one in found})
+    result = Ownership(made_of={one.name: {} for one in found})
     #: The prefix of each component's own tensors.
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
     for cluster in _clusters(_tensors(owners, extra, trained)):
@@ -110,7 +106,10 @@ def _piece(
     holders = dict.fromkeys(owners.paths[id(one.holder)] for one in cluster if not one.users)
     name = "+".join([*users, *holders])
     piece = result.pieces.setdefault(name, TensorGroup(name))
-    piece.tensors.update(_called_in(cluster, inside.get(name)))
+    # as in the component's own state dict; if shared, as in the model's
+    prefix = inside.get(name, "")
+    own = (one for one in cluster if one.path.startswith(prefix))
+    piece.tensors.update((one.path.removeprefix(prefix), one.tensor) for one in own)
     piece.nbytes += _nbytes(cluster)
     return piece
 
@@ -120,17 +119,12 @@ def _use(
 ) -> None:
     for one in cluster:
         for user in one.users:
-            _add(result.made_of[user], part)
+            result.made_of[user][part] = None
         outside = [] if one.users else [_called(one.holder, owners)]
         if len(one.users) > 1:
             outside += _above(one, owners)
         for module in outside:
-            _add(result.outside.setdefault(module, []), part)
-
-
-def _add(parts: list[Part], part: Part) -> None:
-    if part not in parts:
-        parts.append(part)
+            result.outside.setdefault(module, {})[part] = None
 
 
 @dataclass(frozen=True)
@@ -143,36 +137,28 @@ class _OwnedTensor:
     stays: bool = False
 
 
-def _called_in(cluster: Sequence[_OwnedTensor], prefix: str | None) -> dict[str, torch.Tensor]:
-    """Tensors by name: as in the component's own state dict; if shared, as in the model's."""
-    if prefix is None:
-        return {one.path: one.tensor for one in cluster}
-    return {
-        one.path.removeprefix(prefix): one.tensor for one in cluster if one.path.startswith(prefix)
-    }
-
-
 def _tensors(
     owners: _Owners, extra: Mapping[str, torch.Tensor], trained: Collection[int]
 ) -> Iterator[_OwnedTensor]:
     for path, module in owners.modules.items():
         users = tuple(owners.of.get(id(module), ()))
-        for own_name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
+        for own_name, parameter in own_parameters(module):
             for name, tensor in leaves(join(path, own_name), parameter):
                 yield _OwnedTensor(name, tensor, users, module, id(parameter) in trained)
     for path, given in extra.items():
-        holder = _holder(path, owners.modules)
+        holder = next(owners.modules[p] for p in _upwards(path) if p in owners.modules)
         for name, tensor in leaves(path, given):
             yield _OwnedTensor(name, tensor, tuple(owners.of.get(id(holder), ())), holder)
 
 
+def own_parameters(module: Module) -> Iterator[tuple[str, Parameter]]:
+    return ((name, p) for name, p in module._parameters.items() if p is not None)
+
+
 def bytes_of(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
     for module in modules:
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                yield from (tensor for _, tensor in leaves("", parameter))
+        for name, parameter in own_parameters(module):
+            yield from (tensor for _, tensor in leaves(name, parameter))
 
 
 def by_block(
@@ -208,46 +194,32 @@ def _blocks_that_use(
 _REST = -1
 
 
-def _holder(name: str, modules: Mapping[str, Module]) -> Module:
-    path = name
-    while path not in modules:
+def _upwards(path: str) -> Iterator[str]:
+    """A path, then those of the modules around it, up to ""."""
+    yield path
+    while path:
         path = path.rpartition(".")[0]
-    return modules[path]
+        yield path
 
 
 def _above(one: _OwnedTensor, owners: _Owners) -> Iterator[Module]:
-    path = one.path
-    while path:
-        path = path.rpartition(".")[0]
+    for path in _upwards(one.path):
         module = owners.modules.get(path)
         if module is not None and set(owners.of.get(id(module), ())) == set(one.users):
             yield module
 
 
 def _called(holder: Module, owners: _Owners) -> Module:
-    path = owners.paths[id(holder)]
-    while path and not is_called(owners.modules[path]):
-        path = path.rpartition(".")[0]
-        if path not in owners.modules:
-            break
-    return owners.modules.get(path, holder)
+    paths = filter(owners.modules.__contains__, _upwards(owners.paths[id(holder)]))
+    above = ((path, owners.modules[path]) for path in paths)
+    return next((module for path, module in above if not path or is_called(module)), holder)
 
 
 def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None:
-    if (span := span_of(tensor)) is None:
-        return None
-    found = ranges.find(span[0], span[1] - span[0])
+    found = ranges.find(*extent(tensor))
     part = None if found is None else found.part
     known = part is not None and client.session.components.get(part.name) is part
     return part if known else None
-
-
-def span_of(tensor: torch.Tensor) -> Span | None:
-    """The bytes that a tensor covers; None if it has none, or none that can be located."""
-    if isinstance(tensor, _UNINITIALISED) or tensor.is_nested:
-        return None
-    start, nbytes = extent(tensor)
-    return (start, start + nbytes) if nbytes else None
 
 
 def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:
@@ -257,29 +229,29 @@ def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:
     same order.
     """
     clusters: dict[int, list[_OwnedTensor]] = {}
-    placed: list[tuple[Span, int, _OwnedTensor]] = []
+    placed: list[tuple[int, int, int, _OwnedTensor]] = []
     for number, one in enumerate(tensors):
-        span = span_of(one.tensor)
-        if span is None:
-            clusters[number] = [one]
+        start, nbytes = extent(one.tensor)
+        if nbytes:
+            placed.append((start, nbytes, number, one))
         else:
-            placed.append((span, number, one))
-    placed.sort(key=lambda item: item[:2])
+            clusters[number] = [one]
+    placed.sort(key=lambda item: item[:3])
     first, end, cluster = 0, 0, list[_OwnedTensor]()
-    for (start, stop), number, one in placed:
+    for start, nbytes, number, one in placed:
         if start >= end:
             first, cluster = number, []
         cluster.append(one)
         clusters.pop(first, None)
         first = min(first, number)
         clusters[first] = cluster
-        end = max(end, stop)
+        end = max(end, start + nbytes)
     return (clusters[number] for number in sorted(clusters))
 
 
 def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:
-    spans = [span for one in cluster if (span := span_of(one.tensor))]
-    return max(s[1] for s in spans) - min(s[0] for s in spans) if spans else 0
+    spans = [extent(one.tensor) for one in cluster]
+    return max(start + nbytes for start, nbytes in spans) - min(start for start, _ in spans)
 
 
 # --- tensors that are no parameters ------------------------------------------------------
@@ -329,7 +301,7 @@ def _check(piece: TensorGroup, start: str) -> None:
     places: dict[torch.device, str] = {}
     for name, tensor in piece.tensors.items():
         path = f"{start}{name}"
-        if isinstance(tensor, _UNINITIALISED):
+        if isinstance(tensor, UNINITIALISED):
             raise InvalidSource(
                 f"{path!r} is not initialised: run the model once, or have it made by client.load"
             )

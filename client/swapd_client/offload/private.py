@@ -7,7 +7,7 @@ refused. The report names the bytes that stay.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.nn import Module, Parameter
@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource, NotWhileAttached
 from swapd_client.memory import ranges
-from swapd_client.memory.movable import extent, is_wrapper, leaves, nbytes_of
+from swapd_client.memory.movable import UNINITIALISED, extent, is_wrapper, leaves, nbytes_of
 from swapd_client.offload.automatic import MAY_STAY
 from swapd_client.offload.find import matching
+from swapd_client.offload.ownership import own_parameters
 
 #: An argument of `attach`: all that require gradients, none, or those of these names; None: see
 #: `trained_of`.
@@ -46,16 +47,12 @@ def trained_of(
         return _named(modules, trainable)
     trained: Trained = {}
     for component in components:
-        parameters = [p for module in component for p in module._parameters.values()]
-        with_bytes = {id(p): p for p in filter(_has_bytes, parameters)}
-        trained |= _trained_in(with_bytes, everything=bool(trainable))
+        parameters = [p for module in component for _, p in own_parameters(module)]
+        mine: Trained = {id(p): p for p in parameters if p.requires_grad and _has_bytes(p)}
+        could = {id(p): p for p in parameters if _has_bytes(p) and _could_be_trained(p)}
+        if trainable or 2 * _nbytes(mine) < _nbytes(mine | could):
+            trained |= mine
     return trained
-
-
-def _trained_in(parameters: Trained, *, everything: bool) -> Trained:
-    mine = {key: p for key, p in parameters.items() if p.requires_grad}
-    could = {key: p for key, p in parameters.items() if _could_be_trained(p)}
-    return mine if everything or 2 * _nbytes(mine) < _nbytes(mine | could) else {}
 
 
 def _could_be_trained(parameter: torch.Tensor) -> bool:
@@ -67,7 +64,7 @@ def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
     there = {
         f"{path}.{name}".lstrip("."): parameter
         for path, module in modules.items()
-        for name, parameter in module._parameters.items()
+        for name, parameter in own_parameters(module)
         if _has_bytes(parameter)
     }
     trained: Trained = {}
@@ -82,16 +79,12 @@ def _named(modules: Mapping[str, Module], names: Iterable[str]) -> Trained:
     return trained
 
 
-def _has_bytes(parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    return not (
-        parameter is None
-        or parameter.is_meta
-        or isinstance(parameter, torch.nn.parameter.UninitializedParameter)
-    )
+def _has_bytes(parameter: torch.Tensor) -> bool:
+    return not (parameter.is_meta or isinstance(parameter, UNINITIALISED))
 
 
 def _nbytes(parameters: Trained) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters.values())
+    return sum(map(nbytes_of, parameters.values()))
 
 
 def move(trained: Trained, device: torch.device) -> None:

@@ -130,7 +130,7 @@ class Registration:
 
     def _whole(self, piece: TensorGroup, how: Sharing) -> None:
         called = self.called(piece.name)
-        group = self._group if how.exclusive else None
+        group = self._group if how.is_exclusive else None
         of = self.called(how.part_of) if how.part_of else ""
         self._made[piece] = [
             self.client.register(called, piece.tensors, policy=how.policy, group=group, part_of=of)
@@ -177,7 +177,7 @@ class Registration:
                 self.called(piece.name),
                 parts | {block.name: part for block, part in full},
                 policy=how.policy,
-                group=self._group if how.exclusive else None,
+                group=self._group if how.is_exclusive else None,
                 resident=how.resident,
             )
         except TooLarge as exc:

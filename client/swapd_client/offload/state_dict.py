@@ -24,7 +24,7 @@ from swapd_client.offload.weights import Changes, ComponentWeights, CopiesByOwne
 #: use.
 Staged = Iterable[tuple[str, torch.Tensor, ComponentWeights | None]]
 
-_TABLES = ("_parameters", "_buffers")
+TABLES = ("_parameters", "_buffers")
 _HOOKS = "_load_state_dict_pre_hooks"
 
 
@@ -92,7 +92,7 @@ class _StandIn:
     def __init__(self, module: torch.nn.Module, staged: "list[_Staged]") -> None:
         self._of = module
         attributes = dict(vars(module))
-        for table in _TABLES:
+        for table in TABLES:
             attributes[table] = dict(attributes[table])
         self.module: torch.nn.Module = object.__new__(type(module))
         hooks = attributes[_HOOKS]
@@ -102,22 +102,22 @@ class _StandIn:
         for one in staged:
             attributes[one.table][one.name] = one.copy
         vars(self.module).update(attributes)
-        self._before = {**attributes, **{table: dict(attributes[table]) for table in _TABLES}}
+        self._before = {**attributes, **{table: dict(attributes[table]) for table in TABLES}}
         self._staged = {(one.table, one.name) for one in staged}
 
     def end(self) -> None:
         found, target, before = vars(self.module), vars(self._of), self._before
-        for table in _TABLES:
+        for table in TABLES:
             staged = {name for where, name in self._staged if where == table}
             _carry_over(target[table], found[table], before[table], but=staged)
-        _carry_over(target, found, before, but={*_TABLES, _HOOKS})
+        _carry_over(target, found, before, but={*TABLES, _HOOKS})
 
 
 @contextmanager
 def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Iterator[None]:
     """Give the module its stand-in's tensors, for all threads, within the block."""
-    tables = {table: vars(module)[table] for table in _TABLES}
-    vars(module).update({table: vars(stand_in)[table] for table in _TABLES})
+    tables = {table: vars(module)[table] for table in TABLES}
+    vars(module).update({table: vars(stand_in)[table] for table in TABLES})
     try:
         yield
     finally:

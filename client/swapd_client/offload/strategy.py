@@ -19,13 +19,16 @@ ENCODERS_FAMILY = "encoders"
 @dataclass(frozen=True)
 class Sharing:
     policy: Policy = "lru"
-    #: It excludes the other exclusive components.
-    exclusive: bool = False
     #: Its family.
     part_of: str = ""
     streamed: bool = False
     #: If streamed: bytes, or a size, to keep on the device. None: as much as fits.
     resident: int | str | None = None
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether it excludes the other exclusive components."""
+        return self.policy == "alternating"
 
 
 def kind_of(name: str) -> Kind:
@@ -73,7 +76,7 @@ def of_settings(
 
 
 _STAYING: Mapping[Kind, Sharing] = {"vae": Sharing("permanent")}
-_EXCLUSIVE = Sharing("alternating", exclusive=True)
+_EXCLUSIVE = Sharing("alternating")
 _TURNS: Mapping[Kind, Sharing] = {
     "dit": _EXCLUSIVE,
     "encoder": replace(_EXCLUSIVE, part_of=ENCODERS_FAMILY),

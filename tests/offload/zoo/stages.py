@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from swapd_client import Client, NotWhileAttached, SwapdError, connect
+from swapd_client.memory.movable import extent
 from swapd_client.offload import find, ownership, registering
 from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.blocks import ModelBlock, blocks_of
@@ -73,9 +74,9 @@ class _Trial:
     def weights(self) -> Iterator[torch.Tensor]:
         yield from ownership.bytes_of(find.modules_of(self._roots()).values())
 
-    def places(self) -> dict[ownership.Span, int]:
+    def places(self) -> dict[tuple[int, int], int]:
         """The addresses of its parameters, and their bytes: tied ones share an address."""
-        return {span: t.nbytes for t in self.weights() if (span := ownership.span_of(t))}
+        return {span: t.nbytes for t in self.weights() if (span := extent(t))[1]}
 
     @property
     def has_parts(self) -> bool:
