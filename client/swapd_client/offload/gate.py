@@ -17,8 +17,6 @@ from swapd_client.offload.outputs import LATER, ComponentSpans, tensors_in
 from swapd_client.offload.scope import Entry, Holdable, Scope, here, thread
 from swapd_client.offload.update_barrier import await_changes, tell
 
-_NOTHING = ComponentSpans()
-
 
 @dataclass(eq=False)
 class LeaseGate:
@@ -32,11 +30,11 @@ class LeaseGate:
     #: With this held, there is nothing left to acquire.
     all_of_it: Holdable
     #: Those that backward would read.
-    parameters: tuple[torch.Tensor, ...] = ()
-    grown: Growth | None = None
+    parameters: tuple[torch.Tensor, ...]
+    grown: Growth | None
     #: The addresses under `held`; and under `whole`.
-    lent: ComponentSpans = _NOTHING
-    all_lent: ComponentSpans = _NOTHING
+    lent: ComponentSpans
+    all_lent: ComponentSpans
 
     def run(
         self, call: Callable[..., Any], args: Any, kwargs: Any, *, is_forward: bool = True
@@ -171,13 +169,12 @@ Own = Callable[[Any], Any]
 
 def lease(work: Any, held: Holdable, own: Own) -> Any:
     """Wrap `work` so that it holds `held` while it runs. Its values go through `own`."""
-    if isinstance(work, GeneratorType):
-        return LeasedGenerator(work, held, own)
     if isinstance(work, CoroutineType):
-        return LeasedCoroutine(work, held, own)
-    if isinstance(work, AsyncGeneratorType):
-        return LeasedAsyncGenerator(work, held, own)
-    return LeasedGenerator((value for value in work), held, own)
+        return LeasedCoroutine(work, _LeaseSpan(held, own))
+    if isinstance(work, AsyncGeneratorType):  # each value ends a step so
+        return LeasedAsyncGenerator(work, _LeaseSpan(held, own, goes_on=StopIteration))
+    steps = work if isinstance(work, GeneratorType) else (value for value in work)
+    return LeasedGenerator(steps, _LeaseSpan(held, own, yields=True))
 
 
 class _LeaseSpan:
@@ -263,13 +260,13 @@ class _LeaseSpan:
             give_back()
 
 
-class _Steps:
-    _yields = False
-
-    def __init__(self, inner: Any, held: Holdable, own: Own) -> None:
+class _Leased:
+    def __init__(self, inner: Any, span: _LeaseSpan) -> None:
         self._inner = inner
-        self._span = _LeaseSpan(held, own, yields=self._yields)
+        self._span = span
 
+
+class _Steps(_Leased):
     def send(self, value: Any) -> Any:
         return self._span.step(self._inner.send, value)
 
@@ -284,7 +281,7 @@ class _Steps:
 
 
 class LeasedGenerator(_Steps, Generator[Any, Any, Any]):
-    _yields = True
+    pass
 
 
 class LeasedCoroutine(_Steps, Coroutine[Any, Any, Any]):
@@ -292,28 +289,15 @@ class LeasedCoroutine(_Steps, Coroutine[Any, Any, Any]):
         return self._span.drive(self._inner)
 
 
-class LeasedAsyncGenerator(AsyncGenerator[Any, Any]):
-    def __init__(self, inner: "AsyncGenerator[Any, Any]", held: Holdable, own: Own) -> None:
-        self._inner = inner
-        self._span = _LeaseSpan(held, own, goes_on=StopIteration)  # each value ends a step so
-
+class LeasedAsyncGenerator(_Leased, AsyncGenerator[Any, Any]):
     async def asend(self, value: Any) -> Any:
-        return await _Awaited(self._span, self._inner.asend(value))
+        return await LeasedCoroutine(self._inner.asend(value), self._span)
 
     async def athrow(self, *exception: Any) -> Any:
-        return await _Awaited(self._span, self._inner.athrow(*exception))
+        return await LeasedCoroutine(self._inner.athrow(*exception), self._span)
 
     async def aclose(self) -> None:
         try:
             await self._inner.aclose()
         finally:
             self._span.end()
-
-
-class _Awaited:
-    def __init__(self, span: _LeaseSpan, steps: Any) -> None:
-        self._span = span
-        self._steps = steps
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._span.drive(self._steps.__await__())
