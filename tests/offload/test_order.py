@@ -39,7 +39,7 @@ def test_a_pass_that_is_whole_again_is_known() -> None:
     order = Order(6)
     play(order, [0, 5])
     assert play(order, [0, 1, 2, 3, 4, 5]) == [0, 5, 2, 3, 4, 5, None]
-    assert order.expected().first == (0, 1, 2, 3, 4, 5)
+    assert order.expected().order == (0, 1, 2, 3, 4, 5)
 
 
 def test_a_pass_that_ends_early_teaches_nothing() -> None:
@@ -47,7 +47,7 @@ def test_a_pass_that_ends_early_teaches_nothing() -> None:
     play(order, [0, 2, 1, 3])
     for seen in ([0, 2], [], [0]):
         play(order, seen)
-        assert order.expected().first == (0, 2, 1, 3)
+        assert order.expected().order == (0, 2, 1, 3)
 
 
 def test_what_was_never_seen_is_followed_by_nothing() -> None:

@@ -314,7 +314,7 @@ class StreamPass:
         if self._expected is None or self._client.session.error is not None:
             return
         parts = self._stream.parts
-        first = dict.fromkeys(p for p in self._expected.first if self._stream.passes(p))
+        first = dict.fromkeys(p for p in self._expected.order if self._stream.passes(p))
         names = tuple(parts[p] for p in list(first)[:most] if p not in self._used)
         if names:
             self._client.leasing.hint(*names)
@@ -366,32 +366,24 @@ class Order:
         if self._last[: len(seen)] == tuple(seen):
             return  # as expected, or ended early: an error says nothing about the next pass
         self._last = tuple(seen)
-        if not _is_within(seen, self._whole):
+        rest = iter(self._whole)
+        if not all(part in rest for part in seen):
             self._whole = self._last
 
 
 class Expected:
     def __init__(self, last: tuple[int, ...], whole: tuple[int, ...]) -> None:
-        self._order = last
+        self.order = last
         self._whole = whole
         self._at = 0
 
     @property
     def coming(self) -> tuple[int, ...]:
-        return self._order[self._at :]
-
-    @property
-    def first(self) -> tuple[int, ...]:
-        return self._order
+        return self.order[self._at :]
 
     def used(self, part: int) -> None:
         """The pass used this part, expected or not: go on from there."""
-        for order, start in ((self._order, self._at), (self._whole, 0)):
+        for order, start in ((self.order, self._at), (self._whole, 0)):
             if part in order[start:]:
-                self._order, self._at = order, order.index(part, start) + 1
+                self.order, self._at = order, order.index(part, start) + 1
                 return
-
-
-def _is_within(seen: Sequence[int], whole: Sequence[int]) -> bool:
-    rest = iter(whole)
-    return all(part in rest for part in seen)
