@@ -351,7 +351,7 @@ def test_who_is_interrupted_at_the_commit_knows_which_bytes_it_has(
             return reply
 
         with pytest.raises(KeyboardInterrupt):
-            update.apply(client.session, call, update.changes(client.session, "talker", new))
+            update.together(client.session, call, {"talker": new})
         expected = old if when == "before" else new
         assert same(seen(client, "talker", module), expected)
         await_host_copies(client, client.session.components["talker"].nbytes)

@@ -115,6 +115,19 @@ class Remote(NamedTuple):
     nbytes: int
 
 
+T = TypeVar("T")
+
+
+def through_mapping(fd: int, nbytes: int, do: Callable[[int], T], *, writable: bool = False) -> T:
+    """`do(address)` with a host copy mapped there; the mapping is gone afterwards."""
+    span = vm.round_up(nbytes)
+    address = vm.map_shared(fd, 0, span, writable=writable)
+    try:
+        return do(address)
+    finally:
+        vm.free(address, span)
+
+
 #: Copies them, after all work queued on the GPU so far. Blocks.
 Fetch = Callable[[Sequence[Remote]], None]
 

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from swapd.shared import vm
@@ -45,16 +46,12 @@ class Uses:
         self._known = True
         for thing in things:
             number = next(self._numbers)
-            gone = self._forgetting(number)
-            self._living[number] = weakref.ref(thing, gone)
+            self._living[number] = weakref.ref(thing, partial(self._forget, number))
 
-    def _forgetting(self, number: int) -> Callable[[object], None]:
-        def gone(_: object) -> None:
-            self._living.pop(number, None)
-            if not self._living and self.ended is not None:
-                self.ended()
-
-        return gone
+    def _forget(self, number: int, _: object) -> None:
+        self._living.pop(number, None)
+        if not self._living and self.ended is not None:
+            self.ended()
 
 
 #: Ranges that are private memory, while objects have bytes there.
@@ -115,10 +112,10 @@ class Range:
         #: The chunks whose pages are at the range or on the shelf.
         self._runs: Runs = ()
         #: Whether all bytes can be touched; and whether none can. In between it is neither.
-        self._shown = False
+        self.shown = False
         self._hidden = True
         self._private = False
-        self._over = False
+        self.over = False
         self._process = os.getpid()
         self.generation = 0
         #: The chunks of this generation, while they have the latest bytes; None: the host copy has.
@@ -126,31 +123,23 @@ class Range:
         self._uses = Uses() if before is None else before._give_up(self)
 
     def __repr__(self) -> str:
-        where = "in" if self._shown else "out"
+        where = "in" if self.shown else "out"
         return f"<Range {self.address:#x} {self.nbytes} B {where} gen={self.generation}>"
-
-    @property
-    def shown(self) -> bool:
-        return self._shown
-
-    @property
-    def over(self) -> bool:
-        return self._over
 
     @property
     def on_chunks(self) -> bool:
         return not (self._hidden or self._private)
 
     def is_shown(self, generation: int) -> bool:
-        return self._shown and generation == self.generation
+        return self.shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
         """Put the chunks of this generation behind the range. No-op if it is private memory: then
         others may use the chunks. Raises: LimitReached; then any access faults."""
         with self.lock:
-            if self._private or (self._shown and generation == self.generation):
+            if self._private or self.is_shown(generation):
                 return
-            self.generation, self._shown = generation, False
+            self.generation, self.shown = generation, False
             self._latest = runs
             self._has_before = False
             try:
@@ -175,13 +164,13 @@ class Range:
             if generation is not None and generation < self.generation:
                 return
             # first: a signal handler that acquires finds that it must map all of it
-            runs, self._runs, self._shown = self._runs, (), False
+            runs, self._runs, self.shown = self._runs, (), False
             if self._shelve(runs) and not self._runs:
                 self._runs = runs
             else:  # or a signal handler has acquired, and the shelf has some of its pages
                 vm.revoke(self.address, self._span)
                 self._runs = ()
-            self._shown, self._hidden = False, True  # last: an interrupted one is done again
+            self.shown, self._hidden = False, True  # last: an interrupted one is done again
 
     def revoke(self, generation: int | None = None) -> None:
         """As `hide`: shelved pages do not keep the daemon from lending the chunks. Without
@@ -265,7 +254,7 @@ class Range:
 
     def _give_up(self, to: "Range") -> Uses:
         """Hand the addresses, and the bytes there, to another range."""
-        self._over = True
+        self.over = True
         _private.discard(self)
         self._uses.ended = to._end_of_uses
         return self._uses
@@ -275,7 +264,7 @@ class Range:
         _private.add(self)
         self._uses.ended = self._end_of_uses
         self._runs = ()
-        self._has_before, self._shown, self._private = False, True, True
+        self._has_before, self.shown, self._private = False, True, True
         if not self._uses:
             _unused.add(self)
         self._free_shelf()
@@ -298,16 +287,16 @@ class Range:
         if self.lock._is_owned():
             return False
         with self.lock:  # of private memory: no thread waits for anything while it holds it
-            if self._over:
+            if self.over:
                 return True
             if self._uses:
                 return False
             place.forget(self)
             _private.discard(self)
-            self._over = True
+            self.over = True
             if vm.unmap(self.address, self._reserved):
-                self._over = False  # the process has as many mappings as it may
-            return self._over
+                self.over = False  # the process has as many mappings as it may
+            return self.over
 
     def _put(self, runs: Runs) -> None:
         """Have the pages of `runs` at the range: already there, from the shelf, or mapped anew."""
@@ -324,7 +313,7 @@ class Range:
                     writable=self._writable,
                     at=self.address + at,
                 )
-        self._runs, self._shown = runs, True
+        self._runs, self.shown = runs, True
 
     def _copy_in_place(self) -> None:
         nbytes = vm.round_up(self.nbytes)

@@ -5,19 +5,17 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from swapd.shared import vm
 from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import RANGES_MAX, Placement, Policy, Ranges, Scratch, Used
-from swapd_client.memory.layout import Layout
+from swapd_client.memory.layout import Layout, T, through_mapping
 from swapd_client.memory.place import Place
 from swapd_client.memory.scratch import told
 
 if TYPE_CHECKING:
     import torch
-
-T = TypeVar("T")
 
 
 class Claim(NamedTuple):
@@ -145,11 +143,8 @@ class Part:
         """`do(file of the host copy, 0, address of the old host copy's bytes, their number)`."""
         assert self.old_master is not None
         assert self.master is not None
-        source = vm.map_shared(self.old_master.fileno(), 0, self.span, writable=False)
-        try:
-            return do(self.master.fileno(), 0, source, self.nbytes)
-        finally:
-            vm.free(source, self.span)
+        old, new = self.old_master.fileno(), self.master.fileno()
+        return through_mapping(old, self.span, lambda at: do(new, 0, at, self.nbytes))
 
     @property
     def span(self) -> int:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from swapd.shared import vm
 from swapd_client.errors import InvalidSource
 from swapd_client.memory import dlpack
 from swapd_client.memory.dlpack import Target
@@ -27,6 +26,7 @@ from swapd_client.memory.layout import (
     Spans,
     by_segment,
     no_such,
+    through_mapping,
 )
 from swapd_client.memory.movable import Source, check_device, end_of, extent, tensors_of
 
@@ -176,14 +176,14 @@ class TensorLayout(PlacedTensors, InMemory):
             super().guess()
 
     def _fill_remote(self, fd: int) -> None:
-        assert self._fetch is not None, "only a GPU's session takes bytes on a GPU"
-        span = vm.round_up(self.nbytes)
-        target = vm.map_shared(fd, 0, span, writable=True)
-        try:
-            spans = [self._spans[key] for key in self._remote if key in self._spans]
-            self._fetch([Remote(target + place, start, n) for start, place, n in spans])
-        finally:
-            vm.free(target, span)
+        fetch = self._fetch
+        assert fetch is not None, "only a GPU's session takes bytes on a GPU"
+        spans = [self._spans[key] for key in self._remote if key in self._spans]
+
+        def fill(target: int) -> None:
+            fetch([Remote(target + place, start, n) for start, place, n in spans])
+
+        through_mapping(fd, self.nbytes, fill, writable=True)
 
     def bind(self, address: int) -> Iterable[object]:
         if not self._stays:

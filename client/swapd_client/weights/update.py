@@ -9,10 +9,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from swapd.shared import protocol, vm
+from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import InvalidArgument, InvalidSource, SwapdError
 from swapd_client.memory import ranges
+from swapd_client.memory.layout import through_mapping
 from swapd_client.memory.part import Part
 from swapd_client.memory.sources import extent_of
 from swapd_client.session.disabled import Disabled
@@ -31,13 +32,32 @@ class Change(NamedTuple):
 def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any]]) -> None:
     """Give several components or families new values: all of them change in one step.
 
-    Blocks for the copies. After an error nothing has changed. Raises as `changes` and `apply`.
+    Blocks for the copies. After an error nothing has changed. Raises as `_changes`, and the
+    daemon's errors.
     """
-    asked = [change for name, named in values.items() for change in changes(session, name, named)]
-    apply(session, call, asked)
+    asked = [change for name, named in values.items() for change in _changes(session, name, named)]
+    if isinstance(session, Disabled):  # no host copy, and no lease that keeps the old bytes
+        for part, write in asked:
+            session.edit(part, write)
+        return
+    begun: list[_Begun] = []
+    try:
+        for part, write in asked:
+            begun.append(_Begun(part, session.next_id()))
+            begun[-1].fill(session, call, write)
+        if begun:
+            first, *others = (update.part.name for update in begun)
+            call(protocol.Commit(session.next_id(), first, tuple(others)))
+        committed, begun = begun, []
+        for update in committed:
+            update.replace(session)
+    except BaseException:
+        for update in begun:
+            update.give_up(session, call)
+        raise
 
 
-def changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Change]:
+def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Change]:
     """The changes that `values` make to a component, or to the parts of a family.
 
     Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
@@ -74,32 +94,6 @@ def _by_part(
     return grouped
 
 
-def apply(session: Session, call: Call, asked: list[Change]) -> None:
-    """Fill new host copies and commit them. Blocks for the copies.
-
-    After an error nothing has changed. Raises the daemon's errors.
-    """
-    if isinstance(session, Disabled):  # no host copy, and no lease that keeps the old bytes
-        for part, write in asked:
-            session.edit(part, write)
-        return
-    begun: list[_Begun] = []
-    try:
-        for part, write in asked:
-            begun.append(_Begun(part, session.next_id()))
-            begun[-1].fill(session, call, write)
-        if begun:
-            first, *others = (update.part.name for update in begun)
-            call(protocol.Commit(session.next_id(), first, tuple(others)))
-        committed, begun = begun, []
-        for update in committed:
-            update.replace(session)
-    except BaseException:
-        for update in begun:
-            update.give_up(session, call)
-        raise
-
-
 class _Begun:
     """An update that was requested, and not committed."""
 
@@ -115,7 +109,7 @@ class _Begun:
         if part.nbytes:
             assert part.master is not None
             _copy(part.master.fileno(), self._master.fileno(), part.nbytes)
-            _write(self._master.fileno(), part.nbytes, write)
+            through_mapping(self._master.fileno(), part.nbytes, write, writable=True)
 
     def replace(self, session: Session) -> None:
         assert self._master is not None
@@ -153,12 +147,3 @@ def _copy(source: int, target: int, nbytes: int) -> None:
     os.lseek(target, 0, os.SEEK_SET)
     while at < nbytes:
         at += os.sendfile(target, source, at, nbytes - at)
-
-
-def _write(fd: int, nbytes: int, write: Callable[[int], None]) -> None:
-    span = vm.round_up(nbytes)
-    target = vm.map_shared(fd, 0, span, writable=True)
-    try:
-        write(target)
-    finally:
-        vm.free(target, span)
