@@ -199,8 +199,7 @@ def walk(root: Module, stops: Iterable[int] = ()) -> Iterator[Module]:
 
 
 def children(module: Module, but: Container[int] = ()) -> list[Module]:
-    inside = dict.fromkeys(child for child in module._modules.values() if child is not None)
-    return [child for child in inside if id(child) not in but]
+    return [child for child in module.children() if id(child) not in but]
 
 
 # --- what cannot be attached -------------------------------------------------------------

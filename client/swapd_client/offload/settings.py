@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from swapd.shared.documents import BadDocument, read_yaml
+from swapd.shared.text import meant
 from swapd_client.errors import InvalidArgument
 
 Strategy = Literal["alternating", "sequential"]
@@ -133,7 +134,8 @@ def from_keywords(**given: Any) -> OffloadSettings:
     """
     for name in given:
         check_name(name, name)
-    return _made({n: _parsed(n, value, n) for n, value in given.items() if value is not None})
+    parsed = {n: _parsed(n, value, n) for n, value in given.items() if value is not None}
+    return OffloadSettings(**parsed)
 
 
 # --- stage files -------------------------------------------------------------------------
@@ -152,7 +154,10 @@ def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> O
     """
     stages = _listed(Path(path), _read(Path(path)))
     where, settings = _chosen(Path(path), stages, stage)
-    return _made(settings, where)
+    try:
+        return OffloadSettings(**settings)
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"{where}: {exc}") from exc
 
 
 class StageSettings(msgspec.Struct, frozen=True):
@@ -272,8 +277,8 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
 def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
     """The settings of a parsed command line. Raises: InvalidArgument, naming the option."""
     given = {name: getattr(parsed, name, None) for name in NAMES}
-    return _made(
-        {n: _parsed(n, v, "--" + n.replace("_", "-")) for n, v in given.items() if v is not None}
+    return OffloadSettings(
+        **{n: _parsed(n, v, "--" + n.replace("_", "-")) for n, v in given.items() if v is not None}
     )
 
 
@@ -283,8 +288,7 @@ def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
 def check_name(name: str, source: str) -> None:
     """Check that it is a setting's. Raises: InvalidArgument, with the one that it may mean."""
     if name not in NAMES:
-        near = [_FORMER[name]] if name in _FORMER else get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(NAMES)}"
+        hint = meant(_FORMER.get(name, name), NAMES, "settings are")
         raise InvalidArgument(f"{source} is not a setting; {hint}")
 
 
@@ -300,13 +304,6 @@ def _parsed(name: str, value: Any, source: str) -> Any:
         choices = get_args(_plain(_KINDS[name])) if name == "cpu_offload_strategy" else ()
         problem = f"give one of {', '.join(choices)}" if choices else exc
         raise InvalidArgument(f"{source}: {problem}; it is {value!r}") from exc
-
-
-def _made(settings: Mapping[str, Any], where: str = "") -> OffloadSettings:
-    try:
-        return OffloadSettings(**settings)
-    except InvalidArgument as exc:
-        raise InvalidArgument(f"{where}: {exc}" if where else str(exc)) from exc
 
 
 def _plain(kind: Any) -> Any:

@@ -211,15 +211,10 @@ def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*bits)
 
 
-class _ThreadEdits(threading.local):
-    def __init__(self) -> None:
-        #: New values from this thread's edits, by owner and tensor id; None outside of an edit.
-        self.values: dict[ComponentWeights, dict[int, tuple[torch.Tensor, torch.Tensor]]] | None = (
-            None
-        )
-
-
-_thread = _ThreadEdits()
+#: New values from the edits of a thread, by owner and tensor id.
+_Written = dict[ComponentWeights, dict[int, tuple[torch.Tensor, torch.Tensor]]]
+#: Its `values` are those of this thread; None, or not there, outside of an edit.
+_thread = threading.local()
 
 
 @contextmanager
@@ -229,7 +224,7 @@ def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
     Also if it raises: then the values written so far apply, as they would in private memory. Blocks
     until calls in other threads have ended. Raises as `Client.update` and `Client.acquire`.
     """
-    if _thread.values is not None:
+    if getattr(_thread, "values", None) is not None:
         yield
         return
     changes = Changes()
@@ -238,7 +233,7 @@ def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
     changed = False
     try:
         with quiet(changes.in_steps):
-            values = _thread.values = {}
+            values = _thread.values = _Written()
             try:
                 yield
             finally:
@@ -258,8 +253,7 @@ def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
 def edited(covered: Iterable[Covered], weights: Sequence[ComponentWeights]) -> Iterator[None]:
     """A `with` block in which any code may write to these tensors; see `edits`."""
     with edits(weights):
-        values = _thread.values
-        assert values is not None
+        values: _Written = _thread.values
         copies, fresh = CopiesByOwner(), CopiesByOwner()
         staged: list[_Edited] = []
         problems: list[NotWhileAttached] = []
