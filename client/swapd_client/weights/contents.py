@@ -5,7 +5,6 @@ the file and no page faults. It lets one thread at a time write to a host copy, 
 read into mappings of it. Cast tensors pass through a small buffer instead.
 """
 
-import ctypes
 import errno
 import os
 import sys
@@ -120,11 +119,7 @@ class WantedTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.stored.nbytes if not self.is_cast else self._items * self.dtype.itemsize
-
-    @property
-    def _items(self) -> int:
-        return self.stored.nbytes // DTYPES[self.stored.dtype].itemsize
+        return self.stored.nbytes // DTYPES[self.stored.dtype].itemsize * self.dtype.itemsize
 
 
 def fill(fd: int, placed: Sequence[tuple[int, WantedTensor]], progress: Progress) -> None:
@@ -331,7 +326,8 @@ def read(stored: Stored) -> torch.Tensor:
 
 def _read_items(stored: Stored, dtype: torch.dtype, at: int, nbytes: int) -> torch.Tensor:
     items = torch.empty(nbytes // dtype.itemsize, dtype=dtype)
-    _read_into(memoryview(_bytes_of(items)), stored.file, stored.offset + at)
+    if nbytes:
+        _read_into(vm.view(items.data_ptr(), nbytes), stored.file, stored.offset + at)
     return items
 
 
@@ -341,8 +337,3 @@ def _unreadable(file: File, error: OSError) -> InvalidSource:
 
 def _cut_short(file: File) -> InvalidSource:
     return InvalidSource(f"{file.path} was cut short while it was read; load it again")
-
-
-def _bytes_of(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_ubyte]":
-    """The tensor's memory; the tensor must outlive it."""
-    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr() or 1)

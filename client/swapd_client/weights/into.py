@@ -11,6 +11,7 @@ import torch
 
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.movable import check_dense
+from swapd_client.weights.safetensors import listed
 
 log = logging.getLogger("swapd_client")
 
@@ -71,7 +72,7 @@ class Into:
                     bare.append(name)
         if bare:
             raise InvalidSource(
-                f"no file has these buffers, and they are on the meta device: {_listed(bare)}. "
+                f"no file has these buffers, and they are on the meta device: {listed(bare)}. "
                 "Build the module so that only its parameters are there (accelerate's "
                 "init_empty_weights(include_buffers=False)), or make these buffers anew first"
             )
@@ -119,7 +120,7 @@ class Into:
         """Log the tensors of the files that have no place in the module."""
         unexpected = sorted(set(names) - self.buffers.keys() - self._names())
         if unexpected:
-            log.warning("the module has no place for %s, which the files have", _listed(unexpected))
+            log.warning("the module has no place for %s, which the files have", listed(unexpected))
 
     def finish(self) -> None:
         """Put the buffers in their places; the parameters are in theirs."""
@@ -141,9 +142,9 @@ class Into:
 
 
 def _not_there(missing: list[str], others: Collection[str]) -> str:
-    hint = f" The files also have {_listed(sorted(others))}." if others else ""
+    hint = f" The files also have {listed(sorted(others))}." if others else ""
     return (
-        f"the files do not have {_listed(missing)}.{hint} Give prefix= or rename= if they "
+        f"the files do not have {listed(missing)}.{hint} Give prefix= or rename= if they "
         "have other names there; tie tied weights in the module, too (transformers: "
         "model.tie_weights())"
     )
@@ -152,9 +153,7 @@ def _not_there(missing: list[str], others: Collection[str]) -> str:
 def _parameters(module: torch.nn.Module) -> list[Slots]:
     found: dict[int, Slots] = {}
     for prefix, sub in module.named_modules(remove_duplicate=False):
-        for key, parameter in sub._parameters.items():
-            if parameter is None:
-                continue
+        for key, parameter in sub.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{prefix}.{key}".lstrip(".")
             if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
                 raise InvalidSource(f"{name!r} has no shape yet; run the module once, then load")
@@ -167,9 +166,3 @@ def _parameters(module: torch.nn.Module) -> list[Slots]:
             slots = found.setdefault(id(parameter), Slots(parameter))
             slots.add(name, (sub._parameters, key))
     return list(found.values())
-
-
-def _listed(names: Collection[str], most: int = 8) -> str:
-    some = list(names)[:most]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(some) + more

@@ -8,7 +8,7 @@ its shape and dtype, and overlaps no other.
 import os
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path, PurePath
@@ -138,8 +138,7 @@ def open_all(files: Files) -> Iterator[dict[str, Stored]]:
         tensors: dict[str, Stored] = {}
         for path, listed in _paths(files):
             file = opened.enter_context(closing(File(path)))
-            _add_all(tensors, header(file), listed)
-            _check_listed(tensors, file, listed or ())
+            _add(tensors, file, listed)
         yield tensors
 
 
@@ -194,10 +193,8 @@ def _bad(path: Path, why: str) -> InvalidSource:
     )
 
 
-def _add_all(
-    tensors: dict[str, Stored], found: Iterable[Stored], listed: Collection[str] | None
-) -> None:
-    for stored in found:
+def _add(tensors: dict[str, Stored], file: File, listed: Collection[str] | None) -> None:
+    for stored in header(file):
         if listed is not None and stored.name not in listed:
             continue
         if stored.name in tensors:
@@ -206,10 +203,7 @@ def _add_all(
                 f"{stored.file.path}; load files of one checkpoint"
             )
         tensors[stored.name] = stored
-
-
-def _check_listed(tensors: Mapping[str, Stored], file: File, listed: Iterable[str]) -> None:
-    for name in listed:
+    for name in listed or ():
         if name not in tensors or tensors[name].file is not file:
             raise InvalidSource(f"{file.path} has no tensor {name!r}, which the index says")
 
@@ -232,7 +226,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, set[str] | None]]:
         return _in_index(indices[0])
     files = sorted(folder.glob(f"*{_SUFFIX}"))
     if indices or not files:
-        there = ", ".join(_some(p.name for p in indices or sorted(folder.iterdir()))) or "nothing"
+        there = listed([p.name for p in indices or sorted(folder.iterdir())], 5) or "nothing"
         what = "several indices; name one" if indices else f"no {_SUFFIX} file"
         raise InvalidSource(f"{folder} has {what}: there is {there}")
     return [(file, None) for file in files]
@@ -253,6 +247,6 @@ def _in_index(path: Path) -> list[tuple[Path, set[str] | None]]:
     return [(path.parent / file, names) for file, names in sorted(listed.items())]
 
 
-def _some(names: Iterable[str], most: int = 5) -> list[str]:
-    known = list(names)
-    return known[:most] + ([f"{len(known) - most} more"] if len(known) > most else [])
+def listed(names: Collection[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(list(names)[:most]) + more
