@@ -20,6 +20,7 @@ from swapd_client.errors import InvalidSource
 Spans = frozenset[tuple[int, int]]
 
 Owner = TypeVar("Owner")
+T = TypeVar("T")
 
 #: Any argument of memoryview; numpy arrays, too.
 Buffer = bytes | bytearray | memoryview
@@ -113,9 +114,6 @@ class Remote(NamedTuple):
     target: int
     source: int
     nbytes: int
-
-
-T = TypeVar("T")
 
 
 def through_mapping(fd: int, nbytes: int, do: Callable[[int], T], *, writable: bool = False) -> T:
@@ -219,6 +217,7 @@ class BufferLayout(InMemory):
     """Named buffers (bytes, arrays, memoryviews); `view` reads them at their address."""
 
     has_views = True
+    memory = ()  # the caller keeps it
 
     def __init__(self, buffers: Mapping[str, Buffer], segments: Segments = ()) -> None:
         packer = Packer()
@@ -231,10 +230,6 @@ class BufferLayout(InMemory):
             packer.end_segment()
         self.nbytes = packer.nbytes
         self.segments = tuple(packer.ends)
-
-    @property
-    def memory(self) -> Collection[int]:
-        return ()  # the caller keeps it
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
         return [(name, *extent_of_buffer(source)) for name, source in self._sources.items()]
@@ -309,14 +304,7 @@ class _PyBuffer(ctypes.Structure):
         ("buf", ctypes.c_void_p),
         ("obj", ctypes.c_void_p),
         ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_void_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
+        ("others", ctypes.c_void_p * 7),  # from `itemsize` to `internal`, which nobody reads
     )
 
 

@@ -19,15 +19,10 @@ UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
 def tensors_of(source: Source, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors to move, each checked; for a wrapper, its inner tensors."""
-    if not isinstance(source, torch.nn.Module):
-        for name, tensor in source.items():
-            yield from _inner(name, tensor, target)
-        return
-    seen: set[int] = set()
-    for name, tensor in source.named_parameters(remove_duplicate=False):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield from _inner(name, tensor, target)
+    if isinstance(source, torch.nn.Module):
+        source = dict(source.named_parameters())
+    for name, tensor in source.items():
+        yield from _inner(name, tensor, target)
 
 
 def _inner(name: str, tensor: torch.Tensor, target: Target) -> Iterator[tuple[str, torch.Tensor]]:

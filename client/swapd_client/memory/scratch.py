@@ -1,6 +1,6 @@
 """Scratch as a component: no bytes to fill, one tensor over all of it. Imports torch on demand."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from swapd.shared.protocol import RANGES_MAX, Ranges
@@ -24,6 +24,7 @@ class Scratch(Ready):
 
     content = ""
     certain = False
+    memory = ()  # moves no tensor
     has_views = True
 
     def __init__(
@@ -53,10 +54,6 @@ class Scratch(Ready):
         target = dlpack.HOST if self._gpu is None else dlpack.gpu(self._gpu)
         self.tensor = dlpack.bytes_at(address, self.nbytes, target)
         return self.tensor
-
-    @property
-    def memory(self) -> Collection[int]:
-        return ()  # moves no tensor
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
         return ()

@@ -62,7 +62,24 @@ class PlacedTensors:
     def writer(self, values: Mapping[str, torch.Tensor]) -> Callable[[int], None]:
         placed = {one.name: one for one in self.placed}
         aliases = {name: placed[first] for name, first in self.aliases.items() if first in placed}
-        return write_over({**aliases, **placed}, values, self.nbytes)
+        placed = {**aliases, **placed}
+        for name, value in values.items():
+            if name not in placed:
+                raise no_such(name, placed)
+            _check_fits(placed[name], value)
+
+        def write(target: int) -> None:
+            memory = (ctypes.c_ubyte * self.nbytes).from_address(target)
+            base = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+            with torch.no_grad():
+                for name, value in values.items():
+                    if value.numel():
+                        one = placed[name]
+                        item = torch.empty(0, dtype=one.dtype)
+                        item.set_(base, one.place // item.element_size(), one.shape, one.stride)
+                        item.copy_(value)
+
+        return write
 
 
 class TensorLayout(PlacedTensors, InMemory):
@@ -232,32 +249,6 @@ class TensorLayout(PlacedTensors, InMemory):
         storage = tensor.untyped_storage()
         start, offset, _ = self._spans[storage.data_ptr()]
         return offset + tensor.data_ptr() - start
-
-
-def write_over(
-    placed: Mapping[str, Placed], values: Mapping[str, torch.Tensor], nbytes: int
-) -> Callable[[int], None]:
-    """A function that writes `values` over a component of `nbytes` bytes, at a given address.
-
-    Raises: InvalidSource, naming the first value that does not fit.
-    """
-    for name, value in values.items():
-        if name not in placed:
-            raise no_such(name, placed)
-        _check_fits(placed[name], value)
-
-    def write(target: int) -> None:
-        memory = (ctypes.c_ubyte * nbytes).from_address(target)
-        base = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        with torch.no_grad():
-            for name, value in values.items():
-                if value.numel():
-                    one = placed[name]
-                    item = torch.empty(0, dtype=one.dtype)
-                    item.set_(base, one.place // item.element_size(), one.shape, one.stride)
-                    item.copy_(value)
-
-    return write
 
 
 def _check_fits(placed: Placed, value: torch.Tensor) -> None:
