@@ -292,3 +292,24 @@ def test_script_is_refused_until_it_is_detached(client: Client) -> None:
         jit.script(model)
     assert "__prepare_scriptable__" not in vars(model)
     assert hooks.methods_of(model) == []
+
+
+class Doubling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(x)
+        return 2 * made
+
+
+@deprecated
+def test_the_original_of_a_compiled_model_is_not_scripted_either(client: Client) -> None:
+    model = seeded(Doubling)
+    with (
+        client.attach({"dit": torch.compile(model, backend=Counting())}),
+        pytest.raises(NotWhileAttached, match=r"detach\(\)"),
+    ):
+        jit.script(model)
+    assert "__prepare_scriptable__" not in vars(model)

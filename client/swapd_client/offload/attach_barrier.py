@@ -46,7 +46,8 @@ def without_calls(
     try:
         for module in entrances:
             calls.doors.append(hook := hook_of(module) or Hook(module))
-            hook.shut(calls.wait)
+            hook.door = calls.wait
+            hook.put()
         calls.await_end()
         do()
         calls.open()

@@ -91,10 +91,6 @@ class Hook(Marker):
         self._attributes[_HOOK] = self
         self._attributes[self._slot] = self._runs
 
-    def shut(self, door: Callable[[Module], None]) -> None:
-        self.door = door
-        self.put()
-
     def take_out(self) -> None:
         if self._attributes.get(self._slot) is not self._runs:
             return
@@ -165,10 +161,7 @@ def hook_original(compiled: Module, gate: LeaseGate, to_undo: ToUndo) -> None:
     calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
     if getattr(calls, "__self__", None) is not original or is_attached(original):
         return
-    hook = hook_of(original) or Hook(original)
-    to_undo(lambda: hook.end("gate"))
-    hook.gate = gate
-    hook.put()
+    install(original, gate, to_undo, is_compiled=True)
 
 
 #: `torch.jit.script` calls this first.
