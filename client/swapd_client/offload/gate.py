@@ -67,7 +67,7 @@ class LeaseGate:
         return _lease(self, output) if type(output) in LATER else output
 
     def is_held_by(self, scope: Scope) -> bool:
-        return self.held in scope or self.all_of_it in scope
+        return self.held in scope.counts or self.all_of_it in scope.counts
 
     def enter(self, entry: Entry) -> None:
         scope = thread.scope
@@ -151,8 +151,15 @@ def _leave(entry: Entry) -> None:
 
 
 @uncompiled
-def _lease(gate: LeaseGate, output: Any) -> Any:
-    return lease(output, gate.held, gate.own)
+def _lease(gate: LeaseGate, work: Any) -> Any:
+    """Wrap `work` so that it holds the component while it runs. Its values go through `own`."""
+    held, own = gate.held, gate.own
+    if isinstance(work, CoroutineType):
+        return LeasedCoroutine(work, _LeaseSpan(held, own))
+    if isinstance(work, AsyncGeneratorType):  # each value ends a step so
+        return LeasedAsyncGenerator(work, _LeaseSpan(held, own, goes_on=StopIteration))
+    steps = work if isinstance(work, GeneratorType) else (value for value in work)
+    return LeasedGenerator(steps, _LeaseSpan(held, own, yields=True))
 
 
 when_imported(lambda: skip(LeaseGate.run))
@@ -165,16 +172,6 @@ when_imported(lambda: skip(LeaseGate.run))
 
 #: Copies values that may be views of weights for a caller without the lease.
 Own = Callable[[Any], Any]
-
-
-def lease(work: Any, held: Holdable, own: Own) -> Any:
-    """Wrap `work` so that it holds `held` while it runs. Its values go through `own`."""
-    if isinstance(work, CoroutineType):
-        return LeasedCoroutine(work, _LeaseSpan(held, own))
-    if isinstance(work, AsyncGeneratorType):  # each value ends a step so
-        return LeasedAsyncGenerator(work, _LeaseSpan(held, own, goes_on=StopIteration))
-    steps = work if isinstance(work, GeneratorType) else (value for value in work)
-    return LeasedGenerator(steps, _LeaseSpan(held, own, yields=True))
 
 
 class _LeaseSpan:

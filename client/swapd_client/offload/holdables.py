@@ -97,7 +97,7 @@ class BlockHold:
             # its hooks called it and will leave it, so they stay installed in any case
             whole.hooks.begin(entry, whole=False)
             scope.enter(entry)
-            if number is not None and whole.everything not in scope:
+            if number is not None and whole.everything not in scope.counts:
                 whole.stream.here().need(number)
             return leave
         except BaseException:

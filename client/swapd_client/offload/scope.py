@@ -162,9 +162,6 @@ class Scope:
         if self._process == getpid() and self.counts:
             give_back_later(partial(_give_back, self.counts))
 
-    def __contains__(self, held: Holdable) -> bool:
-        return held in self.counts
-
     def taken(self, held: Holdable, take: Take) -> Callable[[], None]:
         """As `take(self)`; if the daemon is gone, what the client then does comes first."""
         try:
@@ -282,18 +279,14 @@ class RequestLeases:
             self._kept.popitem()[1].release()
 
     def _leave(self, held: ComponentHold, lease: Lease) -> None:
-        now = time.monotonic()
-        if self._client.session.told.wanted.isdisjoint(held.names):
-            kept = True
-        else:
+        if not self._client.session.told.wanted.isdisjoint(held.names):
+            now = time.monotonic()
             self._until = now + self._within_s if self._until is None else self._until
-            kept = now < self._until
-        if kept:
-            lease.rests()
-            self._kept[held] = lease
-        else:
-            self._until = None
-            lease.release()
+            if now >= self._until:
+                self._until = None
+                return lease.release()
+        lease.rests()
+        self._kept[held] = lease
 
 
 @contextmanager
