@@ -192,8 +192,7 @@ class _Attaching:
 
     def without_calls(self, do: Callable[[], None]) -> None:
         if not self._how:
-            do()
-            return
+            return do()
         outside = self._owned.outside
         doors = {m for one in self._found for m in entrances(one.module, self._starts)}
         modules = {m for one in self._found for m in find.walk(one.module, self._starts)}
@@ -286,9 +285,9 @@ class _Attaching:
         self._made.run(self._found, self._trained, self._attachment.registered)
 
     def _names(self, parts: Iterable[ownership.Part]) -> list[str]:
-        names_of = self._made.names_of
-        found = [[part] if isinstance(part, str) else names_of[part] for part in parts]
-        return [name for names in found for name in names]
+        made = self._made.made
+        found = ([p] if isinstance(p, str) else [c.name for c in made[p]] for p in parts)
+        return list(itertools.chain.from_iterable(found))
 
     def _install(self, methods: Mapping[str, Sequence[str]]) -> None:
         attachment = self._attachment

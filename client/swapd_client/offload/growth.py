@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,12 +21,10 @@ from torch.nn import Module
 from torch.nn.modules import module as torchs
 
 from swapd_client.errors import NotWhileAttached
-from swapd_client.memory import ranges
-from swapd_client.memory.movable import extent, leaves
 from swapd_client.offload import tools
 from swapd_client.offload.copies import ToUndo
 from swapd_client.offload.dynamo import uncompiled
-from swapd_client.offload.ownership import own_parameters
+from swapd_client.offload.ownership import components_at, own_parameters
 
 log = logging.getLogger("swapd_client")
 
@@ -72,13 +69,8 @@ def watch(growth: Growth, modules: Iterable[Module], to_undo: ToUndo) -> None:
         for module in modules:
             _watched[module] = growth
         if not _handles:
-            _handles.extend(
-                register(_registered)
-                for register in (
-                    torchs.register_module_parameter_registration_hook,
-                    torchs.register_module_module_registration_hook,
-                )
-            )
+            _handles.append(torchs.register_module_parameter_registration_hook(_registered))
+            _handles.append(torchs.register_module_module_registration_hook(_registered))
 
 
 def rest() -> None:
@@ -143,7 +135,4 @@ def _owner(new: object) -> str | None:
     tensors = [new] if isinstance(new, torch.Tensor) else []
     if isinstance(new, Module):
         tensors += new.parameters()
-    for _, one in chain.from_iterable(leaves("", tensor) for tensor in tensors):
-        if (found := ranges.find(*extent(one))) is not None:
-            return found.name
-    return None
+    return next((found.name for found in components_at(tensors)), None)

@@ -208,12 +208,7 @@ class Installer:
 
 def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
     living = weakref.ref(root)
-
-    def modules() -> Iterable[Module]:
-        module = living()
-        return () if module is None else find.walk(module, starts)
-
-    return modules
+    return lambda: () if (module := living()) is None else find.walk(module, starts)
 
 
 def _known(client: AttachClient, trained: Container[int]) -> Callable[[torch.Tensor], bool]:

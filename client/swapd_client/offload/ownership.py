@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -215,6 +216,13 @@ def _called(holder: Module, owners: _Owners) -> Module:
     return next((module for path, module in above if not path or is_called(module)), holder)
 
 
+def components_at(tensors: Iterable[torch.Tensor]) -> Iterator[ranges.Lying]:
+    """The components, of any client, that these tensors are in."""
+    for _, one in chain.from_iterable(leaves("", tensor) for tensor in tensors):
+        if (found := ranges.find(*extent(one))) is not None:
+            yield found
+
+
 def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None:
     found = ranges.find(*extent(tensor))
     part = None if found is None else found.part
@@ -266,7 +274,6 @@ def plain_tensors(
         id(tensor)
         for module in owners.modules.values()
         for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None
     }
     known.update(owners.paths)  # modules
     plain: dict[str, torch.Tensor] = {}

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from swapd.shared.units import size
 from swapd_client.errors import InvalidSource, NotWhileAttached
-from swapd_client.memory import ranges
-from swapd_client.memory.movable import UNINITIALISED, extent, is_wrapper, leaves, nbytes_of
+from swapd_client.memory.movable import UNINITIALISED, is_wrapper, nbytes_of
 from swapd_client.offload.automatic import MAY_STAY
 from swapd_client.offload.find import matching
-from swapd_client.offload.ownership import own_parameters
+from swapd_client.offload.ownership import components_at, own_parameters
+from swapd_client.weights.safetensors import listed
 
 #: An argument of `attach`: all that require gradients, none, or those of these names; None: see
 #: `trained_of`.
@@ -110,11 +110,8 @@ def refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _owner(parameter: Parameter) -> str | None:
-    for _, tensor in leaves("", parameter):
-        found = ranges.find(*extent(tensor))
-        if found is not None and found.part is not None and not found.part.mutable:
-            return found.name
-    return None
+    found = (one for one in components_at([parameter]) if one.part and not one.part.mutable)
+    return next((one.name for one in found), None)
 
 
 #: A warning needs at least this much, however small the model.
@@ -139,7 +136,7 @@ class PrivateBytes:
 
     def line(self) -> str:
         said = " and ".join(
-            f"{size(sum(counted.values()))} of {what}"
+            f"{size(counted.total())} of {what}"
             for what, counted in (("other parameters", self.parameters), ("buffers", self.buffers))
             if counted
         )
@@ -152,20 +149,22 @@ class PrivateBytes:
         """
         if self.packed:
             yield (
-                f"{_some(self.packed)} hold weights packed (torch.ao's quantised modules), which "
-                "stay in private memory. Quantise with torchao instead: its weights are tensors"
+                f"{listed(self.packed, _NAMED)} hold weights packed (torch.ao's quantised "
+                "modules), which stay in private memory. Quantise with torchao instead: its "
+                "weights are tensors"
             )
         parameters = Counter[str]() if named else self.parameters
-        stays = sum(parameters.values()) + sum(self.buffers.values())
+        stays = parameters.total() + self.buffers.total()
         if stays < _LEAST_BYTES or stays <= MAY_STAY * (lent_bytes + stays):
             return
         for what, counted, advice in (
             ("parameters", parameters, _PARAMETERS),
             ("buffers", self.buffers, _BUFFERS),
         ):
-            nbytes = sum(counted.values())
+            nbytes = counted.total()
             if nbytes > MAY_STAY * stays:  # else the other kind is the problem
-                where = _some([f"{path} ({size(n)})" for path, n in counted.most_common()])
+                all_of_it = [f"{path} ({size(n)})" for path, n in counted.most_common()]
+                where = listed(all_of_it, _NAMED)
                 yield f"{size(nbytes)} of {what} stay in private memory: {where}. {advice}"
 
 
@@ -202,8 +201,3 @@ def _place(path: str, found: Sequence[str]) -> str:
         if where in found or not any(other.startswith(f"{where}.") for other in found):
             return where
     return path
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -3,7 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 
 import torch
@@ -40,13 +40,11 @@ class Registration:
     blocks: Mapping[str, Sequence[str]]
     #: Modules that begin another component.
     stops: Iterable[int]
-
-    def __post_init__(self) -> None:
-        #: No other process has it, whichever daemon both are with.
-        self._group = f"attach {token_hex(8)}"
-        #: By piece. An interrupt may come before their names are read.
-        self._made: dict[TensorGroup, list[Component]] = {}
-        self.streamed: dict[str, StreamedComponent] = {}
+    #: By piece. An interrupt may come before their names are read.
+    made: dict[TensorGroup, list[Component]] = field(default_factory=dict)
+    streamed: dict[str, StreamedComponent] = field(default_factory=dict)
+    #: No other process has it, whichever daemon both are with.
+    _group: str = field(default_factory=lambda: f"attach {token_hex(8)}")
 
     def run(
         self, found: Sequence[ComponentModule], trained: private.Trained, into: list[str]
@@ -67,29 +65,18 @@ class Registration:
                 self._one(piece, by_name.get(piece.name))
             buffers.replace()
             private.move(trained, target.device)
-            into += self.names
+            into += [one.name for made in self.made.values() for one in made]
         except BaseException as exc:
-            self.take_back()
+            while self.made:
+                _, made = self.made.popitem()
+                for component in reversed(made):
+                    unregister(self.client.leasing, component.name)
             if isinstance(exc, DuplicateName):
                 raise DuplicateName(
                     f"{exc}. Give this model's components names of their own: attach(..., "
                     "prefix=...)"
                 ) from exc
             raise
-
-    def take_back(self) -> None:
-        while self._made:
-            _, made = self._made.popitem()
-            for component in reversed(made):
-                unregister(self.client.leasing, component.name)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for names in self.names_of.values() for name in names]
-
-    @property
-    def names_of(self) -> dict[TensorGroup, list[str]]:
-        return {piece: [one.name for one in made] for piece, made in self._made.items()}
 
     def _how(self, piece: TensorGroup) -> Sharing:
         parts = self.owned.made_of.get(piece.name)
@@ -132,7 +119,7 @@ class Registration:
         called = self.called(piece.name)
         group = self._group if how.is_exclusive else None
         of = self.called(how.part_of) if how.part_of else ""
-        self._made[piece] = [
+        self.made[piece] = [
             self.client.register(called, piece.tensors, policy=how.policy, group=group, part_of=of)
         ]
 
@@ -158,7 +145,7 @@ class Registration:
         if not full:
             return False
         self._family(piece, how, rest, full)
-        names = self.names_of[piece]
+        names = [one.name for one in self.made[piece]]
         kept, names = (names[0], names[1:]) if rest else (None, names)
         stream = Stream(self.client, self.called(piece.name), kept, names)
         self.streamed[one.name] = StreamedComponent(stream, tuple(b.modules for b, _ in full))
@@ -173,7 +160,7 @@ class Registration:
     ) -> None:
         parts = {protocol.REST: rest} if rest else {}
         try:
-            self._made[piece] = self.client.register_family(
+            self.made[piece] = self.client.register_family(
                 self.called(piece.name),
                 parts | {block.name: part for block, part in full},
                 policy=how.policy,
