@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -260,7 +260,7 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
         if name == "cpu_offload_pin_memory":
             flag = "--no-cpu-offload-pin-memory"
             options |= {"action": "store_false", "help": f"Do not ask for it. {_described(kind)}"}
-        elif _plain(kind) is bool:
+        elif get_args(kind)[0] is bool:
             options |= {"action": "store_true"}
         elif name == "cpu_offload_strategy":
             options |= {"choices": get_args(Strategy)}
@@ -301,17 +301,13 @@ def _parsed(name: str, value: Any, source: str) -> Any:
     try:
         return msgspec.convert(value, _KINDS[name])
     except msgspec.ValidationError as exc:
-        choices = get_args(_plain(_KINDS[name])) if name == "cpu_offload_strategy" else ()
+        choices = get_args(Strategy) if name == "cpu_offload_strategy" else ()
         problem = f"give one of {', '.join(choices)}" if choices else exc
         raise InvalidArgument(f"{source}: {problem}; it is {value!r}") from exc
 
 
-def _plain(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
-
-
 def _described(kind: Any) -> str:
-    meta = next(m for m in get_args(kind)[1:] if isinstance(m, Meta))
+    meta: Meta = get_args(kind)[1]
     return (meta.description or "").replace("%", "%%")
 
 
