@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import groupby
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -86,11 +86,9 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self._wants_bar and self._told is None:
-            try:
+            with suppress(ModuleNotFoundError):
                 from tqdm import tqdm
-            except ModuleNotFoundError:
-                self._wants_bar = False
-            else:
+
                 self._bar = tqdm(
                     initial=self._done,
                     total=self._total,
@@ -181,10 +179,15 @@ def _fill_plain(fd: int, steps: Iterator[list[Run]], add: Callable[[int], None])
 def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) -> bool:
     """Whether a host copy of `nbytes` has every byte that `fill` writes."""
     plain, cast = _in_order(placed)
-    with _mapped(fd, nbytes) as master:
+    span = vm.round_up(nbytes)
+    master = vm.reserve(span)
+    try:
+        vm.map_private(fd, span, at=master)  # the file may be sealed
         same = all(_is_same(master, *run) for run in _runs(plain)) and all(
             _is_cast_same(master + place, wanted) for place, wanted in cast
         )
+    finally:
+        vm.free(master, span)
     _check_unchanged(placed)
     return same
 
@@ -203,19 +206,17 @@ def _check_unchanged(placed: Sequence[tuple[int, WantedTensor]]) -> None:
         file.check_unchanged()
 
 
-def _runs(plain: list[tuple[int, Stored]]) -> Iterator[Run]:
-    run: Run | None = None
+def _runs(plain: list[tuple[int, Stored]]) -> list[Run]:
+    runs: list[Run] = []
     for place, stored in plain:
-        if run and run[1] is stored.file:
-            at, file, offset, nbytes = run
-            if place == at + nbytes and stored.offset == offset + nbytes:
-                run = at, file, offset, nbytes + stored.nbytes
-                continue
-        if run:
-            yield run
         run = place, stored.file, stored.offset, stored.nbytes
-    if run:
-        yield run
+        if runs and runs[-1][1] is stored.file:
+            at, file, offset, nbytes = runs[-1]
+            if (place, stored.offset) == (at + nbytes, offset + nbytes):
+                run = at, file, offset, nbytes + stored.nbytes
+                runs.pop()
+        runs.append(run)
+    return runs
 
 
 def _steps(runs: Iterable[Run]) -> Iterator[list[Run]]:
@@ -288,18 +289,6 @@ def _cast_items(wanted: WantedTensor) -> Iterator[tuple[torch.Tensor, int]]:
     for at in range(0, stored.nbytes, step):
         read = min(step, stored.nbytes - at)
         yield _read_items(stored, source, at, read).to(wanted.dtype), read
-
-
-@contextmanager
-def _mapped(fd: int, nbytes: int) -> Iterator[int]:
-    """The address of a host copy, mapped private since the file may be sealed; only read."""
-    span = vm.round_up(nbytes)
-    address = vm.reserve(span)
-    try:
-        vm.map_private(fd, span, at=address)
-        yield address
-    finally:
-        vm.free(address, span)
 
 
 def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:

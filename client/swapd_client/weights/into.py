@@ -24,12 +24,8 @@ class Slots:
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
-        self.names: list[str] = []
-        self._places: list[_Place] = []
-
-    def add(self, name: str, place: _Place) -> None:
-        self.names.append(name)
-        self._places.append(place)
+        #: By name.
+        self.places: dict[str, _Place] = {}
 
     def put(self, tensor: torch.Tensor) -> torch.nn.Parameter:
         """Set the parameter to `tensor`; return the parameter.
@@ -44,7 +40,7 @@ class Slots:
         differentiable = tensor.is_floating_point() or tensor.is_complex()
         new = torch.nn.Parameter(tensor, requires_grad=parameter.requires_grad and differentiable)
         vars(new).update(vars(parameter))
-        for table, key in self._places:
+        for table, key in self.places.values():
             table[key] = new
         return new
 
@@ -82,14 +78,18 @@ class Into:
         matched: dict[str, Slots] = {}
         missing = [n for n, b in self.buffers.items() if n not in shapes and b.is_meta]
         for slots in self._slots:
-            name = next((n for n in slots.names if n in shapes), None)
+            name = next((n for n in slots.places if n in shapes), None)
             if name is None:
-                missing.append(slots.names[0])
+                missing.append(next(iter(slots.places)))
             else:
                 matched[name] = slots
         if missing:
+            others = sorted(shapes.keys() - self._owners.keys() - self._names())
+            hint = f" The files also have {listed(others)}." if others else ""
             raise InvalidSource(
-                _not_there(missing, shapes.keys() - self._owners.keys() - self._names())
+                f"the files do not have {listed(missing)}.{hint} Give prefix= or rename= if they "
+                "have other names there; tie tied weights in the module, too (transformers: "
+                "model.tie_weights())"
             )
         self._check_shapes(shapes, matched)
         return matched
@@ -134,20 +134,11 @@ class Into:
                 setattr(owner, key, value)
 
     def _names(self) -> set[str]:
-        return {name for slots in self._slots for name in slots.names}
+        return {name for slots in self._slots for name in slots.places}
 
     def _buffer(self, name: str) -> torch.Tensor:
         owner, key = self._owners[name]
         return owner.get_buffer(key)
-
-
-def _not_there(missing: list[str], others: Collection[str]) -> str:
-    hint = f" The files also have {listed(sorted(others))}." if others else ""
-    return (
-        f"the files do not have {listed(missing)}.{hint} Give prefix= or rename= if they "
-        "have other names there; tie tied weights in the module, too (transformers: "
-        "model.tie_weights())"
-    )
 
 
 def _parameters(module: torch.nn.Module) -> list[Slots]:
@@ -164,5 +155,5 @@ def _parameters(module: torch.nn.Module) -> list[Slots]:
                     "loaded: load the module otherwise, then register it"
                 )
             slots = found.setdefault(id(parameter), Slots(parameter))
-            slots.add(name, (sub._parameters, key))
+            slots.places[name] = sub._parameters, key
     return list(found.values())

@@ -58,7 +58,7 @@ class FileLayout(PlacedTensors, Ready):
             Placed(name, w.dtype, w.stored.shape, _strides(w.stored.shape), places[name])
             for name, w in wanted.items()
         )
-        self.aliases = {alias: n for n, s in self._slots.items() for alias in s.names if alias != n}
+        self.aliases = {a: n for n, s in self._slots.items() for a in s.places if a != n}
         self.tensors: dict[str, torch.Tensor] = {}
         self.content = self._content() if share else ""
         self.certain = all(w.stored.file.is_settled for w in wanted.values())

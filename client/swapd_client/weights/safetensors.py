@@ -121,7 +121,6 @@ class _Index(msgspec.Struct):
 _decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 _decode_tensor = msgspec.json.Decoder(_Tensor).decode
-_decode_index = msgspec.json.Decoder(_Index).decode
 #: Decoders raise these for bytes that are not JSON, not UTF-8, or nested too deep.
 _NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -234,7 +233,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, set[str] | None]]:
 
 def _in_index(path: Path) -> list[tuple[Path, set[str] | None]]:
     try:
-        index = _decode_index(read(path, PROGRAMS_MAX_BYTES).encode())
+        index = msgspec.json.decode(read(path, PROGRAMS_MAX_BYTES), type=_Index)
     except OSError as exc:
         raise InvalidSource(f"{path} cannot be read: {exc.strerror}") from exc
     except _NOT_JSON as exc:

@@ -7,7 +7,7 @@ knows the values and their places.
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from swapd.shared import protocol
 from swapd.shared.fds import OwnedFd
@@ -22,11 +22,8 @@ from swapd_client.session.session import Call, Session
 log = logging.getLogger("swapd_client")
 
 
-class Change(NamedTuple):
-    """Writes new values over a copy of a component's bytes, at a given address."""
-
-    part: Part
-    write: Callable[[int], None]
+#: A component, and what writes new values over a copy of its bytes, at a given address.
+_Change = tuple[Part, Callable[[int], None]]
 
 
 def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -57,7 +54,7 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
         raise
 
 
-def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Change]:
+def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[_Change]:
     """The changes that `values` make to a component, or to the parts of a family.
 
     Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
@@ -73,7 +70,7 @@ def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[Cha
             )
     grouped = _by_part(name, parts, values) if family else {name: values}
     by_name = {part.name: part for part in parts}
-    return [Change(by_name[n], by_name[n].layout.writer(own)) for n, own in grouped.items() if own]
+    return [(by_name[n], by_name[n].layout.writer(own)) for n, own in grouped.items() if own]
 
 
 def _by_part(
