@@ -2,20 +2,12 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, WorkerError, World, failure
 from tests.guarantees.harness import descriptors
 from tests.processes import run_python
 
 IN, OUT = "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"
 REFUSED = "CUDA_ERROR_INVALID_VALUE (1)"
-
-
-def failure(worker: Worker, command: str, *arguments: object) -> str:
-    """The message to a worker whose `command` fails on the device."""
-    with pytest.raises(WorkerError) as said:
-        worker.start(command, *arguments).result()
-    assert said.value.kind == "DeviceFailed"
-    return said.value.message
 
 
 def once(world: World, daemon: Daemon, function: str) -> None:
@@ -28,13 +20,12 @@ def once(world: World, daemon: Daemon, function: str) -> None:
 def test_a_copy_in_that_fails_costs_who_waited_for_it_and_the_next_one_works(
     world: World,
 ) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     expected = worker.register("a", 10 * MIB, seed=1)
     theirs = other.register("b", 4 * MIB, seed=2)
     other.acquire("b")
     once(world, daemon, IN)
-    said = failure(worker, "acquire", "a")
+    said = failure("DeviceFailed", worker.acquire, "a")
     assert REFUSED in said
     assert "it is still in host memory; try again" in said
     assert daemon.component("a").state == "absent"
@@ -44,15 +35,12 @@ def test_a_copy_in_that_fails_costs_who_waited_for_it_and_the_next_one_works(
 
 
 def test_a_copy_out_that_fails_loses_nothing(world: World) -> None:
-    daemon = world.daemon()
-    writer, other = world.workers(daemon, "writer", "other")
+    daemon, writer, other = world.pair("writer", "other")
     writer.register("written", 10 * MIB, mutable=True)
-    writer.acquire("written")
-    written = writer.write("written", 7)
-    writer.release("written")
+    written = writer.use_to_write("written", 7)
     expected = other.register("b", 10 * MIB, seed=2)
     once(world, daemon, OUT)
-    failure(other, "acquire", "b")
+    failure("DeviceFailed", other.acquire, "b")
     assert daemon.component("written").state == "idle"
     assert writer.use("written")[1] == written
     assert other.use("b")[1] == expected
@@ -61,12 +49,9 @@ def test_a_copy_out_that_fails_loses_nothing(world: World) -> None:
 
 def test_a_client_that_closes_keeps_what_could_not_be_saved(world: World) -> None:
     """And no other process gets its chunks while its process runs."""
-    daemon = world.daemon()
-    writer, other = world.workers(daemon, "writer", "other")
+    daemon, writer, other = world.pair("writer", "other")
     writer.register("written", 10 * MIB, mutable=True)
-    writer.acquire("written")
-    written = writer.write("written", 7)
-    writer.release("written")
+    written = writer.use_to_write("written", 7)
     world.fake.faults(f"{OUT} 1 pid={daemon.pid}")
     writer.disconnect()
     world.fake.faults()
@@ -80,27 +65,21 @@ def test_a_client_that_closes_keeps_what_could_not_be_saved(world: World) -> Non
 
 
 def test_a_write_back_that_fails_half_way_loses_nothing(world: World) -> None:
-    daemon = world.daemon(isolation="relaxed", pin_limit=0)
-    writer, other = world.workers(daemon, "writer", "other")
+    daemon, writer, other = world.pair("writer", "other", isolation="relaxed", pin_limit=0)
     writer.register("written", 14 * MIB, mutable=True)
-    writer.acquire("written")
-    written = writer.write("written", 7)
-    writer.release("written")
+    written = writer.use_to_write("written", 7)
     expected = other.register("b", 14 * MIB, seed=2)
     world.fake.faults(f"{OUT} 1 after=2 times=1 pid={daemon.pid}")
-    failure(other, "acquire", "b")
+    failure("DeviceFailed", other.acquire, "b")
     assert daemon.await_record("CopyFailed").why.startswith(REFUSED)
     assert writer.use("written")[1] == written
     assert other.use("b")[1] == expected
 
 
 def test_the_daemon_is_killed_in_the_middle_of_copies(world: World) -> None:
-    daemon = world.daemon(budget="18MiB")
-    writer, other = world.workers(daemon, "writer", "other")
+    daemon, writer, other = world.pair("writer", "other", budget="18MiB")
     writer.register("written", 6 * MIB, mutable=True)
-    writer.acquire("written")
-    written = writer.write("written", 7)
-    writer.release("written")
+    written = writer.use_to_write("written", 7)
     expected = other.register("b", 8 * MIB, seed=1)
     other.use("b")
     writer.register("c", 8 * MIB, seed=2)
@@ -111,10 +90,8 @@ def test_the_daemon_is_killed_in_the_middle_of_copies(world: World) -> None:
     waiting = writer.start("acquire", "c", lane="c")
     daemon.await_record("CopyOut", name="written")
     daemon.kill()
-    with pytest.raises(WorkerError) as said:
-        waiting.result()
-    assert said.value.kind == "DaemonGone"
-    assert "Start swapd again" in said.value.message
+    said = failure("DaemonGone", waiting.result)
+    assert "Start swapd again" in said
     for worker in (writer, other):
         worker.await_end()
         worker.disconnect()
@@ -126,8 +103,7 @@ def test_the_daemon_is_killed_in_the_middle_of_copies(world: World) -> None:
 
 
 def test_a_worker_is_killed_while_its_streams_wait(world: World) -> None:
-    daemon = world.daemon()
-    dying, other = world.workers(daemon, "dying", "other")
+    daemon, dying, other = world.pair("dying", "other")
     dying.register_in_segments("a", 4 * MIB, 4)
     expected = other.register("b", 16 * MIB, seed=1)
     world.hold(IN, daemon)
@@ -155,8 +131,7 @@ def test_a_worker_is_killed_while_its_streams_wait(world: World) -> None:
 def test_pinning_that_is_refused_half_way_costs_speed_alone(
     world: World, pin_limit: str, fault: str, pinned: str, why: str
 ) -> None:
-    daemon = world.daemon(pin_limit=pin_limit)
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(pin_limit=pin_limit)
     world.fake.faults(*([f"{fault} pid={daemon.pid}"] if fault else []))
     expected = {name: worker.register(name, 4 * MIB, seed=i) for i, name in enumerate("ab")}
     # the daemon pins them in sequence, in the background
@@ -172,8 +147,7 @@ def test_pinning_that_is_refused_half_way_costs_speed_alone(
 
 
 def test_a_worker_raises_its_own_limit_of_descriptors_where_it_may(world: World) -> None:
-    daemon = world.daemon(budget="64MiB")
-    worker = world.worker(daemon)
+    _, worker = world.alone(budget="64MiB")
     worker.ping()
     worker.allow_descriptors(10, at_most=1000)
     expected = worker.register("a", 64 * MIB)
@@ -181,16 +155,13 @@ def test_a_worker_raises_its_own_limit_of_descriptors_where_it_may(world: World)
 
 
 def test_a_worker_without_descriptors_is_told_and_the_others_go_on(world: World) -> None:
-    daemon = world.daemon(budget="32MiB")
-    poor, other = world.workers(daemon, "poor", "other")
+    daemon, poor, other = world.pair("poor", "other", budget="32MiB")
     mine = poor.register("a", 32 * MIB, seed=1)
     theirs = other.register("b", 10 * MIB, seed=2)
     other.use("b")
     poor.allow_descriptors(10)
-    with pytest.raises(WorkerError) as said:
-        poor.acquire("a")
-    assert said.value.kind == "SessionFenced"
-    assert "`ulimit -n`" in said.value.message
+    said = failure("SessionFenced", poor.acquire, "a")
+    assert "`ulimit -n`" in said
     daemon.await_gone(poor)
     assert other.use("b")[1] == theirs
     other.disconnect()
@@ -200,8 +171,7 @@ def test_a_worker_without_descriptors_is_told_and_the_others_go_on(world: World)
 
 
 def test_a_worker_that_may_have_too_few_descriptors_is_warned(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.ping()
     worker.allow_descriptors(100)
     expected = worker.register("a", 4 * MIB)
@@ -222,8 +192,7 @@ def test_without_the_daemon_s_folder_it_is_said_what_to_mount(world: World) -> N
 
 
 def test_memory_that_others_have_eaten_is_asked_for_until_it_is_back(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     expected = worker.register("a", 4 * MIB, seed=1)
     theirs = other.register("b", 10 * MIB, seed=2)
     worker.use("a")
@@ -249,21 +218,18 @@ def test_memory_that_others_have_eaten_is_asked_for_until_it_is_back(world: Worl
 
 def test_nothing_is_left_of_what_failed(world: World) -> None:
     """Neither memory nor descriptors, in the daemon or in the workers."""
-    daemon = world.daemon()
-    worker, writer = world.workers(daemon, "worker", "writer")
+    daemon, worker, writer = world.pair("worker", "writer")
     worker.register("a", 10 * MIB)
     writer.register("w", 10 * MIB, mutable=True)
 
     def fail_in_every_way() -> None:
         once(world, daemon, IN)
-        failure(worker, "acquire", "a")
-        writer.acquire("w")
-        writer.write("w", 1)
-        writer.release("w")
+        failure("DeviceFailed", worker.acquire, "a")
+        writer.use_to_write("w", 1)
         once(world, daemon, OUT)
-        failure(worker, "acquire", "a")
+        failure("DeviceFailed", worker.acquire, "a")
         once(world, daemon, "cuMemUnmap")
-        failure(worker, "acquire_workspace", 16 * MIB)
+        failure("DeviceFailed", worker.acquire_workspace, 16 * MIB)
         worker.use("a")
         writer.use("w")
 

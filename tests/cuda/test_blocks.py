@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, World, failure
 
 BLOCKS = 6
 COMPUTE = "cuMemcpyDtoDAsync"
@@ -41,8 +41,7 @@ def test_the_host_goes_as_far_ahead_as_there_are_slots(
     daemon.await_record("CopiedIn")
     assert not running.done
     assert blocks_in(daemon) == 2, "the work on them is still to be done"
-    world.go_on()
-    running.result()
+    world.go_on(running)
     assert worker.results() == digests
     assert daemon.status().peak_bytes <= 2 * 2 * MIB
 
@@ -76,7 +75,5 @@ def test_the_daemon_dies_in_the_middle_of_a_pass(
     daemon.await_record("CopiedIn")
     daemon.kill()
     world.go_on()
-    with pytest.raises(WorkerError) as said:
-        running.result()
-    assert said.value.kind == "DaemonGone"
+    failure("DaemonGone", running.result)
     worker.disconnect()

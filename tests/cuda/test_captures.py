@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, Worker, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, World, waits
 
 COPY_IN = "cuMemcpyHtoDAsync"
 WORK = "cuMemcpyDtoDAsync"
@@ -10,8 +10,7 @@ WORK = "cuMemcpyDtoDAsync"
 
 def prepared(world: World, isolation: str) -> tuple[Daemon, Worker, Worker]:
     """A worker with `a`, which is resident, and another with `b`: only one of them fits."""
-    daemon = world.daemon(isolation=isolation)
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(isolation=isolation)
     worker.register("a", 10 * MIB, seed=1)
     other.register("b", 10 * MIB, seed=2)
     worker.use("a")
@@ -51,8 +50,7 @@ def test_a_lease_is_kept_and_its_work_is_asked_for(world: World) -> None:
     world.fake.faults(f"{WORK} hold times=1 async pid={worker.pid}")
     worker.start("step_with_work", "a", 20, lane="loop").result()
     worker.begin_capture()
-    waiting = other.start("acquire", "b")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "b")
     world.go_on()
     waiting.result()  # so the keeper's thread has queried the work, and released
     assert worker.end_capture() == "CUDA_SUCCESS"
@@ -107,8 +105,7 @@ def test_a_release_waits_for_the_default_stream_while_nobody_can_tell_of_it(worl
 
 
 def test_the_host_waits_for_what_a_stream_that_captures_is_to_wait_for(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register_in_segments("a", 2 * MIB, 4)
     worker.is_done(stream="captured")
     world.hold(COPY_IN, daemon)
@@ -117,8 +114,7 @@ def test_the_host_waits_for_what_a_stream_that_captures_is_to_wait_for(world: Wo
     waiting = worker.start("wait_on", "a", 3, stream="captured")
     daemon.status()
     assert not waiting.done
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)
     assert worker.end_capture() == "CUDA_SUCCESS"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import fakecuda
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World, failure
 
 COPY_IN = "cuMemcpyHtoDAsync"
 WORK = "cuMemcpyDtoDAsync_v2"
@@ -53,8 +53,7 @@ class Calls:
 
 
 def test_the_calls_of_the_driver_are_made_while_the_bytes_come(calls: Calls, world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     expected = worker.register("a", 8 * MIB, seed=1)
     # of four pieces, one for each chunk, three arrive
     world.fake.faults(f"{COPY_IN} hold async after=3 pid={daemon.pid}")
@@ -64,8 +63,7 @@ def test_the_calls_of_the_driver_are_made_while_the_bytes_come(calls: Calls, wor
     calls.until(worker.pid, "cuMemSetAccess", 2)  # two chunks, and one more
     assert not waiting.done
     calls.clear()
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)
     calls.until(worker.pid, "cuMemSetAccess", 1)
     assert worker.look("a")[1] == expected
     assert calls.count(worker.pid, "cuMemMap") == 0
@@ -78,8 +76,7 @@ def test_no_byte_can_be_read_that_has_not_come(
     calls: Calls, world: World, chunk: int, *, faults: bool
 ) -> None:
     """Another component's bytes are still there."""
-    daemon = world.daemon(budget="8MiB", isolation="relaxed")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(budget="8MiB", isolation="relaxed")
     worker.register("a", 8 * MIB, seed=1)
     other.register("secret", 8 * MIB, seed=2)
     other.use("secret")
@@ -101,34 +98,27 @@ def test_no_byte_can_be_read_that_has_not_come(
 def test_a_copy_that_fails_leaves_nothing_mapped_and_the_next_one_comes_in(
     calls: Calls, world: World
 ) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     expected = worker.register("a", 8 * MIB, seed=1)
     world.fake.faults(f"{COPY_IN} 2 after=2 times=1 pid={daemon.pid}")
-    with pytest.raises(WorkerError, match="was not loaded") as caught:
-        worker.acquire("a")
-    assert caught.value.kind == "DeviceFailed"
+    assert "was not loaded" in failure("DeviceFailed", worker.acquire, "a")
     calls.until(worker.pid, "cuMemUnmap", 1)
     assert daemon.component("a").state == "absent"
     assert worker.use("a")[1] == expected
 
 
 def test_an_acquire_that_runs_out_of_time_in_the_middle_holds_nothing(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     expected = worker.register("a", 8 * MIB, seed=1)
     world.hold(COPY_IN, daemon)
-    with pytest.raises(WorkerError) as caught:
-        worker.acquire("a", timeout=0.2)
-    assert caught.value.kind == "Timeout"
+    failure("Timeout", worker.acquire, "a", timeout=0.2)
     assert daemon.component("a").leases == 0
     world.go_on()
     assert worker.use("a")[1] == expected
 
 
 def test_what_is_waited_for_counts_as_waiting(calls: Calls, world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 8 * MIB, seed=1)
     world.hold(COPY_IN, daemon)
     waiting = worker.start("acquire", "a")
@@ -141,8 +131,7 @@ def test_what_is_waited_for_counts_as_waiting(calls: Calls, world: World) -> Non
 
 
 def test_a_daemon_that_dies_meanwhile_ends_the_wait(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     expected = worker.register("a", 8 * MIB, seed=1)
     worker.register("b", 2 * MIB)
     worker.use("b")
@@ -150,9 +139,7 @@ def test_a_daemon_that_dies_meanwhile_ends_the_wait(world: World) -> None:
     waiting = worker.start("acquire", "a")
     daemon.watch.until("Grant")
     daemon.kill()
-    with pytest.raises(WorkerError) as caught:
-        waiting.result()
-    assert caught.value.kind == "DaemonGone"
+    failure("DaemonGone", waiting.result)
     world.go_on()
     worker.disconnect()
     assert worker.look("a")[1] == expected
@@ -165,8 +152,7 @@ def acquire_early(
     world: World, isolation: str = "strict", **options: object
 ) -> tuple[Daemon, Worker, list[str]]:
     """A lease on `a`, with a chunk for each segment, of which two arrive until `world.go_on`."""
-    daemon = world.daemon(isolation=isolation)
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(isolation=isolation)
     digests: list[str] = worker.register_in_segments("a", 2 * MIB, SEGMENTS, **options)
     world.fake.faults(f"{COPY_IN} hold async after=2 pid={daemon.pid}")
     worker.acquire("a", early=True)
@@ -250,8 +236,7 @@ def test_a_wait_for_all_of_it_makes_all_of_it_accessible(calls: Calls, world: Wo
 
 
 def test_what_has_come_before_an_early_grant_is_accessible_at_once(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     digests = worker.register_in_segments("a", 2 * MIB, SEGMENTS)
     worker.acquire("a")
     worker.release("a")
@@ -261,8 +246,7 @@ def test_what_has_come_before_an_early_grant_is_accessible_at_once(world: World)
 
 
 def test_each_part_of_a_family_is_made_accessible(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     world.hold(COPY_IN, daemon)
     digests = worker.register_blocks(2, 4 * MIB)
     worker.acquire("m", early=True)
@@ -275,9 +259,7 @@ def test_each_part_of_a_family_is_made_accessible(world: World) -> None:
 def test_an_acquire_that_fails_takes_nothing_from_an_early_lease(world: World) -> None:
     _, worker, digests = acquire_early(world)
     worker.wait_for("a", 0)
-    with pytest.raises(WorkerError) as caught:
-        worker.acquire("a", lease="other", timeout=0.2)
-    assert caught.value.kind == "Timeout"
+    failure("Timeout", worker.acquire, "a", lease="other", timeout=0.2)
     worker.peek("a")
     world.go_on()
     worker.wait_for("a", SEGMENTS - 1)
@@ -304,17 +286,14 @@ def test_a_segment_that_cannot_be_made_accessible_is_said_and_may_be_waited_for_
     world.go_on()
     worker.wait_for("a", 0)
     world.fake.faults(f"{ACCESS} 2 times=1 pid={worker.pid}")
-    with pytest.raises(WorkerError, match="The host copy is intact") as caught:
-        worker.wait_for("a", 3)
-    assert caught.value.kind == "DeviceFailed"
+    assert "The host copy is intact" in failure("DeviceFailed", worker.wait_for, "a", 3)
     worker.wait_for("a", 3)
     assert worker.see("a", SEGMENTS) == digests
     worker.release("a")
 
 
 def test_work_on_a_segment_ends_before_its_chunks_go_after_a_failed_copy(world: World) -> None:
-    daemon = world.daemon(budget="32MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget="32MiB")
     worker.register_in_segments("a", 6 * MIB, SEGMENTS)
     # the daemon's first piece is held back, and the others fail
     refusal = f"{COPY_IN} 1 pid={daemon.pid}"

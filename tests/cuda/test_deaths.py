@@ -7,22 +7,20 @@ from contextlib import suppress
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, World, failure, waits
 from tests.guarantees.harness import await_exit
 
 WORK = "cuMemcpyDtoDAsync"
 
 
 def test_a_killed_worker_costs_the_others_nothing(world: World) -> None:
-    daemon = world.daemon()
-    dying, other = world.workers(daemon, "dying", "other")
+    daemon, dying, other = world.pair("dying", "other")
     dying.register("a", 10 * MIB)
     expected = other.register("b", 10 * MIB, seed=2)
     dying.acquire("a")
     world.hold(WORK, dying)
     dying.work("a")
-    waiting = other.start("acquire", "b")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "b")
     dying.kill()
     waiting.result()
     assert other.look("b")[1] == expected
@@ -34,8 +32,7 @@ def test_a_killed_worker_costs_the_others_nothing(world: World) -> None:
 @pytest.fixture
 def doomed(world: World) -> Iterator[tuple[Daemon, Worker, int]]:
     """A worker has written to a mutable component, and is killed; its kernel continues to write."""
-    daemon = world.daemon()
-    worker = world.worker(daemon, "doomed")
+    daemon, worker = world.alone("doomed")
     worker.register("m", 12 * MIB, mutable=True)
     worker.acquire("m")
     worker.write("m", 5)
@@ -87,8 +84,7 @@ def test_without_memory_in_its_place_nobody_has_what_a_killed_worker_may_write_t
 
 
 def test_status_says_why_the_memory_of_a_killed_worker_is_missing(world: World) -> None:
-    daemon = world.daemon()
-    dying, other = world.workers(daemon, "dying", "other")
+    daemon, dying, other = world.pair("dying", "other")
     dying.register("m", 16 * MIB, mutable=True)
     expected = other.register("b", 16 * MIB, seed=2)
     dying.acquire("m")
@@ -107,8 +103,7 @@ def test_status_says_why_the_memory_of_a_killed_worker_is_missing(world: World) 
 
 
 def test_a_worker_killed_in_the_middle_of_swaps_leaves_nothing(world: World) -> None:
-    daemon = world.daemon(isolation="relaxed")
-    dying, other = world.workers(daemon, "dying", "other")
+    daemon, dying, other = world.pair("dying", "other", isolation="relaxed")
     for name in ("a", "b"):
         dying.register(name, 10 * MIB)
     expected = other.register("c", 6 * MIB, seed=3)
@@ -123,8 +118,7 @@ def test_a_worker_killed_in_the_middle_of_swaps_leaves_nothing(world: World) -> 
 
 @pytest.mark.parametrize("isolation", ["strict", "relaxed"])
 def test_the_daemon_dies_and_what_is_held_stays(world: World, isolation: str) -> None:
-    daemon = world.daemon(isolation=isolation)
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(isolation=isolation)
     expected = [worker.register("held", 6 * MIB, seed=1), worker.register("idle", 6 * MIB, seed=2)]
     worker.use("idle")
     worker.acquire("held")
@@ -142,8 +136,7 @@ def test_the_daemon_dies_and_what_is_held_stays(world: World, isolation: str) ->
 
 
 def test_a_dead_daemon_s_memory_comes_free_for_the_next(world: World) -> None:
-    daemon = world.daemon(budget="80MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget="80MiB")
     expected = worker.register("a", 30 * MIB, seed=1)
     worker.use("a")
     daemon.kill()
@@ -155,8 +148,7 @@ def test_a_dead_daemon_s_memory_comes_free_for_the_next(world: World) -> None:
 
 
 def test_what_is_mutable_survives_the_daemon(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     for name in ("shown", "hidden", "out"):
         worker.register(name, 4 * MIB, mutable=True)
     written = {}
@@ -175,8 +167,7 @@ def test_what_is_mutable_survives_the_daemon(world: World) -> None:
 
 
 def test_a_worker_that_is_fenced_is_on_none_of_the_others_chunks(world: World) -> None:
-    daemon = world.daemon(ack_timeout=0.2)
-    slow, other = world.workers(daemon, "slow", "other")
+    _, slow, other = world.pair("slow", "other", ack_timeout=0.2)
     expected = slow.register("a", 10 * MIB, seed=1)
     theirs = other.register("b", 10 * MIB, seed=2)
     slow.use("a")
@@ -184,17 +175,14 @@ def test_a_worker_that_is_fenced_is_on_none_of_the_others_chunks(world: World) -
     assert other.use("b")[1] == theirs  # after the time-out of the acknowledgement
     slow.go_on()
     assert slow.await_end().startswith("SessionFenced")
-    with pytest.raises(WorkerError) as said:
-        slow.acquire("a")
-    assert said.value.kind == "SessionFenced"
+    failure("SessionFenced", slow.acquire, "a")
     slow.disconnect()
     assert slow.look("a")[1] == expected
     assert other.use("b")[1] == theirs
 
 
 def test_a_fence_waits_for_the_work_that_is_under_way(world: World) -> None:
-    daemon = world.daemon(ack_timeout=0.2)
-    slow, other = world.workers(daemon, "slow", "other")
+    _, slow, other = world.pair("slow", "other", ack_timeout=0.2)
     slow.register("idle", 8 * MIB)
     slow.register("held", 4 * MIB)
     other.register("b", 10 * MIB)
@@ -208,14 +196,11 @@ def test_a_fence_waits_for_the_work_that_is_under_way(world: World) -> None:
     assert slow.await_end().startswith("SessionFenced")
     world.go_on()
     slow.result()  # it may have read others' bytes, and has not faulted
-    with pytest.raises(WorkerError) as said:
-        slow.release("held")
-    assert said.value.kind == "SessionFenced"
+    failure("SessionFenced", slow.release, "held")
 
 
 def test_a_daemon_that_stops_lets_the_workers_keep_what_they_hold(world: World) -> None:
-    daemon = world.daemon(stop_timeout=0.1)
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(stop_timeout=0.1)
     expected = worker.register("a", 6 * MIB, seed=1)
     worker.acquire("a")
     daemon.terminate()
@@ -228,8 +213,7 @@ def test_a_daemon_that_stops_lets_the_workers_keep_what_they_hold(world: World) 
 
 def test_a_revocation_leaves_no_import_s_memory_mapped(world: World) -> None:
     """The memory of an evicted component can go to another process's allocator."""
-    daemon = world.daemon(budget="16MiB")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(budget="16MiB")
     expected = worker.register("a", 12 * MIB, seed=1)
     worker.use("a")
     other.acquire_workspace(14 * MIB)
@@ -243,8 +227,7 @@ def test_a_revocation_leaves_no_import_s_memory_mapped(world: World) -> None:
 
 
 def test_after_many_workspaces_the_same_memory_is_there(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     expected = worker.register("a", 12 * MIB, seed=1)
     for _ in range(5):
         assert worker.use("a")[1] == expected

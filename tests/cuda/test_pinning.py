@@ -29,8 +29,7 @@ def test_components_come_in_where_memory_that_is_read_only_is(
 
 def test_what_is_pinned_is_in_the_swap_log(world: World) -> None:
     """Also the refused part, and one record for components that are registered together."""
-    daemon = world.daemon(pin_limit="6MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(pin_limit="6MiB")
     for number, name in enumerate("abc"):
         worker.register(name, 4 * MIB, seed=number)
     pinned = daemon.await_record("HostCopiesPinned")

@@ -6,8 +6,7 @@ from tests.cuda.gpu_world import MIB, WorkerError, World
 
 
 def test_unregistered_it_is_private_memory_at_the_same_address(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    _, worker, other = world.pair()
     expected = worker.register("a", 5 * MIB + 3, seed=1)
     address, _ = worker.use("a")
     worker.unregister("a")
@@ -20,19 +19,15 @@ def test_unregistered_it_is_private_memory_at_the_same_address(world: World) -> 
 
 
 def test_a_mutable_one_has_its_last_bytes_when_it_is_unregistered(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("a", 5 * MIB, mutable=True)
-    worker.acquire("a")
-    written = worker.write("a", 4)
-    worker.release("a")
+    written = worker.use_to_write("a", 4)
     worker.unregister("a")
     assert worker.look("a")[1] == written
 
 
 def test_without_room_it_stays_registered_and_says_what_is_missing(world: World) -> None:
-    daemon = world.daemon(budget="80MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget="80MiB")
     expected = worker.register("a", 60 * MIB, seed=1)
     with pytest.raises(WorkerError, match=r"'a' .* 48 MiB .* 12 MiB"):
         worker.unregister("a")
@@ -42,8 +37,7 @@ def test_without_room_it_stays_registered_and_says_what_is_missing(world: World)
 
 
 def test_a_refused_unregistration_gives_the_memory_back(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("a", 10 * MIB)
     worker.acquire("a")
     with pytest.raises(WorkerError, match="leased"):
@@ -53,8 +47,7 @@ def test_a_refused_unregistration_gives_the_memory_back(world: World) -> None:
 
 
 def test_close_without_room_warns_of_the_components_and_goes_on(world: World) -> None:
-    daemon = world.daemon(budget="80MiB")
-    worker = world.worker(daemon)
+    _, worker = world.alone(budget="80MiB")
     worker.register("large", 60 * MIB)
     expected = worker.register("small", 4 * MIB, seed=1)
     worker.use("small")
@@ -70,8 +63,7 @@ def test_close_without_room_warns_of_the_components_and_goes_on(world: World) ->
 
 
 def test_what_is_not_to_be_kept_takes_no_memory_when_the_client_closes(world: World) -> None:
-    daemon = world.daemon(budget="80MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget="80MiB")
     worker.register("used", 8 * MIB)
     worker.register("idle", 8 * MIB)
     worker.use("idle")
@@ -87,12 +79,9 @@ def test_what_is_not_to_be_kept_takes_no_memory_when_the_client_closes(world: Wo
 
 def test_a_mutable_one_without_room_stays_where_it_is(world: World) -> None:
     """Its chunks stay with this process until it ends."""
-    daemon = world.daemon(budget="80MiB")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(budget="80MiB")
     worker.register("a", 60 * MIB, mutable=True)
-    worker.acquire("a")
-    written = worker.write("a", 1)
-    worker.release("a")
+    written = worker.use_to_write("a", 1)
     assert worker.close_and_tell() == []
     other.register("b", 20 * MIB)
     other.use("b")
@@ -102,8 +91,7 @@ def test_a_mutable_one_without_room_stays_where_it_is(world: World) -> None:
 
 
 def test_registering_again_after_closing(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     for seed in range(3):
         expected = worker.register(f"a{seed}", 4 * MIB, seed=seed)
         assert worker.use(f"a{seed}")[1] == expected
@@ -112,8 +100,7 @@ def test_registering_again_after_closing(world: World) -> None:
 
 
 def test_what_could_not_be_registered_leaves_nothing(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("a", 4 * MIB)
     for name in ("a", "too large"):
         with pytest.raises(WorkerError):
@@ -123,8 +110,7 @@ def test_what_could_not_be_registered_leaves_nothing(world: World) -> None:
 
 
 def test_a_tensor_keeps_its_address_and_its_values(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    _, worker, other = world.pair()
     expected = worker.register_tensor("a", 6 * MIB, seed=1)
     other.register("b", 14 * MIB)
     worker.acquire("a")
@@ -141,8 +127,7 @@ def test_a_tensor_keeps_its_address_and_its_values(world: World) -> None:
 
 
 def test_the_cpu_is_told_that_it_cannot_read_it(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("a", MIB)
     with pytest.raises(WorkerError, match=r"in GPU memory.*component\.address") as said:
         worker.view("a")

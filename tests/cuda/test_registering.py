@@ -29,8 +29,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_byte_comes_and_no_second_copy_is_made_of_it(world: World, trace: Path) -> None:
-    daemon = world.daemon(budget="64MiB")
-    worker = world.worker(daemon)
+    _, worker = world.alone(budget="64MiB")
     expected, peak = worker.register_from_gpu("a", *SIZES)
     named = calls(trace, worker)
     made = Counter(named)
@@ -45,8 +44,7 @@ def test_every_byte_comes_and_no_second_copy_is_made_of_it(world: World, trace: 
 
 
 def test_without_pinned_memory_it_is_copied_all_the_same_and_said_once(world: World) -> None:
-    daemon = world.daemon(budget="64MiB")
-    worker = world.worker(daemon)
+    _, worker = world.alone(budget="64MiB")
     world.fake.faults(f"{PIN} 2 pid={worker.pid}")
     for name in "ab":
         expected, _ = worker.register_from_gpu(name, PLACE_BYTES + 5, 3)
@@ -57,8 +55,7 @@ def test_without_pinned_memory_it_is_copied_all_the_same_and_said_once(world: Wo
 
 def test_a_copy_that_fails_leaves_the_source_and_nothing_else(world: World) -> None:
     """It can be registered again."""
-    daemon = world.daemon(budget="64MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget="64MiB")
     sizes = 3 * PLACE_BYTES + 12345, 777
     worker.register("small", MIB, seed=3)
     for fault in FETCH, "cuEventSynchronize", "cuEventCreate":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World, failure
 
 #: The size of a range of 5 MiB and 3 bytes in private memory, and in chunks.
 NBYTES, WHOLE = 5 * MIB + 3, 6 * MIB
@@ -26,8 +26,7 @@ def lose(world: World, daemon: Daemon, *workers: Worker, **settings: str) -> Dae
 
 @pytest.mark.parametrize("held", [False, True], ids=["copied", "in use as it died"])
 def test_it_has_its_address_and_its_bytes_and_is_swapped_again(world: World, held: bool) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     other.ping()
     expected = worker.register_tensor("a", NBYTES, seed=1)
     worker.acquire("a")
@@ -49,8 +48,7 @@ def test_it_has_its_address_and_its_bytes_and_is_swapped_again(world: World, hel
 
 @pytest.mark.parametrize("mutable", [False, True], ids=["clean", "mutable"])
 def test_a_client_joins_the_next_daemon_with_all_that_it_has(world: World, mutable: bool) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     other.ping()
     expected = worker.register_tensor("a", NBYTES, seed=1, mutable=mutable)
     worker.acquire("a")
@@ -73,8 +71,7 @@ def test_a_client_joins_the_next_daemon_with_all_that_it_has(world: World, mutab
 
 
 def test_a_client_needs_no_room_for_private_copies(world: World) -> None:
-    daemon = world.daemon(budget="80MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget="80MiB")
     expected = worker.register_tensor("large", 60 * MIB)
     address, _ = worker.use("large")
     daemon.kill()
@@ -87,8 +84,7 @@ def test_a_client_needs_no_room_for_private_copies(world: World) -> None:
 def test_what_a_fenced_worker_stayed_on_is_everybodys_when_it_has_registered_that_again(
     world: World,
 ) -> None:
-    daemon = world.daemon(ack_timeout=0.2)
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(ack_timeout=0.2)
     other.register("all", 16 * MIB)
     expected = worker.register_tensor("m", NBYTES, seed=1, mutable=True)
     for _ in range(3):
@@ -108,8 +104,7 @@ def test_what_a_fenced_worker_stayed_on_is_everybodys_when_it_has_registered_tha
 
 
 def test_out_of_a_lease_a_use_faults_again(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register_tensor("a", NBYTES)
     lose(world, daemon, worker)
     worker.peek("a")
@@ -119,21 +114,16 @@ def test_out_of_a_lease_a_use_faults_again(world: World) -> None:
 
 
 def test_what_cannot_be_registered_stays_private(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     other.ping()
     expected = worker.register_tensor("a", NBYTES, seed=1)
     address = worker.address("a")
     daemon = lose(world, daemon, worker, other, budget="4MiB")
-    with pytest.raises(WorkerError) as refused:
-        worker.register_tensor_again("a")
-    assert refused.value.kind == "TooLarge"
+    failure("TooLarge", worker.register_tensor_again, "a")
     assert worker.tensor("a") == [address, expected]
     daemon = lose(world, daemon, worker, other)
     other.register("a", MIB)
-    with pytest.raises(WorkerError) as refused:
-        worker.register_tensor_again("a")
-    assert refused.value.kind == "DuplicateName"
+    failure("DuplicateName", worker.register_tensor_again, "a")
     assert worker.tensor("a") == [address, expected]
     other.unregister("a")
     assert worker.register_tensor_again("a") == address
@@ -142,8 +132,7 @@ def test_what_cannot_be_registered_stays_private(world: World) -> None:
 
 
 def test_a_mutable_one_has_its_last_bytes(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register_tensor("a", NBYTES, mutable=True)
     worker.acquire("a")
     address = worker.address("a")
@@ -154,8 +143,7 @@ def test_a_mutable_one_has_its_last_bytes(world: World) -> None:
 
 
 def test_smaller_chunks_fit_and_larger_ones_move_it(world: World) -> None:
-    daemon = world.daemon(chunk="4MiB")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(chunk="4MiB")
     expected = worker.register_tensor("a", NBYTES, seed=1)
     address = worker.address("a")
     daemon = lose(world, daemon, worker, chunk="2MiB")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World, waits
 
 WORK = "cuMemcpyDtoDAsync"
 
@@ -12,26 +12,20 @@ def leases(daemon: Daemon, name: str) -> int:
 
 
 def test_a_release_is_not_sent_before_the_work_is_done(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     expected = worker.register("a", 10 * MIB, seed=1)
     other.register("b", 10 * MIB, seed=2)
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     assert leases(daemon, "a") == 1
-    waiting = other.start("acquire", "b")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "b")
     assert not worker.is_done()
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)
     assert worker.result() == expected
 
 
 def test_without_work_it_is_sent_at_once_and_no_thread_is_started(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 2 * MIB)
     for _ in range(3):
         worker.acquire("a")
@@ -41,8 +35,7 @@ def test_without_work_it_is_sent_at_once_and_no_thread_is_started(world: World) 
 
 
 def test_the_default_stream_counts_without_being_named(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 2 * MIB)
     world.hold(WORK, worker)
     worker.acquire("a")
@@ -55,8 +48,7 @@ def test_the_default_stream_counts_without_being_named(world: World) -> None:
 
 
 def test_a_slow_stream_holds_up_no_other_s_release(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("slow", 2 * MIB)
     worker.register("quick", 4 * MIB)
     worker.acquire("slow")
@@ -74,8 +66,7 @@ def test_a_slow_stream_holds_up_no_other_s_release(world: World) -> None:
 
 
 def test_a_lease_waits_for_all_its_streams(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 2 * MIB)
     worker.acquire("a")
     world.fake.faults(f"{WORK} hold times=1 async")
@@ -89,8 +80,7 @@ def test_a_lease_waits_for_all_its_streams(world: World) -> None:
 
 
 def test_without_a_thread_to_be_had_the_caller_waits_for_the_work(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 2 * MIB)
     worker.grant_no_threads("swapd-")
     world.hold(WORK, worker)
@@ -99,15 +89,13 @@ def test_without_a_thread_to_be_had_the_caller_waits_for_the_work(world: World) 
     releasing = worker.start("release", "a", lane="other")
     assert not worker.is_done()
     assert leases(daemon, "a") == 1
-    world.go_on()
-    releasing.result()
+    world.go_on(releasing)
     daemon.await_record("Release")
     assert leases(daemon, "a") == 0
 
 
 def test_the_thread_of_another_stream_waits_where_no_more_are_to_be_had(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     for name in ("a", "b"):
         worker.register(name, 2 * MIB)
         worker.acquire(name, lane=name)
@@ -126,51 +114,39 @@ def test_the_thread_of_another_stream_waits_where_no_more_are_to_be_had(world: W
 
 def test_a_thread_may_go_on_to_what_does_not_fit_beside_what_is_ending(world: World) -> None:
     """It waits for the GPU only, and that is no deadlock."""
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 10 * MIB)
     expected = worker.register("b", 10 * MIB, seed=2)
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
-    going_on = worker.start("acquire", "b")
-    daemon.await_record("Waiting")
-    world.go_on()
-    going_on.result()
+    worker.leave_work("a")
+    going_on = waits(daemon, worker, "b")
+    world.go_on(going_on)
     assert worker.look("b")[1] == expected
 
 
 def test_who_holds_another_lease_waits_for_what_is_ending(world: World) -> None:
     """It is no deadlock: what ends with its work depends on no thread."""
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("kept", 2 * MIB)
     worker.register("a", 10 * MIB)
     expected = worker.register("b", 10 * MIB, seed=2)
     worker.acquire("kept")
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     with pytest.raises(WorkerError, match="b not granted in 0 s"):
         worker.acquire("b", timeout=0.0)
     going_on = worker.start("acquire", "b")
-    world.go_on()
-    going_on.result()
+    world.go_on(going_on)
     assert worker.look("b")[1] == expected
 
 
 def test_two_that_wait_for_each_other_s_work_are_not_deadlocked(world: World) -> None:
-    daemon = world.daemon()
-    one, two = world.workers(daemon, "one", "two")
+    daemon, one, two = world.pair("one", "two")
     expected = [w.register(n, 6 * MIB, seed=s) for w, n, s in ((one, "a", 1), (two, "b", 2))]
     expected += [w.register(n, 8 * MIB, seed=s) for w, n, s in ((one, "c", 3), (two, "d", 4))]
     world.hold(WORK)
     for worker, name in ((one, "a"), (two, "b")):
-        worker.acquire(name)
-        worker.work(name)
-        worker.release(name)
+        worker.leave_work(name)
     waiting = [one.start("acquire", "c"), two.start("acquire", "d")]
     daemon.await_record("Waiting")
     world.go_on()
@@ -182,70 +158,55 @@ def test_two_that_wait_for_each_other_s_work_are_not_deadlocked(world: World) ->
 
 
 def test_close_waits_for_the_work_of_released_leases(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     expected = worker.register("a", 10 * MIB, seed=1)
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     closing = worker.start("disconnect", lane="closing")
     worker.is_done()
     assert not closing.done
-    world.go_on()
-    closing.result()
+    world.go_on(closing)
     assert worker.result() == expected
     assert worker.look("a")[1] == expected
 
 
 def test_close_waits_for_the_work_of_leases_nobody_released(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     expected = worker.register("a", 10 * MIB, seed=1)
     world.hold(WORK, worker)
     worker.acquire("a")
     worker.work("a")
     closing = worker.start("disconnect", lane="closing")
-    world.go_on()
-    closing.result()
+    world.go_on(closing)
     assert worker.result() == expected
 
 
 def test_a_thread_that_waits_for_work_ends_with_the_session(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("a", 2 * MIB)
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     world.go_on()
     worker.disconnect()
     worker.join_threads("swapd-")
 
 
 def test_work_that_faults_gives_the_lease_back_all_the_same(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    _, worker, other = world.pair()
     worker.register("a", 10 * MIB)
     expected = other.register("b", 10 * MIB, seed=2)
     world.fake.faults(f"{WORK} 719 async pid={worker.pid}")
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     assert other.use("b")[1] == expected
     assert "CUDA_ERROR_LAUNCH_FAILED (719)" in worker.log
     assert worker.log.count("is lost") == 1
 
 
 def test_the_daemon_dies_while_a_release_waits(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     expected = worker.register("a", 10 * MIB, seed=1)
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     daemon.kill()
     assert worker.await_end().startswith("DaemonGone")
     world.go_on()
@@ -255,19 +216,16 @@ def test_the_daemon_dies_while_a_release_waits(world: World) -> None:
 
 
 def test_a_lease_that_lingers_waits_for_the_work_of_every_step(world: World) -> None:
-    daemon = world.daemon(isolation="relaxed")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(isolation="relaxed")
     expected = worker.register("a", 10 * MIB, seed=1)
     other.register("b", 10 * MIB)
     worker.acquire("a")
     worker.release("a")
     world.fake.faults(f"{WORK} hold times=1 async pid={worker.pid}")
     assert worker.step_with_work("a", 20) <= 2, "its streams are named once each"
-    waiting = other.start("acquire", "b")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "b")
     assert leases(daemon, "a") == 1
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)
     assert worker.result() == expected
 
 
@@ -277,20 +235,16 @@ def test_what_was_just_used_may_be_unregistered_at_once(world: World) -> None:
         worker = world.worker(daemon, isolation)
         expected = worker.register("a", 10 * MIB, seed=1)
         world.hold(WORK, worker)
-        worker.acquire("a")
-        worker.work("a")
-        worker.release("a")
+        worker.leave_work("a")
         unregistering = worker.start("unregister", "a")
-        world.go_on()
-        unregistering.result()
+        world.go_on(unregistering)
         assert worker.look("a")[1] == expected
         worker.kill()
         daemon.close()
 
 
 def test_a_loop_whose_work_outlasts_its_leases_need_not_ask_at_every_step(world: World) -> None:
-    daemon = world.daemon(isolation="relaxed")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(isolation="relaxed")
     worker.register("a", 10 * MIB)
     other.register("b", 10 * MIB, seed=2)
     steps = 100
@@ -303,22 +257,18 @@ def test_a_loop_whose_work_outlasts_its_leases_need_not_ask_at_every_step(world:
 def test_a_loop_may_destroy_the_streams_of_its_steps_and_their_work_is_waited_for(
     world: World,
 ) -> None:
-    daemon = world.daemon(isolation="relaxed")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(isolation="relaxed")
     worker.register("a", 10 * MIB, seed=1)
     other.register("b", 10 * MIB)
     world.fake.faults(f"{WORK} hold times=1 async pid={worker.pid}")
     worker.steps_on_streams_that_go("a", 20)
-    waiting = other.start("acquire", "b")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "b")
     assert leases(daemon, "a") == 1
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)
 
 
 def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register("a", 2 * MIB)
     worker.acquire("a")
     world.hold(WORK, worker)
@@ -335,8 +285,7 @@ def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> Non
 
 def in_turn(world: World) -> tuple[Daemon, Worker]:
     """A worker whose main thread has used `a` and `b` in turn; the keeper expects it back."""
-    daemon = world.daemon(isolation="relaxed")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(isolation="relaxed")
     for name in "ab":
         worker.register(name, 2 * MIB)
     worker.linger_on()
@@ -354,9 +303,7 @@ def test_hits_with_work_wake_no_thread(world: World) -> None:
 
 def test_what_its_thread_looks_after_is_given_back_before_it_asks_again(world: World) -> None:
     daemon, worker = in_turn(world)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     worker.result()
     worker.acquire("b")
     assert leases(daemon, "a") == 0
@@ -368,13 +315,10 @@ def test_what_its_thread_looks_after_is_waited_for_when(world: World, how: str) 
     other = world.worker(daemon, "other")
     other.register("c", 16 * MIB)
     world.hold(WORK, worker)
-    worker.acquire("a")
-    worker.work("a")
-    worker.release("a")
+    worker.leave_work("a")
     assert leases(daemon, "a") == 1
     if how == "another waits":
-        waiting = other.start("acquire", "c")
-        daemon.await_record("Waiting")
+        waiting = waits(daemon, other, "c")
     elif how == "it asks":
         worker.prefetch("b")
     else:
@@ -391,8 +335,7 @@ def test_what_its_thread_looks_after_is_waited_for_when(world: World, how: str) 
 
 def looping(world: World) -> tuple[Daemon, Worker, Worker]:
     """A worker that has used `a` in a loop, and one whose `c` does not fit beside it."""
-    daemon = world.daemon(isolation="relaxed")
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair(isolation="relaxed")
     worker.register("a", 2 * MIB)
     other.register("c", 16 * MIB)
     worker.linger_on()
@@ -409,12 +352,10 @@ def test_its_last_step_s_work_is_waited_for(world: World) -> None:
     daemon, worker, other = looping(world)
     world.hold(WORK, worker)
     worker.step("a")
-    waiting = other.start("acquire", "c")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "c")
     worker.prefetch("a")  # it is to be given back before this
     assert leases(daemon, "a") == 1
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)
 
 
 def test_it_does_not_wait_for_the_work_under_another_lease(world: World) -> None:
@@ -441,10 +382,8 @@ def test_a_stream_that_may_be_destroyed_is_marked_at_each_release(world: World) 
     world.hold(WORK, worker)
     worker.step("a", stream="external")
     worker.destroy("external")
-    waiting = other.start("acquire", "c")
-    daemon.await_record("Waiting")
-    world.go_on()
-    waiting.result()
+    waiting = waits(daemon, other, "c")
+    world.go_on(waiting)
 
 
 def test_a_stream_that_captures_by_then_is_waited_for_after_the_capture(world: World) -> None:
@@ -454,10 +393,8 @@ def test_a_stream_that_captures_by_then_is_waited_for_after_the_capture(world: W
     world.hold(WORK, worker)
     worker.step("a", stream="pooled")
     worker.begin_capture(stream="pooled", mode="RELAXED")
-    waiting = other.start("acquire", "c")
-    daemon.await_record("Waiting")
+    waiting = waits(daemon, other, "c")
     worker.prefetch("a")
     assert worker.end_capture(stream="pooled") == "CUDA_SUCCESS"
     assert leases(daemon, "a") == 1
-    world.go_on()
-    waiting.result()
+    world.go_on(waiting)

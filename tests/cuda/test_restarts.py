@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import fakecuda
-from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World, failure
 from tests.processes import start_python
 
 CARD, BUDGET, SIZE = 32 * MIB, 24 * MIB, 16 * MIB
@@ -113,8 +113,7 @@ def test_without_a_call_the_memory_of_a_dead_daemon_is_free_but_for_what_is_in_u
 
 
 def test_a_kept_lease_keeps_no_memory_of_a_dead_daemon(world: World) -> None:
-    daemon = world.daemon(budget=BUDGET, isolation="relaxed")
-    worker = world.worker(daemon)
+    daemon, worker = world.alone(budget=BUDGET, isolation="relaxed")
     expected = worker.register("a", SIZE, seed=1)
     worker.linger_on()
     address, _ = worker.use("a")
@@ -161,16 +160,12 @@ def test_what_a_daemon_refuses_waits_for_another(world: World) -> None:
     daemon.kill()
     daemon = start(world, 8 * MIB)
     for _ in range(2):
-        with pytest.raises(WorkerError) as refused:
-            owners.join()
-        assert refused.value.kind == "TooLarge"
-        assert "No weights are lost" in refused.value.message
+        refused = failure("TooLarge", owners.join)
+        assert "No weights are lost" in refused
     daemon.kill()
     daemon = start(world)
     other.register("c", MIB)
-    with pytest.raises(WorkerError) as refused:
-        owners.join()
-    assert refused.value.kind == "DuplicateName"
+    failure("DuplicateName", owners.join)
     other.disconnect(keep=False)
     owners.join()
     assert world.fake.held_bytes() == BUDGET

@@ -14,8 +14,7 @@ def zeros() -> str:
 
 @pytest.mark.parametrize("isolation", ["strict", "relaxed"])
 def test_scratch_takes_turns_and_nobody_finds_anothers_bytes(world: World, isolation: str) -> None:
-    daemon = world.daemon(isolation=isolation)
-    one, other = world.workers(daemon, "one", "other")
+    daemon, one, other = world.pair("one", "other", isolation=isolation)
     arena = daemon.status().budget_bytes
     for worker in (one, other):
         worker.register_scratch("s" + worker.label, arena - 2 * MIB)
@@ -32,8 +31,7 @@ def test_scratch_takes_turns_and_nobody_finds_anothers_bytes(world: World, isola
 
 
 def test_what_is_used_of_scratch_is_saved_and_comes_back_among_zeros(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     worker.register_scratch("s", SIZE, mutable=True)
     other.register("b", daemon.status().budget_bytes)
     used = [(1000, 2 * MIB), (5 * MIB + 1, 77)]
@@ -53,8 +51,7 @@ def test_what_is_used_of_scratch_is_saved_and_comes_back_among_zeros(world: Worl
 def test_scratch_that_is_taken_back_is_memory_of_the_processs_own(
     world: World, *, mutable: bool
 ) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register_scratch("s", SIZE, mutable=mutable)
     worker.acquire("s")
     address, _ = worker.look("s")
@@ -66,8 +63,7 @@ def test_scratch_that_is_taken_back_is_memory_of_the_processs_own(
 
 
 def test_scratch_that_is_held_when_the_daemon_dies_stays_where_it_is(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    daemon, worker = world.alone()
     worker.register_scratch("s", SIZE)
     worker.acquire("s")
     worker.write("s", 4)
@@ -83,8 +79,7 @@ def test_what_is_back_of_a_workspace_is_used_before_the_rest_is(world: World) ->
     """The driver returns a part of the memory of a worker's allocator, and the daemon asks for the
     rest.
     """
-    daemon = world.daemon()
-    borrower, other = world.workers(daemon, "borrower", "other")
+    daemon, borrower, other = world.pair("borrower", "other")
     expected = other.register("a", 12 * MIB, seed=1)
     borrower.acquire_workspace(8 * MIB)
     with world.fake.occupied(world.fake.free_bytes() - 4 * MIB):

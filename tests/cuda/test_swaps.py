@@ -2,12 +2,11 @@
 
 import pytest
 
-from tests.cuda.gpu_world import MIB, Worker, WorkerError, World
+from tests.cuda.gpu_world import MIB, Worker, WorkerError, World, failure
 
 
 def test_it_comes_back_on_other_chunks_at_the_same_address(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     expected = worker.register("a", 6 * MIB, seed=1)
     for i, name in enumerate(("b", "c")):
         other.register(name, (8 - 2 * i) * MIB, seed=i)
@@ -33,22 +32,18 @@ def test_workers_take_turns_and_each_finds_its_own_bytes(world: World, isolation
 
 
 def test_what_a_mutable_component_was_given_is_there_when_it_comes_back(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    daemon, worker, other = world.pair()
     worker.register("state", 6 * MIB, mutable=True)
     other.register("big", 14 * MIB)
     for seed in range(1, 4):
-        worker.acquire("state")
-        written = worker.write("state", seed)
-        worker.release("state")
+        written = worker.use_to_write("state", seed)
         other.use("big")
         assert daemon.component("state").state == "absent"
         assert worker.use("state")[1] == written
 
 
 def test_cuda_is_left_alone_until_something_is_registered(world: World) -> None:
-    daemon = world.daemon()
-    owner, user = world.workers(daemon, "owner", "user")
+    _, owner, user = world.pair("owner", "user")
     owner.register("a", MIB)
     user.acquire("a")
     user.release("a")
@@ -57,8 +52,7 @@ def test_cuda_is_left_alone_until_something_is_registered(world: World) -> None:
 
 
 def test_a_stray_access_faults_in_the_offender_alone(world: World) -> None:
-    daemon = world.daemon()
-    good, bad = world.workers(daemon, "good", "bad")
+    _, good, bad = world.pair("good", "bad")
     expected = good.register("good", 2 * MIB, seed=3)
     bad.register("bad", 2 * MIB)
     bad.use("bad")
@@ -70,8 +64,7 @@ def test_a_stray_access_faults_in_the_offender_alone(world: World) -> None:
 
 
 def test_what_is_clean_cannot_be_written_to(world: World) -> None:
-    daemon = world.daemon()
-    worker, other = world.workers(daemon, "worker", "other")
+    _, worker, other = world.pair()
     expected = worker.register("a", 2 * MIB)
     worker.acquire("a")
     with pytest.raises(WorkerError, match="ILLEGAL_ADDRESS"):
@@ -81,8 +74,7 @@ def test_what_is_clean_cannot_be_written_to(world: World) -> None:
 
 
 def test_a_worker_that_lost_its_gpu_gives_back_what_it_holds(world: World) -> None:
-    daemon = world.daemon()
-    bad, other = world.workers(daemon, "bad", "other")
+    _, bad, other = world.pair("bad", "other")
     bad.register("a", 12 * MIB)
     expected = other.register("b", 12 * MIB, seed=1)
     bad.acquire("a")
@@ -90,16 +82,13 @@ def test_a_worker_that_lost_its_gpu_gives_back_what_it_holds(world: World) -> No
         bad.write("a", 1)
     bad.release("a")
     assert other.use("b")[1] == expected
-    with pytest.raises(WorkerError, match="start it again") as caught:
-        bad.acquire("a")
-    assert caught.value.kind == "DeviceFailed"
+    assert "start it again" in failure("DeviceFailed", bad.acquire, "a")
     assert other.use("b")[1] == expected
     assert "is lost" in bad.log
 
 
 def test_descriptors_and_memory_stay_constant_over_two_hundred_swaps(world: World) -> None:
-    daemon = world.daemon(isolation="relaxed", swap_log_size="64MiB")
-    worker = world.worker(daemon)
+    _, worker = world.alone(isolation="relaxed", swap_log_size="64MiB")
     worker.register("a", 8 * MIB)
     worker.register("b", 10 * MIB)
     _swap(worker, 20)
@@ -114,8 +103,7 @@ def _swap(worker: Worker, times: int) -> None:
 
 
 def test_a_component_of_nothing(world: World) -> None:
-    daemon = world.daemon()
-    worker = world.worker(daemon)
+    _, worker = world.alone()
     worker.register("empty", 0)
     worker.acquire("empty")
     worker.release("empty")

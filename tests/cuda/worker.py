@@ -117,6 +117,13 @@ class GpuWorker(worker.Worker):
         self._store(part.address, data)
         return digest(data)
 
+    def use_to_write(self, name: str, seed: int) -> str:
+        """Acquire, write to it, release."""
+        self.acquire(name)
+        written = self.write(name, seed)
+        self.release(name)
+        return written
+
     def swap_both(self, one: str, other: str, times: int) -> None:
         """Use both in turn, many times."""
         for _ in range(times):
@@ -142,6 +149,12 @@ class GpuWorker(worker.Worker):
         self._copy(stream, part.address, part.nbytes)
         if use:
             self._leases[lease or name].uses(int(self._stream(stream)))
+
+    def leave_work(self, name: str) -> None:
+        """Acquire, queue a copy of it, and release before that is done."""
+        self.acquire(name)
+        self.work(name)
+        self.release(name)
 
     def uses(self, lease: str, *, stream: str = "s") -> None:
         self._leases[lease].uses(int(self._stream(stream)))
