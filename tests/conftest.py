@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 from contextlib import suppress
@@ -131,6 +132,13 @@ def _what_is_in_c_is_built_once(tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setattr(fakecuda, "built", driver)
         patch.setattr(forked, "library", aside)
         yield
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path, since sockets are in it."""
+    with tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as made:
+        yield Path(made)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from swapd.shared.board import (
 )
 from swapd.shared.fds import OwnedFd
 from tests.processes import output_of
+from tests.threads import started
 
 
 @pytest.fixture
@@ -45,8 +46,7 @@ def waits(
         except ArrivalFailed:
             came.append("failed")
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+    thread = started(wait)
     return thread, came
 
 
@@ -89,8 +89,7 @@ def test_a_wait_in_another_process_ends_too(boards: Boards) -> None:
         boards.board.wait(1, word(1, 1))
         boards.board.set(0, word(7, 3))
 
-    thread = threading.Thread(target=answer)
-    thread.start()
+    thread = started(answer)
     fd = boards.fd.fileno()
     assert output_of(program, fd, fds=[fd]) == "arrived\n"
     thread.join()

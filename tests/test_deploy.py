@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from fnmatch import fnmatch
 from pathlib import Path
@@ -33,13 +31,6 @@ from tests.processes import PYTHONPATH
 from tests.web.conftest import free_port
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path, since it contains sockets."""
-    with tempfile.TemporaryDirectory(prefix="sw-") as made:
-        yield Path(made)
 
 
 def test_the_example_file_states_the_defaults() -> None:

@@ -1,17 +1,17 @@
 """A log that a real daemon wrote is a test: its replay gives the same actions."""
 
-import threading
 from pathlib import Path
 
 import pytest
 
-from swapd import spawn
 from swapd.core import Rules, actions, events
 from swapd.log.reader import last_run, read
 from swapd.log.records import Record, Start, render
 from swapd.log.replay import ReplayError, replay
 from swapd.shared.protocol import Register
-from swapd_client import Client, Timeout, UnknownComponent, connect
+from swapd_client import Client, Timeout, UnknownComponent
+from tests import served
+from tests.threads import started
 
 MIB = 1 << 20
 ROOT = Path(__file__).parent.parent
@@ -25,16 +25,14 @@ def _work(thinker: Client, talker: Client) -> None:
     talker.follows("talker", after="thinker")
     for _ in range(3):
         for client, name in ((thinker, "thinker"), (talker, "talker"), (talker, "vocoder")):
-            with client.acquire(name):
-                pass
+            client.acquire(name).release()
     with thinker.acquire("thinker"), pytest.raises(Timeout):
         talker.acquire("talker", timeout=0.01)
     with pytest.raises(UnknownComponent):
         thinker.acquire("talkr")
     thinker.prefetch("thinker")
     lease = talker.acquire("talker")
-    waiting = threading.Thread(target=lambda: thinker.acquire("thinker").release())
-    waiting.start()
+    waiting = started(lambda: thinker.acquire("thinker").release())
     lease.release()
     waiting.join()
     talker.unregister("talker")
@@ -47,11 +45,7 @@ def test_the_log_of_a_real_daemon_replays(
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'client'}")
     swap_log = tmp_path / "swap-log.jsonl"
     settings = {"budget": "16MiB", "isolation": isolation, "swap_log": swap_log}
-    with (
-        spawn.daemon(**settings) as daemon,
-        connect(daemon.folder, label="a") as thinker,
-        connect(daemon.folder, label="b") as talker,
-    ):
+    with served.pair("a", "b", **settings) as (_, thinker, talker):
         _work(thinker, talker)
     lines = [line.raw for line in last_run(read(swap_log))]
     steps = list(replay(lines))

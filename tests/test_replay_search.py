@@ -11,19 +11,12 @@ from swapd.replay import RecordedWork, search
 from swapd.replay.search import WORTH, Point, ReplayCost, Setting, cost_of, run_at, settings_of
 from swapd.shared import protocol
 from tests.replayed import LRU, RATE, Site
+from tests.test_replay_again import rivals
 
 
 def cycle() -> RecordedWork:
     site = Site(8)
     site.thread("a", "b", "c", uses=18, hold_s=1.0)
-    return site.work()
-
-
-def rivals() -> RecordedWork:
-    """Two threads whose components never fit together."""
-    site = Site(8)
-    site.thread("a", uses=10, hold_s=0.5, gap_s=2.0, size=6)
-    site.thread("b", uses=10, hold_s=0.25, gap_s=1.3, size=6, at=0.4)
     return site.work()
 
 

@@ -32,8 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         daemon = serve(run)
         client = daemon.client("worker", thinker=12, talker=8)
         for name in ("thinker", "thinker", "talker", "thinker"):
-            with client.acquire(name):
-                pass
+            client.acquire(name).release()
         client.close()
         daemon.stop()
         swapd("trace", "-o", folder / "trace.json", "--file", daemon.swap_log)

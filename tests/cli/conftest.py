@@ -4,11 +4,9 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import termios
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +34,7 @@ def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "swapd", *map(str, words)]
     options = {"everywhere": words[0] == "run", **options}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return forked.Popen(command, env=environment(), text=True, **options)
+    return forked.Popen(command, text=True, **{"env": environment(), **options})
 
 
 def swapd(*words: object, status: int = 0, **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -53,8 +51,7 @@ def log_of_turns(folder: Path) -> Path:
     daemon = serve(folder, eviction="lru")
     client = daemon.client("worker", a=6, b=6, c=6)
     for name in "abc" * 6:
-        with client.acquire(name):
-            pass
+        client.acquire(name).release()
     client.close()
     daemon.stop()
     return daemon.swap_log
@@ -144,14 +141,6 @@ def ended(running: Running) -> Iterator[Running]:
             client.close()
     finally:
         running.stop()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: sockets live in it."""
-    made = Path(tempfile.mkdtemp(prefix="sw-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

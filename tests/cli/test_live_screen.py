@@ -19,6 +19,15 @@ from tests.core.world import World
 from tests.samples import bare
 
 
+def holding(nbytes: int, **sizes: int) -> tuple[World, int]:
+    """A core of so many bytes, and a session that has registered components of these sizes."""
+    w = World(nbytes)
+    s = w.open()
+    for name, size in sizes.items():
+        w.register(s, name, size)
+    return w, s
+
+
 def view(w: World, lines: Sequence[Spoken] = (), amiss: str = "", **more: Any) -> Snapshot:
     """What a daemon with this core says now."""
     ledger = w.ledger
@@ -52,8 +61,8 @@ def names(w: World, choice: Choice) -> list[str]:
 @pytest.mark.parametrize("height", [1, 2, 3, 5, 6, 9, 14, 24, 50])
 @pytest.mark.parametrize("width", [0, 1, 2, 10, 29, 44, 80, 200])
 def test_it_is_as_large_as_the_terminal_whatever_that_is(width: int, height: int) -> None:
-    w = World(10)
-    s, t = w.open(), w.open()
+    w, s = holding(10)
+    t = w.open()
     for name in ("a", "\U0001f525漢字" * 20, "e\u0301" * 50, "[bold]x[/bold]", *"bcdefgh"):
         w.register(s, name, 2)
     w.use(s, "a", "b", "c")
@@ -95,10 +104,7 @@ def test_a_name_is_shown_as_it_is_and_nothing_of_it_is_obeyed() -> None:
 
 
 def test_the_bar_has_each_component_as_large_as_its_share() -> None:
-    w = World(10)
-    s = w.open()
-    w.register(s, "talker", 5)
-    w.register(s, "vae", 3)
+    w, s = holding(10, talker=5, vae=3)
     w.touch(s, "talker")
     w.touch(s, "vae")
     drawn = screen.bar(screen.all_rows(view(w), w.now), 10, 40)
@@ -109,10 +115,7 @@ def test_the_bar_has_each_component_as_large_as_its_share() -> None:
 
 
 def test_the_table_says_who_holds_what() -> None:
-    w = World(10)
-    s = w.open()
-    w.register(s, "talker", 5)
-    w.register(s, "vae", 3)
+    w, s = holding(10, talker=5, vae=3)
     w.use(s, "talker")
     text = shown(w)
     (talker,) = [line for line in text[2:] if line.startswith("talker ")]
@@ -125,8 +128,7 @@ def test_the_table_says_who_holds_what() -> None:
 
 
 def test_the_parts_of_what_is_streamed_are_one_row() -> None:
-    w = World(10)
-    s = w.open()
+    w, s = holding(10)
     for part in ("rest", "0", "1"):
         w.register(s, f"dit/{part}", 1, part_of="dit")
     w.touch(s, "dit/0")
@@ -135,8 +137,7 @@ def test_the_parts_of_what_is_streamed_are_one_row() -> None:
 
 
 def test_rows_are_sorted_and_filtered_as_was_chosen() -> None:
-    w = World(10)
-    s = w.open()
+    w, s = holding(10)
     for name, nbytes in (("a", 1), ("b", 3), ("c", 2)):
         w.register(s, name, nbytes)
     w.touch(s, "b")
@@ -158,8 +159,7 @@ def test_rows_are_sorted_and_filtered_as_was_chosen() -> None:
 
 
 def test_the_selected_row_stays_selected_and_in_sight() -> None:
-    w = World(50)
-    s = w.open()
+    w, s = holding(50)
     for i in range(40):
         w.register(s, f"c{i:02}")
     choice = Choice()
@@ -177,10 +177,8 @@ def test_the_selected_row_stays_selected_and_in_sight() -> None:
 
 
 def test_who_waits_is_listed_with_what_for() -> None:
-    w = World(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 6)
-    w.register(s, "b", 6)
+    w, s = holding(10, a=6, b=6)
+    t = w.open()
     w.use(s, "a")
     w.acquire(t, "b")
     w.sleep(3.0)
@@ -193,10 +191,7 @@ def test_who_waits_is_listed_with_what_for() -> None:
 
 
 def test_of_many_that_wait_the_number_is_told() -> None:
-    w = World(10)
-    s = w.open()
-    w.register(s, "a", 6)
-    w.register(s, "b", 6)
+    w, s = holding(10, a=6, b=6)
     w.use(s, "a")
     for _ in range(9):
         w.acquire(w.open(), "b")
@@ -205,11 +200,7 @@ def test_of_many_that_wait_the_number_is_told() -> None:
 
 
 def test_a_copy_has_its_progress_by_the_speed_of_the_last() -> None:
-    w = World(20)
-    s = w.open()
-    w.register(s, "a", 4)
-    w.register(s, "b", 8)
-    w.register(s, "c", 4)
+    w, s = holding(20, a=4, b=8, c=4)
     w.acquire(s, "a")
     assert "under way" in "\n".join(shown(w)), "nobody knows how fast it is"
     w.now += 2.0
@@ -233,9 +224,7 @@ def test_what_is_pinned_is_said() -> None:
 
 
 def test_columns_give_way_where_there_is_no_room_and_the_name_stays() -> None:
-    w = World(10)
-    s = w.open()
-    w.register(s, "talker", 5)
+    w, _ = holding(10, talker=5)
     heads = {width: shown(w, width=width)[2].split() for width in (20, 30, 60, 80, 120)}
     assert heads[20] == ["name*"]
     assert heads[30] == ["name*", "size", "state"]
@@ -257,11 +246,8 @@ def test_the_last_records_are_below() -> None:
 
 
 def test_ages_grow_between_two_statuses() -> None:
-    w = World(10)
-    s, t = w.open(), w.open()
-    w.register(s, "a", 6)
-    w.register(s, "b", 6)
-    w.register(s, "c", 1)
+    w, s = holding(10, a=6, b=6, c=1)
+    t = w.open()
     w.touch(s, "c")
     w.use(s, "a")
     w.acquire(t, "b")

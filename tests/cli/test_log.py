@@ -20,8 +20,7 @@ def _swap(daemon: Running) -> None:
     """Two components that do not fit together take turns, twice."""
     client = daemon.client("worker", thinker=12, talker=8)
     for name in ("thinker", "thinker", "talker", "thinker"):
-        with client.acquire(name):
-            pass
+        client.acquire(name).release()
     client.status()  # after this thread's releases, so the daemon has read them
     client.close()
 
@@ -172,14 +171,6 @@ def test_ctrl_c_ends_it_quietly(daemon: Running) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""
-
-
-@pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_no_daemon_is_one_clear_line(folder: Path, follow: tuple[str, ...]) -> None:
-    done = swapd("log", *follow, "-e", folder, status=1)
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"swapd: no swapd at {folder}")
 
 
 def test_no_daemon_but_a_log_says_how_to_read_it(folder: Path) -> None:

@@ -76,8 +76,7 @@ def test_memory_that_is_used_again_is_counted_once(mutable: bool) -> None:
 import swapd_client
 def use(name):
     client.register(name, {{"w": bytearray({12 * MIB})}}, mutable={mutable})
-    with client.acquire(name):
-        pass
+    client.acquire(name).release()
 client = swapd_client.connect()
 use("thinker")
 if not {mutable}:

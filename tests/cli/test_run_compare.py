@@ -83,14 +83,8 @@ def test_a_command_is_run_without_swapd_and_with_it_and_both_are_told(
 
 def test_a_program_that_connects_is_run_in_both_ways_whatever_the_environment_says() -> None:
     words = ("run", "--compare", "--budget", "16MiB", "--", sys.executable, str(PROGRAM), "end")
-    done = subprocess.run(
-        [sys.executable, "-m", "swapd", *words],
-        env=environment(SWAPD_DISABLE="1"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout[:10]) == (0, "used\nused\n"), done.stderr
+    done = swapd(*words, env=environment(SWAPD_DISABLE="1"))
+    assert done.stdout[:10] == "used\nused\n", done.stderr
     assert done.stderr.count("without swapd, as $SWAPD_DISABLE says") == 1, "the first side alone"
     found = cells(done.stdout)
     assert (found["swaps"], len(found["whole time"])) == (["3"], 3)

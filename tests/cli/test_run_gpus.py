@@ -25,9 +25,7 @@ SHOWN = "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def cards(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
-    with fakecuda.machine(devices=16, total=12 * GIB) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
+    with fakecuda.shown(monkeypatch, devices=16, total=12 * GIB) as fake:
         monkeypatch.delenv(SHOWN, raising=False)
         yield fake
 

@@ -42,9 +42,8 @@ def home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
     """A machine that shows one GPU of 12 GiB. Daemons of other tests are on other GPUs."""
-    with fakecuda.machine(devices=16, total=12 * GIB) as fake:
-        for name, value in {**fake.environment(), SHOWN: "7"}.items():
-            monkeypatch.setenv(name, value)
+    with fakecuda.shown(monkeypatch, devices=16, total=12 * GIB) as fake:
+        monkeypatch.setenv(SHOWN, "7")
         yield fake
 
 
@@ -320,9 +319,7 @@ def test_in_a_budget_that_is_said_as_many_layers_stream_as_do_not_fit_it(
 def test_a_server_of_plain_vllm_that_fits_is_started_as_before(
     olmo: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fakecuda.machine(devices=16, total=80 * GIB) as larger:
-        for name, value in larger.environment().items():
-            monkeypatch.setenv(name, value)
+    with fakecuda.shown(monkeypatch, devices=16, total=80 * GIB):
         done = swapd(*olmo("80GiB"))
     daemon, server = done.stdout.splitlines()
     assert ": the weights of " in daemon

@@ -17,8 +17,7 @@ from .conftest import MIB, Running, on_terminal, swapd
 def _evict(daemon: Running, size_mib: int) -> None:
     """Let another component take the whole budget."""
     other = daemon.client("other", other=size_mib)
-    with other.acquire("other"):
-        pass
+    other.acquire("other").release()
     other.close()
 
 
@@ -41,8 +40,7 @@ def test_status_says_scratch(daemon: Running) -> None:
 def test_a_forecast_copies_nothing_of_it(daemon: Running) -> None:
     client = daemon.client("worker", weights=12)
     client.register_scratch("kv", "8MiB")
-    with client.acquire("weights"):
-        pass
+    client.acquire("weights").release()
     words = ("forecast", "kv", "-e", daemon.folder)
     reply = json.loads(swapd(*words, "--json").stdout)
     assert (reply["bytes_in"], [v["name"] for v in reply["victims"]]) == (0, ["weights"])
@@ -57,8 +55,7 @@ def test_the_log_says_what_is_zeroed_dropped_and_copied(daemon: Running, mutable
         if mutable:
             kv.used([(0, 2 * MIB)])
     _evict(daemon, 16)
-    with client.acquire("kv"):
-        pass
+    client.acquire("kv").release()
     client.close()
     daemon.stop()
     said = _said(daemon, "kv")
@@ -111,8 +108,7 @@ def test_the_log_says_why_a_cache_is_lost(tmp_path: Path) -> None:
             other.register("other", {"w": torch.ones(4 * MIB)})
             with client.acquire("kv"):
                 kv.used([(0, 2 * MIB)])
-            with other.acquire("other"):
-                pass
+            other.acquire("other").release()
             with client.acquire("kv") as lease:
                 assert lease.fresh("kv")
         said = swapd("log", "kv", "--file", daemon.swap_log).stdout

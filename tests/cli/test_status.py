@@ -170,8 +170,9 @@ def test_a_daemon_told_relative_paths_is_found_from_anywhere(folder: Path) -> No
     assert reply["swap_log"] == str(folder / "log.jsonl")
 
 
-def test_no_daemon_is_one_clear_line(folder: Path) -> None:
-    done = swapd("status", "-e", folder, status=1)
+@pytest.mark.parametrize("words", [("status",), ("log",), ("log", "-f")])
+def test_no_daemon_is_one_clear_line(folder: Path, words: tuple[str, ...]) -> None:
+    done = swapd(*words, "-e", folder, status=1)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"swapd: no swapd at {folder}")

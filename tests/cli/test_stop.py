@@ -2,8 +2,6 @@
 
 import os
 import pty
-import subprocess
-import sys
 
 import pytest
 
@@ -11,7 +9,7 @@ from swapd.cli.daemons import _open_sessions
 from swapd.shared.protocol import SessionStatus
 from swapd_client import NotRunning
 
-from .conftest import Running, environment, swapd
+from .conftest import Running, start, swapd
 from .test_status import _reply
 from .test_stopped import stopped
 
@@ -45,14 +43,7 @@ def test_a_daemon_that_is_stopped_is_named_with_what_to_do(daemon: Running) -> N
 def test_on_a_terminal_it_asks_before_it_ends_sessions(daemon: Running) -> None:
     daemon.client("worker", thinker=4)
     leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swapd", "stop", "-e", str(daemon.folder)],
-        env=environment(),
-        stdin=follower,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start("stop", "-e", daemon.folder, stdin=follower)
     os.write(leader, b"n\n")
     _, said = process.communicate(timeout=60)
     os.close(leader)

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -73,14 +71,7 @@ def test_doctor_finds_that_the_daemon_is_stopped(daemon: Running) -> None:
 def test_a_plan_that_needs_no_daemon_is_made_without_it(daemon: Running) -> None:
     words = ["plan", "a=1GiB", "--device-memory", "40GiB", "--timeout", str(BRIEF)]
     with stopped(daemon):
-        planned = subprocess.run(
-            [sys.executable, "-m", "swapd", *words],
-            env=environment(SWAPD_ENDPOINT=str(daemon.folder)),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        planned = swapd(*words, env=environment(SWAPD_ENDPOINT=str(daemon.folder)))
     assert "everything fits" in planned.stdout
     assert names_it(planned.stderr, daemon)
     assert "Planned without it" in planned.stderr

@@ -13,13 +13,11 @@ def swap_log(folder: Path) -> Path:
     daemon = serve(folder)
     thinker = daemon.client("thinker-worker", thinker=12)
     talker = daemon.client("talker-worker", talker=8)
-    with talker.acquire("talker"):
-        pass
+    talker.acquire("talker").release()
     with thinker.acquire("thinker"):
         pass
     for _ in range(5):
-        with talker.acquire("talker"):
-            pass
+        talker.acquire("talker").release()
         talker.status()  # the client reports its release before any other request
     thinker.close()
     talker.close()

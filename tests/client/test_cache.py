@@ -22,6 +22,7 @@ from swapd_client.leases.book import Record
 from swapd_client.leases.cache import Cache
 from swapd_client.leases.covered import covered
 from tests.sleeping import more_sleeps, sleeps
+from tests.threads import run_together, started
 
 MIB = 1 << 20
 NEVER_S = 3600.0
@@ -40,12 +41,6 @@ def client(daemon: Spawned) -> Iterator[Client]:
         for name, mib in (("a", 1), ("b", 1), ("large", 12), ("huge", 12)):
             client.register(name, {"x": bytes(mib * MIB)})
         yield client
-
-
-@pytest.fixture
-def other(daemon: Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as other:
-        yield other
 
 
 @pytest.fixture
@@ -127,8 +122,7 @@ def test_its_own_thread_gets_its_memory_with_the_same_message(
     keep(client, "large")
     client.session.sweeps(lambda: NEVER_S)  # the thread that hears of waiters gives nothing back
     for name in ("huge", "large", "huge"):
-        with client.acquire(name, timeout=20.0):
-            pass
+        client.acquire(name, timeout=20.0).release()
 
 
 def test_leases_offered_in_vain_are_kept_on(client: Client, endless: None) -> None:
@@ -164,15 +158,11 @@ def test_a_thread_that_waits_gives_way_to_another_with_what_it_keeps(client: Cli
     def swap(first: str, second: str) -> None:
         for _ in range(20):
             client.acquire(first).release()
-            with client.acquire(second, timeout=20.0):
-                pass
+            client.acquire(second, timeout=20.0).release()
         done.append(first)
 
     threads = [threading.Thread(target=swap, args=names) for names in (("large", "one"),) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*threads)
     assert len(done) == 2
     with client.acquire("large"), pytest.raises(Deadlock):
         client.acquire("huge")
@@ -189,9 +179,7 @@ def test_a_lease_in_a_lease_on_the_same_is_not_the_same(client: Client) -> None:
 
 def test_new_values_reach_who_keeps_the_old_ones(client: Client, endless: None) -> None:
     keep(client, "a")
-    updating = threading.Thread(target=client.update, args=("a", {"x": b"\1" * MIB}))
-    updating.start()
-    updating.join()
+    started(client.update, "a", {"x": b"\1" * MIB}).join()
     part = client.session.own("a")
     from swapd_client.memory.component import Component
 
@@ -204,9 +192,7 @@ def test_a_kept_lease_is_no_use_for_the_requests_of_any_thread(
     client: Client, endless: None, ask: str
 ) -> None:
     keep(client, "a")
-    asking = threading.Thread(target=keep, args=(client, "a"))
-    asking.start()
-    asking.join()
+    started(keep, client, "a").join()
     if ask == "acquire_start":
         client.acquire_start().release()
     else:
@@ -291,15 +277,13 @@ def in_a_stack(client: Client) -> None:
 
 
 def by_messages(client: Client) -> None:
-    with client.acquire("a", "b"):
-        pass
+    client.acquire("a", "b").release()
     client.evict("a")
 
 
 def swaps(client: Client) -> None:
     for name in ("large", "huge"):
-        with client.acquire(name):
-            pass
+        client.acquire(name).release()
 
 
 #: The lease of the last block: a variable of a notebook keeps it alive.

@@ -80,12 +80,6 @@ def daemon() -> Iterator[Spawned]:
 
 
 @pytest.fixture
-def other(daemon: Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as other:
-        yield other
-
-
-@pytest.fixture
 async def client(daemon: Spawned) -> AsyncIterator[AsyncClient]:
     async with await swapd_client.connect_async(daemon.folder) as client:
         yield client

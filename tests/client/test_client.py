@@ -19,6 +19,7 @@ from swapd_client.memory.component import Component
 from swapd_client.registration import refuse_in_use
 from swapd_client.session.channel import Channel
 from swapd_client.session.gpu import streams
+from tests.threads import started
 
 
 def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
@@ -31,8 +32,7 @@ def test_a_thread_that_waits_for_a_name_gets_what_another_registers() -> None:
                 with client.acquire(name, await_registration=True):
                     seen.append(bytes(Component(client.session.own(name)).view("x")))
 
-            waiting = threading.Thread(target=use)
-            waiting.start()
+            waiting = started(use)
             client.register(name, {"x": name.encode()})
             waiting.join()
             assert seen == [name.encode()]
@@ -72,9 +72,7 @@ def test_a_lease_ends_when_its_object_is_collected() -> None:
         with pytest.warns(ResourceWarning, match="a lease of a was never released"):
             left = leases(client)  # before this request, at the latest
         assert left == 0
-        taking = threading.Thread(target=lambda: kept.append(client.acquire("a")))
-        taking.start()
-        taking.join()
+        started(lambda: kept.append(client.acquire("a"))).join()
         gc.collect()
         assert leases(client) == 1, "its object outlives its thread"
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):

@@ -31,7 +31,7 @@ from swapd_client import (
 from swapd_client.session.registry import Registry
 from tests.guarantees.harness import MIB, PATIENCE_S, stop_process
 from tests.lives import Lives, living
-from tests.offload.modules import WIDTH, Decoder, seeded
+from tests.offload.modules import WIDTH, Decoder, computed, seeded
 
 AGAIN = "No weights are lost.*the next call tries again"
 X = torch.ones(2, WIDTH)
@@ -219,8 +219,7 @@ def test_a_registration_in_which_it_dies_changes_nothing_and_may_be_repeated(
 def test_one_thread_joins_and_the_others_wait_for_it(
     lives: Lives, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = seeded(Decoder)
-    wanted = model(X)
+    model, wanted = computed(X, Decoder)
     lives.client.attach({"m": model})
     lives.client.register("a", {"x": (tensor := numbers())})
     lives.kill()

@@ -299,8 +299,7 @@ def test_a_model_is_attached_for_as_long_as_it_lives(nowhere: Path) -> None:
             client.attach(model)
             del model["one"]
             gc.collect()
-            with client.acquire("one", "two"):
-                pass
+            client.acquire("one", "two").release()
             del model
             dropped.settle()
             assert client.status().components == ()

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,7 @@ import swapd_client
 how = {} if sys.argv[2] == "by default" else {"faults": sys.argv[2] or None}
 client = swapd_client.connect(sys.argv[1], **how)
 part = client.register("secret", {"x": bytes(1 << 20)})
-with client.acquire("secret"):
-    pass
+client.acquire("secret").release()
 def die(address=part.address):
     ctypes.string_at(address, 8)
 """
@@ -42,12 +40,6 @@ other = torch.nn.Linear(8, 8)
 client.register("linear", module)
 client.register("other", other)
 """
-
-
-@pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
 
 
 def died(

@@ -1,7 +1,6 @@
 """Descriptors of the device's memory are kept, handed over, dropped; a grant may arrive first."""
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -11,6 +10,7 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Files as Message
 from swapd_client.errors import DaemonGone
 from swapd_client.session.life import Files
+from tests.threads import started
 
 
 @pytest.fixture
@@ -44,8 +44,7 @@ def test_what_is_dropped_comes_anew(files: Files) -> None:
 
 def test_who_is_early_waits(files: Files) -> None:
     taken: list[OwnedFd] = []
-    waiting = threading.Thread(target=lambda: taken.append(files.take(3, writable=True)))
-    waiting.start()
+    waiting = started(lambda: taken.append(files.take(3, writable=True)))
     send(files, 3, writable=True)
     waiting.join()
     taken[0].close()
@@ -60,8 +59,7 @@ def test_no_wait_outlasts_the_session(files: Files) -> None:
         except DaemonGone as exc:
             errors.append(exc)
 
-    waiting = threading.Thread(target=wait)
-    waiting.start()
+    waiting = started(wait)
     files.end()
     waiting.join()
     assert "did not send file 3" in str(errors[0])

@@ -7,7 +7,8 @@ import pytest
 from swapd import spawn
 from swapd.core import actions
 from swapd.log import reader
-from swapd_client import Component, InvalidArgument, connect, connect_async
+from swapd_client import Component, InvalidArgument, connect_async
+from tests import served
 
 NAMES = ("thinker", "talker", "code2wav")
 SIZE = 4 << 20
@@ -15,11 +16,7 @@ SIZE = 4 << 20
 
 def test_stages_come_in_for_one_another_with_their_bytes(tmp_path: Path) -> None:
     swap_log = tmp_path / "log.jsonl"
-    with (
-        spawn.daemon(budget=2 * SIZE, swap_log=swap_log) as daemon,
-        connect(daemon.folder) as one,
-        connect(daemon.folder) as other,
-    ):
+    with served.pair(budget=2 * SIZE, swap_log=swap_log) as (_, one, other):
         owners = dict(zip(NAMES, (one, other, one), strict=True))
         for name, after in zip(NAMES, (NAMES[-1], *NAMES), strict=False):
             other.follows(name, after=after)  # before any of them is there

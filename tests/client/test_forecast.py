@@ -6,15 +6,18 @@ import swapd_client
 from swapd import spawn
 from swapd.shared.protocol import Victim
 from swapd_client import InvalidArgument, TooLarge, UnknownComponent
+from tests import served
 
 MIB = 1 << 20
 
 
 def test_what_is_foretold_is_what_happens() -> None:
     with (
-        spawn.daemon(budget="16MiB", isolation="strict", residency_factor=0) as daemon,
-        swapd_client.connect(daemon.folder, label="first") as client,
-        swapd_client.connect(daemon.folder, label="second") as other,
+        served.pair("first", "second", budget="16MiB", isolation="strict", residency_factor=0) as (
+            _,
+            client,
+            other,
+        ),
     ):
         client.register("a", {"x": bytes(10 * MIB)})
         client.register("b", {"x": bytes(10 * MIB)})
@@ -41,10 +44,7 @@ def test_what_is_foretold_is_what_happens() -> None:
 
 
 def test_it_raises_what_the_acquire_would() -> None:
-    with (
-        spawn.daemon(budget="16MiB") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="16MiB") as (_, client):
         client.register("a", {"x": bytes(10 * MIB)})
         client.register("b", {"x": bytes(10 * MIB)})
         with pytest.raises(UnknownComponent, match="did you mean"):
@@ -57,11 +57,7 @@ def test_it_raises_what_the_acquire_would() -> None:
 
 def test_what_is_in_comes_first_and_what_waits_for_a_holder_last() -> None:
     sizes = {"held": 6, "large": 6, "small": 2, "in": 4}
-    with (
-        spawn.daemon(budget="16MiB", residency_factor=0) as daemon,
-        swapd_client.connect(daemon.folder) as client,
-        swapd_client.connect(daemon.folder) as other,
-    ):
+    with served.pair(budget="16MiB", residency_factor=0) as (_, client, other):
         for name, mib in sizes.items():
             client.register(name, {"x": bytes(mib * MIB)})
         client.acquire("in").release()

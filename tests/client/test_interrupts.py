@@ -35,12 +35,6 @@ def client(daemon: Spawned, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]
         yield client
 
 
-@pytest.fixture
-def other(daemon: Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as other:
-        yield other
-
-
 def made() -> Tensors:
     return {"w": torch.arange(5000.0), "v": torch.ones(100)}
 

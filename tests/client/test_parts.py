@@ -11,13 +11,12 @@ import swapd_client
 from swapd import spawn
 from swapd_client import Conflict, DuplicateName, InvalidArgument, InvalidSource, TooLarge
 from swapd_client.memory.component import Component
+from tests import served
+from tests.threads import started
 
 
 def test_parts_of_one_family_may_be_in_together_and_exclude_the_others() -> None:
-    with (
-        spawn.daemon(budget="64MiB", isolation="strict") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="64MiB", isolation="strict") as (_, client):
         for name, part_of in (("encoders/1", "encoders"), ("encoders/2", "encoders"), ("dit", "")):
             client.register(
                 name, {"x": name.encode()}, policy="alternating", group="g", part_of=part_of
@@ -43,11 +42,7 @@ def sources() -> dict[str, dict[str, bytes]]:
 
 
 def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
-    with (
-        spawn.daemon(budget="64MiB", isolation="strict") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-        swapd_client.connect(daemon.folder) as other,
-    ):
+    with served.pair(budget="64MiB", isolation="strict") as (_, client, other):
         made = client.register_family("dit", sources())
         assert [c.name for c in made] == ["dit/rest", "dit/0", "dit/1"]
         client.prefetch("dit")
@@ -64,10 +59,7 @@ def test_a_family_is_acquired_prefetched_and_taken_back_by_its_name() -> None:
 
 def test_of_a_family_that_never_leaves_only_what_is_kept_must_fit() -> None:
     parts = {f"{i}": {"x": bytes([i]) * (4 << 20)} for i in range(4)}
-    with (
-        spawn.daemon(budget="12MiB", isolation="strict") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="12MiB", isolation="strict") as (_, client):
         client.register("vae", {"x": bytes(4 << 20)}, policy="permanent")
         made = client.register_family("dit", parts, policy="permanent", resident="4MiB")
         for _ in range(2):
@@ -84,19 +76,14 @@ def test_of_a_family_that_never_leaves_only_what_is_kept_must_fit() -> None:
 
 
 def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:
-    with (
-        spawn.daemon(budget="8MiB", residency_bound=0) as daemon,
-        swapd_client.connect(daemon.folder) as client,
-        swapd_client.connect(daemon.folder) as other,
-    ):
+    with served.pair(budget="8MiB", residency_bound=0) as (_, client, other):
         client.register_family("dit", sources())
         other.register("big", {"x": bytes(6 << 20)})
         heard = threading.Event()
         for asked in (client, other):  # the owner's lease, and one of another session
             asked.session.told.when_wanted(heard.set)
             lease = asked.acquire("dit")
-            thread = threading.Thread(target=lambda: other.acquire("big").release())
-            thread.start()
+            thread = started(lambda: other.acquire("big").release())
             assert heard.wait(20)
             assert lease.wanted
             lease.release()
@@ -106,10 +93,7 @@ def test_who_holds_a_family_is_told_that_a_part_of_it_is_wanted() -> None:
 
 @pytest.mark.parametrize("bad", ["0", "1"])
 def test_a_family_is_registered_whole_or_not_at_all(bad: str) -> None:
-    with (
-        spawn.daemon(budget="64MiB") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="64MiB") as (_, client):
         client.register(f"dit/{bad}", {"x": b"in the way"})
         module = torch.nn.Linear(4, 4)
         before = module.weight.data_ptr()
@@ -124,10 +108,7 @@ def test_a_family_is_registered_whole_or_not_at_all(bad: str) -> None:
 
 
 def test_parts_that_share_memory_are_refused_before_anything_is_moved() -> None:
-    with (
-        spawn.daemon(budget="64MiB") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="64MiB") as (_, client):
         shared = torch.ones(8)
         parts = {"rest": {"head": shared}, "0": {"embedding": shared[:4]}}
         with pytest.raises(InvalidSource, match="'dit/rest' and 'dit/0'"):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import swapd_client
-from swapd import spawn
 from swapd.shared.protocol import Forecast
 from swapd_client import AsyncClient, Client
+from tests import served
 
 MIB = 1 << 20
 
@@ -17,11 +17,7 @@ MIB = 1 << 20
 @pytest.fixture
 def clients() -> Iterator[tuple[Client, Client]]:
     """Two, with a component each of which one has room; both were used."""
-    with (
-        spawn.daemon(budget="16MiB", residency_factor=0) as daemon,
-        swapd_client.connect(daemon.folder, label="first") as first,
-        swapd_client.connect(daemon.folder, label="second") as second,
-    ):
+    with served.pair("first", "second", budget="16MiB", residency_factor=0) as (_, first, second):
         first.register("a", {"x": bytes(10 * MIB)})
         second.register("b", {"x": bytes(10 * MIB)})
         first.acquire("a").release()

@@ -4,7 +4,6 @@ Under strict isolation: a read of an absent component would end this process.
 """
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,8 @@ from torch import nn
 import swapd_client
 from swapd import spawn
 from swapd_client import Client, InvalidSource
-
-
-@pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: spawn.Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as client:
-        yield client
+from tests import served
+from tests.threads import run_together
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
@@ -127,8 +116,7 @@ def test_another_daemon_does_not_get_what_is_in_a_component_either(client: Clien
     module = model()
     client.register("a", module)
     with (
-        spawn.daemon(budget="64MiB", isolation="strict") as second,
-        swapd_client.connect(second.folder) as other,
+        served.alone(budget="64MiB", isolation="strict") as (_, other),
         pytest.raises(InvalidSource, match="component 'a'"),
     ):
         other.register("a", module)
@@ -164,10 +152,7 @@ def test_two_threads_that_register_one_module_do_not_both_move_it(client: Client
             assert "component" in str(exc)  # noqa: PT017 - in a thread
 
     threads = [threading.Thread(target=register, args=(str(n),)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*threads)
     assert names(client) == outcome
     assert len(outcome) == 1
     with client.acquire(*outcome):

@@ -17,12 +17,6 @@ NBYTES = 4 * ITEMS  # of float32
 
 
 @pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
-
-
-@pytest.fixture
 def clients(daemon: spawn.Spawned) -> Iterator[list[Client]]:
     made = [swapd_client.connect(daemon.folder) for _ in range(4)]
     yield made

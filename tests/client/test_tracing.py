@@ -25,6 +25,7 @@ from swapd_client import Client, ClientClosed, Timeout, TooLarge, connect, conne
 from swapd_client.tracing import Tracing, in_traces_of
 from tests.guarantees.harness import World
 from tests.processes import output_of
+from tests.threads import started
 
 MIB = 1 << 20
 HALF = bytes(3 * MIB)
@@ -161,8 +162,7 @@ def test_who_waits_for_a_holder_is_told_for_whom(
         client = connect(folder, tracing=True)
         client.register("talker", {"x": HALF})
         held = other.acquire("painter")
-        waiting = threading.Thread(target=lambda: client.acquire("talker").release())
-        waiting.start()
+        waiting = started(lambda: client.acquire("talker").release())
         while not held.wanted and not other.status().waiting:
             pass
         held.release()

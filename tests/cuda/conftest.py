@@ -12,9 +12,7 @@ from tests.guarantees import harness
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
     """A card of 128 MiB for the processes of the test; at the end nothing is left on it."""
-    with fakecuda.machine(total=128 * MIB) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
+    with fakecuda.shown(monkeypatch, total=128 * MIB) as fake:
         yield fake
         assert fake.held_bytes() == 0
 

@@ -7,9 +7,8 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,12 +20,6 @@ from tests.processes import PYTHONPATH
 
 GIB = 1 << 30
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with TemporaryDirectory(prefix="swapd-", dir="/tmp") as made:
-        yield Path(made)
 
 
 def limits(**most: int) -> Callable[[], None]:
@@ -135,25 +128,26 @@ def test_too_few_descriptors(folder: Path) -> None:
 def test_mig_and_mps_are_said_at_the_start_in_status_and_by_the_doctor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with fakecuda.machine(total=128 * MIB, mig=1) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
-        with fake.occupied(MIB, mps=True), harness.world(PROGRAM) as made:
-            daemon = World(made, fake).daemon()
-            command = [sys.executable, "-m", "swapd"]
-            at = ["-e", str(daemon.folder)]
-            env = harness.environment()
-            with forked.Popen([*command, "doctor", "--json", *at], env=env, **PIPES) as doctor:
-                checks = json.loads(doctor.communicate()[0])
-            notes = daemon.status().notes
-            with forked.Popen([*command, "status", *at], env=env, **PIPES) as status:
-                shown = status.communicate()[0]
-            assert status.returncode == 0
-            warned = [c["found"] for c in checks if c["status"] == "warn"]
-            mig, mps = notes
-            assert mig.startswith("MIG is on")
-            assert mps.startswith("MPS is running")
-            for note in notes:
-                assert note in daemon.log
-                assert note in shown
-                assert note in warned
+    with (
+        fakecuda.shown(monkeypatch, total=128 * MIB, mig=1) as fake,
+        fake.occupied(MIB, mps=True),
+        harness.world(PROGRAM) as made,
+    ):
+        daemon = World(made, fake).daemon()
+        command = [sys.executable, "-m", "swapd"]
+        at = ["-e", str(daemon.folder)]
+        env = harness.environment()
+        with forked.Popen([*command, "doctor", "--json", *at], env=env, **PIPES) as doctor:
+            checks = json.loads(doctor.communicate()[0])
+        notes = daemon.status().notes
+        with forked.Popen([*command, "status", *at], env=env, **PIPES) as status:
+            shown = status.communicate()[0]
+        assert status.returncode == 0
+        warned = [c["found"] for c in checks if c["status"] == "warn"]
+        mig, mps = notes
+        assert mig.startswith("MIG is on")
+        assert mps.startswith("MPS is running")
+        for note in notes:
+            assert note in daemon.log
+            assert note in shown
+            assert note in warned

@@ -11,12 +11,25 @@ def leases(daemon: Daemon, name: str) -> int:
     return daemon.component(name).leases
 
 
-def test_a_release_is_not_sent_before_the_work_is_done(world: World) -> None:
-    daemon, worker, other = world.pair()
-    expected = worker.register("a", 10 * MIB, seed=1)
-    other.register("b", 10 * MIB, seed=2)
+def leave_working(world: World, worker: Worker, nbytes: int) -> str:
+    """Have a worker register and release `a` with work that is held back; its digest."""
+    expected: str = worker.register("a", nbytes, seed=1)
     world.hold(WORK, worker)
     worker.leave_work("a")
+    return expected
+
+
+def assert_held_until_done(world: World, daemon: Daemon) -> None:
+    assert leases(daemon, "a") == 1
+    world.go_on()
+    daemon.await_record("Release")
+    assert leases(daemon, "a") == 0
+
+
+def test_a_release_is_not_sent_before_the_work_is_done(world: World) -> None:
+    daemon, worker, other = world.pair()
+    other.register("b", 10 * MIB, seed=2)
+    expected = leave_working(world, worker, 10 * MIB)
     assert leases(daemon, "a") == 1
     waiting = waits(daemon, other, "b")
     assert not worker.is_done()
@@ -41,10 +54,7 @@ def test_the_default_stream_counts_without_being_named(world: World) -> None:
     worker.acquire("a")
     worker.work("a", stream="default", use=False)
     worker.release("a")
-    assert leases(daemon, "a") == 1
-    world.go_on()
-    daemon.await_record("Release")
-    assert leases(daemon, "a") == 0
+    assert_held_until_done(world, daemon)
 
 
 def test_a_slow_stream_holds_up_no_other_s_release(world: World) -> None:
@@ -74,9 +84,7 @@ def test_a_lease_waits_for_all_its_streams(world: World) -> None:
     worker.work("a", stream="s2")
     worker.result(stream="s2")
     worker.release("a")
-    assert leases(daemon, "a") == 1
-    world.go_on()
-    daemon.await_record("Release")
+    assert_held_until_done(world, daemon)
 
 
 def test_without_a_thread_to_be_had_the_caller_waits_for_the_work(world: World) -> None:
@@ -115,10 +123,8 @@ def test_the_thread_of_another_stream_waits_where_no_more_are_to_be_had(world: W
 def test_a_thread_may_go_on_to_what_does_not_fit_beside_what_is_ending(world: World) -> None:
     """It waits for the GPU only, and that is no deadlock."""
     daemon, worker = world.alone()
-    worker.register("a", 10 * MIB)
     expected = worker.register("b", 10 * MIB, seed=2)
-    world.hold(WORK, worker)
-    worker.leave_work("a")
+    leave_working(world, worker, 10 * MIB)
     going_on = waits(daemon, worker, "b")
     world.go_on(going_on)
     assert worker.look("b")[1] == expected
@@ -159,9 +165,7 @@ def test_two_that_wait_for_each_other_s_work_are_not_deadlocked(world: World) ->
 
 def test_close_waits_for_the_work_of_released_leases(world: World) -> None:
     _, worker = world.alone()
-    expected = worker.register("a", 10 * MIB, seed=1)
-    world.hold(WORK, worker)
-    worker.leave_work("a")
+    expected = leave_working(world, worker, 10 * MIB)
     closing = worker.start("disconnect", lane="closing")
     worker.is_done()
     assert not closing.done
@@ -183,9 +187,7 @@ def test_close_waits_for_the_work_of_leases_nobody_released(world: World) -> Non
 
 def test_a_thread_that_waits_for_work_ends_with_the_session(world: World) -> None:
     _, worker = world.alone()
-    worker.register("a", 2 * MIB)
-    world.hold(WORK, worker)
-    worker.leave_work("a")
+    leave_working(world, worker, 2 * MIB)
     world.go_on()
     worker.disconnect()
     worker.join_threads("swapd-")
@@ -204,9 +206,7 @@ def test_work_that_faults_gives_the_lease_back_all_the_same(world: World) -> Non
 
 def test_the_daemon_dies_while_a_release_waits(world: World) -> None:
     daemon, worker = world.alone()
-    expected = worker.register("a", 10 * MIB, seed=1)
-    world.hold(WORK, worker)
-    worker.leave_work("a")
+    expected = leave_working(world, worker, 10 * MIB)
     daemon.kill()
     assert worker.await_end().startswith("DaemonGone")
     world.go_on()
@@ -233,9 +233,7 @@ def test_what_was_just_used_may_be_unregistered_at_once(world: World) -> None:
     for isolation in ("strict", "relaxed"):
         daemon = world.daemon(isolation, isolation=isolation)
         worker = world.worker(daemon, isolation)
-        expected = worker.register("a", 10 * MIB, seed=1)
-        world.hold(WORK, worker)
-        worker.leave_work("a")
+        expected = leave_working(world, worker, 10 * MIB)
         unregistering = worker.start("unregister", "a")
         world.go_on(unregistering)
         assert worker.look("a")[1] == expected
@@ -274,10 +272,7 @@ def test_a_stream_may_be_destroyed_under_a_lease_that_rests(world: World) -> Non
     world.hold(WORK, worker)
     worker.work_and_rest("a")
     worker.release("a")
-    assert leases(daemon, "a") == 1
-    world.go_on()
-    daemon.await_record("Release")
-    assert leases(daemon, "a") == 0
+    assert_held_until_done(world, daemon)
 
 
 # --- threads that had the leases ---------------------------------------------------------

@@ -21,9 +21,7 @@ WORK = "cuMemcpyDtoDAsync"
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fakecuda.Fake]:
     """At the end nothing is left on the card."""
-    with fakecuda.machine(total=CARD) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
+    with fakecuda.shown(monkeypatch, total=CARD) as fake:
         yield fake
         assert fake.held_bytes() == 0
 

@@ -17,9 +17,7 @@ PROGRAM = Path(__file__).parent / "programs" / "visible_gpu.py"
 
 @contextmanager
 def machine(monkeypatch: pytest.MonkeyPatch, **knobs: object) -> Iterator[World]:
-    with fakecuda.machine(total=64 * MIB, **knobs) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
+    with fakecuda.shown(monkeypatch, total=64 * MIB, **knobs) as fake:
         with harness.world(gpu_world.PROGRAM) as made:
             yield World(made, fake)
         assert [fake.held_bytes(gpu) for gpu in range(2)] == [0, 0]

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,19 +189,31 @@ class GpuWorker(worker.Worker):
 
     def decode(self, name: str, steps: int) -> None:
         """A loop that releases its lease before the work of each step is done."""
-        part, stream, driver = self._parts[name], self._stream("s"), self.driver
-        with driver.current():
-            target = driver.call(driver.api.cuMemAlloc, part.nbytes)
-        for _ in range(steps):
+        with self._target(self._parts[name].nbytes) as target:
+            for _ in range(steps):
+                self._use_in_turn([name], target, self._parts[name].nbytes)
+
+    @contextmanager
+    def _target(self, nbytes: int) -> Iterator[Any]:
+        """Memory to copy to."""
+        api = self.driver.api
+        with self.driver.current():
+            target = self.driver.call(api.cuMemAlloc, nbytes)
+        yield target
+        with self.driver.current():
+            self.driver.call(api.cuMemFree, target)
+
+    def _use_in_turn(self, names: list[str], target: Any, nbytes: int) -> None:
+        """Release each before its copy is done, and wait for the copies at the end."""
+        stream, copy = self._stream("s"), self.driver.api.cuMemcpyDtoDAsync
+        for name in names:
             held = self.client.acquire(name)
-            with driver.current():
-                driver.call(driver.api.cuMemcpyDtoDAsync, target, part.address, part.nbytes, stream)
+            with self.driver.current():
+                self.driver.call(copy, target, self._parts[name].address, nbytes, stream)
             held.uses(int(stream))
             held.release()
-            with driver.current():
-                driver.finish(stream)
-        with driver.current():
-            driver.call(driver.api.cuMemFree, target)
+        with self.driver.current():
+            self.driver.finish(stream)
 
     def linger_on(self) -> None:
         """Keep leases for an hour, and hear of no hurry: nothing ends by itself in a test."""
@@ -211,24 +224,11 @@ class GpuWorker(worker.Worker):
         """Use these in turn, and release each before its work is done; return how often other
         Python threads went to sleep meanwhile, by name, without those that slept throughout.
         """
-        stream, driver = self._stream("s"), self.driver
-        with driver.current():
-            target = driver.call(driver.api.cuMemAlloc, MIB)
-        before = sleeps()
-        for _ in range(steps):
-            for name in names:
-                held = self.client.acquire(name)
-                with driver.current():
-                    copy = driver.api.cuMemcpyDtoDAsync
-                    driver.call(copy, target, self._parts[name].address, MIB, stream)
-                held.uses(int(stream))
-                held.release()
-            with driver.current():
-                driver.finish(stream)
-        more = more_sleeps(before)
-        with driver.current():
-            driver.call(driver.api.cuMemFree, target)
-        return more
+        with self._target(MIB) as target:
+            before = sleeps()
+            for _ in range(steps):
+                self._use_in_turn(names, target, MIB)
+            return more_sleeps(before)
 
     def leave_a_kernel(self) -> int:
         """Start a process that writes to all chunks of this process, also after its end; its pid.

@@ -4,7 +4,6 @@ Each case that spoils its process runs in a process of its own.
 """
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from swapd.shared.fds import OwnedFd
 from tests import fakecuda
 from tests.device import backends
 from tests.processes import output_of
+from tests.threads import started
 
 CHUNK = 2 << 20
 PROGRAM = Path(__file__).parent / "programs" / "driver.py"
@@ -156,9 +156,7 @@ def test_calls_work_in_any_thread(driver: Driver) -> None:
         with driver.current():
             seen.append(driver.memory())
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
+    started(look).join()
     with driver.current():
         assert seen == [driver.memory()]
 

@@ -19,7 +19,10 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pytest
 
 SOURCES = Path(__file__).parent
 CUDA = "libcuda.so.1"
@@ -240,6 +243,15 @@ def machine(**knobs: object) -> Iterator[Fake]:
             yield Fake(built(), Path(memory), **knobs)
         finally:
             os.close(owner)
+
+
+@contextlib.contextmanager
+def shown(patch: "pytest.MonkeyPatch", **knobs: object) -> Iterator[Fake]:
+    """A machine for the processes that are started in the block."""
+    with machine(**knobs) as fake:
+        for name, value in fake.environment().items():
+            patch.setenv(name, value)
+        yield fake
 
 
 def _remove_leftovers(parent: Path) -> None:

@@ -6,10 +6,11 @@ Used in pytest's process and in programs of their own: `from tests.fakecuda impo
 import ctypes
 import mmap
 import os
-import threading
 from typing import Any
 
 from cuda.bindings import driver
+
+from tests.threads import started
 
 MIB = 1 << 20
 UNIT = 2 * MIB
@@ -198,7 +199,5 @@ class Gate:
 def in_thread(function: Any) -> Any:
     """The result of `function` on a thread of its own, which has no context."""
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
+    started(lambda: results.append(function())).join()
     return results[0]

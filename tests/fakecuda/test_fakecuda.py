@@ -215,37 +215,34 @@ def test_the_processor_has_the_access_that_the_device_has(fake: fakecuda.Fake) -
 # ---- copies
 
 
+def copied_behind_a_gate(source: Host, stream: Any) -> bytes:
+    """What arrives of a copy that the stream gets to when the source has changed."""
+    address = memory()
+    gate = Gate(stream)
+    source[:3] = b"old"
+    call("cuMemcpyHtoDAsync", address, source.address, 3, stream)
+    source[:3] = b"new"
+    gate.open()
+    call("cuStreamSynchronize", stream)
+    arrived = ctypes.string_at(address, 3)
+    unmapped(address)
+    gate.close()
+    return arrived
+
+
 def test_registered_memory_is_read_when_the_stream_gets_there(
     fake: fakecuda.Fake, stream: Any
 ) -> None:
     source = Host(4096).pin()
-    address = memory()
-    gate = Gate(stream)
-    source[:3] = b"old"
-    call("cuMemcpyHtoDAsync", address, source.address, 3, stream)
-    source[:3] = b"new"
-    gate.open()
-    call("cuStreamSynchronize", stream)
-    assert ctypes.string_at(address, 3) == b"new"
-    unmapped(address)
+    assert copied_behind_a_gate(source, stream) == b"new"
     source.unpin()
     source.close()
-    gate.close()
 
 
 def test_other_memory_has_been_read_when_the_call_returns(fake: fakecuda.Fake, stream: Any) -> None:
     source = Host(4096)
-    address = memory()
-    gate = Gate(stream)
-    source[:3] = b"old"
-    call("cuMemcpyHtoDAsync", address, source.address, 3, stream)
-    source[:3] = b"new"
-    gate.open()
-    call("cuStreamSynchronize", stream)
-    assert ctypes.string_at(address, 3) == b"old"
-    unmapped(address)
+    assert copied_behind_a_gate(source, stream) == b"old"
     source.close()
-    gate.close()
 
 
 def test_a_copy_stays_in_one_registration(fake: fakecuda.Fake, stream: Any) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,24 +13,16 @@ from tests import fakecuda
 from tests.fakecuda import calls
 from tests.fakecuda.calls import UNIT, call, create, export
 from tests.fakecuda.programs import faults
+from tests.fakecuda.test_fakecuda import fake
 from tests.processes import output_of, run_python, start_python
 
+__all__ = ["fake"]  # a fixture
 PROGRAMS = Path(__file__).parent / "programs"
 PRELUDE = """
 import ctypes, os, socket, sys
 from tests.fakecuda.calls import *
 def say(*what): print(*what, flush=True)
 """
-
-
-@pytest.fixture
-def fake() -> Iterator[fakecuda.Fake]:
-    """The machine of this process; afterwards nothing may be left, not even by a killed process."""
-    fake = fakecuda.loaded()
-    calls.start()
-    assert fake.held_bytes() == 0
-    yield fake
-    assert fake.held_bytes() == 0
 
 
 def whole(program: str | Path) -> str | Path:

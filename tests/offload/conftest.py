@@ -7,7 +7,7 @@ import torch
 
 from swapd_client import Client, connect
 from tests.guarantees.harness import Daemon
-from tests.offload.nursery import strict_daemon
+from tests.offload.nursery import Nursery, strict_daemon
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -30,3 +30,16 @@ def client(daemon: Daemon) -> Iterator[Client]:
         if client.session.error is None:
             assert {c.name: c.leases for c in client.status().components if c.leases} == {}
         assert not client.session.leases
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def inference_mode() -> Iterator[None]:
+    with torch.inference_mode():
+        yield

@@ -77,6 +77,12 @@ def seeded(kind: type[nn.Module], *args: Any) -> Any:
     return kind(*args).requires_grad_(False)
 
 
+def computed(x: torch.Tensor, kind: type[nn.Module], *args: Any) -> tuple[Any, Any]:
+    """A module from the same seed each time, and what it makes of `x`."""
+    module = seeded(kind, *args)
+    return module, module(x)
+
+
 TOKENS = torch.arange(6).reshape(2, 3)
 
 
@@ -89,6 +95,12 @@ def evict(client: Client, *names: str) -> None:
     assert filler.nbytes == budget
     states = {c.name: c.state for c in client.status().components}
     assert all(states[name] == "absent" for name in names), states
+
+
+def assert_comes_back(client: Client, call: Any, x: Any, expected: Any, *names: str) -> None:
+    """Evicted, these components are loaded again, and the call gives what it gave."""
+    evict(client, *names)
+    assert torch.equal(call(x), expected)
 
 
 def leases(client: Client) -> dict[str, int]:

@@ -18,17 +18,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 from tests import forked
 from tests.guarantees.harness import Daemon, environment
 
 
 @contextmanager
-def strict_daemon(budget: str = "16MiB") -> Iterator[Daemon]:
+def strict_daemon(budget: str = "16MiB", **settings: Any) -> Iterator[Daemon]:
     """A daemon for which an access without a lease is a fault; checked at the end."""
     # a short path, since it contains sockets
     folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log", budget=budget)
+    daemon = Daemon(folder / "d", folder / "log", budget=budget, **settings)
     try:
         yield daemon
         daemon.close()

@@ -10,7 +10,7 @@ from torch import distributed, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from swapd_client import Client, NotWhileAttached
-from tests.offload.modules import WIDTH, Decoder, Model, evict, leases, seeded
+from tests.offload.modules import WIDTH, Decoder, Model, computed, evict, leases, seeded
 from tests.offload.twins import same
 
 X = torch.ones(2, WIDTH)
@@ -43,8 +43,7 @@ class Reads(nn.Module):
 def test_a_trace_by_fx_is_refused_until_it_is_detached(
     client: Client, kind: type[nn.Module]
 ) -> None:
-    model = seeded(kind)
-    expected = model(X)
+    model, expected = computed(X, kind)
     with client.attach({"vae": model}) as attachment:
         evict(client, "vae")
         with pytest.raises(NotWhileAttached, match=r"'vae' is attached.*fx.*detach\(\)"):

@@ -7,12 +7,11 @@ from swapd_client.offload.attachment import Attachment
 from swapd_client.offload.hooks import hook_of
 from tests.client.test_cancelled import each_cancelled
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import TOKENS, Model, seeded
+from tests.offload.modules import TOKENS, Model, computed
 
 
 async def test_a_cancelled_attach_has_attached_nothing(daemon: Daemon) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     async with await swapd_client.connect_async(daemon.folder) as client:
 
         async def attach() -> None:

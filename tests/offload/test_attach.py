@@ -19,7 +19,17 @@ from swapd_client import (
     InvalidSource,
     SwapdError,
 )
-from tests.offload.modules import TOKENS, Decoder, Encoder, Model, Pipeline, evict, seeded
+from tests.offload.modules import (
+    TOKENS,
+    Decoder,
+    Encoder,
+    Model,
+    Pipeline,
+    assert_comes_back,
+    computed,
+    evict,
+    seeded,
+)
 
 
 def names(client: Client) -> set[str]:
@@ -29,14 +39,12 @@ def names(client: Client) -> set[str]:
 def test_components_are_found_by_the_usual_names(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     with caplog.at_level(logging.INFO, "swapd_client"), client.attach(model) as attachment:
         assert names(client) == {"text_encoder", "transformer", "vae"}
         assert list(attachment.components) == ["text_encoder", "transformer", "vae"]
         for _ in range(3):
-            evict(client, "text_encoder", "transformer", "vae")
-            assert torch.equal(model(TOKENS), expected)
+            assert_comes_back(client, model, TOKENS, expected, "text_encoder", "transformer", "vae")
     (line,) = [r.getMessage() for r in caplog.records if "attached" in r.getMessage()]
     assert "text_encoder (" in line
     assert "144 B of other parameters stay where they are" in line
@@ -47,12 +55,10 @@ def test_components_are_found_by_the_usual_names(
 def test_a_model_in_which_nothing_has_a_usual_name_is_one_component(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     with caplog.at_level(logging.INFO, "swapd_client"), client.attach(model, prefix="whisper"):
         assert names(client) == {"whisper"}
-        evict(client, "whisper")
-        assert torch.equal(model(TOKENS), expected)
+        assert_comes_back(client, model, TOKENS, expected, "whisper")
     assert "no module has a usual name" in caplog.text
 
 
@@ -68,8 +74,7 @@ def test_components_of_a_pipeline_and_of_a_dict_are_found(client: Client) -> Non
 
 
 def test_a_pattern_takes_the_outermost_and_a_list_stands_for_what_is_in_it(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     with client.attach(model, ["text_encoder.*"]) as attachment:
         assert set(attachment.components) == {
             "text_encoder.embed",
@@ -77,8 +82,7 @@ def test_a_pattern_takes_the_outermost_and_a_list_stands_for_what_is_in_it(clien
             "text_encoder.layers.0",
             "text_encoder.layers.1",
         }
-        evict(client, *attachment.components)
-        assert torch.equal(model(TOKENS), expected)
+        assert_comes_back(client, model, TOKENS, expected, *attachment.components)
 
 
 def test_a_usual_name_is_found_wherever_it_is(client: Client) -> None:
@@ -125,8 +129,7 @@ def test_what_is_attached_is_not_attached_again(client: Client) -> None:
 
 
 def test_all_of_it_is_attached_or_nothing(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     client.register("vae", {"x": b"taken"})
     with pytest.raises(DuplicateName):
         client.attach(model)
@@ -156,8 +159,7 @@ def test_detach_puts_everything_back_and_may_be_said_twice(client: Client) -> No
 
 
 def test_detach_of_what_is_in_use_leaves_all_of_it_attached(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     with client.attach(model) as attachment:
         with attachment.use("text_encoder"), pytest.raises(InUse, match="text_encoder"):
             attachment.detach()
@@ -166,12 +168,10 @@ def test_detach_of_what_is_in_use_leaves_all_of_it_attached(client: Client) -> N
 
 
 def test_what_was_unregistered_by_hand_is_detached_all_the_same(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     attachment = client.attach(model)
     client.unregister("transformer")
-    evict(client, "text_encoder", "vae")
-    assert torch.equal(model(TOKENS), expected)
+    assert_comes_back(client, model, TOKENS, expected, "text_encoder", "vae")
     attachment.detach()
     assert names(client) == set()
     assert torch.equal(model(TOKENS), expected)
@@ -180,8 +180,7 @@ def test_what_was_unregistered_by_hand_is_detached_all_the_same(client: Client) 
 def test_what_was_registered_before_is_so_after_detach_and_that_is_said(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     client.register("mine", model.vae)
     attachment = client.attach(model)
     for _ in range(2):
@@ -203,8 +202,7 @@ def test_a_model_that_was_detached_is_not_kept(client: Client) -> None:
 
 
 def test_a_client_that_is_closed_takes_its_hooks_along(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     client.attach(model)
     client.close()
     assert torch.equal(model(TOKENS), expected)
@@ -299,8 +297,7 @@ def test_lists_and_dicts_of_parameters_go_with_the_module_that_reads_them(client
     model, x = seeded(Reads), torch.ones(1, 256)
     expected = model(x)
     with client.attach({"dit": model}):
-        evict(client, "dit")
-        assert torch.equal(model(x), expected)
+        assert_comes_back(client, model, x, expected, "dit")
         evict(client, "dit")
         state = model.state_dict()
         assert list(state) == ["scales.0", "scales.1", "named.shift", "deep.0.0"]

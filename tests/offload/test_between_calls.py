@@ -8,20 +8,16 @@ import torch
 from torch import nn
 
 import swapd_client
-from swapd import spawn
 from swapd_client import Client
 from swapd_client.offload.scope import here, kept_between_calls
+from tests import served
 from tests.offload.modules import Model, leases, seeded
 
 
 @pytest.fixture
 def busy() -> Iterator[tuple[Client, Client]]:
     """Two clients of a daemon without quanta: a holder hears of a waiter at once."""
-    with (
-        spawn.daemon(budget=4 << 20, isolation="strict", residency_factor=0) as daemon,
-        swapd_client.connect(daemon.folder) as one,
-        swapd_client.connect(daemon.folder) as other,
-    ):
+    with served.pair(budget=4 << 20, isolation="strict", residency_factor=0) as (_, one, other):
         yield one, other
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from swapd_client import Client
-from tests.offload.modules import evict, seeded
+from tests.offload.modules import assert_comes_back, seeded
 
 WIDE = 1024  # 4 MiB: a chunk or more
 
@@ -77,8 +77,7 @@ def _part_of(client: Client, tensor: torch.Tensor) -> str:
 
 def _check_it_runs(client: Client, module: Any, expected: torch.Tensor, x: torch.Tensor) -> None:
     for _ in range(2):
-        evict(client)
-        assert torch.equal(module(x), expected)
+        assert_comes_back(client, module, x, expected)
 
 
 @torch.no_grad()

@@ -22,12 +22,15 @@ from tests.offload.modules import (
     Decoder,
     Encoder,
     Model,
+    assert_comes_back,
     await_none_leased,
+    computed,
     evict,
     leases,
     seeded,
 )
 from tests.processes import run_python
+from tests.threads import run_together, started
 
 X = torch.ones(2, WIDTH)
 
@@ -108,9 +111,7 @@ def test_what_a_thread_left_behind_goes_with_it(client: Client, daemon: Daemon) 
             attachment.use("dit").__enter__()
             left.extend(record.id for record in client.session.leases)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        started(run).join()
         session = client.session.welcome.session
         # the thread's locals go a moment after the join
         daemon.await_record("Release", session=session, lease=left[0])
@@ -166,8 +167,7 @@ def test_methods_of_the_components_own_class_hold_it(client: Client) -> None:
     expected = model.decode(X)
     with client.attach({"vae": model}):
         for _ in range(2):
-            evict(client, "vae")
-            assert torch.equal(model.decode(X), expected)
+            assert_comes_back(client, model.decode, X, expected, "vae")
         assert held_now(client) == 0
         assert model.decode.__doc__ == "The documentation of decode."
         evict(client, "vae")
@@ -264,8 +264,7 @@ def test_a_member_of_a_list_may_be_called_by_itself(
     expected, whole = call(model), model(X)
     with client.attach({"dit": model}, ".", blocks=blocks):
         for _ in range(2):
-            evict(client, *leases(client))
-            assert torch.equal(call(model), expected)
+            assert_comes_back(client, call, model, expected, *leases(client))
             assert held_now(client) == 0
             with torch.inference_mode():
                 assert torch.equal(model(X), whole)
@@ -357,11 +356,9 @@ class Recursive(nn.Module):
 
 
 def test_a_component_that_calls_itself_is_held_until_the_outermost_ends(client: Client) -> None:
-    model = seeded(Recursive)
-    expected = model(X)
+    model, expected = computed(X, Recursive)
     with client.attach({"dit": model}) as attachment:
-        evict(client, "dit")
-        assert torch.equal(model(X), expected)
+        assert_comes_back(client, model, X, expected, "dit")
         assert held_now(client) == 0
         assert not here().counts
         with attachment.use("dit"):
@@ -383,13 +380,11 @@ def test_a_layer_that_is_called_alone_holds_its_component(client: Client) -> Non
 
 
 def test_an_outer_component_stays_while_an_inner_one_comes_in(client: Client) -> None:
-    model = seeded(Encoder, 4)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder, 4)
     names = ["model", "model.layers.0", "model.layers.1", "model.layers.2", "model.layers.3"]
     with client.attach({"model": model}, names):
         for _ in range(3):
-            evict(client, *names)
-            assert torch.equal(model(TOKENS), expected)
+            assert_comes_back(client, model, TOKENS, expected, *names)
         assert held_now(client) == 0
 
 
@@ -416,10 +411,7 @@ def test_four_threads_on_components_that_do_not_fit_together(client: Client) -> 
 
     with client.attach(models, "."):
         threads = [threading.Thread(target=run, args=(name,)) for name in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*threads)
         assert wrong == []
         await_none_leased(client)
         assert client.status().evictions > 0
@@ -451,10 +443,7 @@ def test_models_are_attached_one_at_a_time(client: Client) -> None:
         attachments.append(client.attach(models[number], prefix=f"m{number}"))
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*threads)
     assert inside[1] == 1
     assert len(client.status().components) == 12
     for model in models:
@@ -487,9 +476,7 @@ def test_grad_mode_is_refused_unless_it_is_held_over_backward(client: Client) ->
                 except BaseException as exc:  # noqa: BLE001 - told below
                     errors.append(exc)
 
-            thread = threading.Thread(target=again)
-            thread.start()
-            thread.join()
+            started(again).join()
             assert not errors
         with pytest.raises(NotWhileAttached):
             model(X)
@@ -560,8 +547,7 @@ def test_a_thread_that_generates_in_grad_mode_streams_to_its_end(client: Client)
             streamed.put(None)
 
     with client.attach({"dit": model}, "."):
-        thread = threading.Thread(target=generate)
-        thread.start()
+        thread = started(generate)
         pieces = list(iter(streamed.get, None))
         thread.join()
     assert len(pieces) == 3

@@ -9,6 +9,7 @@ import torch
 
 from swapd_client import Client, SessionFenced, connect
 from swapd_client.offload.scope import here
+from tests import threads
 from tests.guarantees.harness import Daemon
 from tests.guarantees.relay import Relay
 from tests.offload.modules import TOKENS, Encoder, await_none_leased, leases, seeded
@@ -42,9 +43,7 @@ def test_whoever_collects_what_a_call_left_may_hold_any_lock(
         hook = model.layers[1].register_forward_hook(interrupted)
         gc.disable()
         try:
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
+            threads.started(run).join()
             threading.Thread(target=collect, daemon=True).start()
             assert collected.wait(60)
         finally:

@@ -10,7 +10,17 @@ from torch import nn
 from swapd_client import Client, InvalidSource, NotWhileAttached
 from swapd_client.offload import hooks
 from swapd_client.offload.scope import here
-from tests.offload.modules import TOKENS, WIDTH, Decoder, Encoder, Model, evict, leases, seeded
+from tests.offload.modules import (
+    TOKENS,
+    WIDTH,
+    Decoder,
+    Encoder,
+    Model,
+    computed,
+    evict,
+    leases,
+    seeded,
+)
 
 X = torch.ones(2, WIDTH)
 
@@ -35,10 +45,7 @@ def _from_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 def swaps(client: Client, model: Any, x: torch.Tensor, times: int = 3) -> list[torch.Tensor]:
@@ -50,16 +57,28 @@ def swaps(client: Client, model: Any, x: torch.Tensor, times: int = 3) -> list[t
     return outputs
 
 
+def assert_swaps(
+    client: Client, model: Any, x: torch.Tensor, expected: Any, times: int = 3
+) -> None:
+    for output in swaps(client, model, x, times):
+        assert torch.equal(output, expected)
+
+
+def compiled(model: nn.Module, in_place: bool) -> Any:
+    if not in_place:
+        return torch.compile(model, backend=Counting())
+    model.compile(backend=Counting())
+    return model
+
+
 def test_a_compiled_model_is_hooked_outside_and_compiled_once(client: Client) -> None:
     backend = Counting()
-    inner = seeded(Encoder)
-    expected = inner(TOKENS)
+    inner, expected = computed(TOKENS, Encoder)
     model: Any = torch.compile(inner, backend=backend, fullgraph=True)
     with client.attach({"text": model}):
         hooked = [m for m in inner.modules() if "_call_impl" in vars(m)]
         assert hooked == [inner]  # fullgraph: a hook inside would be an error
-        for output in swaps(client, model, TOKENS):
-            assert torch.equal(output, expected)
+        assert_swaps(client, model, TOKENS, expected)
         assert backend.compilations == 1
     assert torch.equal(model(TOKENS), expected)
     assert backend.compilations == 1
@@ -69,26 +88,20 @@ def test_what_is_compiled_in_place_before_is_compiled_again_once_for_the_hooks(
     client: Client,
 ) -> None:
     backend = Counting()
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     model.compile(backend=backend)
     model(TOKENS)
     with client.attach({"text": model}):
         swaps(client, model, TOKENS, 1)
         before = backend.compilations
-        for output in swaps(client, model, TOKENS):
-            assert torch.equal(output, expected)
+        assert_swaps(client, model, TOKENS, expected)
         assert backend.compilations == before
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_blocks_of_what_is_compiled_as_one_are_not_streamed(client: Client, in_place: bool) -> None:
     """Compiled code does not see the hooks that would load them."""
-    model: Any = seeded(Encoder)
-    if in_place:
-        model.compile(backend=Counting())
-    else:
-        model = torch.compile(model, backend=Counting())
+    model = compiled(seeded(Encoder), in_place)
     expected = model(TOKENS)
     with pytest.raises(InvalidSource, match=r"'text' cannot be streamed: .* Encoder"):
         client.attach({"text": model}, resident=0)
@@ -108,30 +121,23 @@ def test_a_compiled_model_is_one_where_only_configs_say_that_it_has_parts(client
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_components_of_what_is_compiled_as_one_are_refused(client: Client, in_place: bool) -> None:
-    model: Any = seeded(Model)
-    if in_place:
-        model.compile(backend=Counting())
-    else:
-        model = torch.compile(model, backend=Counting())
+    model = compiled(seeded(Model), in_place)
     expected = model(TOKENS)
     with pytest.raises(InvalidSource, match=r"in a Model .*compiled"):
         client.attach(model)
     with client.attach(model, "."):
-        for output in swaps(client, model, TOKENS):
-            assert torch.equal(output, expected)
+        assert_swaps(client, model, TOKENS, expected)
 
 
 def test_an_attached_model_can_be_compiled_with_graph_breaks(client: Client) -> None:
     backend = Counting()
-    inner = seeded(Encoder)
-    expected = inner(TOKENS)
+    inner, expected = computed(TOKENS, Encoder)
     with client.attach({"text": inner}):
         model: Any = torch.compile(inner, backend=backend)
         assert torch.equal(model(TOKENS), expected)
         compiled = backend.compilations
         assert compiled > 0
-        for output in swaps(client, model, TOKENS):
-            assert torch.equal(output, expected)
+        assert_swaps(client, model, TOKENS, expected)
         assert backend.compilations == compiled
 
 
@@ -141,8 +147,7 @@ def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
 ) -> None:
     """Passes that hold all of a component remove its blocks' hooks; compiled code keeps them."""
     backend = Counting()
-    inner = seeded(Encoder)
-    expected = inner(TOKENS)
+    inner, expected = computed(TOKENS, Encoder)
     with client.attach({"text": inner}, blocks=["layers"], resident=None):
         assert torch.equal(inner(TOKENS), expected)
         call: Any = inner
@@ -160,8 +165,7 @@ def test_what_is_compiled_while_all_of_it_was_held_is_streamed_later(
         for _ in range(2):
             for resident in (None, 0):
                 client.resize("text", resident)
-                for output in swaps(client, call, TOKENS, 2):
-                    assert torch.equal(output, expected)
+                assert_swaps(client, call, TOKENS, expected, 2)
             compiled = compiled or backend.compilations
         assert backend.compilations == compiled
 
@@ -177,8 +181,7 @@ class Blocks(nn.Module):
 
 def test_members_of_a_list_share_compiled_code_without_graph_breaks(client: Client) -> None:
     backend = Counting()
-    model = seeded(Blocks)
-    expected = model(X)
+    model, expected = computed(X, Blocks)
     with client.attach({"dit": model}):
         for block in model.blocks:
             block.compile(backend=backend, fullgraph=True)
@@ -204,8 +207,7 @@ def test_a_layer_compiled_while_its_component_is_held_is_left_when_called_alone(
             inner.embed.compile(backend=Counting())
         with attachment.use("text"):
             assert torch.equal(call(TOKENS), expected)
-        for output in swaps(client, call, TOKENS):
-            assert torch.equal(output, expected)
+        assert_swaps(client, call, TOKENS, expected)
         assert not here().counts
 
 
@@ -219,8 +221,7 @@ def test_a_function_that_ran_compiled_before_sees_the_hooks_after_a_reset(client
     expected = call(TOKENS)
     with client.attach({"text": inner}):
         torch.compiler.reset()
-        for output in swaps(client, call, TOKENS):
-            assert torch.equal(output, expected)
+        assert_swaps(client, call, TOKENS, expected)
 
 
 def test_a_model_around_attached_components_can_be_compiled(client: Client) -> None:
@@ -238,8 +239,7 @@ def test_a_model_around_attached_components_can_be_compiled(client: Client) -> N
     expected = inner(X)
     with client.attach(inner):
         model: Any = torch.compile(inner, backend=backend)
-        for output in swaps(client, model, X):
-            assert torch.equal(output, expected)
+        assert_swaps(client, model, X, expected)
         compiled = backend.compilations
         swaps(client, model, X)
         assert backend.compilations == compiled

@@ -21,7 +21,8 @@ from swapd_client.offload.scope import here
 from swapd_client.session.registry import Registry
 from tests.guarantees.harness import PATIENCE_S
 from tests.lives import Lives, living
-from tests.offload.modules import TOKENS, WIDTH, Decoder, Model, evict, seeded
+from tests.offload.modules import TOKENS, WIDTH, Decoder, Model, computed, evict, seeded
+from tests.threads import started
 
 NEXT = "once no lease is in use, the next call joins it"
 AGAIN = "models stay attached: the next call tries again"
@@ -281,8 +282,7 @@ def test_a_lease_of_this_thread_ends_before_it_joins(lives: Lives) -> None:
 def test_calls_of_other_threads_end_before_one_joins_and_each_has_its_result(
     lives: Lives,
 ) -> None:
-    model = seeded(Alive)
-    wanted = model(X)
+    model, wanted = computed(X, Alive)
     lives.client.attach({"model": model}, ".")
     inside, go, results = threading.Event(), threading.Event(), []
 
@@ -328,9 +328,7 @@ def test_a_call_that_waits_for_another_one_is_not_waited_for(
 
     def between() -> None:
         lives.next()
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
+        started(call).join()
 
     model.between = between
     model(X)
@@ -365,8 +363,7 @@ class Interrupted:
 
 
 def test_an_interrupt_at_any_line_leaves_the_next_call_right(lives: Lives) -> None:
-    model = seeded(Decoder)
-    wanted = model(X)
+    model, wanted = computed(X, Decoder)
     lives.client.attach({"model": model})
     at = 1
     while True:
@@ -389,8 +386,7 @@ def test_an_interrupt_at_any_line_leaves_the_next_call_right(lives: Lives) -> No
 def test_an_interrupt_while_a_client_joins_ends_the_wait_and_the_next_call_awaits_the_rest(
     lives: Lives, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    model = seeded(Decoder)
-    wanted = model(X)
+    model, wanted = computed(X, Decoder)
     lives.client.attach({"model": model})
     go, fill = threading.Event(), Registry.fill
 

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torchs
 
 from swapd_client import Client, connect, dropped
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import TOKENS, Model, evict, seeded
+from tests.offload.modules import TOKENS, Model, assert_comes_back, computed, evict, seeded
 from tests.offload.test_attach import names
 
 
@@ -44,14 +44,12 @@ def test_the_components_of_a_model_that_is_no_more_are_unregistered(
 
 
 def test_an_attachment_that_nobody_keeps_works_as_long_as_its_model(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     gone = weakref.ref(client.attach(model))
     encoder = model.text_encoder
     gc.collect()
     assert gone() is not None
-    evict(client, "text_encoder", "transformer", "vae")
-    assert torch.equal(model(TOKENS), expected)
+    assert_comes_back(client, model, TOKENS, expected, "text_encoder", "transformer", "vae")
     del model  # a part of it remains, with its hooks
     gc.collect()
     evict(client, "text_encoder")
@@ -60,8 +58,7 @@ def test_an_attachment_that_nobody_keeps_works_as_long_as_its_model(client: Clie
 
 
 def test_an_attachment_that_is_kept_keeps_its_model_and_detaches_it(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     attachment = client.attach(model)
     living = weakref.ref(model)
     del model
@@ -96,8 +93,7 @@ def test_the_next_model_may_have_the_same_names_at_once(client: Client) -> None:
             model = Model().requires_grad_(False)
             expected = model(TOKENS)
             client.attach(model)
-            evict(client, "text_encoder", "transformer", "vae")
-            assert torch.equal(model(TOKENS), expected)
+            assert_comes_back(client, model, TOKENS, expected, "text_encoder", "transformer", "vae")
     finally:
         gc.enable()
 

@@ -4,7 +4,6 @@ Each case that must end in a segmentation fault runs in a process of its own.
 """
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,13 +51,6 @@ class Child:
         status, said = self.run(*lines[:-1], "print('reached', flush=True)", lines[-1])
         assert "reached" in said
         return status == -signal.SIGSEGV
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

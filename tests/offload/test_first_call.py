@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,16 +13,14 @@ from torch.utils import _python_dispatch
 from swapd_client import Client, TooLarge
 from swapd_client.offload.copies import Method
 from swapd_client.offload.scope import here
-from tests.offload.modules import evict, leases, seeded
+from tests.offload.modules import assert_comes_back, computed, evict, leases, seeded
+from tests.threads import run_together
 
 WIDE = 1024  # a block is 4 MiB: 2 chunks of the 8 that the device has
 X = torch.ones(2, WIDE)
 
 
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 class Block(nn.Module):
@@ -98,8 +96,7 @@ def held(module: nn.Module) -> list[str]:
 
 
 def check(client: Client, model: Any, expected: torch.Tensor) -> None:
-    evict(client)
-    assert torch.equal(model(X), expected)
+    assert_comes_back(client, model, X, expected)
     assert not any(leases(client).values())
     assert not here().counts
     assert _python_dispatch._get_current_dispatch_mode() is None
@@ -118,8 +115,7 @@ def check(client: Client, model: Any, expected: torch.Tensor) -> None:
 def test_what_the_first_call_reads_outside_of_blocks_is_loaded_for_it_from_then_on(
     client: Client, reads: Reads, gates: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = seeded(Model, reads)
-    expected = model(X)
+    model, expected = computed(X, Model, reads)
     before = {path: list(vars(one)) for path, one in model.named_modules()}
     with caplog.at_level("INFO", "swapd_client"), client.attach({"dit": model}, resident=0):
         for _ in range(3):
@@ -133,8 +129,7 @@ def test_what_the_first_call_reads_outside_of_blocks_is_loaded_for_it_from_then_
 
 
 def test_a_block_that_a_call_holds_throughout_does_not_end_reading_ahead(client: Client) -> None:
-    model = seeded(Model, weights, 4)
-    expected = model(X)
+    model, expected = computed(X, Model, weights, 4)
     with client.attach({"dit": model}, resident=0) as attachment:
         for _ in range(2):
             check(client, model, expected)
@@ -146,8 +141,7 @@ def test_a_block_that_a_call_holds_throughout_does_not_end_reading_ahead(client:
 
 
 def test_reads_of_more_blocks_than_fit_are_refused_with_words(client: Client) -> None:
-    model = seeded(Model, weights_of_all)
-    expected = model(X)
+    model, expected = computed(X, Model, weights_of_all)
     with client.attach({"dit": model}, resident=0):
         for said in ("reads dit/blocks.*: attach with other blocks", "dit/blocks"):
             with pytest.raises(TooLarge, match=said):
@@ -182,8 +176,7 @@ def test_a_first_call_that_fails_leaves_nothing_and_the_next_is_watched(
 
 
 def test_first_calls_of_several_threads_are_each_watched(client: Client) -> None:
-    model = seeded(Model, part_of_a_block, 2)
-    expected = model(X)
+    model, expected = computed(X, Model, part_of_a_block, 2)
     start, seen = threading.Barrier(3), []
 
     def run() -> None:
@@ -193,17 +186,13 @@ def test_first_calls_of_several_threads_are_each_watched(client: Client) -> None
 
     with client.attach({"dit": model}, resident=0):
         threads = [threading.Thread(target=run) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*threads)
         assert seen == [True] * 3
         check(client, model, expected)
 
 
 def test_a_copy_made_before_or_after_the_first_call_is_watched_no_more(client: Client) -> None:
-    model = seeded(Model, part_of_a_block, 2)
-    expected = model(X)
+    model, expected = computed(X, Model, part_of_a_block, 2)
     with client.attach({"dit": model}, resident=0):
         copies = [copy.deepcopy(model)]
         check(client, model, expected)
@@ -227,8 +216,7 @@ class Outer(nn.Module):
 
 
 def test_a_model_around_components_may_read_them_by_itself(client: Client) -> None:
-    model = seeded(Outer)
-    expected = model(X)
+    model, expected = computed(X, Outer)
     with client.attach(model):
         for _ in range(3):
             evict(client, "text_encoder", "vae")

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules import module as torchs
 
 from swapd_client import Client
-from tests.offload.modules import WIDTH, Model, evict, seeded
+from tests.offload.modules import WIDTH, Model, assert_comes_back, evict, seeded
 
 X = torch.ones(2, WIDTH)
 
@@ -42,8 +42,7 @@ def test_an_adapter_is_told_of_once_and_registered_by_refresh(
         attachment.refresh()
         now = {c.name for c in client.status().components}
         assert now - before == {"transformer~2"}
-        evict(client, "transformer", "transformer~2")
-        assert torch.equal(model.transformer(X), expected)
+        assert_comes_back(client, model.transformer, X, expected, "transformer", "transformer~2")
         caplog.clear()
         model.transformer(X)
         assert not caplog.records

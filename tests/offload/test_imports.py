@@ -1,6 +1,6 @@
 """`torch._dynamo` takes seconds of CPU to import: only processes that compile pay for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,6 @@ from tests.offload.nursery import Nursery
 Run = Callable[[str], None]
 
 PROGRAM = Path(__file__).parent / "programs" / "imports.py"
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests.offload.modules import (
     WIDTH,
     Encoder,
     await_none_leased,
+    computed,
     seeded,
 )
 
@@ -155,8 +156,7 @@ def test_an_interrupted_pass_through_blocks_holds_nothing_and_the_next_one_runs(
     client: Client, blocks: int
 ) -> None:
     """With two blocks all of them are there, with five they are streamed."""
-    model = seeded(Blocks, blocks)
-    expected = model(X)
+    model, expected = computed(X, Blocks, blocks)
     with client.attach({"dit": model}, blocks=["blocks"]) as attachment:
         for _ in range(2):
             pass_through(attachment, model)

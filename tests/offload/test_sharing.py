@@ -13,7 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swapd_client import Client, InvalidSource
 from swapd_client.offload import ownership
-from tests.offload.modules import TOKENS, WIDTH, Encoder, evict, leases, seeded
+from tests.offload.modules import (
+    TOKENS,
+    WIDTH,
+    Encoder,
+    assert_comes_back,
+    computed,
+    evict,
+    leases,
+    seeded,
+)
 
 
 def parts(client: Client) -> dict[str, int]:
@@ -41,13 +50,11 @@ class Tied(nn.Module):
 
 
 def test_one_parameter_of_two_names_is_counted_once_and_stays_one(client: Client) -> None:
-    model = seeded(Tied)
-    expected = model(X)
+    model, expected = computed(X, Tied)
     with client.attach(model, ".") as attachment:
         assert parts(client) == {"Tied": NBYTES}
         for _ in range(3):
-            evict(client, "Tied")
-            assert torch.equal(model(X), expected)
+            assert_comes_back(client, model, X, expected, "Tied")
             assert model.first.weight is model.second.weight
         assert attachment.components["Tied"].nbytes == NBYTES
 
@@ -65,12 +72,10 @@ class OneStorage(nn.Module):
 
 
 def test_two_parameters_of_one_storage_stay_of_one(client: Client) -> None:
-    model = seeded(OneStorage)
-    expected = model(X)
+    model, expected = computed(X, OneStorage)
     with client.attach(model, "."):
         assert parts(client) == {"OneStorage": NBYTES}
-        evict(client, "OneStorage")
-        assert torch.equal(model(X), expected)
+        assert_comes_back(client, model, X, expected, "OneStorage")
         assert model.first.weight.data_ptr() == model.second.weight.data_ptr()
     model.first.weight[0, 0] = 7.0
     assert model.second.weight[0, 0] == 7.0
@@ -93,8 +98,7 @@ class Shared(nn.Module):
 
 
 def test_what_two_components_share_is_one_of_its_own_and_in_with_either(client: Client) -> None:
-    model = seeded(Shared)
-    expected = model(X)
+    model, expected = computed(X, Shared)
     with client.attach(model, ["a", "b"]) as attachment:
         assert parts(client) == {"a+head": NBYTES, "b": NBYTES, "a+b": NBYTES}
         with attachment.use("a"):
@@ -114,8 +118,7 @@ def test_evicting_one_of_two_that_share_leaves_the_other_whole(client: Client) -
     with client.attach(model, ["a", "b"]) as attachment, attachment.use("b"):
         model.a(X)
         client.register("filler", {"x": bytes(6 << 20)})
-        with client.acquire("filler"):
-            pass
+        client.acquire("filler").release()
         filling = client.register("more", {"x": bytes(6 << 20)})
         with client.acquire("filler", "more"):
             assert leases(client)["a+b"] == 1
@@ -125,8 +128,7 @@ def test_evicting_one_of_two_that_share_leaves_the_other_whole(client: Client) -
 
 
 def test_shared_weights_of_rivals_exclude_nobody(client: Client) -> None:
-    model = seeded(Shared)
-    expected = model(X)
+    model, expected = computed(X, Shared)
     with client.attach(model, ["a", "b"], cpu_offload_enabled=True):
         groups = {c.name: c.group for c in client.status().components}
         assert groups["b"] is not None
@@ -148,12 +150,10 @@ class Twice(nn.Module):
 
 
 def test_a_submodule_under_two_names_is_entered_and_left_as_often(client: Client) -> None:
-    model = seeded(Twice)
-    expected = model(X)
+    model, expected = computed(X, Twice)
     with client.attach(model, ["a", "b"]):
         assert parts(client) == {"a+b": NBYTES, "b": NBYTES}
-        evict(client, "a+b", "b")
-        assert torch.equal(model(X), expected)
+        assert_comes_back(client, model, X, expected, "a+b", "b")
         assert leases(client) == {"a+b": 0, "b": 0}
         assert torch.equal(model.a[0](X), model.b[1](X))
         assert leases(client) == {"a+b": 0, "b": 0}
@@ -175,12 +175,10 @@ class Fused(nn.Module):
 
 
 def test_views_of_a_fused_storage_take_the_bytes_of_one(client: Client) -> None:
-    model = seeded(Fused)
-    expected = model(X)
+    model, expected = computed(X, Fused)
     with client.attach(model, "."):
         assert parts(client) == {"Fused": 3 * NBYTES}
-        evict(client, "Fused")
-        assert torch.equal(model(X), expected)
+        assert_comes_back(client, model, X, expected, "Fused")
     with client.attach(model, ["q", "v"]):  # tensors that they do not share belong to one each
         assert set(parts(client)) == {"q", "v"}
         assert torch.equal(model(X), expected)
@@ -259,16 +257,14 @@ def test_parameters_that_are_not_dense_are_refused_by_name_and_buffers_stay(
 
 
 def test_an_inner_component_owns_its_weights_and_the_outer_one_the_rest(client: Client) -> None:
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     total = sum(p.nbytes for p in model.parameters())
     for order in (["model", "model.embed"], ["model.embed", "model"]):
         with client.attach({"model": model}, order) as attachment:
             sizes = parts(client)
             assert sizes["model.embed"] == model.embed.weight.nbytes
             assert sum(sizes.values()) == pytest.approx(total, rel=0.01)
-            evict(client, *sizes)
-            assert torch.equal(model(TOKENS), expected)
+            assert_comes_back(client, model, TOKENS, expected, *sizes)
             with attachment.use(model.norm):
                 assert leases(client) == {"model": 1, "model.embed": 0}
             with attachment.use(model.embed):
@@ -278,13 +274,11 @@ def test_an_inner_component_owns_its_weights_and_the_outer_one_the_rest(client: 
 
 
 def test_what_is_registered_already_gets_hooks_only(client: Client) -> None:
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     client.register("mine", model)
     with client.attach({"text": model}, ["text"]) as attachment:
         assert list(parts(client)) == ["mine"]
-        evict(client, "mine")
-        assert torch.equal(model(TOKENS), expected)
+        assert_comes_back(client, model, TOKENS, expected, "mine")
         assert attachment.components["text"].nbytes == parts(client)["mine"]
     assert list(parts(client)) == ["mine"]
     client.unregister("mine")

@@ -16,7 +16,7 @@ import torch
 
 from swapd_client import Client
 from tests.guarantees.harness import Daemon
-from tests.offload.modules import TOKENS, Encoder, seeded
+from tests.offload.modules import TOKENS, Encoder, computed, seeded
 from tests.offload.nursery import Nursery
 
 PROGRAM = Path(__file__).parent / "programs" / "stale_graphs.py"
@@ -62,8 +62,7 @@ def test_its_forward_is_that_of_the_class_whatever_becomes_of_that(
             """The documentation of forward."""
             return super().forward(tokens) * scale
 
-    model = seeded(Patched)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Patched)
     with client.attach({"text_encoder": model}):
         assert list(inspect.signature(model.forward).parameters) == ["tokens", "scale"]
         assert model.forward.__doc__ == "The documentation of forward."

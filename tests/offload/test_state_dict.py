@@ -17,6 +17,7 @@ from swapd_client import Client
 from swapd_client.offload.guards import guard
 from swapd_client.offload.weights import ComponentWeights
 from tests.offload.twins import Lent, same
+from tests.threads import started
 
 
 class Block(nn.Module):
@@ -124,8 +125,7 @@ def test_while_others_update_it_it_is_of_one_or_the_other(client: Client) -> Non
                 torn.append(weight)
 
     client.update("m", {"weight": torch.zeros(64, 64)})
-    saving = threading.Thread(target=save)
-    saving.start()
+    saving = started(save)
     for i in range(50):
         client.update("m", {"weight": torch.full((64, 64), float(i))})
     done.set()

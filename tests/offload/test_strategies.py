@@ -7,7 +7,7 @@ from swapd_client import Client, InvalidSource
 from swapd_client.errors import InvalidArgument
 from swapd_client.offload.settings import OffloadSettings
 from swapd_client.offload.strategy import Kind, Sharing, kind_of, of_settings
-from tests.offload.modules import TOKENS, Encoder, Model, seeded
+from tests.offload.modules import TOKENS, Encoder, Model, computed, seeded
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,7 @@ def used(client: Client, model: Model) -> list[dict[str, str]]:
 
 
 def test_alternating_one_in_means_the_others_out_and_it_stays(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     order = ["text_encoder", "transformer", "vae"] * 2
     with client.attach(model, cpu_offload_enabled=True):
         for seen, name in zip(used(client, model), order, strict=True):
@@ -76,8 +75,7 @@ def test_alternating_one_in_means_the_others_out_and_it_stays(client: Client) ->
 
 
 def test_sequential_loads_on_demand_and_drops_after_use(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     with client.attach(model, cpu_offload_enabled=True, cpu_offload_strategy="sequential"):
         for seen in used(client, model):
             assert set(seen.values()) == {"absent"}
@@ -113,8 +111,7 @@ def test_dit_and_encoders_exclude_each_other_and_the_vae_stays(client: Client) -
 
 
 def test_nested_components_never_exclude_each_other(client: Client) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     with client.attach(
         model, ["transformer", "text_encoder", "text_encoder.embed"], cpu_offload_enabled=True
     ):

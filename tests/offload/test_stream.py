@@ -19,6 +19,7 @@ from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
 from tests.processes import start_python
+from tests.threads import run_together, started
 
 #: A chunk of the host device: the size of a block.
 BLOCK = 2 << 20
@@ -238,9 +239,7 @@ def test_a_thread_that_ends_in_the_middle_leaves_nothing() -> None:
             model.run(0)
             model.stream.here().need(1)
 
-        thread = threading.Thread(target=half)
-        thread.start()
-        thread.join()
+        started(half).join()
         await_none_leased(client)
         model.forward()
 
@@ -277,10 +276,7 @@ def together(*calls: Callable[[], None]) -> None:
             failed.append(exc)
 
     threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*threads)
     if failed:
         raise failed[0]
 

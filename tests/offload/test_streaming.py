@@ -16,7 +16,17 @@ from torch import nn
 from swapd_client import Client, InvalidSource, Lease, NotWhileAttached, TooLarge, connect
 from swapd_client.offload.scope import here
 from tests.guarantees.harness import World
-from tests.offload.modules import Decoder, Encoder, await_none_leased, evict, leases, seeded
+from tests.offload.modules import (
+    Decoder,
+    Encoder,
+    assert_comes_back,
+    await_none_leased,
+    computed,
+    evict,
+    leases,
+    seeded,
+)
+from tests.threads import run_together
 
 #: A block of 4 MiB, that is 2 chunks.
 WIDE = 1024
@@ -49,10 +59,7 @@ class Dit(nn.Module):
             yield self(x)
 
 
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 def held_now(client: Client) -> dict[str, int]:
@@ -60,8 +67,7 @@ def held_now(client: Client) -> dict[str, int]:
 
 
 def test_a_dit_that_does_not_fit_is_streamed_by_its_blocks(client: Client) -> None:
-    model = seeded(Dit)
-    expected = model(X)
+    model, expected = computed(X, Dit)
     with client.attach({"dit": model}, enable_layerwise_offload=True) as attachment:
         assert leases(client).keys() == NAMES
         assert "dit (28.02 MiB, streamed in 6 blocks)" in str(attachment)
@@ -83,8 +89,7 @@ def test_peak_of_a_streamed_component_is_its_rest_and_its_slots(client: Client) 
 
 
 def test_one_that_fits_is_held_as_one_and_moves_nothing(client: Client) -> None:
-    model = seeded(Dit, 2)
-    expected = model(X)
+    model, expected = computed(X, Dit, 2)
     with client.attach({"dit": model}, enable_layerwise_offload=True):
         model(X)
         before = client.status()
@@ -98,8 +103,7 @@ def test_one_that_fits_is_held_as_one_and_moves_nothing(client: Client) -> None:
 
 
 def test_what_is_to_stay_is_set_when_attaching_and_while_it_runs(client: Client) -> None:
-    model = seeded(Dit)
-    expected = model(X)
+    model, expected = computed(X, Dit)
 
     def kept() -> set[str]:
         return {c.name for c in client.status().components if c.policy != "sequential"}
@@ -226,8 +230,7 @@ def test_gradients_of_a_streamed_component_are_refused(client: Client) -> None:
 
 
 def test_generators_of_a_streamed_component_hold_it_step_by_step(client: Client) -> None:
-    model = seeded(Dit)
-    expected = model(X)
+    model, expected = computed(X, Dit)
     with client.attach({"dit": model}, resident=0):
         first, second = model.later(X), model.later(X)
         for _ in range(2):
@@ -239,8 +242,7 @@ def test_generators_of_a_streamed_component_hold_it_step_by_step(client: Client)
 
 
 def test_two_threads_stream_one_component(client: Client) -> None:
-    model = seeded(Dit)
-    expected = model(X)
+    model, expected = computed(X, Dit)
     wrong: list[Any] = []
 
     def run() -> None:
@@ -249,10 +251,7 @@ def test_two_threads_stream_one_component(client: Client) -> None:
 
     with client.attach({"dit": model}, resident=0):
         threads = [threading.Thread(target=run) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*threads)
         assert not wrong
         await_none_leased(client)
 
@@ -290,12 +289,12 @@ def test_alternating_with_a_streamed_dit(client: Client) -> None:
 
 
 def test_blocks_are_named_by_the_class_or_by_the_caller(client: Client) -> None:
-    model = seeded(nn.Sequential, *[nn.Linear(WIDE, WIDE, bias=False) for _ in range(4)])
-    expected = model(X)
+    model, expected = computed(
+        X, nn.Sequential, *[nn.Linear(WIDE, WIDE, bias=False) for _ in range(4)]
+    )
     with client.attach({"dit": model}, blocks=["1", "2"]):
         assert leases(client).keys() == {"dit/rest", "dit/1", "dit/2"}
-        evict(client, "dit/1", "dit/2")
-        assert torch.equal(model(X), expected)
+        assert_comes_back(client, model, X, expected, "dit/1", "dit/2")
     model._layerwise_offload_blocks_attrs = ["0"]
     with client.attach({"dit": model}, enable_layerwise_offload=True):
         assert leases(client).keys() == {"dit/rest", "dit/0"}
@@ -335,8 +334,7 @@ def test_an_adapter_in_a_streamed_block_is_taken_in_beside_it(client: Client) ->
         expected = model(X)
         attachment.refresh()
         assert leases(client).keys() == NAMES | {"dit~2"}
-        evict(client, *leases(client))
-        assert torch.equal(model(X), expected)
+        assert_comes_back(client, model, X, expected, *leases(client))
         with attachment.use(model.blocks[2]):
             assert model.blocks[2].extra.sum() == 4
 
@@ -349,8 +347,7 @@ def test_compiled_blocks_are_streamed_and_compiled_once(client: Client) -> None:
         compiled.append(graph)
         return graph.forward
 
-    model = seeded(Dit)
-    expected = model(X)
+    model, expected = computed(X, Dit)
     for i, block in enumerate(model.blocks):
         model.blocks[i] = torch.compile(block, backend=backend, fullgraph=True)
     model(X)
@@ -365,8 +362,7 @@ def test_compiled_blocks_are_streamed_and_compiled_once(client: Client) -> None:
 def test_a_family_that_was_registered_or_loaded_before_is_streamed_as_it_is(
     client: Client, tmp_path: Path
 ) -> None:
-    model = seeded(Dit)
-    expected = model(X)
+    model, expected = computed(X, Dit)
     save_file(model.state_dict(), tmp_path / "dit.safetensors")
     with torch.device("meta"):
         empty = Dit().requires_grad_(False)
@@ -413,8 +409,7 @@ class Patient(Dit):
 
 def test_a_block_whose_arrival_was_interrupted_is_waited_for_again(world: World) -> None:
     daemon = world.daemon(budget="16MiB", bandwidth="8MB/s")  # half a second for a block
-    model = seeded(Patient)
-    expected = model(X)
+    model, expected = computed(X, Patient)
 
     def arm(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.05)

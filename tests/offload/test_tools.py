@@ -20,6 +20,7 @@ from swapd_client import Client, NotWhileAttached, dropped
 from swapd_client.offload import tools
 from tests.offload.modules import evict
 from tests.offload.twins import same
+from tests.threads import started
 
 #: torch deprecates functions that models still use.
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
@@ -271,8 +272,7 @@ def test_private_tensors_wait_for_nobody(client: Client) -> None:
 
     with client.attach({"dit": model}, resident=0, blocks=["conv", "linear"]):
         handle = model.norm.register_forward_hook(wait)
-        thread = threading.Thread(target=torch.inference_mode()(model), args=(X,))
-        thread.start()
+        thread = started(torch.inference_mode()(model), X)
         waits.wait()
         nn.init.zeros_(nn.Linear(2, 2).weight)
         assert same(copy.deepcopy(model.linear.weight), made().linear.weight)

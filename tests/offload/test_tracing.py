@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from swapd import spawn
 from swapd_client import connect, connect_async
+from tests.client.test_tracing import exporter
+
+__all__ = ["exporter"]  # a fixture
 
 #: Float32 of 4 MiB.
 ROWS = 1024
@@ -36,15 +38,6 @@ X = torch.ones(1, 1024)
 def folder() -> Iterator[Path]:
     with spawn.daemon(budget="6MiB") as daemon:
         yield daemon.folder
-
-
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    made = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(made))
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    return made
 
 
 def swapped(exporter: InMemorySpanExporter, request: trace.Span) -> list[str]:

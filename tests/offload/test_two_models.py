@@ -12,7 +12,8 @@ from torch import nn
 
 from swapd_client import Client, InUse, dropped
 from swapd_client.offload import hooks
-from tests.offload.modules import WIDTH, evict, seeded
+from tests import threads
+from tests.offload.modules import WIDTH, assert_comes_back, evict, seeded
 from tests.offload.test_attach import names
 
 X = torch.arange(2.0 * WIDTH).reshape(2, WIDTH) / WIDTH
@@ -133,8 +134,7 @@ def test_the_first_is_a_family_and_the_second_streams_it(client: Client) -> None
     client.register_family("f", {str(n): layer for n, layer in enumerate(inner)})
     with client.attach({"b": around}) as second:
         assert second.streamed
-        evict(client)
-        assert torch.equal(around(x), expected)
+        assert_comes_back(client, around, x, expected)
         client.unregister("f")
         assert torch.equal(around(x), expected)
         assert torch.equal(inner[1](x), inner[1].forward(x))
@@ -149,8 +149,7 @@ def test_one_is_not_detached_in_the_middle_of_a_call_of_the_other(client: Client
         end.wait()
 
     handle = pair.models[1].out.register_forward_pre_hook(wait)
-    thread = threading.Thread(target=pair.models[1], args=(X,))
-    thread.start()
+    thread = threads.started(pair.models[1], X)
     begun.wait()
     with pytest.raises(InUse, match="'a' is leased"):
         pair.attachments[0].detach()
@@ -176,8 +175,7 @@ def test_calls_of_the_other_that_begin_meanwhile_have_their_weights(client: Clie
         except BaseException as exc:  # noqa: BLE001
             problems.append(exc)
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread = threads.started(run)
     while not seen:
         pass
     while pair.attachments[0].registered:

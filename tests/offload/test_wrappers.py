@@ -242,13 +242,6 @@ def test_one_on_another_device_than_the_daemon_s_is_refused() -> None:
 PROGRAM = Path(__file__).parent / "programs" / "wrappers.py"
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
 def test_tensor_parallel_weights_are_lent_and_loaded(daemon: Daemon, nursery: Nursery) -> None:
     """DTensors also name a mesh as a part, which is no tensor."""
     assert nursery.run(PROGRAM, "tensor_parallel", daemon.folder) == (0, "held\n")

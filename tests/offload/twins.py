@@ -55,10 +55,10 @@ def same(mine: Any, its: Any) -> bool:
         mine.dtype == its.dtype
         and mine.shape == its.shape
         and mine.stride() == its.stride()
-        and torch.equal(_bytes(mine), _bytes(its))
+        and torch.equal(bits(mine), bits(its))
     )
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Equal NaNs are equal, and -0.0 is not 0.0."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

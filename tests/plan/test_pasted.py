@@ -6,10 +6,9 @@ import pytest
 import torch
 import yaml
 
-import swapd_client
-from swapd import spawn
 from swapd.plan import paste
 from swapd.plan.advise import SLOTS, Advice, MemoryBudget, ModelComponent, advise
+from tests import served
 
 torch.set_num_threads(1)
 
@@ -86,10 +85,7 @@ def test_a_model_runs_as_it_was_planned(
     assert [p.how for p in advice.placements] == ways
     words = shlex.split(paste.serve("host", advice.budget_bytes, 2 * MIB))
     budget = words[words.index("--budget") + 1]
-    with (
-        spawn.daemon(budget=budget, isolation="strict", residency_factor=0) as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget=budget, isolation="strict", residency_factor=0) as (_, client):
         exec(paste.python(advice), {"client": client, "model": model})
         for _ in range(3):
             assert torch.equal(model(x), expected)

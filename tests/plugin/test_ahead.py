@@ -8,9 +8,7 @@ import pytest
 from swapd_client.vllm.neighbours import in_order
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage
-from tests.plugin.test_stage import Model, Scene, daemon, scene
-
-__all__ = ["daemon", "scene"]  # fixtures
+from tests.plugin.test_stage import Model, Scene
 
 ORDER = ("thinker", "talker", "code2wav")
 

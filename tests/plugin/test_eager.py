@@ -13,9 +13,7 @@ from swapd_client.vllm.eager import eager
 from swapd_client.vllm.stage.segments import found_in
 from swapd_client.vllm.weight_move import WeightMove
 from tests.plugin.test_segments import Model, X, layers_of
-from tests.plugin.test_stage import Scene, daemon, scene
-
-__all__ = ["daemon", "scene"]
+from tests.plugin.test_stage import Scene
 
 WIDTH = 768  # layers of 2.25 MiB
 STEPS = (1, 2, 1)  # rows of each

@@ -1,11 +1,8 @@
 """A stage whose session the daemon fenced in a step: others may have used its memory."""
 
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from swapd_client import SessionFenced
 from swapd_client.session.session import Session
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import MIB, PATIENCE_S, Daemon
+from tests.offload.nursery import strict_daemon
 from tests.plugin.test_stage import Model, Scene, X
 
 #: `SOME` fits in free and idle memory, not in free memory alone; `MUCH` needs the stage's memory.
@@ -24,21 +22,8 @@ SOME, MUCH = 4 * MIB, 12 * MIB
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
     """A daemon of 16 MiB that soon fences a session that does not answer."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log", ack_timeout=0.2)
-    try:
+    with strict_daemon(ack_timeout=0.2) as daemon:
         yield daemon
-        daemon.close()
-    finally:
-        daemon.discard()
-        shutil.rmtree(folder)
-
-
-@pytest.fixture
-def scene(daemon: Daemon) -> Iterator[Scene]:
-    made = Scene(daemon)
-    yield made
-    made.close()
 
 
 def take(daemon: Daemon, taken: threading.Event, computed: threading.Event) -> None:
@@ -81,8 +66,7 @@ def stage_of(scene: Scene) -> tuple[Stage, Model]:
     """A stage with another idle component, which the daemon asks it to unmap."""
     stage, model = scene.stage("thinker")
     stage.client.register("idle", {"it": torch.zeros(MIB)})
-    with stage.client.acquire("idle"):
-        pass
+    stage.client.acquire("idle").release()
     return stage, model
 
 

@@ -15,11 +15,11 @@ from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import KvTerms, Layer
 from tests.guarantees.harness import MIB
 from tests.offload.test_wrappers import Scaled
-from tests.plugin import test_rejoining, test_stage
+from tests.plugin import test_rejoining
 from tests.plugin.test_rejoining import Lives
-from tests.plugin.test_stage import PATIENCE_S, Scene, await_leases, leases, resident
+from tests.plugin.test_stage import PATIENCE_S, Scene, await_leases, draw, leases, resident
 
-daemon, scene, lives = test_stage.daemon, test_stage.scene, test_rejoining.lives
+lives = test_rejoining.lives
 refusals = test_rejoining.refusals
 
 LAYERS = [f"layers.{number}" for number in range(5)]
@@ -114,10 +114,7 @@ class Layered(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(512, 1024, bias=False) for _ in range(4))
         self.model.layers = self.layers
         self.head = nn.Linear(512, 256, bias=False)
-        own = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.uniform_(-1 / 16, 1 / 16, generator=own)
+        draw(self, seed, 1 / 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -257,8 +254,7 @@ def test_a_stage_that_comes_back_leaves_by_layers_again(
         step(first, model)
         step(second, other, 1)
         caplog.clear()
-        daemon = lives.restart()
-        lives.await_back(first, second)
+        daemon = lives.bring_back(first, second)
         assert (addresses(model), addresses(other)) == before
         assert {c.part_of for c in daemon.status().components} == {"first", "second"}
         for _ in range(2):
@@ -289,7 +285,6 @@ def test_it_does_not_come_back_where_its_parts_fit_one_by_one_only(
     assert "thinker cannot come back to swapd" in caplog.text
     assert f"it needs {10 + cache // MIB} MiB at once" in caplog.text
     assert f"can lend {8 + cache // MIB} MiB: start it with a larger --budget" in caplog.text
-    lives.restart()
-    lives.await_back(stage)
+    lives.bring_back(stage)
     step(stage, model)
     assert addresses(model) == before

@@ -15,11 +15,8 @@ BUDGET = 16 * MIB
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with fakecuda.machine(total=128 * MIB) as fake:
-        for name, value in fake.environment().items():
-            monkeypatch.setenv(name, value)
-        with harness.world(PROGRAM) as made:
-            yield World(made, fake)
+    with fakecuda.shown(monkeypatch, total=128 * MIB) as fake, harness.world(PROGRAM) as made:
+        yield World(made, fake)
 
 
 def test_loading_ends_when_the_memory_is_back(world: World) -> None:

@@ -13,7 +13,7 @@ from swapd_client.offload.strategy import Kind
 from swapd_client.vllm.options import Options, options_of
 from swapd_client.vllm.pipeline import Components, as_whole
 from swapd_client.vllm.stage import Stage
-from tests.offload.modules import TOKENS, Model, seeded
+from tests.offload.modules import TOKENS, Model, computed, seeded
 
 KINDS: dict[str, Kind] = {"text_encoder": "encoder", "transformer": "dit", "vae": "vae"}
 LARGE = torch.nn.Linear(2000, 2000)  # 15 MiB
@@ -62,8 +62,7 @@ def test_a_vaes_private_methods_may_be_called_from_outside(stage: Stage) -> None
 
 
 def test_what_a_request_had_computed_when_it_was_fenced_is_not_to_be_used(stage: Stage) -> None:
-    model = seeded(Model)
-    wanted = model(TOKENS)
+    model, wanted = computed(TOKENS, Model)
     pipeline = Components(stage, options(), model, KINDS)
     fenced = SessionFenced("fenced")
 
@@ -79,8 +78,7 @@ def test_what_a_request_had_computed_when_it_was_fenced_is_not_to_be_used(stage:
 
 
 def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) -> None:
-    model = seeded(Model)
-    wanted = model(TOKENS)
+    model, wanted = computed(TOKENS, Model)
     pipeline = Components(stage, options(), model, {})
     assert list(status(stage)) == ["dit"]
     with pipeline.request():
@@ -89,8 +87,7 @@ def test_a_pipeline_of_which_nothing_is_declared_is_one_component(stage: Stage) 
 
 
 def test_what_cannot_be_leaves_the_pipeline_as_it_was(stage: Stage) -> None:
-    model = seeded(Model)
-    wanted = model(TOKENS)
+    model, wanted = computed(TOKENS, Model)
     model.add_module("unet", LARGE)
     with pytest.raises(TooLarge, match="list of blocks"):
         Components(stage, options(), model, {**KINDS, "unet": "dit"})

@@ -39,6 +39,12 @@ class Lives(Scene):
         self.all.append(self.daemon)
         return self.daemon
 
+    def bring_back(self, *back: Stage) -> Daemon:
+        """Restart the daemon, and wait until these have registered everything with it."""
+        daemon = self.restart()
+        self.await_back(*back)
+        return daemon
+
     def await_connected(self, stage: Stage) -> None:
         """Wait until it has a session with the present daemon, whether or not it joins yet."""
         self.daemon.await_record("SessionOpened", label=label(stage))
@@ -151,8 +157,7 @@ def test_a_stage_with_requests_in_every_step_comes_back_between_two(lives: Lives
     before = addresses(model)
     served = lives.meanwhile(serve)
     second, other = lives.stage("talker", 1)
-    daemon = lives.restart()
-    lives.await_back(stage, second)
+    daemon = lives.bring_back(stage, second)
     step(second, other, 1)
     enough.set()
     assert served.wait(PATIENCE_S)
@@ -251,8 +256,7 @@ def test_a_daemon_that_dies_while_a_stage_comes_back_leaves_it_as_it_was(
     step(stage, model)
     assert stage.alone
     assert addresses(model) == before
-    lives.restart()
-    lives.await_back(stage)
+    lives.bring_back(stage)
     step(stage, model)
     assert addresses(model) == before
 
@@ -342,8 +346,7 @@ def test_the_next_daemon_is_asked_at_once_whatever_the_last_one_said(
     monkeypatch.setattr(Rejoining, "_could_not_join", refused)
     lives.restart(budget="4MiB")
     assert told.wait(PATIENCE_S)
-    lives.restart()
-    lives.await_back(stage)
+    lives.bring_back(stage)
     step(stage, model)
 
 
@@ -378,7 +381,6 @@ def test_a_stage_that_asks_while_the_daemon_stops_comes_back_to_the_next(lives: 
             assert torch.equal(model(X), expected)
         stage.end()
         held.release()
-    lives.restart()
-    lives.await_back(stage)
+    lives.bring_back(stage)
     with stage.using(), torch.inference_mode():
         assert torch.equal(model(X), expected)

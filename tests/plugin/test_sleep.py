@@ -11,7 +11,7 @@ import torch
 from swapd_client.vllm.stage import Stage
 from swapd_client.vllm.stage.kv_cache import Fate, KvTerms, Layer
 from tests.guarantees.harness import MIB, Daemon
-from tests.plugin import test_rejoining, test_stage
+from tests.plugin import test_rejoining
 from tests.plugin.test_rejoining import Lives, addresses, gone, step
 from tests.plugin.test_stage import (
     PATIENCE_S,
@@ -22,7 +22,6 @@ from tests.plugin.test_stage import (
     resident,
 )
 
-daemon, scene, patient = test_stage.daemon, test_stage.scene, test_stage.patient
 lives = test_rejoining.lives
 
 BLOCK = MIB
@@ -121,8 +120,7 @@ def test_a_daemon_may_die_while_a_stage_sleeps(lives: Lives, fate: Fate, *, agai
     stage.sleep()
     ended = gone(stage)
     if again:
-        lives.restart()
-        lives.await_back(stage)
+        lives.bring_back(stage)
         assert not resident(lives.daemon)
     else:
         lives.daemon.kill()

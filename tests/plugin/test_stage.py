@@ -2,12 +2,9 @@
 
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +27,14 @@ ROWS = 2048
 OUT = ("absent", "filling")
 
 
+def draw(model: nn.Module, seed: int, most: float) -> None:
+    """Draw its parameters from this seed."""
+    own = torch.Generator().manual_seed(seed)  # the global one is shared by all threads
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-most, most, generator=own)
+
+
 class Model(nn.Module):
     """8 MiB, and two encoders of 1 MiB."""
 
@@ -38,10 +43,7 @@ class Model(nn.Module):
         self.language_model = nn.Linear(1024, ROWS, bias=False)
         self.visual = nn.Linear(512, 512, bias=False)
         self.audio_tower = nn.Linear(512, 512, bias=False)
-        own = torch.Generator().manual_seed(seed)  # the global one is shared by all threads
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.uniform_(-1 / 32, 1 / 32, generator=own)
+        draw(self, seed, 1 / 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.language_model(x)
@@ -49,19 +51,6 @@ class Model(nn.Module):
 
 
 X = torch.ones(1, 1024)
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    """A daemon of 16 MiB, strict: reading weights without a lease is a fault."""
-    folder = Path(tempfile.mkdtemp(prefix="swapd-", dir="/tmp"))
-    daemon = Daemon(folder / "d", folder / "log")
-    try:
-        yield daemon
-        daemon.close()
-    finally:
-        daemon.discard()
-        shutil.rmtree(folder)
 
 
 class Scene:
@@ -108,22 +97,16 @@ class Scene:
             stage.close()
 
 
-@pytest.fixture
-def scene(daemon: Daemon) -> Iterator[Scene]:
-    made = Scene(daemon)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No stage gives way merely because a test is slow."""
-    monkeypatch.setattr(turns, "IDLE_S", PATIENCE_S)
-
-
 def label(stage: Stage) -> str:
     """The label of its sessions."""
     return f"{stage.name}:{os.getpid()}"
+
+
+def take_step(stage: Stage, request: str) -> None:
+    """A step in which this request is new."""
+    stage.note([request], ())
+    stage.begin()
+    stage.end()
 
 
 def leases(daemon: Daemon) -> dict[str, int]:
@@ -158,9 +141,7 @@ def test_a_lease_is_kept_from_step_to_step_without_a_message(
 ) -> None:
     stage, model = scene.stage("thinker")
     expected = Model()(X)
-    stage.note(["a"], ())
-    stage.begin()
-    stage.end()
+    take_step(stage, "a")
 
     def no_message() -> Any:
         raise AssertionError("a message was sent")
@@ -324,9 +305,7 @@ def test_a_daemon_that_is_stopped_while_a_stage_waits_does_not_stop_it(scene: Sc
 
 def test_closing_leaves_private_memory_and_is_done_once(scene: Scene) -> None:
     stage, model = scene.stage("thinker")
-    stage.note(["a"], ())
-    stage.begin()
-    stage.end()
+    take_step(stage, "a")
     stage.close()
     stage.close()
     assert torch.equal(model(X), Model()(X))
@@ -372,9 +351,7 @@ def double(model: nn.Module, *, fail: bool = False) -> None:
 def test_new_weights_are_at_the_addresses_of_the_old_ones(scene: Scene) -> None:
     stage, model = scene.stage("thinker", cpu_offload_enabled=True)
     expected = Model()(X) * 2
-    stage.note(["a"], ())
-    stage.begin()
-    stage.end()
+    take_step(stage, "a")
     addresses = [p.data_ptr() for p in model.parameters()]
     with stage.memory.changing():
         assert not leases(scene.daemon).keys() & {"thinker", "thinker.visual"}

@@ -17,14 +17,10 @@ from tests.plugin.test_stage import (
     Scene,
     X,
     await_leases,
-    daemon,
     leases,
-    patient,
-    scene,
+    take_step,
     wanted,
 )
-
-__all__ = ["daemon", "patient", "scene"]
 
 #: The options of a stage that never leaves.
 STAYS = {"cpu_offload_enabled": False}
@@ -123,9 +119,7 @@ def test_a_small_stage_that_streams_stays_where_others_have_room_beside_it(scene
     second.memory.take({"": of(10)})
     asked = wanted(small)
     for stage in small, first:
-        stage.note(["a"], ())
-        stage.begin()
-        stage.end()
+        take_step(stage, "a")
     came = scene.meanwhile(second.begin)
     assert asked.wait(PATIENCE_S), "it came in first, so it is asked first"
     small.note((), ["a"])

@@ -16,11 +16,11 @@ from swapd_client import InvalidArgument, TooLarge
 from swapd_client.vllm.options import options_of
 from swapd_client.vllm.stage import Stage
 from tests.guarantees.harness import MIB, World
-from tests.plugin import test_rejoining, test_stage
+from tests.plugin import test_rejoining
 from tests.plugin.test_rejoining import Lives
-from tests.plugin.test_stage import PATIENCE_S, Scene, await_leases, leases
+from tests.plugin.test_stage import PATIENCE_S, Scene, await_leases, draw, leases
 
-daemon, scene, lives = test_stage.daemon, test_stage.scene, test_rejoining.lives
+lives = test_rejoining.lives
 
 CHUNK = 2 * MIB
 X = torch.ones(1, 512)
@@ -33,10 +33,7 @@ class Deep(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(512, 1024, bias=False) for _ in range(layers))
         self.head = nn.Linear(512, 256, bias=False)
-        own = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.uniform_(-1 / 16, 1 / 16, generator=own)
+        draw(self, seed, 1 / 16)
 
     def forward(self, x: torch.Tensor, order: Callable[[Any], Any] = iter) -> torch.Tensor:
         for layer in order(self.layers):
@@ -170,8 +167,7 @@ def test_a_daemon_that_ends_in_a_step_costs_nothing_and_the_next_streams_again(
     assert torch.equal(step(stage, model), expected)
     assert torch.equal(step(stage, model, order=killed), expected)
     assert torch.equal(step(stage, model), expected)
-    lives.restart()
-    lives.await_back(stage)
+    lives.bring_back(stage)
     for _ in range(3):
         assert torch.equal(step(stage, model), expected)
     status = lives.daemon.status()

@@ -5,7 +5,6 @@ import hashlib
 import os
 import re
 import signal
-import threading
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +13,7 @@ import pytest
 from swapd.cli.conclusions import Kind, StatusReport
 from swapd.shared.protocol import WASTED_LAST
 from swapd.web.serving import PAST_S
+from tests.threads import started
 from tests.web.conftest import MIB, Served
 
 ROOT = Path(__file__).parents[2]
@@ -84,8 +84,7 @@ def test_a_waiting_session_is_listed_with_the_holders_it_waits_for(served: Serve
         for client, name in ((first, "held"), (second, "wanted")):
             client.register(name, {"w": bytearray(10 * MIB)})
         lease = first.acquire("held")
-        waiting = threading.Thread(target=lambda: second.acquire("wanted").release())
-        waiting.start()
+        waiting = started(lambda: second.acquire("wanted").release())
         while not (told := served.ask("/status").json)["waits"]:
             continue
         (wait,) = told["waits"]

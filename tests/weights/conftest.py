@@ -3,10 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import swapd_client
 from swapd import spawn
 from swapd_client import Client
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -17,11 +17,7 @@ from swapd import spawn
 from swapd.shared import protocol
 from swapd_client import Client, DaemonGone
 from swapd_client.session.registry import Registry
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+from tests import served
 
 
 def model(seed: int) -> nn.Module:
@@ -75,7 +71,7 @@ def test_in_the_middle_of_a_load(tmp_path: Path) -> None:
     save_file(values(model(0)), tmp_path / "m.safetensors")
     with torch.device("meta"):
         module = model(1)
-    with spawn.daemon(budget="64MiB") as daemon, swapd_client.connect(daemon.folder) as client:
+    with served.alone(budget="64MiB") as (daemon, client):
 
         def told(done: int, total: int) -> None:
             if client.session.error is None:

@@ -20,6 +20,7 @@ from swapd.log.replay import replay
 from swapd.shared import fds, vm
 from swapd_client import Client, OutOfMemory
 from swapd_client.weights import contents, safetensors
+from tests import served
 from tests.weights.test_poisoned_sharing import PARTS, bits, values
 from tests.weights.test_sharing import Loader, await_components, host_bytes
 from tests.weights.test_update import same
@@ -294,10 +295,7 @@ def test_it_makes_way_where_descriptors_are_scarce(
 @pytest.mark.usefixtures("settled")
 def test_a_recorded_run_decides_the_same_when_it_is_replayed(tmp_path: Path, file: Path) -> None:
     log = tmp_path / "log"
-    with (
-        spawn.daemon(budget="64MiB", keep_host="64MiB", swap_log=log) as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="64MiB", keep_host="64MiB", swap_log=log) as (daemon, client):
         for _ in range(2):
             load_once(daemon, file)
             await_kept(client, "x")

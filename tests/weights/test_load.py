@@ -20,11 +20,6 @@ from tests.weights.test_update import await_host_copies, copies, same, seen
 KIB = 1 << 10
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Net(nn.Module):
     """Odd shapes, a tie, buffers of both kinds."""
 

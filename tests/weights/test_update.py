@@ -23,26 +23,17 @@ from swapd_client import (
 from swapd_client.leases.book import Record
 from swapd_client.leases.leases import Leases
 from swapd_client.weights import update
+from tests import served
 from tests.processes import start_python
+from tests.threads import started
 
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["strict", "relaxed"])
 def daemon(request: pytest.FixtureRequest) -> Iterator[spawn.Spawned]:
     with spawn.daemon(budget="64MiB", isolation=request.param) as daemon:
         yield daemon
-
-
-@pytest.fixture
-def client(daemon: spawn.Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as client:
-        yield client
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -118,8 +109,7 @@ def test_a_holder_in_another_process_keeps_it_in_until_it_releases(
         lease = other.acquire("talker")
         client.update("talker", new)
         done = []
-        asking = threading.Thread(target=lambda: done.append(seen(client, "talker", module)))
-        asking.start()
+        asking = started(lambda: done.append(seen(client, "talker", module)))
         while not client.status().waiting:
             pass
         assert not done
@@ -152,8 +142,7 @@ def test_a_loop_that_keeps_its_lease_sees_them_once_the_update_returns(client: C
             failed.append(exc)
             going.set()
 
-    looping = threading.Thread(target=loop)
-    looping.start()
+    looping = started(loop)
     going.wait()
     client.update("talker", {"0.bias": torch.full((32,), 7.0)})
     updated.set()
@@ -260,8 +249,7 @@ def test_of_a_family_nobody_sees_a_part_that_is_new_beside_one_that_is_old(
     names = [name for name, _ in module.named_parameters()]
     shapes = {name: p.shape for name, p in module.named_parameters()}
     client.update("dit", {name: torch.zeros(shapes[name]) for name in names})
-    looking = threading.Thread(target=look)
-    looking.start()
+    looking = started(look)
     for i in range(1, 20):
         client.update("dit", {name: torch.full(shapes[name], float(i)) for name in names})
     over.set()
@@ -359,10 +347,7 @@ def test_who_is_interrupted_at_the_commit_knows_which_bytes_it_has(
 
 
 def test_no_room_for_a_second_master_changes_nothing() -> None:
-    with (
-        spawn.daemon(budget="16MiB", host_memory="5MiB") as daemon,
-        swapd_client.connect(daemon.folder) as client,
-    ):
+    with served.alone(budget="16MiB", host_memory="5MiB") as (_, client):
         part = client.register("raw", {"a": bytes(4 * MIB)})
         with pytest.raises(OutOfMemory):
             client.update("raw", {"a": bytes([1]) * (4 * MIB)})

@@ -15,6 +15,7 @@ from swapd_client.session import life
 from swapd_client.session.gpu.card import Card
 from tests.cuda.programs.lone_gpu import CHUNK, NBYTES, LoneGpu, count, put, refused
 from tests.interrupts import interrupt, interrupts, places
+from tests.threads import started
 
 
 def master() -> OwnedFd:
@@ -22,6 +23,14 @@ def master() -> OwnedFd:
     fd = OwnedFd(os.memfd_create("master"))
     os.write(fd.fileno(), bytes([107]) * NBYTES)
     return fd
+
+
+def sent(*chunks: int, **options: bool) -> tuple[LoneGpu, Any]:
+    """A GPU, and a range of it whose process has these chunks."""
+    gpu = LoneGpu()
+    where = gpu.range(**options)
+    gpu.send(*chunks, **options)
+    return gpu, where
 
 
 def shown_at_one_address() -> None:
@@ -61,9 +70,7 @@ def without_mappings_that_nobody_may_use() -> None:
 
 
 def reached_and_interrupted() -> None:
-    gpu = LoneGpu()
-    where = gpu.range()
-    gpu.send(0, 1, 2)
+    _, where = sent(0, 1, 2)
     accessible: set[int] = set()
 
     def set_access(self: Driver, address: int, nbytes: int, access: Access) -> None:
@@ -94,9 +101,7 @@ def reached_and_interrupted() -> None:
 
 
 def reached_without_a_lease() -> None:
-    gpu = LoneGpu()
-    where = gpu.range()
-    gpu.send(0, 1, 2)
+    gpu, where = sent(0, 1, 2)
     calls = count("set_access")
     where.reach(1, NBYTES)
     where.lend(1, ((0, 3),))
@@ -185,9 +190,7 @@ def imported_once() -> None:
 
 
 def dropped() -> None:
-    gpu = LoneGpu()
-    where = gpu.range(writable=True)
-    gpu.send(0, 1, 2, writable=True)
+    gpu, where = sent(0, 1, 2, writable=True)
     gpu.send(3)
     before = gpu.free()
     where.show(1, ((0, 3),))
@@ -205,9 +208,7 @@ def dropped() -> None:
 
 
 def revoked_late() -> None:
-    gpu = LoneGpu()
-    where = gpu.range()
-    gpu.send(0, 1, 2, 3, 4, 5)
+    gpu, where = sent(0, 1, 2, 3, 4, 5)
     where.show(1, ((0, 3),))
     where.show(2, ((3, 3),))
     where.revoke(1)
@@ -220,11 +221,8 @@ def revoked_late() -> None:
 
 
 def waiting_for_chunks() -> None:
-    gpu = LoneGpu()
-    where = gpu.range()
-    gpu.send(0, 1)
-    showing = threading.Thread(target=where.show, args=(2, ((0, 3),)))
-    showing.start()
+    gpu, where = sent(0, 1)
+    showing = started(where.show, 2, ((0, 3),))
     where.revoke(1)
     gpu.card.drop((7,))
     where.drop((7,))
@@ -234,9 +232,7 @@ def waiting_for_chunks() -> None:
 
 
 def failing_half_way(fault: str) -> None:
-    gpu = LoneGpu()
-    where = gpu.range()
-    gpu.send(0, 1, 2)
+    gpu, where = sent(0, 1, 2)
     faults = Path(os.environ["FAKECUDA_FAULTS"])  # noqa: TID251
     faults.write_text(fault)
     refused(DeviceFailed, where.show, 1, ((0, 3),))
@@ -282,9 +278,7 @@ def with_memory_of_its_own() -> None:
 
 
 def without_room_for_memory_of_its_own() -> None:
-    gpu = LoneGpu()
-    where = gpu.range()
-    gpu.send(0, 1, 2)
+    gpu, where = sent(0, 1, 2)
     where.show(1, ((0, 3),))
     with gpu.daemon.current():
         taken = gpu.daemon.create(gpu.free() - CHUNK)
@@ -301,9 +295,7 @@ def without_room_for_memory_of_its_own() -> None:
 
 
 def saved() -> None:
-    gpu = LoneGpu()
-    where = gpu.range(writable=True)
-    gpu.send(0, 1, 2, writable=True)
+    gpu, where = sent(0, 1, 2, writable=True)
     where.show(4, ((0, 3),))
     where.revoke(4)
     where.saved(3)

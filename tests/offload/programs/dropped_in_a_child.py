@@ -10,12 +10,11 @@ import sys
 import torch
 
 from swapd_client import connect
-from tests.offload.modules import TOKENS, Model, evict, seeded
+from tests.offload.modules import TOKENS, Model, computed, evict
 
 
 def main(folder: str) -> None:
-    model = seeded(Model)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Model)
     client = connect(folder)
     client.attach(model)
     model(TOKENS)

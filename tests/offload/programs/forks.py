@@ -25,6 +25,7 @@ from swapd_client import Client, connect, dropped
 from swapd_client.leases import cache
 from swapd_client.session import channel
 from tests.offload.modules import TOKENS, Encoder, evict, seeded
+from tests.threads import started
 
 
 def in_a_child(run: Callable[[], None]) -> None:
@@ -163,8 +164,7 @@ def held_by_a_thread(folder: str, options: dict[str, Any], in_use: bool) -> None
             with attachment.use("text"):
                 outputs.append(model(TOKENS))
 
-    thread = threading.Thread(target=work)
-    thread.start()
+    thread = started(work)
     stop.inside.wait()
     before = held(client)
     assert before

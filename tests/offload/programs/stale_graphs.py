@@ -13,7 +13,7 @@ import torch
 
 from swapd_client import Client, connect
 from swapd_client.offload.attachment import Attachment
-from tests.offload.modules import TOKENS, Encoder, evict, seeded
+from tests.offload.modules import TOKENS, Encoder, computed, evict, seeded
 
 Attach = Callable[[Any], Attachment]
 
@@ -59,8 +59,7 @@ def another_one_was_compiled_before(client: Client, attach: Attach) -> None:
 
 
 def it_was_compiled_itself_before(client: Client, attach: Attach) -> None:
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     call = compiled(model)
     assert torch.equal(call(TOKENS), expected)
     with attach(model):
@@ -97,8 +96,7 @@ def both_are_attached(client: Client, attach: Attach) -> None:
 
 
 def it_was_compiled_while_it_was_attached_and_is_detached(client: Client, attach: Attach) -> None:
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     with attach(model):
         call = compiled(model)
         swaps(client, call, expected)
@@ -122,8 +120,7 @@ def blocks_were_compiled_in_place(client: Client, attach: Attach) -> None:
 
 
 def twins(client: Client) -> None:
-    model = seeded(Encoder)
-    expected = model(TOKENS)
+    model, expected = computed(TOKENS, Encoder)
     call = compiled(model, fullgraph=True)
     with client.attach({"text": call}):
         swaps(client, model, expected)  # not compiled

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.offload.zoo.entries import Subject, entry, of_transformers
-from tests.offload.zoo.inputs import GREEDY, SPECIAL, T5, VOCABULARY, ids
+from tests.offload.zoo.inputs import CODEC, GREEDY, SPECIAL, T5, VOCABULARY, ids
 
 add = partial(of_transformers, "audio")
 
@@ -18,12 +18,7 @@ add(
         "vocab_size": VOCABULARY,
         "num_mel_bins": 8,
         "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
+        **CODEC,
         "max_source_positions": 50,
         "max_target_positions": 32,
         "decoder_start_token_id": 1,
@@ -39,12 +34,7 @@ add(
     {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-        "decoder_ffn_dim": 48,
+        **CODEC,
         "num_mel_bins": 8,
         "speech_decoder_prenet_units": 16,
         "speech_decoder_postnet_units": 16,
@@ -241,12 +231,7 @@ add(
     {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
+        **CODEC,
         "max_position_embeddings": 64,
         "decoder_start_token_id": 2,
         **SPECIAL,

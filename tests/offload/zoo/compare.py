@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from swapd_client.memory.movable import inner_names, is_wrapper
+from tests.offload.twins import bits
 
 
 def tensors_in(value: Any, path: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
@@ -53,10 +54,5 @@ def kept(value: Any) -> dict[str, torch.Tensor]:
 def _same(mine: torch.Tensor, its: torch.Tensor) -> bool:
     """Values alone: an expanded tensor may be dense in a copy."""
     return (
-        mine.dtype == its.dtype and mine.shape == its.shape and torch.equal(_bits(mine), _bits(its))
+        mine.dtype == its.dtype and mine.shape == its.shape and torch.equal(bits(mine), bits(its))
     )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """-0.0 is not 0.0."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

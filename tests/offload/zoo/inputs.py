@@ -35,6 +35,15 @@ T5: dict[str, Any] = {
     "num_heads": 4,
     "decoder_start_token_id": 0,
 }
+#: Of an encoder and a decoder.
+CODEC: dict[str, int] = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
 #: A vision tower: 16 patches.
 VISION: dict[str, Any] = {
     "hidden_size": 32,

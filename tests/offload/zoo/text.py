@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.offload.zoo.entries import Subject, entry, of_transformers
-from tests.offload.zoo.inputs import GREEDY, SMALL, SPECIAL, T5, VOCABULARY, ids
+from tests.offload.zoo.inputs import CODEC, GREEDY, SMALL, SPECIAL, T5, VOCABULARY, ids
 
 add = partial(of_transformers, "text")
 
@@ -175,12 +175,7 @@ add(
     {
         "vocab_size": VOCABULARY,
         "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
+        **CODEC,
         "max_position_embeddings": 4,
         "decoder_start_token_id": 2,
         **SPECIAL,

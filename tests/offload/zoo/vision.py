@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.offload.zoo.entries import Subject, entry, of_transformers
-from tests.offload.zoo.inputs import VISION, picture
+from tests.offload.zoo.inputs import CODEC, VISION, picture
 
 add = partial(of_transformers, "vision")
 
@@ -133,12 +133,7 @@ def deformable_detr() -> Subject:
             use_timm_backbone=False,
             backbone=None,
             d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
+            **CODEC,
             encoder_n_points=2,
             decoder_n_points=2,
             num_feature_levels=2,
