@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from typing import AnyStr
 
 from tests import forked
 
@@ -89,3 +90,16 @@ def _start(
         text=True,
         **pipes,
     )
+
+
+def line_of(process: "subprocess.Popen[AnyStr]") -> AnyStr:
+    """The next line of its output."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def tell(process: "subprocess.Popen[str]", line: str = "") -> None:
+    """Write a line to its input."""
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()

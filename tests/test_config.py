@@ -11,6 +11,7 @@ from swapd.cli.app import app_of
 from swapd.shared import config
 from swapd.shared import config as module
 from swapd.shared.config import Config, ConfigError, default_folder, load
+from tests.files import file_with
 
 MIB = 1 << 20
 
@@ -44,9 +45,7 @@ SETTINGS = Config.__struct_fields__
 
 
 def toml(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "swapd.toml"
-    path.write_text(text)
-    return path
+    return file_with(tmp_path / "swapd.toml", text)
 
 
 def flag(name: str) -> str:
@@ -122,8 +121,7 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(
 def test_the_file_is_named_by_flag_or_else_by_variable(tmp_path: Path) -> None:
     environ = {module.CONFIG_VARIABLE: str(toml(tmp_path, "patience = 1"))}
     assert load(None, {}, environ).patience == 1
-    other = tmp_path / "other.toml"
-    other.write_text("patience = 2")
+    other = file_with(tmp_path / "other.toml", "patience = 2")
     assert load(other, {}, environ).patience == 2
 
 

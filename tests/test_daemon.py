@@ -20,8 +20,9 @@ from swapd.shared import protocol, runtime_dir
 from swapd.shared.config import watchdog_s
 from swapd.web.serving import LABEL
 from tests import forked
+from tests.files import file_with
 from tests.guarantees.harness import RawSession
-from tests.processes import PYTHONPATH
+from tests.processes import PYTHONPATH, line_of
 
 SERVE = (sys.executable, "-m", "swapd", "serve")
 
@@ -95,8 +96,7 @@ def test_a_folder_behind_links_of_root_s_is_served(tmp_path: Path) -> None:
 
 
 def test_a_log_in_the_folder_is_no_link_to_another_file(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious\n")
+    victim = file_with(tmp_path / "victim", "precious\n")
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     (folder / runtime_dir.SWAP_LOG).symlink_to(victim)
@@ -188,18 +188,15 @@ def test_sighup_changes_what_can_be_changed_and_names_what_cannot(tmp_path: Path
 
 
 def test_a_daemon_that_lingers_ends_after_its_last_session_or_a_new_time(tmp_path: Path) -> None:
-    file = tmp_path / "swapd.toml"
-    file.write_text("linger = 3600\n")
+    file = file_with(tmp_path / "swapd.toml", "linger = 3600\n")
     with spawn_with(tmp_path, "--config", file) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+        assert line_of(process)
         swapd_client.connect(tmp_path / "run").close()
         file.write_text("linger = 0.1\n")
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) == 0
     with spawn_with(tmp_path, "--linger", 0.2, "--verbose") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+        assert line_of(process)
         with swapd_client.connect(tmp_path / "run"):
             with swapd_client.connect(tmp_path / "run") as second:
                 assert second.status().sessions
@@ -211,8 +208,7 @@ def test_a_daemon_that_lingers_ends_after_its_last_session_or_a_new_time(tmp_pat
 
 def test_its_page_keeps_no_daemon_that_nobody_else_uses(tmp_path: Path) -> None:
     with spawn_with(tmp_path, "--linger", 0.2, "--http", "127.0.0.1:0") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+        assert line_of(process)
         with swapd_client.connect(tmp_path / "run") as client:
             while LABEL not in [session.label for session in client.status().sessions]:
                 assert process.poll() is None  # its process is still starting
@@ -228,8 +224,7 @@ def test_a_daemon_whose_terminal_closes_stops(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
     ) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline()
+            assert line_of(process)
             os.close(follower)
             os.close(leader)
             assert process.wait(30) == 0

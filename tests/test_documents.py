@@ -10,12 +10,11 @@ from swapd.shared.documents import DEPTH_MAX, VALUES_MAX, BadDocument, read, rea
 from swapd_client.errors import InvalidArgument, InvalidSource
 from swapd_client.offload.settings import from_yaml
 from swapd_client.weights.safetensors import open_all
+from tests.files import file_with
 
 
 def write(folder: Path, text: str) -> Path:
-    path = folder / "file"
-    path.write_text(text)
-    return path
+    return file_with(folder / "file", text)
 
 
 def test_a_file_of_the_most_bytes_is_read_and_one_more_is_too_many(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from swapd.shared import runtime_dir
 from swapd.shared.runtime_dir import EVENTS, LIFELINE, LOCK, RPC, RuntimeDirError, claim
-from tests.processes import output_of, start_python
+from tests.files import file_with
+from tests.processes import line_of, output_of, start_python
 
 
 @pytest.fixture
@@ -125,8 +126,7 @@ def test_a_lock_that_swapd_did_not_write_makes_a_folder_nobody_s(folder: Path) -
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
+    victim = file_with(tmp_path / "victim", "precious")
     folder.mkdir(mode=0o700)
     (folder / LOCK).symlink_to(victim)
     assert str(folder / LOCK) in refusal(folder)
@@ -190,8 +190,7 @@ def test_another_process_is_refused_too_and_two_folders_are_two(
 def test_a_killed_daemon_s_folder_is_free_and_its_sockets_are_removed(folder: Path) -> None:
     program = Path(__file__).parent / "programs" / "claims.py"
     with start_python(program, "with_sockets", folder) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline().startswith("claimed")
+        assert line_of(child).startswith("claimed")
         assert f"(process {child.pid})" in refusal(folder)
         child.send_signal(signal.SIGKILL)
     assert sorted(path.name for path in folder.iterdir()) == sorted([EVENTS, LIFELINE, LOCK, RPC])

@@ -12,6 +12,7 @@ import pytest
 
 from swapd.shared.config import NOTIFY_VARIABLE
 from swapd.shared.system import has_ended, is_alive, notify_systemd, open_pidfd
+from tests.processes import line_of
 
 
 def refuse(*_: object, **__: object) -> NoReturn:
@@ -64,8 +65,7 @@ ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"alone\n"
+        assert line_of(process) == b"alone\n"
         assert Path(f"/proc/{process.pid}/statm").read_bytes().split()[0] == b"0"
         assert not has_ended(process.pid)
         process.kill()

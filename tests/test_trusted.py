@@ -9,6 +9,7 @@ import pytest
 
 from swapd.shared import runtime_dir
 from swapd.shared.runtime_dir import Untrusted, open_folder, open_named
+from tests.files import file_with
 from tests.processes import output_of
 
 NOBODY = 65534
@@ -191,8 +192,7 @@ def test_a_link_of_one_s_own_leads_to_the_file_also_to_one_still_to_be_made(
 def test_where_others_can_write_links_are_refused_and_one_s_own_files_are_not(
     tmp_path: Path,
 ) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
+    victim = file_with(tmp_path / "victim", "precious")
     for mode in (0o1777, 0o777, 0o775):
         shared = tmp_path / f"{mode:o}"
         shared.mkdir()

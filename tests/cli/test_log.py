@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.processes import line_of
+
 from .conftest import Running, json_lines, on_terminal, serve, start, swapd
 
 
@@ -189,8 +191,7 @@ def test_a_daemon_without_named_folders_keeps_its_log_where_it_stays(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     process = start("serve", "--budget", "8MiB")
-    assert process.stdout is not None
-    assert process.stdout.readline()
+    assert line_of(process)
     folder = run / "swapd/host"
     found = (state / "swapd/host" if writable else folder) / "swap-log.jsonl"
     assert json_lines(swapd("log", "--json", "-e", folder).stdout)[0]["type"] == "start"

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from swapd.cli.app import app_of
 from swapd.shared.documents import PEOPLE_MAX_BYTES
+from tests.files import file_with
 from tests.plan.test_sizes import MIB, layers, save
 
 from .conftest import swapd
@@ -55,9 +56,7 @@ def run(*words: object, fine: bool = True) -> str:
 
 
 def deploy_of(folder: Path, text: str) -> Path:
-    path = folder / "deploy.yaml"
-    path.write_text(text)
-    return path
+    return file_with(folder / "deploy.yaml", text)
 
 
 def refused(folder: Path, text: str) -> str:

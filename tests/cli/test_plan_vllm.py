@@ -13,6 +13,7 @@ from swapd.cli.plan_page import VllmPlanReport
 from swapd.cli.plan_vllm import PlanOptions, StageFile, reports_of
 from swapd.plan import deploy
 from swapd.shared.units import seconds, size, typed_size
+from tests.files import file_with
 from tests.plan import omni
 
 from .conftest import MIB, swapd
@@ -31,9 +32,7 @@ def qwen3(tmp_path: Path) -> Path:
     stages = [{"stage_id": n, "devices": str(n), **said} for n in range(3)]
     base = {"async_chunk": True, "stages": stages}
     (tmp_path / "qwen3_omni_moe.yaml").write_text(yaml.safe_dump(base))
-    path = tmp_path / "qwen3_omni.yaml"
-    path.write_text((DEPLOY / "swapd_qwen3_omni.yaml").read_text())
-    return path
+    return file_with(tmp_path / "qwen3_omni.yaml", (DEPLOY / "swapd_qwen3_omni.yaml").read_text())
 
 
 @pytest.fixture
@@ -267,9 +266,8 @@ def beside_its_base(folder: Path, name: str) -> Path:
     stages = [{"stage_id": n, **said} for n in range(len(overlay["stages"]))]
     base = {"async_chunk": is_qwen3, "stages": stages}
     (folder / overlay["base_config"]).write_text(yaml.safe_dump(base))
-    path = folder / f"swapd_{name}.yaml"
-    path.write_text((DEPLOY / path.name).read_text())
-    return path
+    file = f"swapd_{name}.yaml"
+    return file_with(folder / file, (DEPLOY / file).read_text())
 
 
 #: The models of the overlays and of the page's table: a deploy file, a config.json, and sizes.
@@ -387,8 +385,7 @@ def test_several_gpus_have_a_daemon_each(tmp_path: Path) -> None:
 
 def test_of_a_single_stage_the_components_take_turns(tmp_path: Path) -> None:
     (tmp_path / "wan2_2_ti2v.yaml").write_text("stages: [{stage_id: 0, enforce_eager: true}]")
-    path = tmp_path / "mine.yaml"
-    path.write_text((DEPLOY / "swapd_wan2_2.yaml").read_text())
+    path = file_with(tmp_path / "mine.yaml", (DEPLOY / "swapd_wan2_2.yaml").read_text())
     parts = ("transformer=9.3GiB", "text_encoder=10.6GiB", "vae=1.4GiB")
     shown = swapd("plan", "--vllm", path, *parts, "--device-memory", "24GiB").stdout
     assert "the components of wan take turns: 21.3 GiB of weights" in shown
@@ -404,8 +401,7 @@ def test_what_cannot_fit_is_refused_with_the_sum(qwen3: Path) -> None:
 
 
 def test_a_file_without_swapds_workers_is_told_the_lines(tmp_path: Path) -> None:
-    path = tmp_path / "shipped.yaml"
-    path.write_text("stages: [{stage_id: 0}]")
+    path = file_with(tmp_path / "shipped.yaml", "stages: [{stage_id: 0}]")
     said = refused(path, "0=1GiB", *CARD)
     assert f"base_config: shipped.yaml) set worker_cls: {AR} for stage0" in said
     assert "for a stage of diffusion it is worker_extension_cls: swapd_client.vllm" in said

@@ -18,7 +18,9 @@ from swapd.run.commands import command_of, option, without
 from swapd.run.daemons import DaemonSpec, joinable
 from swapd.shared.units import size
 from swapd_client.errors import SwapdError
+from tests.files import file_with
 from tests.plan import omni
+from tests.processes import line_of
 
 from .conftest import environment, serve, start, swapd
 
@@ -52,8 +54,7 @@ def waiting() -> Iterator["subprocess.Popen[str]"]:
 
 
 def _until_used(process: "subprocess.Popen[str]") -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "used\n"
+    assert line_of(process) == "used\n"
 
 
 # --- runs --------------------------------------------------------------------------------
@@ -239,8 +240,7 @@ def test_omni_is_planned_and_gets_the_overlay(tmp_path: Path) -> None:
         {"stage_id": n, "devices": "5", "additional_config": {"swapd": {"component": name}}}
         for n, name in enumerate(("thinker", "talker"))
     ]
-    base = tmp_path / "omni.yaml"
-    base.write_text(json.dumps({"stages": stages}))
+    base = file_with(tmp_path / "omni.yaml", json.dumps({"stages": stages}))
     model = omni.qwen3(tmp_path / "Qwen3-Omni")
     words = ("vllm-omni", "serve", model, "--omni", f"--deploy-config={base}")
     done = swapd("run", "-n", "--device-memory", "80GiB", "--", *words)

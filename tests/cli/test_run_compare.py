@@ -13,6 +13,7 @@ import pytest
 
 from swapd.cli.comparisons import Comparison, Round, Side, better, rows
 from swapd.run.outcome import Outcome
+from tests.processes import line_of
 
 from .conftest import environment, serve, start, swapd
 from .test_run import PROGRAM, home
@@ -124,8 +125,7 @@ def test_a_signal_ends_the_command_and_no_other_is_started(
 ) -> None:
     waits = "trap 'exit 7' INT TERM; echo runs; while :; do sleep 0.1; done"
     process = start("run", "--compare", "--set", "budget=8MiB", "--", "sh", "-c", waits)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "runs\n"
+    assert line_of(process) == "runs\n"
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 7), err

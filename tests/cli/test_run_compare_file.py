@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import line_of
+
 from .conftest import start, swapd
 from .test_run import PROGRAM, home
 from .test_run_compare import cells
@@ -78,8 +80,7 @@ def test_a_signal_ends_the_stages_and_no_other_side_is_run(tmp_path: Path) -> No
         "waits", ["sh", "-c", "trap 'exit 7' TERM; echo runs; while :; do sleep 0.1; done"]
     )
     process = start("run", "--compare", file(tmp_path, waits))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waits | runs\n"
+    assert line_of(process) == "waits | runs\n"
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 7, (out, err)

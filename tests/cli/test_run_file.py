@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from swapd.run.file import Table
+from tests.files import file_with
 
 from .conftest import on_terminal, serve, start, swapd
 
@@ -49,9 +50,7 @@ def toml(value: object) -> str:
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[..., Path]:
     def made(*stages: str) -> Path:
-        path = tmp_path / "run.toml"
-        path.write_text(DAEMON + "\n".join(stages))
-        return path
+        return file_with(tmp_path / "run.toml", DAEMON + "\n".join(stages))
 
     return made
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from swapd.cli.status import page
 from swapd.shared.protocol import ComponentStatus, ProcessStatus, SessionStatus, Status, WaitStatus
+from tests.processes import line_of
 from tests.samples import bare
 
 from .conftest import Running, environment, on_terminal, start, swapd
@@ -159,8 +160,7 @@ def test_as_json(daemon: Running) -> None:
 def test_a_daemon_told_relative_paths_is_found_from_anywhere(folder: Path) -> None:
     words = ("serve", "--runtime-dir", "run", "--swap-log", "log.jsonl", "--budget", "4MiB")
     process = start(*words, cwd=folder)
-    assert process.stdout is not None
-    assert process.stdout.readline()
+    assert line_of(process)
     try:
         reply = json.loads(swapd("status", "--json", "-e", folder / "run").stdout)
     finally:

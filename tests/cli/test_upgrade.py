@@ -15,6 +15,8 @@ import swapd_client
 from swapd.shared import protocol, runtime_dir
 from swapd.shared.runtime_dir import RuntimeDirError
 from swapd_client import VersionMismatch
+from tests.files import file_with
+from tests.processes import line_of, tell
 
 from .conftest import MIB, Running, ended, environment, served, swapd
 
@@ -29,9 +31,7 @@ def launched(folder: Path, *words: str) -> Running:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Path:
-    path = tmp_path / "swapd.toml"
-    path.write_text('device = "host"\nbudget = "16MiB"\n')
-    return path
+    return file_with(tmp_path / "swapd.toml", 'device = "host"\nbudget = "16MiB"\n')
 
 
 @pytest.fixture
@@ -107,8 +107,7 @@ def test_one_that_has_no_command_of_its_own_is_refused(folder: Path) -> None:
         [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+        assert line_of(process)
         said = swapd("upgrade", "-e", folder, status=1).stderr
         assert "part of another program. Nothing has changed" in said
         swapd("stop", "-e", folder)
@@ -150,14 +149,12 @@ def test_nobody_else_takes_the_folder_meanwhile(folder: Path) -> None:
     with subprocess.Popen(
         command, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdin is not None
         assert process.stdout is not None
         for where in ("between\n", "claimed\n"):
             assert process.stdout.readline() == where
             with pytest.raises(RuntimeDirError, match=f"process {process.pid}"):
                 runtime_dir.claim(folder)
-            process.stdin.write("\n")
-            process.stdin.flush()
+            tell(process)
     with runtime_dir.claim(folder):
         pass
 

@@ -41,6 +41,12 @@ class World:
         self.master = OwnedFd(os.memfd_create("test-master"))
         os.write(self.master.fileno(), b"\x07" * NBYTES)
 
+    def shown(self, *, writable: bool = False) -> Range:
+        """A range with a generation of it shown."""
+        where = self.range(writable=writable)
+        where.show(1, HERE)
+        return where
+
     def range(self, nbytes: int = NBYTES, *, writable: bool = False) -> Range:
         made = Range(nbytes, CHUNK, self.files, writable=writable)
         self.ranges.append(made)
@@ -89,8 +95,7 @@ def mapped_from(where: Range, name: str) -> bool:
 def test_the_same_chunks_come_back_from_the_shelf(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = world.range()
-    where.show(1, HERE)
+    where = world.shown()
     where.hide(1)
     monkeypatch.setattr(vm, "map_shared", None)
     where.show(2, HERE)
@@ -109,8 +114,7 @@ def test_other_chunks_replace_those_on_the_shelf_or_shown(world: World, late: bo
 
 
 def test_hide_with_a_newer_generation_or_none_hides(world: World) -> None:
-    where = world.range()
-    where.show(1, HERE)
+    where = world.shown()
     where.hide(2)
     assert not where.shown
     where.show(3, HERE)
@@ -120,8 +124,7 @@ def test_hide_with_a_newer_generation_or_none_hides(world: World) -> None:
 
 
 def test_showing_what_is_shown_maps_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    where = world.range()
-    where.show(1, HERE)
+    where = world.shown()
     monkeypatch.setattr(vm, "map_shared", None)
     monkeypatch.setattr(vm, "move_pages", None)
     where.show(1, HERE)
@@ -136,8 +139,7 @@ def test_a_kernel_that_cannot_shelve_unmaps_and_maps_anew(
     def cannot(source: int, target: int, nbytes: int) -> None:
         raise OSError(22, "Invalid argument")
 
-    where = world.range()
-    where.show(1, HERE)
+    where = world.shown()
     with monkeypatch.context() as patch:
         patch.setattr(vm, "move_pages", cannot)
         where.hide(1)
@@ -153,8 +155,7 @@ def test_a_kernel_that_cannot_shelve_unmaps_and_maps_anew(
 def test_shelving_that_fails_midway_leaves_nothing_half_shown(
     world: World, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    where = world.range()
-    where.show(1, HERE)
+    where = world.shown()
     moved = []
     move_pages = vm.move_pages
 
@@ -194,8 +195,7 @@ def test_a_forked_child_has_private_bytes_but_none_of_the_arena_s() -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_keep_shown_keeps_the_bytes_of_the_chunks(world: World, hidden: bool) -> None:
-    where = world.range(writable=True)
-    where.show(1, HERE)
+    where = world.shown(writable=True)
     vm.view(where.address, 5)[:] = b"hello"
     if hidden:
         where.hide(1)
@@ -205,8 +205,7 @@ def test_keep_shown_keeps_the_bytes_of_the_chunks(world: World, hidden: bool) ->
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_keep_shown_takes_the_master_once_the_bytes_are_saved(world: World, hidden: bool) -> None:
-    where = world.range(writable=True)
-    where.show(1, HERE)
+    where = world.shown(writable=True)
     if hidden:
         where.hide(1)
     where.saved(1)
@@ -215,8 +214,7 @@ def test_keep_shown_takes_the_master_once_the_bytes_are_saved(world: World, hidd
 
 
 def test_what_was_saved_of_an_older_generation_does_not_count(world: World) -> None:
-    where = world.range(writable=True)
-    where.show(1, HERE)
+    where = world.shown(writable=True)
     where.show(2, THERE)
     where.saved(1)
     where.make_private(world.master, keep_shown=True)
@@ -225,8 +223,7 @@ def test_what_was_saved_of_an_older_generation_does_not_count(world: World) -> N
 
 @pytest.mark.parametrize("keep_shown", [False, True])
 def test_private_bytes_are_nobody_else_s(world: World, keep_shown: bool) -> None:
-    where = world.range(writable=True)
-    where.show(1, HERE)
+    where = world.shown(writable=True)
     where.make_private(world.master, keep_shown=keep_shown)
     vm.view(where.address, 5)[:] = b"mine!"
     assert os.pread(world.master.fileno(), 5, 0) == b"\x07" * 5
@@ -252,8 +249,7 @@ def test_nothing_of_the_arena_stays_mapped_once_it_is_private(
 def test_a_revocation_that_comes_late_takes_no_private_bytes_away(
     world: World, late: int | None
 ) -> None:
-    where = world.range()
-    where.show(1, HERE)
+    where = world.shown()
     where.make_private(world.master, keep_shown=False)
     where.hide(late)
     assert where.shown

@@ -16,7 +16,7 @@ from swapd.shared.fds import OwnedFd
 from swapd_client import Client, InvalidArgument, NotRunning, connect, connect_async
 from swapd_client.session import starting
 from tests.guarantees.harness import PATIENCE_S, World
-from tests.processes import PYTHONPATH, start_python
+from tests.processes import PYTHONPATH, line_of, start_python
 
 
 @pytest.fixture
@@ -89,8 +89,7 @@ def test_who_started_it_may_die_while_others_use_it(folder: Path) -> None:
         input()
     """
     with start_python(program, env={"SWAPD_LINGER": "0.3"}) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
+        assert line_of(process) == "started\n"
         with connect(folder, start=True) as other:
             daemon = daemon_of(other)
             other.register("a", {"w": bytearray(b"x" * 4096)})

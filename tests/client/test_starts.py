@@ -11,7 +11,7 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd_client import AsyncClient, AsyncLease, Client, Conflict, Timeout
-from tests.processes import start_python
+from tests.processes import line_of, start_python, tell
 
 STARTS = dedent(
     """
@@ -36,13 +36,10 @@ class Engine:
         self.await_line("asks")
 
     def await_line(self, line: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == line
+        assert line_of(self.process).strip() == line
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        tell(self.process)
 
     def __enter__(self) -> "Engine":
         return self

@@ -10,7 +10,7 @@ import pytest
 
 from tests import fakecuda
 from tests.cuda.gpu_world import MIB, Daemon, Worker, WorkerError, World, failure
-from tests.processes import start_python
+from tests.processes import line_of, start_python, tell
 
 CARD, BUDGET, SIZE = 32 * MIB, 24 * MIB, 16 * MIB
 NAMES = ("a", "b", "c")
@@ -212,14 +212,11 @@ def test_an_asynchronous_client_comes_back(world: World) -> None:
     daemon = start(world)
     arguments = ("a_restart", daemon.folder)
     with start_python(ASYNC, *arguments, env=world.fake.environment()) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "registered\n"
+        assert line_of(process) == "registered\n"
         daemon.kill()
         await_held(world, 0)
         daemon = start(world)
-        process.stdin.write("next\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "back\n"
+        tell(process, "next")
+        assert line_of(process) == "back\n"
         assert world.fake.held_bytes() == BUDGET
     assert process.returncode == 0

@@ -17,7 +17,7 @@ from swapd.device import Device, DeviceError
 from swapd.shared import vm
 from swapd.shared.protocol import Runs
 from tests.device.backends import CHUNK, PROGRAM, Backend, HostBytes
-from tests.processes import output_of, start_python
+from tests.processes import line_of, output_of, start_python, tell
 
 CHUNKS = 8
 
@@ -465,11 +465,8 @@ def test_a_mapping_outlives_the_device(backend: Backend) -> None:
         arguments = backend.arguments("keep", device, number, 3, False)
         child = start_python(PROGRAM, *arguments, fds=[number], env=backend.environment)
     with child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stdout.readline() == "mapped\n"
+        assert line_of(child) == "mapped\n"
         device.close()
-        child.stdin.write("now\n")
-        child.stdin.flush()
-        assert int(child.stdout.readline()) == zlib.crc32(content)
+        tell(child, "now")
+        assert int(line_of(child)) == zlib.crc32(content)
     assert child.returncode == 0

@@ -22,7 +22,7 @@ from swapd.shared import vm
 from tests import fakecuda
 from tests.device import backends
 from tests.device.backends import CHUNK, HostBytes
-from tests.processes import output_of, start_python
+from tests.processes import line_of, output_of, start_python
 
 MIB = 1 << 20
 PROGRAM = Path(__file__).parent / "programs" / "cuda_device.py"
@@ -101,8 +101,7 @@ def test_a_budget_larger_than_what_is_free_is_refused_with_who_has_the_rest(
         start_python("import sys; print('here', flush=True); sys.stdin.read()") as other,
         fake.occupied(150 * MIB, pid=other.pid),
     ):
-        assert other.stdout is not None
-        other.stdout.readline()  # a process that is just starting has no name for a moment
+        line_of(other)  # a process that is just starting has no name for a moment
         with pytest.raises(
             DeviceError,
             match=rf"200 MiB.* 106 MiB of the 256 MiB of cuda:0.*{other.pid}.* 150 MiB.*106MiB",
@@ -291,8 +290,7 @@ def test_lent_memory_is_the_driver_s_when_the_last_worker_lets_go(fake: fakecuda
                 backends.PROGRAM, *arguments, fds=[fd.fileno()], env=fake.environment()
             )
         with child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "mapped\n"
+            assert line_of(child) == "mapped\n"
             device.lend(((1, 2),))
             assert fake.free_bytes() == free + CHUNK, "one of them is still mapped elsewhere"
             child.send_signal(signal.SIGKILL)

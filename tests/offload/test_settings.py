@@ -20,6 +20,7 @@ from swapd_client.offload.settings import (
     from_keywords,
     from_yaml,
 )
+from tests.files import file_with
 
 PAGE_SELECTIVE = """
 stage_args:
@@ -76,9 +77,7 @@ stages:
 
 
 def write(folder: Path, text: str) -> Path:
-    path = folder / "stages.yaml"
-    path.write_text(text)
-    return path
+    return file_with(folder / "stages.yaml", text)
 
 
 def parse(*line: str) -> OffloadSettings:

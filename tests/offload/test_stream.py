@@ -18,7 +18,7 @@ from swapd_client import Client, Deadlock, TooLarge
 from swapd_client.memory.component import Component
 from swapd_client.offload.stream import Stream
 from tests.offload.modules import await_none_leased
-from tests.processes import start_python
+from tests.processes import start_python, tell
 from tests.threads import run_together, started
 
 #: A chunk of the host device: the size of a block.
@@ -321,7 +321,6 @@ def test_two_processes_stream_at_once_though_memory_holds_a_few_blocks_only(chun
             assert line_of(worker) == "ready\n"
         for worker in (one, two):
             assert worker.stdin
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
+            tell(worker, "go")
         for worker in (one, two):
             assert line_of(worker) == "[]\n"

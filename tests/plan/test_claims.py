@@ -13,6 +13,7 @@ from swapd.plan.demands import Demand
 from swapd.plan.kv import USUAL_BYTES, UncountedCache, least_bytes, tokens_in
 from swapd.plan.kv import workspace_of as of_decoder
 from swapd.plan.shares import USUAL_CACHE
+from tests.files import file_with
 from tests.plan.omni import QWEN3
 
 GIB = 1 << 30
@@ -33,8 +34,7 @@ def claimed(
     config: dict[str, Any] | None = None,
     **sizes: float,
 ) -> tuple[dict[int, list[Demand]], list[str]]:
-    path = folder / "d.yaml"
-    path.write_text(yaml.safe_dump({"stages": list(listed)}))
+    path = file_with(folder / "d.yaml", yaml.safe_dump({"stages": list(listed)}))
     found = deploy.read(path)
     components = [
         ModelComponent(n.replace("__", "."), round(gib * GIB)) for n, gib in sizes.items()

@@ -9,6 +9,7 @@ import yaml
 
 from swapd.plan import deploy, paste
 from swapd.plan.deploy import BadDeploy, DeployStage
+from tests.files import file_with
 from tests.plan import omni
 
 AR = "swapd_client.vllm.omni.ARWorker"
@@ -25,9 +26,7 @@ platforms:
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
+    return file_with(folder / name, text)
 
 
 def stages(folder: Path, text: str) -> tuple[DeployStage, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from swapd.plan import deploy, paste
 from swapd.plan.advise import Advice, MemoryBudget, ModelComponent, advise
 from swapd_client.offload.settings import from_yaml
+from tests.files import file_with
 
 GIB = 1 << 30
 
@@ -19,9 +20,7 @@ def part(name: str, gib: float, count: int = 0, passes: int = 1) -> ModelCompone
 
 
 def written(folder: Path, advice: Advice) -> Path:
-    path = folder / "stages.yaml"
-    path.write_text(paste.stage_file(advice))
-    return path
+    return file_with(folder / "stages.yaml", paste.stage_file(advice))
 
 
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:

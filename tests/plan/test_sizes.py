@@ -9,6 +9,7 @@ import pytest
 from swapd.plan.sizes import NoSizes, named, of_daemon, of_path
 from swapd.shared.protocol import ComponentKind, ComponentStatus
 from swapd_client.weights.safetensors import ITEM_BYTES
+from tests.files import file_with
 
 MIB = 1 << 20
 
@@ -196,8 +197,7 @@ CONFIG = {
 def test_a_config_is_built_without_memory_and_weighed(
     tmp_path: Path, dtype: str | None, nbytes: int
 ) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**CONFIG, "dtype": dtype}))
+    file_with(tmp_path / "config.json", json.dumps({**CONFIG, "dtype": dtype}))
     (found,) = of_path(tmp_path)
     assert found.blocks == 6
     block = 2 * 64 * 64 + 64 + 2 * (64 * 32 + 32) + 3 * 64 * 128 + 2 * 64
@@ -206,8 +206,7 @@ def test_a_config_is_built_without_memory_and_weighed(
 
 
 def test_a_config_of_what_nobody_knows_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text('{"architectures": ["NobodysModel"]}')
+    path = file_with(tmp_path / "config.json", '{"architectures": ["NobodysModel"]}')
     with pytest.raises(NoSizes, match="no NobodysModel; give NAME=SIZE"):
         of_path(path)
     path.write_text(json.dumps({**CONFIG, "num_attention_heads": 0}))

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import swapd
+from tests.files import file_with
 
 
 def written(folder: Path, text: str) -> Path:
-    path = folder / "run.toml"
-    path.write_text(text)
-    return path
+    return file_with(folder / "run.toml", text)
 
 
 def refused(path: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.files import file_with
 from tests.guarantees.harness import PATIENCE_S
 from tests.web.conftest import MIB, Served
 
@@ -83,8 +84,7 @@ def test_a_token_comes_from_the_address_and_what_was_shown_stays_when_the_daemon
     browser: Any, tmp_path: Path
 ) -> None:
     token = "0123456789abcdef"
-    file = tmp_path / "token"
-    file.write_text(token)
+    file = file_with(tmp_path / "token", token)
     file.chmod(0o600)
     one = Served(http_token_file=file)
     page = browser.new_page()

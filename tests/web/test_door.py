@@ -10,6 +10,7 @@ import pytest
 from swapd.cli.page import TOKEN_MAX, open_page, parse_address
 from swapd.shared.config import HTTP_TOKEN_VARIABLE, Config, ConfigError, load
 from swapd.web.http import AccessRules, HttpRequest
+from tests.files import file_with
 
 TOKEN = "0123456789abcdef-token"
 
@@ -106,8 +107,7 @@ def test_a_token_file_that_is_no_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o620, 0o602])
 def test_a_token_file_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
+    path = file_with(tmp_path / "token", TOKEN)
     path.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
         open_page(Config(http="127.0.0.1:0", http_token_file=str(path)))
@@ -120,8 +120,7 @@ def test_a_token_file_that_others_can_read_or_change_is_refused(mode: int, tmp_p
 def test_a_token_file_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
+    path = file_with(tmp_path / "token", TOKEN)
     path.chmod(0o600)
     if os.geteuid() == 0:
         os.chown(path, 4711, -1)
@@ -134,8 +133,7 @@ def test_a_token_file_of_another_user_is_refused(
 def test_a_token_comes_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "token"
-    path.write_text(f"{TOKEN}\n")
+    path = file_with(tmp_path / "token", f"{TOKEN}\n")
     path.chmod(0o600)
     monkeypatch.setenv(HTTP_TOKEN_VARIABLE, TOKEN)
     for config in (

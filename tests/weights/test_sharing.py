@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from swapd import spawn
 from swapd_client import Client
-from tests.processes import start_python
+from tests.processes import line_of, start_python, tell
 
 MIB = 1 << 20
 NBYTES = 8 * MIB
@@ -49,16 +49,13 @@ class Loader:
         self.process.__exit__(None, None, None)
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return line_of(self.process).strip()
 
     def expect(self, line: str) -> None:
         assert self.line() == line
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        tell(self.process)
 
     def bits(self) -> tuple[str, bool]:
         """A digest of its values, and whether it read the files itself."""

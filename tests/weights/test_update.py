@@ -24,7 +24,7 @@ from swapd_client.leases.book import Record
 from swapd_client.leases.leases import Leases
 from swapd_client.weights import update
 from tests import served
-from tests.processes import start_python
+from tests.processes import line_of, start_python
 from tests.threads import started
 
 MIB = 1 << 20
@@ -380,8 +380,7 @@ def test_of_a_client_killed_in_the_middle_nothing_is_left(
 ) -> None:
     program = Path(__file__).parent / "programs" / "half_updated.py"
     with start_python(program, daemon.folder) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "begun\n"
+        assert line_of(worker) == "begun\n"
         assert client.status().host_copy_bytes == 2 * MIB
         with pytest.raises(UnknownComponent):
             client.update("raw", {})

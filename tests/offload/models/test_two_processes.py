@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.guarantees.harness import Daemon
-from tests.processes import start_python
+from tests.processes import line_of, start_python, tell
 
 ROUNDS = 3
 PROGRAM = "from tests.offload.models.painter import main; import sys; main(*sys.argv[1:3], {})"
@@ -25,12 +25,9 @@ def test_two_pipelines_share_one_device(device: Callable[[int], Daemon]) -> None
         start_python(program, "wan", daemon.folder, imported=IMPORTED) as wan,
     ):
         for painter in (flux, wan):
-            assert painter.stdout is not None
-            assert painter.stdout.readline() == "ready\n"
+            assert line_of(painter) == "ready\n"
         for painter in (flux, wan):
-            assert painter.stdin is not None
-            painter.stdin.write("go\n")
-            painter.stdin.flush()
+            tell(painter, "go")
         for painter in (flux, wan):
             assert painter.stdout is not None
             assert [painter.stdout.readline() for _ in range(ROUNDS)] == ["same\n"] * ROUNDS
