@@ -153,8 +153,10 @@ def _components(rows: Iterable[Family], wide: bool, waits: dict[str, Waits] | No
             max_width=None if wide else narrow,
             overflow="fold",
         )
-    more = [*(("in/out", "wasted", "hits", "swap-in") if wide else ())]
-    for heading in [*more, "waits p50, p95"] if waits is not None else more:
+    headings = ["in/out", "wasted", "hits", "swap-in"] if wide else []
+    if waits is not None:
+        headings.append("waits p50, p95")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*islice(_cells(row, waits or {}), len(table.columns)))
