@@ -49,6 +49,9 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     w = _waiter(ledger, session, asked, asked.names)
     w.await_registration, w.early = asked.await_registration, asked.early
     w.overtake = asked.overtake
+    if asked.due_s is not None:
+        w.due = requests.due(asked.due_s, ledger.now)
+        w.order = (-w.priority, w.due, w.seq)
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
     if missing:
         missing.sort(key=lambda n: not is_workspace(n))
@@ -91,7 +94,6 @@ def _waiter(
         deadline=requests.deadline(asked.timeout_s, ledger.now),
         arrived=ledger.now,
         seq=ledger.arrivals,
-        due=requests.due(asked.due_s if isinstance(asked, Acquire) else None, ledger.now),
         spare=asked.spare,
     )
 

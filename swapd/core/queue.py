@@ -182,7 +182,8 @@ class WaitQueue:
     def outranks(self, waiter: Waiter, head: Waiter) -> bool:
         """Whether a waiter has a higher priority than the head, or the same and is wanted sooner,
         and the head's patience is not over."""
-        return waiter.order[:2] < head.order[:2] and head is self.queued[0]
+        sooner = waiter.priority == head.priority and waiter.due < head.due
+        return (waiter.priority > head.priority or sooner) and head is self.queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
         """Those whose deadline has passed, earliest first."""

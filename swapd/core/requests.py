@@ -198,10 +198,10 @@ def deadline(timeout_s: float | None, now: float) -> float | None:
     return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s
 
 
-def due(due_s: float | None, now: float) -> int:
-    """The rank of an acquire that came at `now` by when its holder wants it: 0 if it does not say,
-    else less, by milliseconds."""
-    return 0 if due_s is None else int(min((now + due_s) * 1e3 - protocol.NUMBER_MAX, 0))
+def due(due_s: float, now: float) -> int:
+    """The rank of an acquire that came at `now` by when its holder wants it: by milliseconds, and
+    less than 0, which is that of one that does not say."""
+    return int(min((now + due_s) * 1e3 - protocol.NUMBER_MAX, -1))
 
 
 def content(request: protocol.Register | HostCopyFound) -> str:
