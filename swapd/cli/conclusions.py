@@ -135,10 +135,12 @@ def _in_turn(status: Status, last: Wasted) -> _Turn:
     stay = sum(_room(status, c) for c in used if not _passes(c))
     swapped = [c for c in used if c.wasted]
     need = stay + max([_room(status, c) for c in used if _passes(c)], default=0)
+    return _Turn(_sides(used), _sides(swapped), need, _shared_group(swapped))
+
+
+def _shared_group(swapped: Iterable[ComponentStatus]) -> str:
     sides = {(c.group, c.part_of or c.name): None for c in swapped if c.group is not None}
-    groups = Counter(group for group, _ in sides)
-    shared = next((group for group, n in groups.items() if n > 1), "")
-    return _Turn(_sides(used), _sides(swapped), need, shared)
+    return next((group for group, n in Counter(group for group, _ in sides).items() if n > 1), "")
 
 
 def _is_used(c: ComponentStatus, since_s: float) -> bool:
@@ -185,8 +187,7 @@ def _of_what_never_fits(status: Status) -> Conclusion | None:
     stays = [c for c in status.components if c.policy == "permanent"]
     kept = sum(_room(status, c) for c in stays)
     left = status.budget_bytes - kept
-    others = [c for c in status.components if c.policy != "permanent" and c.kind != "workspace"]
-    over = [c for c in others if _room(status, c) > left]
+    over = _over(status, left)
     if not stays or not over:
         return None
     need = max(_room(status, c) for c in over)
@@ -198,6 +199,11 @@ def _of_what_never_fits(status: Status) -> Conclusion | None:
         f"{_budget(kept + need)}, would end it"
     )
     return Conclusion("never_fits", text)
+
+
+def _over(status: Status, left: int) -> list[ComponentStatus]:
+    others = [c for c in status.components if c.policy != "permanent" and c.kind != "workspace"]
+    return [c for c in others if _room(status, c) > left]
 
 
 # --- words -------------------------------------------------------------------------------
