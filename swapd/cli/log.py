@@ -218,10 +218,7 @@ def log(
     view = _view(only, everything, blocks=blocks, json=json)
     if not follow:
         _show(view, swap_log(daemon, file), lines, all_runs=all_runs)
-        if component and not view.found:  # an error, as in grep
-            say_error(f"no record is about {' or '.join(component)}; `swapd status` has names")
-            sys.exit(1)
-        return
+        return _refuse_nothing(view, only.components)
     if file or all_runs:
         raise typer.BadParameter("--follow goes with neither --file nor --all-runs")
     follow_log(daemon, view, lines)
@@ -244,6 +241,13 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
         say_error(
             f"left out: {counted(found.left_out, 'record')}, which another version of swapd wrote"
         )
+
+
+def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
+    """A name without a record is an error, as in grep."""
+    if components and not view.found:
+        say_error(f"no record is about {' or '.join(components)}; `swapd status` has names")
+        sys.exit(1)
 
 
 def swap_log(daemon: ChosenDaemon, file: Path | None) -> Path:

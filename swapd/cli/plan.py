@@ -30,6 +30,7 @@ from swapd.plan.advise import Advice, PlanError, Treatment, advise
 from swapd.plan.chunks import ChunkChoice, Isolation
 from swapd.plan.deploy import Deploy
 from swapd.run import servers
+from swapd.shared.protocol import Status
 from swapd.shared.text import plain
 from swapd.shared.units import parse_rate, rate, seconds, size, typed_size
 
@@ -163,10 +164,8 @@ def plan(
         return show(planned, vllm_page, json=json)
     if any((room, overlay, config)):
         raise PlanError("--room, --config and --overlay go with --vllm DEPLOY.yaml")
-    needed = not sources or endpoint is not None
-    asks = needed or not (device_memory and bandwidth)
-    status = status_of(endpoint, timeout, needed=needed) if asks else None
-    where = device or (status.device if status else None)
+    complete = bool(device_memory and bandwidth)
+    status, where = _daemon(sources, endpoint, timeout, device, complete=complete)
     components, notes = components_of(sources, status, passes, blocks, compute)
     uses = {"kv_cache": kv_cache, "activations": activations, "overhead": overhead}
     memory = memory_of(status, device, device_memory, uses)
@@ -204,6 +203,15 @@ def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
 def _refuse(beside: str, given: Mapping[str, object]) -> None:
     if mixed := [option for option, said in given.items() if said]:
         raise PlanError(f"{', '.join(mixed)} has no effect with {beside}; leave it out")
+
+
+def _daemon(
+    sources: list[str], endpoint: str | None, timeout: float, device: str | None, *, complete: bool
+) -> tuple[Status | None, str | None]:
+    needed = not sources or endpoint is not None
+    asks = needed or not complete
+    status = status_of(endpoint, timeout, needed=needed) if asks else None
+    return status, device or (status.device if status else None)
 
 
 # --- the report --------------------------------------------------------------------------

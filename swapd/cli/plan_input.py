@@ -67,27 +67,16 @@ def components_of(
     blocks: Sequence[str],
     compute: Sequence[str],
 ) -> tuple[list[ModelComponent], list[str]]:
-    found, notes = _found(sources, status), []
+    found = _found(sources, status)
     names = [c.name for c in found]
-    said_blocks = pairs("--blocks", blocks, names, int)
-    said_passes = pairs("--passes", passes, names, int)
-    compute_s = pairs("--compute", compute, names, float)
+    given = _ByComponent(
+        pairs("--blocks", blocks, names, int),
+        pairs("--passes", passes, names, int),
+        pairs("--compute", compute, names, float),
+    )
+    notes: list[str] = []
     bare = {c.name for c in map(sizes.named, sources) if c} if sources else set(names)
-    for at, c in enumerate(found):
-        number = said_blocks.get(c.name, c.blocks)
-        if not number and c.name in bare:
-            number = ASSUMED_BLOCKS
-            notes.append(f"{c.name}: taken to have {number} blocks; give --blocks {c.name}=N")
-        if number != c.blocks:
-            one = -(-c.nbytes // number)
-            c = msgspec.structs.replace(c, blocks=number, block_bytes=one, rest_bytes=0)
-        times = said_passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
-        if times > 1 and c.name not in said_passes:
-            notes.append(
-                f"{c.name}: taken to run {times} times a request; give --passes {c.name}=N"
-            )
-        found[at] = msgspec.structs.replace(c, passes=times, compute_s=compute_s.get(c.name))
-    return found, notes
+    return [_filled(c, given, notes, by_size_alone=c.name in bare) for c in found], notes
 
 
 def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent]:
@@ -101,6 +90,28 @@ def _found(sources: Sequence[str], status: Status | None) -> list[ModelComponent
         raise PlanError("the daemon has no components yet; register them, or give NAME=SIZE")
     sizes.check_names(found, sources)
     return found
+
+
+class _ByComponent(NamedTuple):
+    blocks: dict[str, int]
+    passes: dict[str, int]
+    compute_s: dict[str, float]
+
+
+def _filled(
+    c: ModelComponent, given: _ByComponent, notes: list[str], *, by_size_alone: bool
+) -> ModelComponent:
+    blocks = given.blocks.get(c.name, c.blocks)
+    if not blocks and by_size_alone:
+        blocks = ASSUMED_BLOCKS
+        notes.append(f"{c.name}: taken to have {blocks} blocks; give --blocks {c.name}=N")
+    if blocks != c.blocks:
+        size_of_one = -(-c.nbytes // blocks)
+        c = msgspec.structs.replace(c, blocks=blocks, block_bytes=size_of_one, rest_bytes=0)
+    passes = given.passes.get(c.name, sizes.TYPICAL_PASSES.get(c.name, 1))
+    if passes > 1 and c.name not in given.passes:
+        notes.append(f"{c.name}: taken to run {passes} times a request; give --passes {c.name}=N")
+    return msgspec.structs.replace(c, passes=passes, compute_s=given.compute_s.get(c.name))
 
 
 def pairs(

@@ -188,12 +188,7 @@ def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
     if options.span is not None:
         return ServerLoad(("sleep", f"{options.span:f}"), False, address)
     if options.until is not None:
-        try:
-            words = tuple(shlex.split(options.until))
-        except ValueError as exc:
-            raise ConfigError(f"--until {options.until}: {exc}") from exc
-        if not words:
-            raise ConfigError("--until: give a command")
+        words = _split(options.until)
         if address is None:
             raise ConfigError(
                 "--until needs to know when the command is ready: give --ready, a port, HOST:PORT, "
@@ -208,6 +203,16 @@ def _load(stage: StageSpec, options: ComparisonOptions) -> ServerLoad | None:
     if options.ready:
         raise ConfigError("--ready is for --until and --for")
     return None
+
+
+def _split(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as exc:
+        raise ConfigError(f"--until {command}: {exc}") from exc
+    if not words:
+        raise ConfigError("--until: give a command")
+    return words
 
 
 def _check_alone(ways: Sequence[Way]) -> None:

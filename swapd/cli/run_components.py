@@ -1,6 +1,6 @@
 """The components of the stages of `swapd run`: their names, and the GPUs that they are on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from swapd.plan.advise import PlanError
 from swapd.plan.deploy import Deploy
@@ -40,15 +40,20 @@ def check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
 
 
 def _components(stage: StageSpec, found: RunFile, read: Deploy | None) -> Iterator[tuple[str, str]]:
-    host, command = on_host(found), stage.command
-    stages = [one for one in (read.stages if read else ()) if one.has_components]
-    processes = [(one.name, one.shards * one.pipeline, one.gpus) for one in stages]
-    if command.kind == "vllm":
-        on = () if host else gpus_of(stage, found)
-        processes = [(component_of(command), shards_of(command), on)]
-    for name, shards, on in processes:
+    host = on_host(found)
+    for name, shards, on in _processes(stage, found, read, host=host):
         for device in ["host"] if host else [f"cuda:{gpu}" for gpu in on]:
             yield f"{name}.tp0" if shards > 1 else name, device
+
+
+def _processes(
+    stage: StageSpec, found: RunFile, read: Deploy | None, *, host: bool
+) -> list[tuple[str, int, Sequence[int]]]:
+    if stage.command.kind == "vllm":
+        on = () if host else gpus_of(stage, found)
+        return [(component_of(stage.command), shards_of(stage.command), on)]
+    stages = read.stages if read else ()
+    return [(one.name, one.shards * one.pipeline, one.gpus) for one in stages if one.has_components]
 
 
 def _ends_before(first: StageSpec, then: StageSpec, found: RunFile) -> bool:
@@ -79,9 +84,8 @@ def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
     if said is None:
         return tuple(numbers[:needed])
     here = {n: gpus.name_of(f"cuda:{n}", config.listed_gpus()) for n in numbers}
-    shown = gpus_in(said)[:needed]
-    on = tuple(next((n for n, one in here.items() if gpus.same(one, name)), -1) for name in shown)
-    if len(on) == needed and min(on) >= 0:
+    on = _numbers_of(gpus_in(said)[:needed], here)
+    if len(on) == needed:
         return on
     known = ", ".join(f"cuda:{n} (GPU {name})" for n, name in here.items())
     count, which = ("GPUs", "these") if needed > 1 else ("GPU", "one of these")
@@ -89,3 +93,8 @@ def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
         f"{found.path}: stages.{stage.name}.env.{VISIBLE_VARIABLE} = {said}: the stage needs "
         f"{needed} {count} of the daemons, which are on {known}: list {which}, or leave it out"
     )
+
+
+def _numbers_of(names: Collection[str], here: Mapping[int, str]) -> tuple[int, ...]:
+    found = (next((n for n, one in here.items() if gpus.same(one, name)), None) for name in names)
+    return tuple(number for number in found if number is not None)

@@ -87,18 +87,7 @@ def _of_omni(
     paths = {stage.name: folder / f"{stage.name}.yaml" for stage in omni}
     deployed = {stage.name: _deployed(stage, found, paths[stage.name]) for stage in omni}
     check_names(found, deployed)
-    models = [servers.model_folder(_seen_from_here(stage)) for stage in omni]
-    beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
-    plan = reports_of(
-        [
-            StageFile(one, [str(model)])
-            for one, model in zip(deployed.values(), models, strict=True)
-        ],
-        _plan_options(found, device_memory),
-        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
-        on={gpu for stage in beside for gpu in gpus_of(stage, found)},
-        budgets=_given_budgets(found, deployed.values()),
-    )
+    plan = _together(found, deployed, device_memory)
     texts = [report.overlay for report in plan.reports]
     return _with_plan(found, plan, dict(zip(paths.values(), texts, strict=True)))
 
@@ -116,12 +105,7 @@ def _with_plan(found: RunFile, plan: JointPlan, overlays: Mapping[Path, str]) ->
 def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
     seen = {stage.name: _seen_from_here(stage) for stage in omni}
     for command in seen.values():
-        named = option(command.words, DEPLOY_CONFIG) or ""
-        if command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
-            raise PlanError(
-                f"{shlex.join(command.words[:2])}: cpu_offload settings are for stages on GPUs, "
-                "and the daemon is on the host: leave them out, or name a GPU"
-            )
+        _refuse_offload(command)
     read = {name: _deploy_of(command) for name, command in seen.items()}
     if omni:
         theirs = all(one and one.has_components for one in read.values())
@@ -130,6 +114,15 @@ def _unplanned(found: RunFile, omni: Sequence[StageSpec]) -> RunPlan:
     check_names(found, read)
     daemons = [one for table in found.daemons for one in _usual(table, found)]
     return RunPlan(_with(found, daemons), daemons)
+
+
+def _refuse_offload(command: Command) -> None:
+    named = option(command.words, DEPLOY_CONFIG) or ""
+    if command.offload.cpu_offload_enabled or asked.in_file(Path(named)):
+        raise PlanError(
+            f"{shlex.join(command.words[:2])}: cpu_offload settings are for stages on GPUs, and "
+            "the daemon is on the host: leave them out, or name a GPU"
+        )
 
 
 def _plain(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:
@@ -261,6 +254,23 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
     return deployed
 
 
+def _together(
+    found: RunFile, deployed: Mapping[str, Deploy], device_memory: int | None
+) -> JointPlan:
+    beside = [stage for stage in found.stages.values() if stage.command.kind == "vllm"]
+    models = [servers.model_folder(_seen_from_here(found.stages[name])) for name in deployed]
+    return reports_of(
+        [
+            StageFile(one, [str(model)])
+            for one, model in zip(deployed.values(), models, strict=True)
+        ],
+        _plan_options(found, device_memory),
+        servers=lambda totals: [_server(stage, found, totals) for stage in beside],
+        on={gpu for stage in beside for gpu in gpus_of(stage, found)},
+        budgets=_given_budgets(found, deployed.values()),
+    )
+
+
 def _plan_options(found: RunFile, device_memory: int | None) -> PlanOptions:
     flags = [table.flags for table in found.daemons]
     chunks = {one["chunk"] for one in flags if "chunk" in one}
@@ -305,12 +315,8 @@ def _server(stage: StageSpec, found: RunFile, totals: Mapping[int, int]) -> Plai
 
 def _daemons(found: RunFile, plan: JointPlan) -> list[DaemonSpec]:
     served = [gpu for gpu in plan.gpus if gpu.budget_bytes]
-    for_all = _for_all(found)
-    if len(served) > 1 and for_all and (of_one := OF_ONE & for_all.flags.keys()):
-        raise ConfigError(
-            f"{found.path}: daemon.{min(of_one)}: the stages are on several GPUs, and a file with "
-            "one daemon alone may set it: leave it out, or write [[daemon]] for each GPU"
-        )
+    if len(served) > 1:
+        _check_for_all(found)
     daemons, tables = [], set()
     for gpu in served:
         table = _table_of(found, gpu.gpu)
@@ -323,6 +329,15 @@ def _daemons(found: RunFile, plan: JointPlan) -> list[DaemonSpec]:
         if table.device not in tables:
             daemons += _usual(table, found)
     return daemons
+
+
+def _check_for_all(found: RunFile) -> None:
+    only = _for_all(found)
+    if only and (of_one := OF_ONE & only.flags.keys()):
+        raise ConfigError(
+            f"{found.path}: daemon.{min(of_one)}: the stages are on several GPUs, and a file with "
+            "one daemon alone may set it: leave it out, or write [[daemon]] for each GPU"
+        )
 
 
 def _of_table(wanted: DaemonSpec, table: DaemonTable, found: RunFile) -> DaemonSpec:

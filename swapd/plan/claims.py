@@ -148,22 +148,30 @@ def needs_of(
         if stage.kv_cache_bytes is None and room is None:
             raise
         layout = None
-    if layout is None:  # the size in the file counts here alone: else it is from an earlier plan
-        given = stage.kv_cache_bytes if room is None else _left_of(stage, room, own, None, chunk)
-        notes = tuple(_notes(stage, own, unknown=given is None))
-        return Needs(own, given or USUAL_CACHE, said=given is not None, notes=notes)
+    if layout is None:
+        return _uncounted(stage, room, own, chunk)
     cache = _cache(stage, layout)
     said = None if room is None else _left_of(stage, room, own, cache, chunk)
-    requests = None if stage.caches_prefixes else stage.max_requests
     return Needs(
         workspace=own,
         least_cache=kv.least_bytes(cache) if said is None else said,
-        most_cache=kv.least_bytes(cache, requests) if requests else None,
+        most_cache=_most(stage, cache),
         cache=cache,
         layers=layout.layers,
         said=said is not None,
         notes=tuple(_notes(stage, own, windows=layout.windows)),
     )
+
+
+def _uncounted(stage: DeployStage, room: int | None, own: int, chunk: int) -> Needs:
+    """With a KV cache of a given size, or the usual one: its model is unknown.
+
+    The size in the file counts here alone: that of a countable cache is from an earlier plan.
+    """
+    said = stage.kv_cache_bytes if room is None else _left_of(stage, room, own, None, chunk)
+    least = USUAL_CACHE if said is None else said
+    notes = tuple(_notes(stage, own, unknown=said is None))
+    return Needs(own, least, said=said is not None, notes=notes)
 
 
 def _without_cache(stage: DeployStage, room: int | None) -> Needs:
@@ -173,6 +181,12 @@ def _without_cache(stage: DeployStage, room: int | None) -> Needs:
     )
     said = stage.kv_cache_bytes or 0
     return Needs(room or usual, said, said=True, notes=() if room else (note,))
+
+
+def _most(stage: DeployStage, cache: kv.KvCache) -> int | None:
+    if stage.max_requests is None or stage.caches_prefixes:
+        return None
+    return kv.least_bytes(cache, stage.max_requests)
 
 
 def _left_of(stage: DeployStage, room: int, own: int, cache: kv.KvCache | None, chunk: int) -> int:

@@ -113,14 +113,11 @@ def read(
         own = {**own, "base_config": str(_base(path, own["base_config"], installed))}
     files = _with_bases(path, own, installed)
     whole = reduce(_over, reversed(files.values()))
-    ids = {stage["stage_id"] for stage in whole.get("stages") or ()}
-    known = [stage for stage in cuda_stages(whole) if stage["stage_id"] in ids]
-    merged = {**whole, "stages": _merged(whole.get("stages"), known)} if known else whole
+    merged = _for_cuda(whole)
     stages = _stages(path, merged, files, installed)
     _check_unique(path, stages)
-    together = any(stage.get("async_chunk") is not False for stage in merged["stages"])
-    async_chunk = len(stages) > 1 and together and bool(merged.get("async_chunk", True))
-    return Deploy(path, stages, async_chunk, own, whole)
+    together = len(stages) > 1 and _all_at_once(merged)
+    return Deploy(path, stages, together, own, whole)
 
 
 def _stages(
@@ -228,6 +225,17 @@ def _merged(base: list[Any] | None, over: list[Any] | None) -> list[dict[str, An
         }
         by_id[stage["stage_id"]] = {**before, **stage, **both}
     return list(by_id.values())
+
+
+def _for_cuda(merged: dict[str, Any]) -> dict[str, Any]:
+    ids = {s["stage_id"] for s in merged.get("stages") or ()}
+    known = [s for s in cuda_stages(merged) if s["stage_id"] in ids]
+    return {**merged, "stages": _merged(merged.get("stages"), known)} if known else merged
+
+
+def _all_at_once(merged: Mapping[str, Any]) -> bool:
+    said = (stage.get("async_chunk") is not False for stage in merged["stages"])
+    return bool(merged.get("async_chunk", True)) and any(said)
 
 
 def _stage(

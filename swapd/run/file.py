@@ -190,17 +190,20 @@ def _daemons(path: Path, raw: Any) -> tuple[DaemonTable, ...]:
     for number, table in enumerate(tables):
         source = f"{path}: daemon[{number}]." if tables is raw else f"{path}: daemon."
         found.append(table_of(table, source, path.parent))
-        if len(tables) > 1 and "device" not in table:
-            raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')
-        for name in sorted(OF_ONE & table.keys()) if len(tables) > 1 else ():
-            raise ConfigError(
-                f"{source}{name}: only a file with one daemon may set it; leave it out"
-            )
+        if len(tables) > 1:
+            _one_of_several(table, source)
     devices = Counter(one.device for one in found)
     (twice, count), *_ = devices.most_common(1)
     if count > 1:
         raise ConfigError(f"{path}: two [[daemon]] have the device {twice}: leave one of them out")
     return tuple(found)
+
+
+def _one_of_several(table: Mapping[str, Any], source: str) -> None:
+    if "device" not in table:
+        raise ConfigError(f'{source}device is missing: name a GPU, as in device = "cuda:0"')
+    for name in sorted(OF_ONE & table.keys()):
+        raise ConfigError(f"{source}{name}: only a file with one daemon may set it; leave it out")
 
 
 # --- stages --------------------------------------------------------------------------------

@@ -168,9 +168,7 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
         match event:
             case h11.Request():
                 request = event
-                if event.method not in (b"GET", b"HEAD"):
-                    allow = (("allow", "GET, HEAD"),)
-                    raise _Refused(Answer(405, b"only to be read\n", headers=allow))
+                _check_method(event)
             case h11.Data():
                 nbytes += len(event.data)
                 if nbytes > BODY_MAX_BYTES:
@@ -179,6 +177,12 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
                 return _parsed(request)
             case _:
                 return None
+
+
+def _check_method(request: h11.Request) -> None:
+    if request.method not in (b"GET", b"HEAD"):
+        allow = (("allow", "GET, HEAD"),)
+        raise _Refused(Answer(405, b"only to be read\n", headers=allow))
 
 
 def _parsed(request: h11.Request) -> HttpRequest:

@@ -72,8 +72,11 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
         )
     if components is None and settings is not None:
         components = settings.cpu_offload_components
-    given = replace(given, components=components, settings=settings)
-    # a single name is a list of one name, not of its letters
+    return _listed(replace(given, components=components, settings=settings))
+
+
+def _listed(given: Arguments) -> Arguments:
+    """A single name is a list of one name, not of its letters."""
     single = {name: n for name in _LISTS if isinstance(n := getattr(given, name), str)}
     listed: dict[str, Any] = {name: [one] for name, one in single.items()}
     return replace(given, **listed)
@@ -285,8 +288,8 @@ class _Attaching:
         self._made.run(self._found, self._trained, self._attachment.registered)
 
     def _names(self, parts: Iterable[ownership.Part]) -> list[str]:
-        made = self._made.made
-        found = ([p] if isinstance(p, str) else [c.name for c in made[p]] for p in parts)
+        names_of = self._made.names_of
+        found = ([p] if isinstance(p, str) else names_of(p) for p in parts)
         return list(itertools.chain.from_iterable(found))
 
     def _install(self, methods: Mapping[str, Sequence[str]]) -> None:

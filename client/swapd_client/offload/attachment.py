@@ -285,12 +285,7 @@ class Attachment(AbstractContextManager["Attachment"]):
         lent = {name for one in others for name in one.registered}
         left = self._left()
         if lent.isdisjoint(left):
-            if left and not self.is_detached:
-                log.warning(
-                    "detached; still registered, as before attach, and to be used under a lease "
-                    "only: %s. client.unregister moves them to private memory",
-                    ", ".join(left),
-                )
+            self._tell_of_the_rest(left)
             self.let_go()
         else:
             self._again, self.trained = None, {}
@@ -311,6 +306,14 @@ class Attachment(AbstractContextManager["Attachment"]):
     def _left(self) -> list[str]:
         used = (one.all_of_it.registered() for one in self.components.values())
         return list(dict.fromkeys(name for names in used for name in names))
+
+    def _tell_of_the_rest(self, names: Sequence[str]) -> None:
+        if names and not self.is_detached:
+            log.warning(
+                "detached; still registered, as before attach, and to be used under a lease only: "
+                "%s. client.unregister moves them to private memory",
+                ", ".join(names),
+            )
 
     def _take_back(self) -> None:
         """Move the weights to private memory; until one is moved, calls still hold it."""

@@ -48,9 +48,9 @@ class Copies:
     #: A lease on all that `find` returns.
     hold: Callable[[], AbstractContextManager[object]]
     #: The mapped host copies, by component; None if the component has been unregistered.
-    _masters: dict[str, _Memory | None] = field(default_factory=dict)
+    _masters: dict[str, _Memory | None] = field(default_factory=dict, init=False)
     #: By the address of the original storage.
-    _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict, init=False)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A private copy of a tensor; a wrapper is copied around copies of its inner tensors.
@@ -214,19 +214,27 @@ def without_markers(attributes: dict[str, Any]) -> dict[str, Any]:
         own = _own(name, value)
         if own is not None or value is None:
             plain[name] = own
-    tables = {n: t for n, t in plain.items() if "_hooks" in n and isinstance(t, dict)}
-    # numbers of swapd's hooks; other tables have the same, with options of the hooks
-    gone = {n for table in tables.values() for n, hook in table.items() if _marker_of(hook)}
-    for name, table in tables.items():
-        if not gone.isdisjoint(table):
+    gone = _numbers_of_markers(plain)
+    for name, table in plain.items():
+        if _is_hooks(name, table) and not gone.isdisjoint(table):
             plain[name] = type(table)((k, v) for k, v in table.items() if k not in gone)
     return plain
+
+
+def _numbers_of_markers(attributes: dict[str, Any]) -> set[int]:
+    """swapd's numbers in tables of hooks; other tables have the same, with options of the hooks."""
+    tables = (table for name, table in attributes.items() if _is_hooks(name, table))
+    return {n for table in tables for n, hook in table.items() if _marker_of(hook)}
 
 
 def _own(name: str, value: Any) -> Any:
     while (marker := _marker_of(value)) is not None:
         value = marker.before(name)
     return value
+
+
+def _is_hooks(name: str, value: object) -> bool:
+    return "_hooks" in name and isinstance(value, dict)
 
 
 def _marker_of(value: object) -> Marker | None:

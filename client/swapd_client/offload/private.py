@@ -47,12 +47,16 @@ def trained_of(
         return _named(modules, trainable)
     trained: Trained = {}
     for component in components:
-        parameters = [p for module in component for _, p in own_parameters(module)]
-        mine: Trained = {id(p): p for p in parameters if p.requires_grad and _has_bytes(p)}
-        could = {id(p): p for p in parameters if _has_bytes(p) and _could_be_trained(p)}
-        if trainable or 2 * _nbytes(mine) < _nbytes(mine | could):
-            trained |= mine
+        parameters = (p for module in component for _, p in own_parameters(module))
+        with_bytes: Trained = {id(p): p for p in filter(_has_bytes, parameters)}
+        trained |= _trained_in(with_bytes, everything=bool(trainable))
     return trained
+
+
+def _trained_in(parameters: Trained, *, everything: bool) -> Trained:
+    mine = {key: p for key, p in parameters.items() if p.requires_grad}
+    could = {key: p for key, p in parameters.items() if _could_be_trained(p)}
+    return mine if everything or 2 * _nbytes(mine) < _nbytes(mine | could) else {}
 
 
 def _could_be_trained(parameter: torch.Tensor) -> bool:

@@ -41,10 +41,10 @@ class Registration:
     #: Modules that begin another component.
     stops: Iterable[int]
     #: By piece. An interrupt may come before their names are read.
-    made: dict[TensorGroup, list[Component]] = field(default_factory=dict)
-    streamed: dict[str, StreamedComponent] = field(default_factory=dict)
+    _made: dict[TensorGroup, list[Component]] = field(default_factory=dict, init=False)
+    streamed: dict[str, StreamedComponent] = field(default_factory=dict, init=False)
     #: No other process has it, whichever daemon both are with.
-    _group: str = field(default_factory=lambda: f"attach {token_hex(8)}")
+    _group: str = field(default_factory=lambda: f"attach {token_hex(8)}", init=False)
 
     def run(
         self, found: Sequence[ComponentModule], trained: private.Trained, into: list[str]
@@ -65,18 +65,24 @@ class Registration:
                 self._one(piece, by_name.get(piece.name))
             buffers.replace()
             private.move(trained, target.device)
-            into += [one.name for made in self.made.values() for one in made]
+            into += itertools.chain.from_iterable(map(self.names_of, self._made))
         except BaseException as exc:
-            while self.made:
-                _, made = self.made.popitem()
-                for component in reversed(made):
-                    unregister(self.client.leasing, component.name)
+            self._take_back()
             if isinstance(exc, DuplicateName):
                 raise DuplicateName(
                     f"{exc}. Give this model's components names of their own: attach(..., "
                     "prefix=...)"
                 ) from exc
             raise
+
+    def _take_back(self) -> None:
+        while self._made:
+            _, made = self._made.popitem()
+            for component in reversed(made):
+                unregister(self.client.leasing, component.name)
+
+    def names_of(self, piece: TensorGroup) -> list[str]:
+        return [one.name for one in self._made[piece]]
 
     def _how(self, piece: TensorGroup) -> Sharing:
         parts = self.owned.made_of.get(piece.name)
@@ -119,7 +125,7 @@ class Registration:
         called = self.called(piece.name)
         group = self._group if how.is_exclusive else None
         of = self.called(how.part_of) if how.part_of else ""
-        self.made[piece] = [
+        self._made[piece] = [
             self.client.register(called, piece.tensors, policy=how.policy, group=group, part_of=of)
         ]
 
@@ -145,7 +151,7 @@ class Registration:
         if not full:
             return False
         self._family(piece, how, rest, full)
-        names = [one.name for one in self.made[piece]]
+        names = self.names_of(piece)
         kept, names = (names[0], names[1:]) if rest else (None, names)
         stream = Stream(self.client, self.called(piece.name), kept, names)
         self.streamed[one.name] = StreamedComponent(stream, tuple(b.modules for b, _ in full))
@@ -160,7 +166,7 @@ class Registration:
     ) -> None:
         parts = {protocol.REST: rest} if rest else {}
         try:
-            self.made[piece] = self.client.register_family(
+            self._made[piece] = self.client.register_family(
                 self.called(piece.name),
                 parts | {block.name: part for block, part in full},
                 policy=how.policy,

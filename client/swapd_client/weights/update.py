@@ -33,6 +33,11 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
     daemon's errors.
     """
     asked = [change for name, named in values.items() for change in _changes(session, name, named)]
+    _apply(session, call, asked)
+
+
+def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
+    """Fill new host copies and commit them."""
     if isinstance(session, Disabled):  # no host copy, and no lease that keeps the old bytes
         for part, write in asked:
             session.edit(part, write)
