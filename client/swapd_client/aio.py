@@ -436,8 +436,7 @@ class AsyncLeasing:
     async def be_heard(self) -> None:
         """Wait until the daemon has all messages sent so far: a thread's might overtake them."""
         if self.session.error is None:
-            number = self.session.next_id()
-            await self.call(protocol.Release(number, number, ack=True))
+            await self.call(self.session.harmless())
 
     def close_dropped(self) -> None:
         """Its client was collected. Blocks: called in a thread of the session."""

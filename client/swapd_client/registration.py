@@ -174,8 +174,7 @@ def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
         ask()
     except DuplicateName:
         dropped.settle(AWAIT_S)
-        number = session.next_id()  # the daemon has heard of these ends when it has answered this
-        leasing.call(protocol.Release(number, number, ack=True))
+        leasing.call(session.harmless())  # with its answer the daemon has heard of these ends
         ask()
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
-from swapd.shared import protocol
 from swapd_client.asked import cancelled, stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
@@ -210,9 +209,9 @@ def _answered(leasing: Leasing, answer_s: float, register: Callable[[], object])
     def watch() -> None:
         wait_s = min(answer_s, PATIENCE_S)
         while not done.wait(wait_s):
-            wait_s, number = LAST_S, session.next_id()
+            wait_s = LAST_S
             try:
-                leasing.question(protocol.Release(number, number, ack=True), GRACE_S)
+                leasing.question(session.harmless(), GRACE_S)
             except Timeout as exc:
                 return session.end(exc)
             except SwapdError:

@@ -24,7 +24,6 @@ from swapd.shared.protocol import (
     Cancel,
     Commit,
     Register,
-    Release,
     Unregister,
     encode,
 )
@@ -217,8 +216,7 @@ class Channel:
     def _be_heard(self, socket: "zmq.Socket[bytes]") -> None:
         """Wait for a reply to a harmless request, which comes after the replies to all others."""
         self._line.unheard.clear()
-        number = self._session.next_id()
-        harmless = Release(number, number, ack=True)
+        harmless = self._session.harmless()
         socket.send(encode(harmless), zmq.NOBLOCK)
         with suppress(SwapdError):  # the next request raises it; the socket keeps the messages
             self._wait(socket, harmless, 0.0)

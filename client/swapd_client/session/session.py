@@ -126,6 +126,12 @@ class Session:
             self._ids += 1
             return self._ids
 
+    def harmless(self) -> protocol.Release:
+        """A request that changes nothing. Its answer comes after the daemon has had all that its
+        channel sent before."""
+        number = self.next_id()
+        return protocol.Release(number, number, ack=True)
+
     @property
     def forked(self) -> bool:
         return self.life.forked
