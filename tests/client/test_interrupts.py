@@ -180,6 +180,14 @@ def test_an_interrupted_workspace_or_start_is_over(client: Client, other: Client
         other.acquire_start(timeout=30).release()
 
 
+@pytest.fixture
+def grad_mode() -> Iterator[None]:
+    """Interrupts end a `with torch.no_grad()` before its end has run."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("grad_mode")
 def test_an_interrupted_update_has_given_all_the_new_values_or_none(
     client: Client, other: Client
 ) -> None:
