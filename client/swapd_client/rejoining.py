@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
+from swapd.shared.system import start
 from swapd_client.asked import cancelled, stop_if_cancelled
 from swapd_client.errors import (
     ClientClosed,
@@ -218,10 +219,11 @@ def _answered(leasing: Leasing, answer_s: float, register: Callable[[], object])
                 pass  # it has ended, or this process has no descriptor for the question just now
 
     watcher = threading.Thread(target=watch, name="swapd-joins-watch", daemon=True)
-    watcher.start()
     try:
+        start(watcher)
         register()
     finally:
         done.set()
-        watcher.join()
+        if watcher.ident is not None:
+            watcher.join()
     session.check()

@@ -46,12 +46,10 @@ def on_acquire(ledger: Ledger, session: int, asked: Acquire) -> None:
     if problem := explain.unheard(ledger, key):
         return ledger.refuse(key, *problem)
     _note_use(ledger, session, asked)
-    w = _waiter(ledger, session, asked, asked.names)
+    due = 0 if asked.due_s is None else requests.due(asked.due_s, ledger.now)
+    w = _waiter(ledger, session, asked, asked.names, due)
     w.await_registration, w.early = asked.await_registration, asked.early
     w.overtake = asked.overtake
-    if asked.due_s is not None:
-        w.due = requests.due(asked.due_s, ledger.now)
-        w.order = (-w.priority, w.due, w.seq)
     missing = [n for n in w.names if not ledger.may_be_acquired(n)]
     if missing:
         missing.sort(key=lambda n: not is_workspace(n))
@@ -81,7 +79,11 @@ def _note_use(ledger: Ledger, session: int, asked: Acquire | AcquireWorkspace) -
 
 
 def _waiter(
-    ledger: Ledger, session: int, asked: Acquire | AcquireWorkspace, names: tuple[str, ...]
+    ledger: Ledger,
+    session: int,
+    asked: Acquire | AcquireWorkspace,
+    names: tuple[str, ...],
+    due: int = 0,
 ) -> Waiter:
     ledger.arrivals += 1
     return Waiter(
@@ -94,6 +96,7 @@ def _waiter(
         deadline=requests.deadline(asked.timeout_s, ledger.now),
         arrived=ledger.now,
         seq=ledger.arrivals,
+        due=due,
         spare=asked.spare,
     )
 

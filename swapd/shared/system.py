@@ -189,12 +189,13 @@ def repeated(look: Callable[[], object], pause_s: Callable[[], float]) -> Iterat
             look()
 
     thread = threading.Thread(target=run, name="swapd-looks")
-    thread.start()
     try:
+        start(thread)
         yield
     finally:
         over.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 def no_thread(name: str) -> LimitError:
