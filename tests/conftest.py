@@ -18,6 +18,7 @@ import pytest
 from _pytest._code.code import TracebackEntry
 
 from swapd import spawn
+from swapd_client import Client, connect
 from tests import fakecuda, forked
 from tests.guarantees import harness
 from tests.once import made_once
@@ -139,6 +140,19 @@ def folder() -> Iterator[Path]:
     """A short path, since sockets are in it."""
     with tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as made:
         yield Path(made)
+
+
+@pytest.fixture
+def daemon() -> Iterator[spawn.Spawned]:
+    """A strict daemon, for tests that need no other."""
+    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: spawn.Spawned) -> Iterator[Client]:
+    with connect(daemon.folder) as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A strict daemon, and clients of it, for tests that need no others."""
+"""A second client, for tests that need no daemon of their own."""
 
 from collections.abc import Iterator
 
@@ -7,18 +7,6 @@ import pytest
 import swapd_client
 from swapd import spawn
 from swapd_client import Client
-
-
-@pytest.fixture
-def daemon() -> Iterator[spawn.Spawned]:
-    with spawn.daemon(budget="64MiB", isolation="strict") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: spawn.Spawned) -> Iterator[Client]:
-    with swapd_client.connect(daemon.folder) as client:
-        yield client
 
 
 @pytest.fixture
