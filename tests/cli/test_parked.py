@@ -107,6 +107,12 @@ class Systemd:
             else:
                 self._close(fds)
 
+    def await_all(self) -> None:
+        """Until it holds the file and the manifest of each."""
+        while [len(fds) for fds in self.held.values()] != [2] * len(NAMES):
+            select.select([self._sock], [], [])
+            self.read()
+
     def close(self) -> None:
         for fds in self.held.values():
             self._close(fds)
@@ -147,6 +153,7 @@ def restarted(systemd: Systemd, folder: Path) -> Iterator[Running]:
 def kill_one_that_keeps(systemd: Systemd, folder: Path, files: dict[str, Path]) -> None:
     with restarted(systemd, folder) as daemon:
         assert all(was_read(daemon, name, path) for name, path in files.items())
+        systemd.await_all()
         daemon.process.kill()
         daemon.process.wait()
     systemd.read()
