@@ -1,6 +1,6 @@
 """swapd: one daemon per device that lets worker processes take turns on its memory.
 
-`swapd.connect` and all other names of `swapd_client` are here too, and import it on first use.
+It has all names of `swapd_client`, such as `swapd.connect`, and imports it on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """A public name of the client. The daemon never asks for one, and stays light."""
+        """Return a public name of the client. The daemon never needs one, so it does not import the
+        client."""
         from importlib.util import find_spec
 
-        # `from swapd import spawn` asks first whether the package has an attribute of that name
+        # `from swapd import spawn` asks here first, before it imports the submodule
         if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
             import swapd_client
 

@@ -1,4 +1,4 @@
-"""A private daemon in a process and a temporary folder: for demo, bench and tests."""
+"""Starts a private daemon with a temporary folder, for demo, bench and tests."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from swapd.shared.errors import UserError
 
 #: A daemon that has not stopped by then is killed.
 STOP_S = 20.0
-#: Most bytes shown of what a daemon wrote that did not start.
+#: Most bytes to show of the output of a daemon that did not start.
 _SAID_BYTES = 4096
 
 #: Arguments for Python; settings follow as flags.
@@ -23,13 +23,11 @@ SERVE = ("-m", "swapd", "serve")
 
 
 class SpawnError(UserError):
-    """The daemon did not start; the message has its own error."""
+    """The daemon did not start. The message is its own error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A daemon that serves `folder`."""
-
     folder: Path
     process: "subprocess.Popen[bytes]"
 
@@ -39,17 +37,17 @@ class Spawned:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, without the user's settings of swapd, which are for other daemons."""
+    """Return this process's environment without the user's settings of swapd, meant for other
+    daemons."""
     return {k: v for k, v in os.environ.items() if not k.startswith("SWAPD_")}  # noqa: TID251
 
 
 @contextmanager
 def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Spawned]:
-    """Run `swapd serve`, or another `program` that takes its flags, until the block ends.
+    """Run `swapd serve`, or another `program` that takes its flags, with these settings until the
+    block ends.
 
-    Its settings are those given.
-
-    Blocks until it serves, as a line of its output shows. Raises: SpawnError with its error text.
+    Blocks until it serves. Raises: SpawnError with the daemon's error.
     """
     with (
         tempfile.TemporaryDirectory(prefix="swapd-") as folder,
@@ -67,9 +65,9 @@ def daemon(program: Sequence[str] = SERVE, /, **settings: object) -> Iterator[Sp
 
 
 def started(command: Sequence[str], errors: IO[bytes], **options: Any) -> "subprocess.Popen[bytes]":
-    """A daemon that serves, as a line of its output shows. `options`: others of `Popen`.
+    """Start a daemon, and block until it serves: until it writes a line. `options`: for `Popen`.
 
-    Blocks until it does. Raises: SpawnError with what it wrote to `errors`, the last of it.
+    Raises: SpawnError with the last of what it wrote to `errors`.
     """
     began = errors.seek(0, os.SEEK_END)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **options)
@@ -87,7 +85,7 @@ def started(command: Sequence[str], errors: IO[bytes], **options: Any) -> "subpr
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:
-    """Tell a daemon to end, and kill it if it does not. Blocks until it has."""
+    """Tell a daemon to end, and kill it if it does not. Blocks until it has ended."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

@@ -1,5 +1,4 @@
-"""The pure part decides which components are resident, which requests wait, and what to evict. No
-I/O, no clock, no torch."""
+"""Decides which components are resident, which requests wait, and what to evict. Pure."""
 
 from swapd.core.records import Rules
 from swapd.core.residency import Residency

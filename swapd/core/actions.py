@@ -1,11 +1,11 @@
 """The actions that the core orders or records. Data only.
 
-MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: each comes back as exactly
-one event. SendRevoke with `ack` comes back as RevokeAck, or ends in Fence; Fence comes back as
+MakeHostCopy, SealHostCopy, CopyIn, CopyOut, Lend and Reclaim are slow: the caller answers each with
+exactly one event. SendRevoke with `ack` is answered by RevokeAck or ends in Fence, and Fence by
 SessionGone.
 
-Foresee, Foreseen, Lost and Waiting order nothing: they are for readers of the swap log. Evicted
-orders nothing either, but the daemon tells a worker when its bytes are in the host copy.
+Foresee, Foreseen, Lost, Waiting and Evicted order nothing; they are for the swap log. On Evicted,
+the daemon also tells a worker that its bytes are in the host copy.
 """
 
 from typing import Literal
@@ -14,20 +14,18 @@ import msgspec
 
 from swapd.shared.protocol import Code, Placement, Ranges, Runs
 
-#: Why a component leaves the device.
 Reason = Literal[
     "room", "sequential", "alternating", "resized", "unregister", "failed", "update", "asked"
 ]
 
 
-#: What came of a component that was loaded ahead. When it was asked for, it was in, or coming, or
-#: there had been no room for it. Or before that it left, in vain, or nobody said any more that it
-#: follows.
+#: What came of a load ahead. At the acquire, the component was in or coming, or there had been no
+#: room for it. Or before any acquire, it left in vain, or its session took the prediction back.
 Outcome = Literal["in", "coming", "no_room", "in_vain", "taken_back"]
 
 
-#: The rank of a load, the most urgent first: 0 if an acquire waits for it, 1 if a prefetch does, 2
-#: if nobody does any more; then the `order` of the waiter, or that of generations.
+#: Rank of a load, the most urgent first: 0 for an acquire, 1 for a prefetch, 2 for nobody; then the
+#: `order` of the waiter or the generation.
 Urgency = tuple[int, ...]
 
 
@@ -42,13 +40,13 @@ class MakeHostCopy(Action, frozen=True, tag="make_host_copy"):
     nbytes: int
     mutable: bool
     segments: tuple[int, ...] = ()
-    request: int = 0  # the request whose answer waits for it
-    #: The uid of a host copy whose bytes this one shares: a sealed one, or one that shares a sealed
-    #: one. 0: the worker fills this one.
+    request: int = 0  # to answer when it is made
+    #: Uid of the host copy, sealed or itself a sharer, whose bytes it shares. 0: the worker fills
+    #: it.
     original: int = 0
-    replaces: int = 0  # uid of the component's current host copy, if this one will replace it
-    empty: bool = False  # it takes no memory: no bytes are ever copied from it or to it
-    certain: bool = False  # `original` has the bytes of the content, and nobody need compare
+    replaces: int = 0  # uid of the host copy that this one will replace
+    empty: bool = False  # it takes no memory: nothing is ever copied from it or to it
+    certain: bool = False  # `original` certainly has the bytes: clients need not compare
 
 
 class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
@@ -57,47 +55,40 @@ class SealHostCopy(Action, frozen=True, tag="seal_host_copy"):
 
 
 class KeepHostCopy(Action, frozen=True, tag="keep_host_copy"):
-    """No component uses this host copy any more. It stays for the next with its content, until
-    DropHostCopy."""
+    """Keep a host copy that no component uses for the next with its content, until DropHostCopy."""
 
     uid: int
     name: str
 
 
 class DropHostCopy(Action, frozen=True, tag="drop_host_copy"):
-    """No component uses this host copy any more, and neither does a copy."""
+    """Drop a host copy that no component and no copy uses any more."""
 
     uid: int
     name: str
 
 
 class CopyIn(Action, frozen=True, tag="copy_in"):
-    """`only`: for scratch, the ranges to copy; the rest becomes zeros. `in_use`: chunks of the
-    device in use from now on, for the record."""
+    """Load a component. `in_use`: chunks of the device in use from now on, for the record."""
 
     uid: int
     name: str
     generation: int
     nbytes: int
     runs: Runs
-    only: Ranges | None = None  # None: all of it
+    only: Ranges | None = None  # the ranges of scratch to copy, the rest becomes zeros; None: all
     in_use: int = 0
     urgency: Urgency = (0,)
 
 
 class Hasten(Action, frozen=True, tag="hasten"):
-    """The load has another rank from now on."""
-
     name: str
     generation: int
     urgency: Urgency
 
 
 class StopCopy(Action, frozen=True, tag="stop_copy"):
-    """End a load that nobody waits for: its chunks are needed, or its component is gone.
-
-    `CopyStopped` is the event of its end, unless it has ended by then.
-    """
+    """End a load that nobody waits for. CopyStopped answers, unless the load has ended by then."""
 
     name: str
     generation: int
@@ -109,12 +100,11 @@ class CopyOut(Action, frozen=True, tag="copy_out"):
     generation: int
     nbytes: int
     runs: Runs
-    only: Ranges | None = None  # None: all of it
+    only: Ranges | None = None  # the ranges of scratch to copy; None: all
 
 
 class Lend(Action, frozen=True, tag="lend"):
-    """Give the memory of these chunks back to the driver, for the session to allocate. `in_use` as
-    in `CopyIn`."""
+    """Give the memory of these chunks to the driver, for the session to allocate."""
 
     session: int
     name: str
@@ -147,15 +137,15 @@ class SendWanted(Action, frozen=True, tag="want"):
 
 
 class SendHurry(Action, frozen=True, tag="hurry"):
-    """Tell a session with leases that an acquire waits, or no longer does: while one waits, the
-    client gives leases that it no longer uses back at once."""
+    """Tell a session with leases whether an acquire waits: then the client releases unused leases
+    at once."""
 
     session: int
     waits: bool
 
 
 class Accept(Action, frozen=True, tag="accept"):
-    """Answer a register, commit, unregister, prefetch or resize."""
+    """Answer a request other than an acquire, which succeeded."""
 
     session: int
     request: int
@@ -169,11 +159,11 @@ class Grant(Action, frozen=True, tag="grant"):
     loaded: bool
     names: tuple[str, ...] = ()  # all granted names, if a requested name has parts
     spent: bool = False  # the leases that the acquire named as `spare` have ended
-    overtaken: int = 0  # so many that came later went before it, when it was the first to wait
+    overtaken: int = 0  # number of later waiters that overtook it as the head of the queue
 
 
 class Refuse(Action, frozen=True, tag="refuse"):
-    """`tried`: nothing is wrong; the request took only components that it could have at once."""
+    """Refuse a request. `tried`: nothing is wrong, but it could not be granted at once."""
 
     session: int
     request: int
@@ -183,9 +173,9 @@ class Refuse(Action, frozen=True, tag="refuse"):
 
 
 class SendBroken(Action, frozen=True, tag="broken"):
-    """Tell a holder that its early component will not arrive: the load failed.
+    """Tell a holder that the load of its early component failed.
 
-    Its leases hold the component no longer, and end with their release. Its writes are lost.
+    Its leases hold the component no longer, and still end with their release. Its writes are lost.
     """
 
     session: int
@@ -195,15 +185,13 @@ class SendBroken(Action, frozen=True, tag="broken"):
 
 
 class Fence(Action, frozen=True, tag="fence"):
-    """End this session: it did not answer in time, or broke the protocol."""
+    """End this session: it is late with an answer, or broke the protocol."""
 
     session: int
     why: str
 
 
 class Waiting(Action, frozen=True, tag="waiting"):
-    """The core could not grant an acquire at once."""
-
     session: int
     request: int
     names: tuple[str, ...]
@@ -211,7 +199,7 @@ class Waiting(Action, frozen=True, tag="waiting"):
 
 
 class Evict(Action, frozen=True, tag="evict"):
-    """The core decided that this component leaves the device. Evicted follows when it has left."""
+    """Take a component off the device. Evicted follows when it has left."""
 
     name: str
     generation: int
@@ -227,7 +215,7 @@ class Evicted(Action, frozen=True, tag="evicted"):
 
 
 class Lost(Action, frozen=True, tag="lost"):
-    """Bytes written since the last write-back are gone with their worker."""
+    """Record that bytes written since the last write-back are lost."""
 
     name: str
     generation: int
@@ -235,19 +223,17 @@ class Lost(Action, frozen=True, tag="lost"):
 
 
 class Foresee(Action, frozen=True, tag="foresee"):
-    """A component or family is to be loaded ahead, since one that it follows is used."""
+    """Record that this component or family is loaded ahead, since the one before it is used."""
 
     name: str
     after: str
 
 
 class Foreseen(Action, frozen=True, tag="foreseen"):
-    """What came of it."""
-
     name: str
     after: str
     outcome: Outcome
-    #: Seconds of its load that were over when it was asked for.
+    #: Seconds of the load before it was asked for.
     saved_s: float = 0.0
 
 

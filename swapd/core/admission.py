@@ -1,9 +1,8 @@
-"""The life of an acquire, from the request to its lease or its refusal.
+"""The life of an acquire: parked while a name is not registered, queued while it needs memory,
+admitted when its components are resident or loading and promised to it, then granted.
 
-A name that is not registered yet parks it. Then it is queued (for memory), admitted (all its
-components are resident or loading, and promised to it), and at last granted. The core may refuse it
-in each of these states. The step that orders a copy also makes the promise. `eviction.py` says
-whether an acquire can be admitted, and `planner.py` whose turn it is.
+It may be refused in each state. `eviction.py` says whether there is room, `planner.py` whose turn
+it is.
 """
 
 from itertools import islice
@@ -73,7 +72,7 @@ def on_acquire_workspace(ledger: Ledger, session: int, asked: AcquireWorkspace) 
 
 
 def _note_use(ledger: Ledger, session: int, asked: Acquire | AcquireWorkspace) -> None:
-    """Before any verdict on `asked`: which leases its agent holds is part of it."""
+    """Note which leases its agent uses, on which every later verdict depends."""
     if leases.note_use(ledger, (session, asked.agent), asked.holds):
         ledger.replan |= ledger.somebody_waits
 
@@ -102,7 +101,7 @@ def _waiter(
 
 
 def on_release(ledger: Ledger, session: int, asked: Release) -> None:
-    # The lease was released before, or its session is gone: no-op.
+    # without effect if the lease was released before, or its session is gone
     if not leases.end_start(ledger, (session, asked.lease)):
         leases.release(ledger, session, asked)
 
@@ -119,7 +118,6 @@ def on_cancel(ledger: Ledger, session: int, asked: Cancel) -> None:
 
 
 def _ask(ledger: Ledger, w: Waiter, missing: list[str]) -> None:
-    """Admit `w` or have it wait: parked, if names are `missing`."""
     ledger.queue.add(w)
     ledger.sessions[w.session].waiters.add(w.request)
     if missing and sharing.is_late(ledger, w):
@@ -134,14 +132,14 @@ def _ask(ledger: Ledger, w: Waiter, missing: list[str]) -> None:
 def unpark(ledger: Ledger, c: Component) -> None:
     for w in ledger.queue.awaiting(c.name, c.side):
         w.names = ledger.expand(w.asked)
-        # the one before it may have had it refused
+        # an earlier one of these may have had it refused
         if w.parked and all(ledger.may_be_acquired(n) for n in w.names):
             ledger.queue.leave(w)
             _enter(ledger, w)
 
 
 def _enter(ledger: Ledger, w: Waiter) -> None:
-    """All names are registered: grant at once, share a load, queue, or refuse for good."""
+    """Grant, share a load, queue, or refuse for good. All names are registered."""
     asked = ledger.named(w.names)
     if ledger.predicted:
         following.note_asked(ledger, asked)
@@ -159,7 +157,7 @@ def _enter(ledger: Ledger, w: Waiter) -> None:
     _push(ledger, w, asked)
     freed = _spend(ledger, w)
     if w.spent and eviction.fits_in(ledger, asked, freed):
-        return admit(ledger, w)  # nobody else gets their room in between
+        return admit(ledger, w)  # before anybody else gets the room of its leases
     _have_it_wait(ledger, w, asked)
 
 
@@ -174,7 +172,7 @@ def _push(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
 
 
 def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
-    """It was queued for memory: decide anew where that may matter, else record that it waits."""
+    """Decide anew if it may matter that `w` is queued; otherwise record that `w` waits."""
     queue = ledger.queue
     if w.owner in ledger.holders.by_agent:
         queue.push_holding(w)
@@ -183,15 +181,14 @@ def _have_it_wait(ledger: Ledger, w: Waiter, asked: list[Component]) -> None:
     elif queue.head(ledger.now) is w:
         ledger.replan = True
     elif len(queue.queued) > LOOKED_AT or not eviction.may_come_in(ledger, asked):
-        tell_waiting(ledger, w)  # it is no candidate to go beside the head: planner.candidates
+        tell_waiting(ledger, w)  # it cannot go beside the head: see planner.candidates
     else:
         queue.untold[w.key] = w
         ledger.replan = True
 
 
 def _spend(ledger: Ledger, w: Waiter) -> int:
-    """`w`, or what follows it, needs memory: end the leases that it spares for this. Returns the
-    chunks free by that."""
+    """End the leases that `w` spares, as memory is needed; return the chunks freed."""
     free = ledger.pool.free
     spared, w.spare = w.spare, ()
     for spare in spared:
@@ -205,17 +202,17 @@ def _note_gaps(ledger: Ledger, asked: list[Component]) -> None:
         if c.released_at is not None:
             c.gap_s = ledger.now - c.released_at
             c.released_at = None
-            # it may lose its protection
+            # its minimum residency may be over
             ledger.replan |= c.state is not State.ABSENT and ledger.somebody_waits
 
 
 def share(ledger: Ledger, c: Component) -> None:
-    """Admit waiters for `c` that need no memory, if it is in or coming."""
+    """Admit the waiters for `c` that need no memory now."""
     ledger.held_back.pop(c.name, None)
     for key in list(c.waiting):
         w = ledger.queue.get(key)
         if w is None or not w.queued:
-            continue  # an admission before this one was the reason for its own
+            continue  # an earlier admission has led to its own
         asked = ledger.named(w.names)
         if sharing.may_share(ledger, w, asked):
             admit(ledger, w)
@@ -224,11 +221,11 @@ def share(ledger: Ledger, c: Component) -> None:
         for closed in (other for other in asked if not sharing.may_join(ledger, other, w)):
             hold_back(ledger, closed)
             if closed is c:
-                return  # so it is with those that came later
+                return  # nor may those that came later
 
 
 def share_with_one(ledger: Ledger, c: Component) -> None:
-    """Admit one that waits for `c`, which its holders may need to go on."""
+    """Admit one waiter for `c`, as its holders may need that to go on."""
     for key in list(c.waiting):
         w = ledger.queue.get(key)
         if w is not None and sharing.may_share(ledger, w, ledger.named(w.names)):
@@ -237,21 +234,20 @@ def share_with_one(ledger: Ledger, c: Component) -> None:
 
 
 def hold_back(ledger: Ledger, c: Component) -> None:
-    """Somebody that waits for `c` may share it later."""
+    """Note that a waiter for `c` may share it later."""
     ledger.replan |= ledger.closed_from is None or c.name not in ledger.held_back
     ledger.held_back[c.name] = None
 
 
 def admit(ledger: Ledger, w: Waiter) -> None:
-    """Promise `w` all components that it asked for, and start the loads.
+    """Promise `w` all its components, and start the loads.
 
-    An early acquire does not wait for loads of components that its session owns: its worker
-    watches them arrive.
+    An early acquire does not wait for loads of its own session: its worker watches them arrive.
     """
     _leave_queue(ledger, w)
     ledger.queue.admitted(w, ledger.now)
     if ledger.now >= w.arrived + ledger.queue.patience_s:
-        w.order = (-NUMBER_MAX, 0, w.seq)  # its copies go first as well
+        w.order = (-NUMBER_MAX, 0, w.seq)  # its patience is over: its loads go first, too
     w.admitted = True
     for c in ledger.named(w.names):
         c.promised[w.key] = None
@@ -259,12 +255,12 @@ def admit(ledger: Ledger, w: Waiter) -> None:
         if c.state is State.ABSENT:
             transfers.load(ledger, c)
             if c.waiting:
-                hold_back(ledger, c)  # from its load
+                hold_back(ledger, c)  # other waiters may share the load
         elif c.state is State.LOADING and not c.workspace:
             transfers.hasten(ledger, c, min(c.urgency, (0, *w.order)))
         if c.state is State.LOADING:
             w.loaded = not c.workspace
-            if not (w.early and c.session == w.session):  # it may watch the load
+            if not (w.early and c.session == w.session):
                 w.pending.add(c.name)
         else:
             ledger.count_hits(c, 1)
@@ -273,7 +269,7 @@ def admit(ledger: Ledger, w: Waiter) -> None:
 
 
 def let_in(ledger: Ledger, c: Component) -> None:
-    """`c` came in: grant the waiters that waited only for it."""
+    """Grant the waiters that waited only for `c`, which came in."""
     for key in list(c.promised):
         w = ledger.queue.get(key)
         assert w is not None
@@ -294,8 +290,8 @@ def _grant(ledger: Ledger, w: Waiter) -> None:
 
 
 def _let_go_on(ledger: Ledger, w: Waiter) -> None:
-    """Admit other waiters of the agent that was granted `w`, and those that take old bytes of its
-    session, for what it holds now."""
+    """Admit other waiters that may share what `w` was granted: of its agent, and those that take
+    old bytes."""
     for request in tuple(ledger.sessions[w.session].waiters):
         other = ledger.queue.get((w.session, request))
         if other is None or not other.queued or not (other.owner == w.owner or other.takes_old):
@@ -306,7 +302,6 @@ def _let_go_on(ledger: Ledger, w: Waiter) -> None:
 
 
 def tell_waiting(ledger: Ledger, w: Waiter, why: str = "") -> None:
-    """Record that `w` waits, once."""
     if not w.why:
         ledger.queue.untold.pop(w.key, None)
         w.why = why or explain.blocked(ledger, w, most=3)
@@ -317,19 +312,17 @@ def tell_waiting(ledger: Ledger, w: Waiter, why: str = "") -> None:
 
 
 def refuse(ledger: Ledger, key: Key, code: Code, message: str, *, tried: bool = False) -> None:
-    """Refuse a waiter, if it (still) waits."""
     if w := ledger.queue.get(key):
         forget(ledger, w)
         ledger.refuse(key, code, message, tried=tried, names=w.asked)
 
 
 def refuse_as(ledger: Ledger, w: Waiter, found: Refusal) -> None:
-    """Refuse a waiter that can never be granted."""
     refuse(ledger, w.key, found.code, explain.refused(ledger, found), tried=_only_tries(w))
 
 
 def forget(ledger: Ledger, w: Waiter) -> None:
-    """Forget a waiter; components promised to it become idle again."""
+    """Forget a waiter; what was promised to it becomes idle."""
     _leave_queue(ledger, w)
     ledger.queue.forget(w)
     if session := ledger.sessions.get(w.session):
@@ -352,21 +345,20 @@ def refuse_late(ledger: Ledger) -> None:
 
 def _refuse_late(ledger: Ledger, w: Waiter) -> None:
     tries = _only_tries(w)
-    # tries may come by the thousand, and to play the queue for each would delay all others
+    # tries may come by the thousand, and to compute an ETA for each would delay everybody
     expected = BEHIND if tries and ledger.queue.queued else eta(ledger, w, ledger.now)
     why = explain.timeout(ledger, w, ledger.now, str(expected))
     refuse(ledger, w.key, "timeout", why, tried=tries)
 
 
 def _only_tries(w: Waiter) -> bool:
-    """Whether the acquire is only a try (`timeout=0`): granted at once, or refused."""
     return w.deadline == w.arrived
 
 
 def turn_away(ledger: Ledger, c: Component, why: str, most: int | None = None) -> None:
-    """`c` goes away: refuse its waiters, or park those with `await_registration`.
+    """Refuse the waiters for `c`, which goes away, or park those with `await_registration`.
 
-    At most `most` of them, queued ones before admitted ones; handled in order of arrival.
+    At most `most` of them, the queued ones first.
     """
     keys = islice((*c.waiting, *c.promised), most)
     waiters = [ledger.queue.get(key) for key in keys]
@@ -389,7 +381,7 @@ def _leave_queue(ledger: Ledger, w: Waiter) -> None:
 
 
 def _drop_done_with(ledger: Ledger, w: Waiter) -> None:
-    """`w` left the queue: components that stayed only for it leave."""
+    """Have components leave that stayed only for `w`."""
     for name in w.names:
         c = ledger.components.get(name)
         if c is not None and name in ledger.idle:
@@ -397,10 +389,10 @@ def _drop_done_with(ledger: Ledger, w: Waiter) -> None:
 
 
 def refuse_deadlocked(ledger: Ledger) -> None:
-    """Refuse, newest first, until all agents that hold and wait can finish.
+    """Refuse waiters, newest first, until all agents that hold and wait can finish.
 
-    A waiter for new bytes whose session holds the old ones gets these instead: without the
-    update it would not wait.
+    A waiter for new bytes whose session holds the old ones gets those instead: without the update
+    it would not wait.
     """
     while stuck := deadlock.deadlocked(ledger):
         if w := deadlock.that_could_take_old(ledger, stuck):

@@ -1,7 +1,7 @@
-"""What is loaded before an acquire asks for it: prefetches, and what follows what is used.
+"""Loads ahead of an acquire: prefetches, and the followers of a used component.
 
-Both are guesses. A guess takes free memory and that of idle components while no acquire waits for
-memory, and any acquire comes before it. `planner.py` carries them out.
+Both are guesses: they take free memory and that of idle components, and only while no acquire waits
+for memory. `planner.py` carries them out.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Follower, State
 from swapd.shared.protocol import Follows, Prefetch
 
-#: Most components that something is said to follow; what was only seen leaves half of them.
+#: Most components with followers. Followers that were only observed may fill half of it.
 FOLLOWED_MAX = 256
 
 # --- prefetches --------------------------------------------------------------------------
@@ -51,11 +51,10 @@ def _set_expected(ledger: Ledger, c: Component, expected: bool) -> None:
     c.expected = expected
     ledger.expiries.drop(c.name)
     if c.state is State.LOADING:
-        transfers.settle(ledger, c)  # its load has another rank now
+        transfers.settle(ledger, c)  # the rank of its load changes
 
 
 def expire(ledger: Ledger) -> None:
-    """Those whose time is over are not loaded any more, and their loads are nobody's."""
     for name in ledger.expiries.over(ledger.now):
         _take_back(ledger, ledger.components[name])
 
@@ -70,7 +69,7 @@ def _take_back(ledger: Ledger, c: Component) -> None:
 
 
 def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
-    """What follows `asked.after`, in place of what this session and others said before."""
+    """Replace the followers of `asked.after`, whoever named them."""
     key = (session, asked.id)
     before = ledger.followers.get(asked.after, {}).values()
     if asked.seen and not all(follower.seen for follower in before):
@@ -91,9 +90,8 @@ def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
 
 
 def end_session(ledger: Ledger, session: int) -> None:
-    """What it said is void."""
     for after, followers in list(ledger.followers.items()):
-        if next(iter(followers.values())).session == session:  # one session said all of them
+        if next(iter(followers.values())).session == session:  # one session named all of them
             _forget(ledger, after)
 
 
@@ -106,7 +104,7 @@ def _forget(ledger: Ledger, after: str) -> None:
 
 
 def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
-    """These are granted: have those that follow loaded, in place of what nobody expects."""
+    """Expect the absent followers of granted components."""
     for follower in following.predict(ledger, dict.fromkeys(c.side for c in used)):
         absent = [c for c in _absent(ledger, follower) if c.name not in ledger.prefetches]
         if not absent or eviction.cannot_come_in(ledger, absent, None):
@@ -120,7 +118,7 @@ def note_use(ledger: Ledger, used: Iterable[Component]) -> None:
 
 
 def lacks_room(ledger: Ledger, asked: Iterable[Component]) -> bool:
-    """Whether what follows these, and is trusted to, is out, and more than free memory takes."""
+    """Return whether the trusted followers of these need more than the free memory."""
     if not ledger.followers:
         return False
     sides = dict.fromkeys(c.side for c in asked)
@@ -139,6 +137,5 @@ def _absent(ledger: Ledger, follower: Follower) -> list[Component]:
 
 
 def _registered(ledger: Ledger, follower: Follower) -> list[Component]:
-    """Its parts, or itself, if they may be acquired."""
     names = ledger.expand((follower.name,))
     return ledger.named([name for name in names if ledger.may_be_acquired(name)])

@@ -1,7 +1,4 @@
-"""The self-check: does the state of a core contradict itself? For tests, and after a fault.
-
-Each sum, order and index of the ledger is made anew, and compared.
-"""
+"""The self-check, for tests and after a fault: recompute the ledger's sums, orders and indexes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -39,7 +36,6 @@ def _components(ledger: Ledger) -> None:
 
 
 def _problems(ledger: Ledger, c: Component) -> dict[str, bool]:
-    """What may be wrong with a component, and whether it is."""
     if c.workspace:
         return _of_all(ledger, c) | {
             "a workspace has a place": c.mapped,
@@ -166,7 +162,6 @@ def _by(named: Iterable[tuple[str | None, Component]]) -> dict[str, dict[str, Co
 
 
 def _host_copies(ledger: Ledger) -> None:
-    """Each belongs to a component, to an update, to a copy in flight, or is being made."""
     host = ledger.host
     own = {c.uid for c in ledger.components.values() if not c.workspace}
     needed = own | {c.renewal.uid for c in ledger.components.values() if c.renewal}
@@ -182,7 +177,7 @@ def _host_copies(ledger: Ledger) -> None:
 
 
 def _counts(ledger: Ledger) -> None:
-    """The counts by name and the totals agree, and every name with counts is registered."""
+    """Also every name with counts is registered."""
     tallies, all_of = ledger.counts.of, ledger.counts.of.values()
     _same("loads", ledger.loads, sum(tally.loads for tally in all_of))
     _same("evictions", ledger.evictions, sum(tally.evictions for tally in all_of))
@@ -246,7 +241,6 @@ def _idle_families(ledger: Ledger) -> None:
 
 
 def _idle_parts(ledger: Ledger) -> dict[str, dict[str, Component]]:
-    """The parts of each family that share its place in the order of eviction, in that order."""
     lasting = [c for c in ledger.idle if c.policy != "sequential"]
     return _by((c.part_of, c) for c in lasting if c.state is State.RESIDENT)
 
@@ -254,7 +248,6 @@ def _idle_parts(ledger: Ledger) -> dict[str, dict[str, Component]]:
 def _place(
     ledger: Ledger, parts: dict[str, dict[str, Component]], c: Component
 ) -> tuple[int, float]:
-    """The place of an idle component in the order of eviction."""
     if c.state is State.LOADING:
         return 4 if c.expected else -1, 0.0
     if c.policy == "sequential":

@@ -1,7 +1,6 @@
-"""Which chunks of the arena are free. Pure; knows numbers, not memory.
+"""The free chunks of the arena, by number. Pure.
 
-Chunks are handed out as runs of neighbours. Any chunk fits anywhere, so runs only save
-work: one copy and one mapping for each run instead of one for each chunk.
+Chunks are handed out as runs of neighbours, which need one copy and one mapping each.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -14,7 +13,7 @@ def count(runs: Runs) -> int:
 
 
 def without(runs: Runs, gone: Runs) -> Runs:
-    """The chunks of `runs` that are not in `gone`, in their order, neighbours as one run."""
+    """Return `runs` without the chunks in `gone`, neighbours merged."""
     numbers = {i for first, n in gone for i in range(first, first + n)}
     left: list[tuple[int, int]] = []
     for i in (i for first, n in runs for i in range(first, first + n) if i not in numbers):
@@ -26,27 +25,24 @@ def without(runs: Runs, gone: Runs) -> Runs:
 
 
 class ChunkPool:
-    """The free chunks of an arena of `total` chunks."""
-
     def __init__(self, total: int) -> None:
         self.total = total
         self.free = total
-        #: Free runs, sorted by first chunk; neighbours are always merged.
+        #: Free runs by first chunk; neighbours are always merged.
         self._starts: list[int] = [0] if total else []
         self._lengths: list[int] = [total] if total else []
-        #: The same as (length, -first chunk), sorted: of runs of equal length, the first in memory
-        #: comes last.
+        #: The same as (length, -first chunk), sorted: of equal lengths, the first in memory is
+        #: last.
         self._by_length: list[tuple[int, int]] = [(total, 0)] if total else []
 
     def __repr__(self) -> str:
         return f"<ChunkPool {self.free}/{self.total} free in {len(self._starts)} runs>"
 
     def take(self, need: int, prefer: Runs = ()) -> Runs:
-        """Hand out `need` chunks.
+        """Take the chunks of `prefer` if they are all free, else the smallest run that is enough,
+        else the largest runs.
 
-        Exactly the chunks of `prefer` if they are all free: a worker whose component is back on the
-        chunks of last time keeps its page tables. Else the smallest run with enough chunks; else
-        the largest runs first.
+        A worker whose component returns to the same chunks keeps its page tables.
         """
         if need > self.free:
             raise ValueError(f"{need} chunks asked, {self.free} free")
@@ -65,11 +61,10 @@ class ChunkPool:
             self.free += n
 
     def runs(self) -> Runs:
-        """The free runs, for checks."""
         return tuple(zip(self._starts, self._lengths, strict=True))
 
     def by_length(self) -> tuple[tuple[int, int], ...]:
-        """The free runs as (length, first chunk), the shortest first, for checks."""
+        """Return the free runs as (length, first chunk), the shortest first."""
         return tuple((n, -minus) for n, minus in self._by_length)
 
     def _choose(self, need: int) -> Runs:

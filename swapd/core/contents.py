@@ -1,17 +1,12 @@
 """Decides which host copy a worker fills, and which share the bytes of another. Pure.
 
-Two components of the same content need its bytes once. The first request fills a host copy. Later
-requests wait, and share that host copy when it is sealed. If it fails or takes too long, the next
-waiter fills its own.
+The core does not trust the name of a content: before a client commits, it compares the shared bytes
+with its own files, in 0.6 to 0.75 of the time of filling (files in the page cache). So the daemon
+reads no files, and no slow disk delays it.
 
-Clients name the content, and the core does not trust the name: before it commits, a client compares
-every shared byte with its own files. So the daemon needs no trust in a client, no descriptor of a
-file, and no reading of files, in which one slow disk could delay all. The comparison takes 0.6 to
-0.75 of the time of filling, with files in the page cache.
-
-A client says whether its name is *certain*: whether other bytes would have another name. A host
-copy that was committed under such a name is *vouched for*, and so is each that shares it. Those may
-be kept without a component (`Rules.keep_host`), and then nobody compares.
+A client may call its name *certain*: no other bytes ever have it. A host copy committed under such
+a name, and each that shares it, is *vouched for*. It may be kept without a component
+(`Rules.keep_host`), and needs no comparison.
 """
 
 from collections.abc import Hashable
@@ -21,64 +16,57 @@ from swapd.core.queue import Deadlines
 
 
 class Due(NamedTuple):
-    """A host copy to make now: the worker fills it, or it shares that of `original`."""
+    """A host copy to make now: filled by its worker, or sharing the bytes of `original`."""
 
     uid: int
     original: int = 0
-    #: Whether `original` is vouched for.
     certain: bool = False
 
 
 class _Content:
-    """All host copies that have or need the same bytes, by uid."""
-
     def __init__(self) -> None:
-        #: The host copy that is being filled and that others wait for; and its session.
+        #: The host copy that is being filled for all, and its session.
         self.filling: int | None = None
         self.filler = 0
-        #: Host copies with the bytes: sealed, or ordered to share those of another; and whether
-        #: each is vouched for.
+        #: Host copies that have the bytes or share them; whether each is vouched for.
         self.filled: dict[int, bool] = {}
-        #: Host copies that wait for them, with their sessions.
+        #: Waiting host copies, with their sessions.
         self.waiting: dict[int, int] = {}
-        #: All of these, and those that fill their own: no other waits for these, but they may be
-        #: the first to be filled. And whether the name that each gave is certain.
+        #: All host copies of this content, also those that fill their own; whether the name of each
+        #: is certain.
         self.asked: dict[int, bool] = {}
 
 
 class Contents:
-    """All contents. Host copies without a content are not in here. Times are on the clock of
-    events."""
+    """All host copies with a content. Times are on the events' clock."""
 
     def __init__(self) -> None:
         self._contents: dict[Hashable, _Content] = {}
         self._of: dict[int, Hashable] = {}
-        #: All that wait, with the time at which each stops waiting.
         self._until: Deadlines[int] = Deadlines()
 
     def __len__(self) -> int:
-        """Number of host copies that have a content."""
         return len(self._of)
 
     def __contains__(self, uid: int) -> bool:
-        """Whether this host copy waits."""
+        """Return whether this host copy waits."""
         return uid in self._until
 
     def next_deadline(self) -> float | None:
         return self._until.next()
 
     def is_last(self, uid: int) -> bool:
-        """Whether it alone of its content is vouched for."""
+        """Return whether it is the only host copy of its content that is vouched for."""
         content = self._content_of(uid)
         return content is not None and [u for u, sure in content.filled.items() if sure] == [uid]
 
     def ask(
         self, uid: int, session: int, key: Hashable, until: float, *, certain: bool = False
     ) -> Due | None:
-        """`uid` needs the bytes of `key`; None: it waits, at most until `until`.
+        """Ask for the bytes of `key`; None: the host copy waits, at most until `until`.
 
         A session never waits for one that waits for it: two sessions that load the same components
-        in different orders would wait for each other.
+        in different orders would block each other.
         """
         content = self._contents.setdefault(key, _Content())
         content.asked[uid] = certain
@@ -95,7 +83,7 @@ class Contents:
         return None
 
     def sealed(self, uid: int) -> list[Due]:
-        """The host copy of `uid` is filled: the waiting ones share it."""
+        """Note that `uid` is filled; return the waiting host copies, which share it."""
         content = self._content_of(uid)
         if content is None:
             return []
@@ -105,7 +93,7 @@ class Contents:
         return [self._share(content, other) for other in list(content.waiting)]
 
     def gone(self, uid: int) -> list[Due]:
-        """The host copy of `uid` is dropped, or will never exist: others may have to be filled."""
+        """Note that `uid` is dropped or was never made; return the host copies to fill instead."""
         content = self._content_of(uid)
         if content is None:
             return []
@@ -127,12 +115,10 @@ class Contents:
         return all_due
 
     def expired(self, now: float) -> list[Due]:
-        """The waiters whose time is over fill their own."""
+        """Return the host copies that waited too long; their workers fill them."""
         return [self._fill(self._contents[self._of[uid]], uid) for uid in self._until.over(now)]
 
     def _waits_for(self, one: int, other: int) -> bool:
-        """Whether session `one` is `other`, or waits for `other`, directly or through other
-        sessions."""
         seen: set[int] = set()
         todo = [one]
         while todo:

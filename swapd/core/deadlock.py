@@ -1,10 +1,8 @@
-"""Agents that hold leases and wait: which can never be granted, and which must run first.
+"""Finds agents that hold leases and wait, and can never be granted or must run first. Pure.
 
 The classic detection for one pool of interchangeable units (Coffman, Elphick, Shoshani 1971), with
-chunks as units and threads or tasks as the holders: find an order in which all agents that hold and
-wait can finish. Agents outside every such order are deadlocked. An agent that holds and does not
-wait will release in time, and does not count. Pure; `admission.py` and `planner.py` act on the
-result.
+chunks as units: agents that are in no order in which all can finish are deadlocked. An agent that
+holds and does not wait will release in time. `admission.py` and `planner.py` act on the result.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -24,22 +22,22 @@ AnyAgent = TypeVar("AnyAgent", bound=Hashable, contravariant=True)
 
 
 class Resources(Protocol[AnyAgent]):
-    """The holdings of agents that wait; they shrink as one agent after the other runs."""
+    """What waiting agents hold. It shrinks as one agent after the other runs."""
 
     def copy(self) -> Self: ...
 
     def can_run(self, agent: AnyAgent) -> bool:
-        """Whether its request fits beside the remaining holdings."""
+        """Return whether its request fits beside the remaining holdings."""
 
     def run(self, agent: AnyAgent) -> None:
-        """The agent releases all it holds."""
+        """Release all that the agent holds."""
 
 
 AnyResources = TypeVar("AnyResources", bound=Resources)  # type: ignore[type-arg]
 
 
 def stuck(agents: Iterable[Any], held: Resources[Any]) -> set[Any]:
-    """The `agents` that cannot run, even after all others that can have run. Changes `held`."""
+    """Return the `agents` that cannot run even after all others that can. Changes `held`."""
     left = set(agents)
     while able := [agent for agent in left if held.can_run(agent)]:
         for agent in able:
@@ -51,17 +49,16 @@ def stuck(agents: Iterable[Any], held: Resources[Any]) -> set[Any]:
 def must_run_first(
     agents: Sequence[Any], held: AnyResources, fits: Callable[[AnyResources], bool]
 ) -> set[Any]:
-    """Return the `agents` that must be admitted for a request to fit; `fits` says whether it does.
+    """Return the `agents` that must be admitted before a request fits, which `fits` tells.
 
-    Agents that can run do so, and release all they hold. The set is minimal: without any one of its
-    agents, the others free too little. Of several such sets, it is the one without the last in
-    `agents`. It is empty if no agent needs to run. Otherwise one of its agents can run now, unless
-    the request will never fit.
+    Agents that can run do so, and release all they hold. The set is minimal: without any of its
+    agents, too little is free. Of several minimal sets, it is the one without the last in `agents`.
+    An agent of the set can run now, unless the request will never fit.
     """
     first: set[Any] = set()
     end = len(agents)
     while end:
-        # from which agent on need the later ones not run? the more stay idle, the less fits
+        # Find the first agent from which on no agent need run: the more stay idle, the less fits.
         low, high = 0, end
         while low < high:
             middle = (low + high) // 2
@@ -77,8 +74,8 @@ def must_run_first(
 
 # --- components as resources -------------------------------------------------------------
 
-#: A component that an agent waits for, and whether it has to be loaded anew: its new bytes cannot
-#: be in beside the old ones.
+#: A component that an agent waits for, and whether it must leave first because the agent needs its
+#: new bytes.
 Wish = tuple[Component, bool]
 
 
@@ -86,9 +83,9 @@ class _Held:
     def __init__(self, room: int, of: dict[Agent, Iterable[Component]]) -> None:
         self.wishes: dict[Agent, list[Wish]] = {}
         self._of = of
-        #: All chunks but those that never come free, less those of all held components.
+        #: Chunks that come free, less those of all held components.
         self._room = room
-        #: The number of agents that hold each component; and of held members by side, by group.
+        #: How many agents hold each component; held members by group and side.
         self._holders: dict[str, int] = {}
         self._sides: dict[str, dict[str, int]] = {}
         for held in of.values():
@@ -122,7 +119,7 @@ class _Held:
                 del sides[c.side]
 
     def fits(self, wishes: Iterable[Wish]) -> bool:
-        """Whether all of these can be in together, beside all components that are held."""
+        """Return whether all these can be in together, beside all held components."""
         room, sides = self._room, dict[str, str]()
         for c, anew in wishes:
             if not self._holders.get(c.name):
@@ -157,7 +154,7 @@ def _wishes(ledger: Ledger, waiters: Iterable[Waiter]) -> list[Wish]:
 
 
 def deadlocked(ledger: Ledger) -> list[Waiter]:
-    """The waiters that can never be granted, by arrival."""
+    """Return the waiters that can never be granted, by arrival."""
     agents = _in_doubt(ledger)
     if not agents:
         return []
@@ -165,8 +162,8 @@ def deadlocked(ledger: Ledger) -> list[Waiter]:
 
 
 def overtakers(ledger: Ledger, head: Waiter) -> list[Waiter]:
-    """The waiters that must be admitted before `head`: their agents hold components it needs, and
-    wait."""
+    """Return the waiters to admit before `head`: their agents wait, and hold components that it
+    needs."""
     holding, holders = ledger.queue.holding, ledger.holders.by_agent
     if not holding or _fits_beside_all(ledger, head):
         return []
@@ -178,7 +175,7 @@ def overtakers(ledger: Ledger, head: Waiter) -> list[Waiter]:
 
 
 def that_could_take_old(ledger: Ledger, waiters: list[Waiter]) -> Waiter | None:
-    """The newest waiter that may get old bytes instead, and does not yet."""
+    """Return the newest waiter that may get old bytes instead, and does not yet."""
     could = (
         w
         for w in waiters
@@ -189,14 +186,14 @@ def that_could_take_old(ledger: Ledger, waiters: list[Waiter]) -> Waiter | None:
 
 
 def _held_chunks(ledger: Ledger, *more: Agent) -> int:
-    """At least the chunks that agents hold which wait, and these."""
+    """Return an upper bound for the chunks held by waiting agents and by `more`."""
     by_agent = ledger.holders.by_agent
     agents = ledger.queue.holding.keys() | set(more)
     return sum([by_agent[agent].chunks for agent in agents if agent in by_agent])
 
 
 def _in_doubt(ledger: Ledger) -> list[Agent]:
-    """The agents that hold and wait, except those that can surely run."""
+    """Return the agents that hold and wait, except those that can surely run."""
     room = ledger.pool.total - ledger.fixed - _held_chunks(ledger)
     return [
         agent
@@ -206,7 +203,7 @@ def _in_doubt(ledger: Ledger) -> list[Agent]:
 
 
 def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
-    """Whether all these fit in `room`: a quick check that may wrongly return False."""
+    """Return whether all these fit in `room`. A quick check, which may wrongly say no."""
     for w in waiters:
         for c in ledger.named(w.names):
             room -= c.chunks
@@ -216,7 +213,6 @@ def _surely_fit(ledger: Ledger, waiters: Iterable[Waiter], room: int) -> bool:
 
 
 def _fits_beside_all(ledger: Ledger, head: Waiter) -> bool:
-    """Whether `head` surely has room even if no other agent that holds and waits ever runs."""
     room = ledger.pool.total - ledger.fixed - _held_chunks(ledger, head.owner)
     return _surely_fit(ledger, [head], room)
 

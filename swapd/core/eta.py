@@ -1,7 +1,7 @@
-"""When a waiter will be granted, if all goes as usual. Pure; changes nothing.
+"""Estimates when each waiter will be granted, by usual times. Pure; changes nothing.
 
-Plays the queue forward: each waiter gets in its turn the room that comes free first, and its loads
-run behind those of the waiters before it. Computed only when somebody asks.
+It plays the queue forward: each waiter, in turn, gets the room that comes free first, and loads
+behind the waiters before it. Computed only when somebody asks.
 """
 
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, State, Waiter
 from swapd.shared.units import seconds
 
-#: Most leased components that one waiter may count on: those that give way first.
+#: Most leased components that one waiter may count on, in the order of giving way.
 LEASED_MAX = 64
-#: Holders that keep a component for longer than this multiple of its usual use, and so many seconds
-#: for which a client may keep an unused lease, may keep it for any time.
+#: A holder that exceeds this multiple of the usual use, plus the seconds for which a client keeps
+#: an unused lease, may keep it for any time.
 LATE, KEPT_S = 4.0, 1.0
-#: A use that should end now lasts for this share of the usual time: uses vary.
+#: Assume this share of the usual time for a use that should end now: uses vary.
 REST = 1 / 16
 
 
 class Eta(NamedTuple):
-    """Seconds from now; infinite if that is `unknown`, and why, for people."""
+    """Seconds from now; infinite if `unknown`, which says why."""
 
     seconds: float
     unknown: str = ""
@@ -51,7 +51,7 @@ _NO_RATE = Eta(inf, "not known yet: nothing was loaded so far")
 
 _first_to_end = attrgetter("seconds")
 
-#: What may go: when, its chunks, and the component; None: what leaves already.
+#: What may leave: when, its chunks, and the component; None for what is leaving already.
 MayGo = tuple[Eta, int, Component | None]
 
 
@@ -60,15 +60,15 @@ def _first_to_go(one: MayGo) -> float:
 
 
 def eta(ledger: Ledger, w: Waiter, now: float) -> Eta:
-    """When `w` is granted, which may be in no queue: then it comes last, or is the first if it
-    needs no turn."""
+    """Return when `w` is granted. If it is in no queue, it comes last, or first if it needs no
+    turn."""
     if w.parked or not ledger.components.keys() >= set(w.names):
         return PARKED
     return next((found for other, found in etas(ledger, now, w) if other is w), MANY)
 
 
 def etas(ledger: Ledger, now: float, new: Waiter | None = None) -> Iterator[tuple[Waiter, Eta]]:
-    """The first waiters, in the order of their turns, and `new`."""
+    """Yield the first waiters and `new`, in the order of their turns."""
     course, queue = _Course(ledger, now), ledger.queue
     first = sorted((w for w in queue if w.admitted), key=attrgetter("order"))
     first += [new] if new is not None and not new.queued else []
@@ -80,10 +80,10 @@ def etas(ledger: Ledger, now: float, new: Waiter | None = None) -> Iterator[tupl
 
 
 def end_of_use(ledger: Ledger, c: Component, now: float) -> Eta:
-    """When the leases of `c` end.
+    """Return when the leases of `c` end.
 
-    The daemon does not see the uses of a lease that its client keeps between them, nor that it is
-    not in use: it comes back with the next end of a use, once its holder hears that somebody waits.
+    The client may keep a lease between uses, which the daemon does not see. Such a lease comes back
+    at the next end of a use, after its holder has heard that somebody waits.
     """
     if not c.hold_s:
         return Eta(inf, f"not known yet: {explain.called(c)} is in use for the first time")
@@ -107,31 +107,31 @@ def _after_use(c: Component, since: Eta) -> Eta:
 
 
 class _Course:
-    """What comes free when, as one waiter after the other is granted."""
+    """The course of time as one waiter after the other is granted."""
 
     def __init__(self, ledger: Ledger, now: float) -> None:
         self._ledger, self._now = ledger, now
-        #: Chunks that no waiter before needs, by its turn and now; and those that leave already.
+        #: Free chunks that earlier waiters leave at this turn, and leave now; chunks that are
+        #: leaving.
         self._free = self._free_now = ledger.pool.free
         self._leaving = ledger.leaving
-        #: The turn of the next waiter, and the end of the loads before its own.
+        #: The turn of the next waiter, and the end of all loads so far.
         self._turn = self._lane = NOW
-        #: The time before the last load in which no load is under way: from, and until.
+        #: Start and end of the gap before the last load, in which no load runs.
         self._gap, self._gap_until = NOW, 0.0
         moving = (m.component for m in ledger.moves.values())
         coming = (c for c in moving if c.state is State.LOADING and not c.workspace)
-        #: Loads under way, in their order, until they are played; then the end of each.
+        #: Loads under way that are not played yet, in their order.
         self._coming = sorted(coming, key=attrgetter("urgency"))
         self._running = self._coming[0] if self._coming else None
+        #: When each played load ends.
         self._ends: dict[str, Eta] = {}
-        #: Until when holders use components; the same of waiters; and what goes for them, and is
-        #: not in.
+        #: When holders' uses end; when waiters' uses end; names evicted for waiters, and still out.
         self._held: dict[str, Eta] = {}
         self._used: dict[str, Eta] = {}
         self._gone: set[str] = set()
 
     def grant(self, w: Waiter) -> Eta:
-        """Play `w`, whose turn it is."""
         asked = self._ledger.named(w.names)
         for c in [c for c in self._coming if c.urgency <= (0, *w.order) or c in asked]:
             self._coming.remove(c)
@@ -149,9 +149,9 @@ class _Course:
     # --- room ----------------------------------------------------------------------------
 
     def _room(self, w: Waiter, asked: list[Component], absent: list[Component]) -> Eta:
-        """When there is room for what is absent, and it is the turn of `w`.
+        """Return when there is room for the absent components at the turn of `w`.
 
-        Who needs no more than what is free goes before those that wait, if they need less.
+        A waiter that fits into the free chunks goes before waiters that need more.
         """
         turn, short = self._turn if w.queued else NOW, sum([c.chunks for c in absent])
         must = [c for c in (*absent, *self._ledger.rivals(asked)) if self._is_here(c)]
@@ -167,7 +167,8 @@ class _Course:
     def _make(
         self, short: int, w: Waiter, asked: list[Component], must: list[Component]
     ) -> Iterator[Eta]:
-        """Play that `must` and others go until `short` chunks are free for `w`; when each goes."""
+        """Evict `must` and others until `short` chunks are free for `w`; yield when each has
+        left."""
         use_s = eviction.usual_use_s(asked)
         short -= self._free
         for c in must:
@@ -187,12 +188,12 @@ class _Course:
         return c.on_device and c.name not in self._gone
 
     def _go(self, c: Component) -> int:
-        """Play its eviction; return the chunks that come free by it."""
+        """Play its eviction; return the chunks that it frees."""
         self._gone.add(c.name)
         return 0 if c.evicting else c.chunks
 
     def _may_go(self, w: Waiter, short: int, use_s: float) -> Iterator[MayGo]:
-        """What may go for `w`, and when; of idle components no more than are needed."""
+        """Yield what may leave for `w`, and when. Yield no more idle components than are needed."""
         if self._leaving:
             yield self._saved(), self._leaving, None
         ledger, but = self._ledger, {*w.names, *self._gone}
@@ -213,7 +214,6 @@ class _Course:
                 yield leaves, c.chunks, c
 
     def _leaves(self, c: Component, w: Waiter, use_s: float) -> Eta:
-        """When `c` can have left for `w`."""
         if c.evicting:
             return self._saved()
         ends, since = self._used.get(c.name), None
@@ -223,7 +223,7 @@ class _Course:
             ends = self._held[c.name]
         if ends is not None:
             since = self._now + ends.seconds
-        if c.leases and c.kept_on:  # its turn goes on
+        if c.leases and c.kept_on:  # its client will use the lease again
             until = c.resident_since + eviction.quantum_s(self._ledger, c, w.priority, use_s)
         else:
             until = eviction.stays_until(self._ledger, c, w.priority, use_s, since)
@@ -231,7 +231,6 @@ class _Course:
         return self._copied(left, c.bytes_back)
 
     def _saved(self) -> Eta:
-        """When all that leaves already has left."""
         out = self._ledger.lane_out
         moves = [m for m in self._ledger.moves.values() if m.lane is out]
         saved = self._copied(NOW, sum([m.component.bytes_back for m in moves]))
@@ -241,14 +240,13 @@ class _Course:
     # --- copies --------------------------------------------------------------------------
 
     def _is_in(self, c: Component, w: Waiter) -> bool:
-        """Whether it needs no load for `w`, as things will be then."""
         if c.name in self._gone:
             return False
         there = c.state in (State.RESIDENT, State.LOADING) or c.name in self._used
         return there and not eviction.leaves_first(c, w)
 
     def _load(self, c: Component, room: Eta) -> None:
-        """The load of `c`, once there is room, and the loads before it have ended."""
+        """Play the load of `c` after earlier loads, once there is room."""
         begins = max(room, self._gap, key=_first_to_end)
         fits = begins.seconds < self._gap_until
         if not fits:
@@ -273,11 +271,11 @@ class _Course:
         return since.plus(nbytes / rate) if rate else _NO_RATE
 
     def _under_way(self, ends: Eta, since: float) -> Eta:
-        """The same for a copy that began then."""
+        """Return the end of the same copy if it began at `since`."""
         return ends if ends.unknown else Eta(max(ends.seconds - max(self._now - since, 0.0), 0.0))
 
 
 def bytes_in(c: Component) -> int:
-    """Bytes of its next copy in: for scratch that has to leave first, the bytes that its save
-    copies."""
+    """Return the bytes of the next load. Scratch that is being saved will load the bytes of that
+    save."""
     return c.bytes_back if c.evicting and c.dirty else c.bytes_in

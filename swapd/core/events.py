@@ -1,8 +1,8 @@
 """The events that the core handles. Data only.
 
-Time is in the event (`now`, seconds of a monotonic clock): the core has no clock. (session,
-request) names a request, and a generation names the copy that makes or ends it. The tag of an
-event, an action or a request is the `kind` of its record in the swap log.
+`now` is the time in seconds of a monotonic clock: the core has none. A generation names the copy
+that begins or ends it. The tag of an event, an action or a request is the `kind` of its record in
+the swap log.
 """
 
 from typing import Literal
@@ -22,8 +22,8 @@ class SessionOpened(Event, frozen=True, tag="session_opened"):
 
 
 class SessionGone(Event, frozen=True, tag="session_gone"):
-    """The lifeline ended. `alive`: the process still ran, and may still write. `ending`: it will
-    end soon, without being told."""
+    """The lifeline ended. `alive`: the process still runs and may write. `ending`: it will exit
+    soon."""
 
     session: int
     alive: bool = False
@@ -31,10 +31,11 @@ class SessionGone(Event, frozen=True, tag="session_gone"):
 
 
 class SessionEnds(Event, frozen=True, tag="session_ends"):
-    """The lifeline of a session with much to end has closed: end at most `most` of its things now.
+    """The lifeline of a large session ended: end at most `most` of its waiters, components and
+    leases.
 
-    The caller repeats this event, with other events in between, until `Residency.has_more` is
-    false. Then it sends `SessionGone`.
+    The caller repeats this, with other events in between, until `Residency.has_more` is false, and
+    then sends `SessionGone`.
     """
 
     session: int
@@ -44,22 +45,19 @@ class SessionEnds(Event, frozen=True, tag="session_ends"):
 
 
 class ProcessExited(Event, frozen=True, tag="process_exited"):
-    """The process of a session that went `alive` has ended: its mappings are gone."""
+    """The process of a session that went `alive` has exited: its mappings are gone."""
 
     session: int
 
 
 class UnmapAck(Event, frozen=True, tag="let_go"):
-    """The process of a session that went `alive` has unmapped all it could write to."""
+    """The process of a session that went `alive` has unmapped all that it could write to."""
 
     session: int
 
 
 class SessionRequest(Event, frozen=True, tag="asked"):
-    """A session makes a request that passed `problem_with`.
-
-    The session and the id of the request name all answers to it.
-    """
+    """A request that passed `problem_with`. All answers name its session and id."""
 
     session: int
     request: AnyOrder
@@ -74,10 +72,7 @@ class HostCopySealed(Event, frozen=True, tag="host_copy_sealed"):
 
 
 class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
-    """A host copy could not be made or sealed.
-
-    `short`: host memory or descriptors were missing, and nothing was made.
-    """
+    """A host copy could not be made or sealed. `short`: memory or descriptors are lacking."""
 
     uid: int
     code: Code
@@ -86,8 +81,8 @@ class HostCopyFailed(Event, frozen=True, tag="host_copy_failed"):
 
 
 class HostCopyFound(Event, frozen=True, tag="host_copy_found"):
-    """An earlier daemon kept this host copy for no component. It comes before the first session,
-    and once for each content. `uid`: below 0, and no other host copy's."""
+    """An earlier daemon kept this host copy. The event comes before the first session, once for
+    each content; `uid` is negative."""
 
     uid: int
     name: str
@@ -98,10 +93,10 @@ class HostCopyFound(Event, frozen=True, tag="host_copy_found"):
 
 
 class HostCopiesPinned(Event, frozen=True, tag="host_copies_pinned"):
-    """For the record: progress of page-locking host copies, which makes copying them fast.
+    """For the record: `nbytes` of `of` bytes of host copies are page-locked, which makes copies
+    fast.
 
-    `nbytes` of `of` bytes are page-locked; `took_s` is the time since the device began with the
-    part that it reports here; `refused` is why it will not lock the rest, or empty.
+    `took_s`: seconds since the device began this part. `refused`: why it will not lock the rest.
     """
 
     nbytes: int
@@ -117,14 +112,14 @@ class RevokeAck(Event, frozen=True, tag="revoked"):
 
 
 class CopiedIn(Event, frozen=True, tag="copied_in"):
-    """`took_s`: how long the copy ran if it stood still for more urgent ones meanwhile, else 0."""
+    """`took_s`: seconds of copying, if the copy stood still for more urgent ones; else 0."""
 
     generation: int
     took_s: float = 0.0
 
 
 class CopyStopped(Event, frozen=True, tag="copy_stopped"):
-    """A load ended early, because of `StopCopy`. The contents of its chunks are undefined."""
+    """A load ended early, after `StopCopy`. Its chunks have undefined contents."""
 
     generation: int
 
@@ -134,44 +129,43 @@ class CopiedOut(Event, frozen=True, tag="copied_out"):
 
 
 class CopyFailed(Event, frozen=True, tag="copy_failed"):
-    """A copy or a loan of a workspace failed. The chunks of a workspace belong to the arena
-    again."""
+    """A copy or a loan failed. The chunks of a workspace belong to the arena again."""
 
     generation: int
     why: str
 
 
 class Lent(Event, frozen=True, tag="lent"):
-    """The driver has the chunks of a workspace: its session may allocate."""
+    """The driver has the chunks of a workspace, so the session may allocate."""
 
     generation: int
 
 
 class Reclaimed(Event, frozen=True, tag="reclaimed"):
-    """The arena has chunks of a workspace again: `runs`, with another event for the rest; without
-    `runs`, all that remained."""
+    """The arena has the chunks `runs` of a workspace again, or without `runs` all the remaining
+    ones."""
 
     generation: int
     runs: Runs = ()
 
 
 class Dropping(Event, frozen=True, tag="dropping"):
-    """The daemon told these sessions to let go of the memory that this `Lend` gives away."""
+    """The daemon told these sessions to let go of the memory of a `Lend`."""
 
     generation: int
     sessions: tuple[int, ...]
 
 
 class DropAck(Event, frozen=True, tag="dropped"):
-    """A session has let go of that memory."""
+    """A session has let go of the memory of a `Lend`."""
 
     session: int
     generation: int
 
 
 class Unread(Event, frozen=True, tag="unread"):
-    """The daemon keeps `count` messages that a session must hear, and the session has just read as
-    much as it reads for now; 0: it has read all.
+    """A session has not read `count` messages; 0: it has read all. Comes when the first must wait,
+    and again whenever the session has read some.
 
     `error`: why the daemon cannot send them although the session reads.
     """
@@ -183,17 +177,17 @@ class Unread(Event, frozen=True, tag="unread"):
 
 
 class DeviceDown(Event, frozen=True, tag="device_down"):
-    """The device copies, lends and takes back nothing any more, until the daemon is restarted."""
+    """The device copies, lends and reclaims nothing any more, until a restart of the daemon."""
 
     why: str
 
 
 class Tick(Event, frozen=True, tag="tick"):
-    """Time passed: `Residency.next_deadline` was reached."""
+    """`Residency.next_deadline` was reached."""
 
 
 class RulesChanged(Event, frozen=True, tag="rules_changed"):
-    """Decisions follow these rules from now on, also for requests that wait and for debts."""
+    """New rules, also for waiting requests and debts."""
 
     ack_timeout_s: float
     residency_factor: float
@@ -205,10 +199,10 @@ class RulesChanged(Event, frozen=True, tag="rules_changed"):
 
 
 class Stopping(Event, frozen=True, tag="stopping"):
-    """Refuse all waiting and new requests; leases go on until their release."""
+    """Refuse all waiting and new requests. Leases go on until their release."""
 
 
-#: Events that end a slow order, named by its generation.
+#: The events that end a slow action, named by its generation.
 Over = CopiedIn | CopyStopped | CopiedOut | CopyFailed | Lent | Reclaimed
 
 AnyEvent = (

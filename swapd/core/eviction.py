@@ -1,9 +1,8 @@
-"""Which components go to make room for a request. Pure; changes nothing.
+"""Decides which components leave to make room for a request. Pure; changes nothing.
 
-Only this module decides that: the planner evicts these, `status.py` prints them, `explain.py` words
-them. `never_fits` and `cannot_come_in` find requests that can never be granted. `room(...)` finds
-for any other which components go so that its own can come in, or which are in its way. How long
-each stays that nobody holds, and which leave on their own, is here too.
+`never_fits` and `cannot_come_in` find requests that can never be granted. For any other, `room`
+says which components leave for it, or are in its way. `stays_until` and `goes_now` say how long an
+unleased component stays. The planner carries this out; `status.py` and `explain.py` describe it.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -20,7 +19,7 @@ MayEvict = Callable[[Component], bool]
 
 
 class Refusal(NamedTuple):
-    """The request can never be granted. `of`: the components that are the cause."""
+    """The request can never be granted, because of the components `of`."""
 
     why: Literal["down", "conflict", "too_large"]
     of: list[Component]
@@ -31,23 +30,22 @@ class Refusal(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The components that go so that it can come in: members of its alternating groups, and
+    """The request can come in once these have left: rivals of its alternating groups, and
     victims."""
 
     rivals: list[Component]
     victims: list[Component]
-    #: All rivals that are in, also those that are leaving already.
+    #: All rivals on the device, also those that are leaving already.
     excluded: list[Component]
-    #: Number of chunks that it needs.
     missing: int
 
 
 class Blocked(NamedTuple):
-    """It has to wait until its own components have left, or until others go."""
+    """The request must wait, until its own components have left or until others can."""
 
-    #: Its own components that have to leave before they come in anew.
+    #: Its own components that must leave before they come in anew.
     leaving: list[Component]
-    #: Components that must go and cannot now: idle ones, leased ones, rivals.
+    #: Components that must leave and cannot now: idle ones, leased ones, rivals.
     by: list[Component]
 
 
@@ -55,9 +53,10 @@ class Blocked(NamedTuple):
 
 
 def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None) -> Refusal | None:
-    """With the device down: refused unless these are on it. `w` is None for a prefetch.
+    """Refuse absent components while the device is down. `w` is None for a prefetch.
 
-    A component being saved counts as on it: it will have to stay. An updated one does not.
+    A component that is being saved counts as present: the save will fail, and it stays. An updated
+    component is absent, as its new bytes cannot come in.
     """
     if not ledger.down:
         return None
@@ -71,7 +70,7 @@ def cannot_come_in(ledger: Ledger, asked: Iterable[Component], w: Waiter | None)
 
 
 def never_fits(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """Refused if a request for these together could wait forever."""
+    """Refuse a request for these that would wait forever."""
     sides = {(c.group, c.side) for c in asked if c.group is not None}
     if len({group for group, _ in sides}) < len(sides):
         return Refusal("conflict", asked)
@@ -91,15 +90,14 @@ def room(
     may_evict: MayEvict,
     over: tuple[str, ...] | None = None,
 ) -> Room | Blocked:
-    """The components that go so that `asked` can come in. All of them can go, or none does.
+    """Return which components leave so that `asked` can come in: all of them can, or none does.
 
-    1. Those of `asked` that were leaving, or updated meanwhile, have left.
-    2. Their rivals (other members of an alternating group) are idle or leaving.
-    3. These are enough together: free chunks, those about to be free, those of rivals and of the
-       victims that `victims` picks.
+    1. Those of `asked` that are leaving or were updated must have left. 2. Their rivals (other
+    members of an alternating group) must be idle or leaving. 3. Free chunks, chunks about to be
+    free, rivals and `victims` must be enough together.
 
-    `w` is None for a prefetch of one component: no holder gives way to it, and no component goes
-    for a `sequential` one, which would leave after use. `over`: only these go; None: any.
+    `w` is None for a prefetch of one component. No holder gives way to a prefetch, and nothing
+    leaves for a `sequential` component. Only components in `over` may leave; None: any.
     """
     if leaving := [c for c in asked if leaves_first(c, w)]:  # 1
         return Blocked(leaving, [])
@@ -131,8 +129,8 @@ def _going(
     may_evict: MayEvict,
     over: tuple[str, ...] | None,
 ) -> tuple[list[Component], list[Component]] | None:
-    """The rivals that are not leaving already, and the victims; None if one of the rivals cannot
-    go, or all victims are too few."""
+    """Return the rivals to evict and the victims; None if a rival cannot leave or victims are too
+    few."""
     staying = [r for r in rivals if not r.evicting]
     if short > ledger.idle.chunks or not _may_all_go(ledger, staying, may_evict):  # 2
         return None
@@ -150,7 +148,6 @@ def _may_all_go(ledger: Ledger, rivals: list[Component], may_evict: MayEvict) ->
 def _idle(
     ledger: Ledger, but: list[Component], may_evict: MayEvict, over: tuple[str, ...] | None
 ) -> Iterable[Component]:
-    """The idle components that may go, the least recently used first."""
     spare = {c.name for c in but}
     idle = ledger.idle if over is None else ledger.idle.among(over)
     return (c for c in idle if c.name not in spare and may_evict(c))
@@ -159,8 +156,8 @@ def _idle(
 def _foreseen(
     ledger: Ledger, need: int, idle: list[Component], asked: list[Component]
 ) -> Iterable[Component]:
-    """The idle components in the order in which they should go for `asked`: those of the places
-    before the least recently used, then those that are needed last."""
+    """Return idle components in the order in which they should leave for `asked`: first those ahead
+    of all foreseen ones, then the choice of the foresight."""
     rest: dict[str, list[Component]] = {}
     first = list(takewhile(lambda c: not is_foreseen(c), idle))
     for c in filter(is_foreseen, idle):
@@ -173,21 +170,21 @@ def _foreseen(
 
 
 def is_foreseen(c: Component) -> bool:
-    """Whether its next use is foreseen: it stays as long as its memory is not needed."""
+    """Return whether the foresight decides when it leaves."""
     return c.policy == "lru" and not (
         c.workspace or c.leaves_for_nothing or c.state is State.LOADING
     )
 
 
 def leaves_first(c: Component, w: Waiter | None) -> bool:
-    """Whether `c` has to leave, or is leaving, before it comes in anew for `w`."""
+    """Return whether `c` must leave, or is leaving, before it comes in anew for `w`."""
     return c.evicting or (c.superseded and must_leave_first(c, w))
 
 
 def must_leave_first(c: Component, w: Waiter | None) -> bool:
-    """Whether `c` has old bytes on the device that `w` may not have.
+    """Return whether `c` has old bytes on the device that `w` may not have.
 
-    An agent that holds it may take it again: it could not release otherwise.
+    An agent that holds `c` may take it again: it could not release otherwise.
     """
     if not c.superseded or w is None:
         return c.superseded
@@ -197,17 +194,15 @@ def must_leave_first(c: Component, w: Waiter | None) -> bool:
 
 
 def fits_in(ledger: Ledger, asked: list[Component], chunks: int) -> bool:
-    """Whether all of these can come in at once with so many free chunks, and nothing else."""
     return are_out(asked) and not ledger.rivals(asked) and missing_chunks(asked) <= chunks
 
 
 def may_come_in(ledger: Ledger, asked: list[Component]) -> bool:
-    """Whether all of these are out, and may come in without a holder that gives way."""
+    """Return whether these are out, and may come in without a holder that gives way."""
     return are_out(asked) and missing_chunks(asked) <= may_free(ledger)
 
 
 def may_free(ledger: Ledger) -> int:
-    """The chunks that are free, or about to be, or could be without a holder that gives way."""
     return ledger.pool.free + ledger.leaving + ledger.idle.chunks
 
 
@@ -216,18 +211,16 @@ def are_out(asked: Iterable[Component]) -> bool:
 
 
 def missing_chunks(asked: Iterable[Component]) -> int:
-    """Number of chunks to load for all of these to be in."""
     return sum([c.chunks for c in asked if c.state is State.ABSENT])
 
 
 def _in_the_way(
     ledger: Ledger, w: Waiter, asked: list[Component], short: int, rivals: list[Component]
 ) -> list[Component]:
-    """Components that must go to let `w` have `asked`, and cannot now: idle ones, leased ones,
-    those that come in for others, rivals.
+    """Return the components that must leave for `asked` and cannot now.
 
-    An idle component that is wanted stays for the waiter. If it could be leased again meanwhile,
-    two holders that take turns could keep out a waiter that needs both for ever.
+    An idle one among them stays for the waiter. If it could be leased again, two holders that take
+    turns could keep out for ever a waiter that needs both.
     """
     spare = {c.name for c in (*asked, *rivals)}
     others = chain(ledger.idle, _leased_beside(ledger, w.owner), _promised(ledger))
@@ -237,14 +230,12 @@ def _in_the_way(
 
 
 def _leased_beside(ledger: Ledger, agent: Agent) -> Iterable[Component]:
-    """The components whose holders may be asked to give way, but those that `agent` alone holds."""
     for c in ledger.holders.to_give_way():
         if len(c.agents) > 1 or agent not in c.agents:
             yield c
 
 
 def _promised(ledger: Ledger) -> Iterable[Component]:
-    """The components that come in for waiters alone."""
     for move in ledger.moves.values():
         c = move.component
         if c.state is State.LOADING and c.promised and not c.leases and ledger.is_current(c):
@@ -254,20 +245,20 @@ def _promised(ledger: Ledger) -> Iterable[Component]:
 # --- how long a component stays ---------------------------------------------------------
 
 
-#: A component whose owner comes back within this share of its swap-in time is busy: evicting it
+#: A component whose owner comes back within this share of its swap-in time is busy: an eviction
 #: between two uses would cost more than it gives.
 BUSY_SHARE = 0.25
-#: And so is one whose owner comes back within this share of the usual use of what would come in for
-#: it: its next use would wait for all of that.
+#: So is one whose owner comes back within this share of the usual use of what would come in: the
+#: owner's next use would wait for all of that use.
 BUSY_SHARE_OF_USE = 0.125
 
 
 def goes_now(c: Component, *, down: bool) -> Reason | None:
-    """Why a component without holders leaves on its own, or None if it stays.
+    """Return why an unleased component leaves on its own, or None if it stays.
 
-    An unregistered or updated one always leaves. A `sequential` one leaves after use, and so does a
-    part that its family no longer keeps, unless a request waits for it or the device is `down`:
-    then it could not come back.
+    An unregistered or updated component always leaves. A `sequential` one leaves after its use, and
+    a part when its family no longer keeps it, unless a request waits for it, or the device is
+    `down` and it could not come back.
     """
     if c.unregistering:
         return "unregister"
@@ -281,10 +272,10 @@ def goes_now(c: Component, *, down: bool) -> Reason | None:
 
 
 def may_go_for(expected: Component, c: Component, over: Collection[str] | None) -> bool:
-    """Whether `c`, which is idle, may be evicted to load `expected` ahead of its acquire.
+    """Return whether idle `c` may be evicted to load `expected` ahead of its acquire.
 
-    Only components in `over`, unless that is None. Never another expected one: the two would push
-    each other out. Nor a part of the same family: it is needed too.
+    Only components in `over` may; None: any. Another expected component may not, as the two would
+    push each other out; nor may a part of the same family, which is needed too.
     """
     if c.expected or (c.part_of and c.part_of == expected.part_of):
         return False
@@ -292,17 +283,16 @@ def may_go_for(expected: Component, c: Component, over: Collection[str] | None) 
 
 
 def usual_use_s(asked: Iterable[Component]) -> float:
-    """The usual time of a use of these together; 0 if there was none."""
     return max([c.use_s for c in asked], default=0.0)
 
 
 def quantum_s(ledger: Ledger, c: Component, priority: int, use_s: float) -> float:
-    """How long a component stays once it is in, seconds, for an acquire of this `priority` whose
-    components are in use for `use_s`.
+    """Return the minimum residency of `c`, in seconds, against an acquire of this `priority` whose
+    components are used for `use_s`.
 
-    A multiple of its swap-in time, or the time that the other has in its turn: less, the longer its
-    own owner is away between two uses. Within a bound, so that no waiter starves; and not at all
-    for a higher priority than that of its last lease.
+    It is a multiple of the swap-in time, or the other's usual use less a multiple of the owner's
+    pause, if that is longer. It is bounded, so that no waiter starves, and 0 against a priority
+    higher than that of the last lease.
     """
     if priority > c.priority:
         return 0.0
@@ -316,13 +306,12 @@ def quantum_s(ledger: Ledger, c: Component, priority: int, use_s: float) -> floa
 def stays_until(
     ledger: Ledger, c: Component, priority: int, use_s: float, idle_since: float | None = None
 ) -> float:
-    """Until when an idle component may not be evicted for an acquire of this priority, whose
-    components are in use for `use_s`; a time in the past if it may be now. `idle_since`: if it is
-    idle only then.
+    """Return until when idle `c` may not be evicted for an acquire of this `priority` whose
+    components are used for `use_s`. `idle_since`: when it becomes idle, if it is not yet.
 
-    The minimum-residency rule: a busy component stays for its quantum, unless its owner fails to
-    come back. `gap_s` is the time from a release to the next acquire, also if the component was
-    evicted in between. So two decode loops that evict each other's components both count as busy.
+    A busy component stays for its minimum residency, unless its owner fails to come back. `gap_s`
+    counts from a release to the next acquire even if the component was evicted meanwhile, so two
+    decode loops that evict each other's components both count as busy.
     """
     since = c.idle_since if idle_since is None else idle_since
     if c.state is State.LOADING or c.gap_s is None:

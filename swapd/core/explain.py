@@ -1,7 +1,4 @@
-"""Messages for people about the state of the core.
-
-Every refusal states the problem, the holders of the components, and a remedy.
-"""
+"""Messages for people. Every refusal states the problem, the holders, and a remedy."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
@@ -25,7 +22,7 @@ _DOWN = (
 )
 #: Most components, or holders of one, that a message names: a few more than people read.
 NAMED_MAX = 32
-#: Number of registered names before and after an unknown one that `_like` compares with it.
+#: Number of sorted names on each side of an unknown name that `_like` looks at.
 _NEAR = 16
 
 REPLAYED = "this request id is in use already, or its session is not open; use a new id"
@@ -47,7 +44,7 @@ TOO_MANY_NAMES = (
 
 
 def unheard(ledger: Ledger, key: Key) -> tuple[Code, str] | None:
-    """Why an acquire with any names is refused, or None: its number is taken, or swapd stops."""
+    """Return why an acquire is refused whatever it names: its id is in use, or swapd stops."""
     session = ledger.sessions.get(key[0])
     if session is None or key in ledger.starts:
         return "bad_request", REPLAYED
@@ -62,13 +59,11 @@ def who(ledger: Ledger, session: int) -> str:
 
 
 def starting(ledger: Ledger) -> str:
-    """The session that has the turn to start."""
     turn = next(iter(ledger.starts), None)
     return "nobody starts" if turn is None else f"{who(ledger, turn[0])} starts"
 
 
 def called(c: Component) -> str:
-    """The name of `c` in a sentence; that of a workspace means nothing to people."""
     return f"workspace of {size(c.nbytes)}" if c.workspace else c.name
 
 
@@ -78,7 +73,8 @@ def asked_for(ledger: Ledger, w: Waiter) -> str:
 
 
 def together(ledger: Ledger, components: Iterable[Component]) -> str:
-    """The names of `components`; a family goes by its own name if all its parts are among them."""
+    """Return the names of these components; a family of which all parts are among them by its own
+    name."""
     given = {c.name: c for c in components}
     named = dict.fromkeys(
         c.part_of if c.part_of and ledger.families[c.part_of].keys() <= given.keys() else called(c)
@@ -88,15 +84,13 @@ def together(ledger: Ledger, components: Iterable[Component]) -> str:
 
 
 def holders(ledger: Ledger, c: Component, most: int | None = None) -> tuple[str, ...]:
-    """The sessions that lease `c`, for people; at most `most`."""
     first = [who(ledger, session) for session in islice(c.holders, most)]
     more = [f"{len(c.holders) - len(first)} more"] if len(first) < len(c.holders) else []
     return (*first, *more)
 
 
 def held(ledger: Ledger, most: int = NAMED_MAX) -> str:
-    """The holders of each component, as one sentence; at most `most` components, each with its
-    first holders."""
+    """Return who holds what, as one sentence."""
     parts = [
         f"{_with_size(c)} by {', '.join(holders(ledger, c, most))}"
         for c in islice(ledger.holders.leased.values(), most)
@@ -145,7 +139,6 @@ def no_family(ledger: Ledger, name: str) -> str:
 
 
 def refused(ledger: Ledger, found: Refusal) -> str:
-    """The message to a client whose request can never be granted."""
     match found.why:
         case "down":
             return cannot_come_in(ledger, found.of)
@@ -170,8 +163,8 @@ def too_large(
     instead: str = SMALLER,
     but: Collection[str] = (),
 ) -> str:
-    """`fixed` chunks of other components never leave. The message omits those in `but`: the request
-    names them."""
+    """`fixed`: chunks of others that never leave. The message names none of `but`, which the
+    request does."""
     beside = f", beside {size(fixed * ledger.chunk_bytes)} that never leave" if fixed else ""
     staying = [
         c for c in ledger.components.values() if c.policy == "permanent" and c.name not in but
@@ -198,7 +191,6 @@ def _quarantined(ledger: Ledger) -> str:
 
 
 def _unpin(staying: Iterable[Component]) -> str:
-    """The pins among these, and the command that ends one."""
     pinned = list(dict.fromkeys(c.part_of or c.name for c in staying if c.only_pinned))
     if not pinned:
         return ""
@@ -221,8 +213,8 @@ def not_to_acquire(ledger: Ledger, name: str) -> str:
 
 
 def _like(name: str, known: list[str]) -> list[str]:
-    """Names from `known`, which is sorted, that the user may have meant: neighbours that begin
-    alike."""
+    """Return similar names near `name` in the sorted list `known`, which the user may have
+    meant."""
     at = bisect_left(known, name)
     around = known[max(0, at - _NEAR) : at + _NEAR]
     return get_close_matches(name, around, n=3, cutoff=0.5)
@@ -240,7 +232,7 @@ def not_kept(ledger: Ledger, name: str) -> str:
 
 
 def _first(names: Iterable[str]) -> str:
-    """The first of `names`, sorted and without repeats, and "..." if there are more."""
+    """Return the first names, sorted and without repeats, and "..." if there are more."""
     some = dict.fromkeys(islice(names, NAMED_MAX + 1))
     more = ", ..." if len(some) > NAMED_MAX else ""
     return ", ".join(sorted(islice(some, NAMED_MAX))) + more
@@ -283,7 +275,6 @@ def unregistered(ledger: Ledger, c: Component) -> str:
 
 
 def no_host_copy(ledger: Ledger, c: Component, why: str) -> str:
-    """Why `c` gets no host copy, and the components with the largest ones."""
     others = (o for o in ledger.components.values() if o is not c and not o.workspace)
     largest = nlargest(3, others, key=lambda o: o.nbytes)
     most = ", ".join(_of_owner(ledger, o) for o in largest)
@@ -299,7 +290,7 @@ def parked(names: Iterable[str]) -> str:
 
 
 def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
-    """Why a waiter cannot be granted now; names at most `most` components that are in the way."""
+    """Return why a waiter cannot be granted now."""
     asked = ledger.named(w.names)
     missing = missing_chunks(asked)
     old = [c.name for c in asked if must_leave_first(c, w)]
@@ -322,7 +313,6 @@ def blocked(ledger: Ledger, w: Waiter, most: int = NAMED_MAX) -> str:
 
 
 def _ahead(ledger: Ledger, w: Waiter) -> str:
-    """The waiter whose turn comes before that of `w`, and why, if there is one."""
     head = ledger.queue.head(ledger.now)
     if head is None or head is w or not w.queued:
         return ""
@@ -395,7 +385,6 @@ def cannot_come_in(ledger: Ledger, absent: Iterable[Component]) -> str:
 
 
 def _next(ledger: Ledger, why: str) -> str:
-    """What to do after a failure with this reason."""
     if not ledger.down:
         return "; try again"
     return f". {_DOWN}" if ledger.down in why else f". {device_down(ledger.down)}"

@@ -1,4 +1,4 @@
-"""Which components stay: the parts of a family that are kept, pins, and evictions on request."""
+"""Decides which components stay: kept parts of families, pins; and evicts on request."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,8 +28,8 @@ def on_resize(ledger: Ledger, session: int, asked: Resize) -> None:
 
 
 def _never_stays(ledger: Ledger, name: str) -> Refusal | None:
-    """Why the part of a family that is in no block cannot stay for good, or None if it can, or need
-    not: some other part must fit beside it."""
+    """Return why `rest`, the part in no block, cannot stay for good: another part must fit beside
+    it."""
     family = ledger.families[name]
     rest = family.get(rest_of(name))
     if rest is None or rest.own_policy != "permanent":
@@ -43,8 +43,8 @@ def _never_stays(ledger: Ledger, name: str) -> Refusal | None:
 
 
 def keep(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
-    """Keep so many bytes of a family; None: as many as there is room for beside components that
-    never leave."""
+    """Keep `resident_bytes` of a family; None: as much as fits beside components that never
+    leave."""
     family = ledger.families[name]
     rest = family.get(rest_of(name))
     first = [rest] if rest else []
@@ -59,7 +59,6 @@ def keep(ledger: Ledger, name: str, resident_bytes: int | None) -> None:
 
 
 def _kept(parts: list[Component], room: int, resident_bytes: int | None) -> set[int]:
-    """The parts to keep, by number."""
     sizes = [c.chunks for c in parts]
     if resident_bytes is None:
         return spread(sizes, room_to_keep(sizes, room, beside=2))
@@ -69,13 +68,12 @@ def _kept(parts: list[Component], room: int, resident_bytes: int | None) -> set[
 
 
 def spread(sizes: Sequence[int], room: int) -> set[int]:
-    """Which of the parts of `sizes`, by number, to keep in `room`: as many as fit, evenly spread.
+    """Return which parts to keep in `room`, by index: as many as fit, evenly spread.
 
-    Then equally many parts are copied between any two kept ones, and their copies have the time in
-    between.
+    Then equally many parts are loaded between any two kept ones, whose use gives these loads time.
     """
     fit = left = 0
-    for chunks in sorted(sizes):  # no choice has more parts than this
+    for chunks in sorted(sizes):  # at most this many parts fit
         left += chunks
         fit += left <= room
     for n in range(fit, 0, -1):
@@ -86,8 +84,8 @@ def spread(sizes: Sequence[int], room: int) -> set[int]:
 
 
 def room_to_keep(sizes: Sequence[int], room: int, beside: int) -> int:
-    """How much of `room` the parts of `sizes` may keep: all of it if they all fit. Else `beside` of
-    the largest parts need room as well: one in use, and others that load."""
+    """Return how much of `room` the kept parts may take: all if every part fits. Otherwise `beside`
+    of the largest parts need room too: one in use, the others loading."""
     return room if sum(sizes) <= room else room - beside * max(sizes, default=0)
 
 
@@ -108,7 +106,6 @@ def on_pin(ledger: Ledger, session: int, asked: Pin) -> None:
 
 
 def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
-    """The components of this name; None if the request was refused."""
     if ledger.stopping:
         ledger.refuse(key, "stopping", explain.STOPPING)
         return None
@@ -121,8 +118,7 @@ def _members(ledger: Ledger, key: Key, name: str) -> list[Component] | None:
 
 
 def why_no_pin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """A pinned component takes its room from all others: each of these, and each waiter, must still
-    fit."""
+    """Return why these cannot be pinned: every other component and every waiter must still fit."""
     if problem := next(filter(None, map(_cannot_stay, asked)), None):
         return problem
     stays = {c.name: c for c in asked if c.policy == c.own_policy}
@@ -148,7 +144,6 @@ def _chunks(components: Iterable[Component]) -> int:
 
 
 def _needed(ledger: Ledger) -> Iterator[tuple[str, Sequence[Component]]]:
-    """Each component, and those of each waiter, with their name for people."""
     known = ledger.components
     for c in known.values():
         yield explain.called(c), [c]
@@ -158,7 +153,6 @@ def _needed(ledger: Ledger) -> Iterator[tuple[str, Sequence[Component]]]:
 
 
 def _why_no_unpin(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """Components registered as "permanent" are not pinned."""
     if any(c.pinned or c.own_policy != "permanent" for c in asked):
         return None
     return "conflict", _never_leaves(ledger, asked)
@@ -205,7 +199,8 @@ def on_evict_now(ledger: Ledger, session: int, asked: EvictNow) -> None:
 
 
 def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
-    """A component that is leased, promised or loading stays; with the device down, all stay."""
+    """Return why these cannot be evicted: one is leased, promised or loading, or the device is
+    down."""
     if ledger.down:
         return "device_failed", explain.device_down(ledger.down)
     there = [c for c in asked if c.state in (State.LOADING, State.RESIDENT)]
@@ -217,7 +212,7 @@ def why_no_eviction(ledger: Ledger, asked: list[Component]) -> Refusal | None:
 
 
 def _in_use(ledger: Ledger, c: Component) -> str:
-    """Why a component may not leave now; "" if it may, or never leaves."""
+    """Return why a component may not leave now; "" if it may, or never leaves."""
     if c.name in ledger.idle:
         if not c.waiting:
             return ""

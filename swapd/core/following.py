@@ -1,8 +1,8 @@
-"""What follows what, as pipelines say, and which of it is predicted. Changes no component.
+"""Predicts what is used next, from what sessions said follows what. Changes no component.
 
-When a component is used, those that follow it are predicted; `ahead.py` has them loaded. A
-prediction ends when its component is asked for, or leaves before that. One that was often loaded in
-vain lately is not acted on, until it has come true a few times.
+`ahead.py` loads predicted components. A prediction ends when its component is asked for, or leaves
+before that. A follower that was often loaded in vain is not loaded until its predictions have come
+true a few times.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,16 +11,15 @@ from swapd.core.actions import Foreseen, Outcome
 from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Follower, State
 
-#: A prediction less trusted than this is not acted on.
+#: A follower with less trust is not loaded.
 TRUSTED = 0.5
-#: How much of its trust one keeps that was loaded in vain, and how much it gains by coming true
-#: unaided.
+#: Factor of trust for a load in vain; gain of trust for a prediction that came true without a load.
 KEPT_IN_VAIN = 0.75
 GAINED = 0.03
 
 
 def predict(ledger: Ledger, used: Iterable[str]) -> Iterator[Follower]:
-    """These are used: what follows them is predicted. Yield each that is trusted."""
+    """Predict what follows the `used` names; yield each follower that is trusted."""
     for name in used:
         for follower in ledger.followers.get(name, {}).values():
             before = ledger.predicted.get(follower.name)
@@ -32,7 +31,7 @@ def predict(ledger: Ledger, used: Iterable[str]) -> Iterator[Follower]:
 
 
 def note_asked(ledger: Ledger, asked: list[Component]) -> None:
-    """An acquire came: what it asks for was predicted rightly."""
+    """End the predictions of what an acquire asks for: they came true."""
     for name in dict.fromkeys(c.side for c in asked):
         follower = ledger.predicted.pop(name, None)
         if follower is not None:
@@ -58,14 +57,14 @@ def _came_for(follower: Follower, c: Component) -> bool:
 
 
 def _saved_s(ledger: Ledger, loaded: list[Component]) -> float:
-    """From the first load of these to the end of the last one that has ended, or until now."""
+    """Return the seconds of these loads that are over."""
     since = min(c.load_started for c in loaded)
     ends = [c.load_started + (c.swap_in_s or 0.0) for c in loaded if c.state is State.RESIDENT]
     return (max(ends) if len(ends) == len(loaded) else ledger.now) - since
 
 
 def note_evicted(ledger: Ledger, c: Component) -> None:
-    """`c` leaves: if it came in for a prediction, that was in vain."""
+    """End a prediction in vain if `c`, which leaves, was loaded for it."""
     follower = ledger.predicted.get(c.side)
     if follower is None or not follower.acted or not _came_for(follower, c):
         return
@@ -80,7 +79,7 @@ def _end(ledger: Ledger, follower: Follower, outcome: Outcome, saved_s: float = 
 
 
 def forget(ledger: Ledger, follower: Follower) -> None:
-    """Nobody says any more that it follows."""
+    """End the prediction of a follower that no session names any more."""
     if ledger.predicted.get(follower.name) is follower:
         del ledger.predicted[follower.name]
     if follower.acted:

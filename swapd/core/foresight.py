@@ -1,9 +1,8 @@
-"""When components are expected again, by the order in which they were used so far. Pure.
+"""Predicts from the order of past uses when each component is needed again. Pure.
 
-The chain: how often each followed each two before it. Pipelines use the same few components in the
-same order, so it soon knows the order; where it does not, LRU moves less. So two ghosts, which move
-nothing, follow the uses as well: one evicts by the chain, one the least recently used. Whichever
-moved less lately says how to evict.
+Pipelines use the same few components in the same order, so counting what followed what soon gives
+the order. Where it does not, LRU is better. Two ghosts simulate evictions by both rules, and the
+rule that moved fewer chunks lately decides.
 """
 
 from collections import Counter, defaultdict
@@ -12,43 +11,39 @@ from functools import reduce
 from itertools import combinations
 from typing import NamedTuple, Protocol, TypeVar
 
-#: Most components and families that are foreseen: with more, LRU rules.
+#: With more components and families than this, always use LRU.
 THINGS_MAX = 64
-#: Uses that it looks ahead.
+#: Number of uses to look ahead.
 AHEAD = 12
-#: Less likely futures are left out.
+#: Ignore futures less likely than this.
 LEAST = 0.02
-#: A context remembers so many uses that followed it, older ones for half and less.
+#: Uses remembered for each context; beyond this, all counts are halved.
 REMEMBERED = 128
-#: What followed two things is trusted after so many uses, or while it was always the same.
+#: Trust what followed two things after so many uses, or while it was always the same.
 TRUSTED = 24
-#: "Lately", in uses: the time constant of what the ghosts have moved.
+#: Time constant, in uses, of the chunks that a ghost moved "lately".
 LATELY = 128
-#: While LRU rules, the ghosts follow the uses of one in so many periods of that length.
+#: While LRU decides, the ghosts follow one in so many periods of LATELY uses.
 SELDOM = 4
-#: All sets of so many candidates are compared; of more, those that are needed last go first.
+#: Compare all sets of so many candidates. Of more candidates, take those needed last.
 SETS_OF = 8
 
-#: The two things used last.
 Context = tuple[str, ...]
 
 
 class Candidate(NamedTuple):
-    """What may go: a component or a family, and its chunks."""
-
     name: str
     chunks: int
 
 
 class Chain:
-    """The order of uses so far."""
+    """Counts what followed each context: the two things used last, or the last one."""
 
     def __init__(self) -> None:
         self._followed: dict[Context, Counter[str]] = defaultdict(Counter)
         self._context: Context = ()
 
     def use(self, name: str) -> None:
-        """It is used. Uses in a row are one."""
         if self._context[-1:] == (name,):
             return
         for context in (self._context, self._context[-1:]):
@@ -67,10 +62,10 @@ class Chain:
             del followed[name]
 
     def expected(self, using: Iterable[str] = ()) -> defaultdict[str, float]:
-        """After how many uses each is expected again, once `using` are used; by name."""
+        """Return, by name, after how many uses each is expected again once `using` are used."""
         context = reduce(_then, using, self._context)
         likely = {context: 1.0}
-        #: How likely each was not used until then.
+        #: Probability that each was not used until this step.
         unused: dict[str, float] = {}
         expected: defaultdict[str, float] = defaultdict(lambda: 2.0 * AHEAD)
         for step in range(AHEAD):
@@ -90,7 +85,7 @@ class Chain:
     def _step(
         self, likely: Mapping[Context, float]
     ) -> tuple[dict[Context, float], dict[str, float]]:
-        """One use later: how likely each context is, and each thing used."""
+        """Return the probabilities of each context and each use, one use later."""
         after, used = defaultdict[Context, float](float), defaultdict[str, float](float)
         for context, p in likely.items():
             followed, total = self._after(context)
@@ -102,8 +97,8 @@ class Chain:
         return after, used
 
     def _after(self, context: Context) -> tuple[Mapping[str, int], int]:
-        """How often each followed: the two, or if that is not certain enough, the last one; and
-        how often any did."""
+        """Return what followed the last two uses, or the last if that is not trusted; and the
+        sum."""
         followed: Mapping[str, int] = self._followed.get(context, {})
         total = sum(followed.values())
         if total < TRUSTED and len(followed) != 1:
@@ -113,12 +108,12 @@ class Chain:
 
 
 def _then(context: Context, name: str) -> Context:
-    """The two used last, once `name` is used. Uses in a row are one."""
+    """Uses in a row count once."""
     return context if context[-1:] == (name,) else (*context, name)[-2:]
 
 
 class _Ghost:
-    """What would be in, and the chunks moved lately, under one rule of eviction."""
+    """Simulates one rule of eviction."""
 
     def __init__(self) -> None:
         #: The least recently used first.
@@ -138,11 +133,8 @@ class _Ghost:
 
 
 class Foresight:
-    """Follows the uses of components that may be evicted, and of families."""
-
     def __init__(self) -> None:
         self._chain = Chain()
-        #: Registered components and families.
         self._known: set[str] = set()
         self._uses = 0
         self._lru, self._foreseen = _Ghost(), _Ghost()
@@ -151,19 +143,19 @@ class Foresight:
         self._known.add(name)
 
     def use(self, name: str, chunks: int, room: int) -> None:
-        """A component, or a family, is used, with room for so many chunks in all."""
+        """Note a use. `room`: chunks that evictable components have in all."""
         if len(self._known) > THINGS_MAX:
             return
         self._chain.use(name)
         self._uses += 1
         if not self.rules and self._uses // LATELY % SELDOM:
-            return  # the order says little: look again later
+            return  # LRU is better now: look again later
         one = Candidate(name, chunks)
         self._lru.use(one, room, None)
         self._foreseen.use(one, room, self._chain)
 
     def forget(self, name: str) -> None:
-        """It is gone. Names that are not known, as those of parts, are nothing."""
+        """Forget it. Unknown names, such as those of parts, are ignored."""
         if name in self._known:
             self._known.discard(name)
             self._chain.forget(name)
@@ -172,7 +164,7 @@ class Foresight:
 
     @property
     def rules(self) -> bool:
-        """Whether evicting by the chain moved less lately than LRU."""
+        """Whether the chain moved less lately than LRU."""
         few = len(self._known) <= THINGS_MAX
         return few and self._foreseen.moved < self._lru.moved
 
@@ -183,10 +175,10 @@ class Foresight:
 def going(
     need: int, candidates: Sequence[Candidate], expected: defaultdict[str, float] | None
 ) -> list[Candidate]:
-    """Which of the candidates go to free `need` chunks. They come in the order of their last use.
+    """Return the candidates to evict to free `need` chunks. They come least recently used first.
 
-    Without `expected`: the first ones. Else the set that costs the fewest expected bytes for each
-    use: the sum of chunks by the uses until they come back.
+    Without `expected`, take the first ones. Otherwise take the set with the least cost: chunks
+    divided by the uses until they are needed again, in sum.
     """
     if need <= 0:
         return []
@@ -205,7 +197,7 @@ def _cheapest(
     candidates: Sequence[Candidate],
     expected: Mapping[str, float],
 ) -> list[Candidate]:
-    """The set of `few` that is enough and costs least; of several, the least recently used."""
+    """Return the cheapest set of `few` that is enough; of equal ones, the least recently used."""
     cost = {one: one.chunks / expected[one.name] for one in few}
     place = {one: at for at, one in enumerate(candidates)}
     sets = (
@@ -219,11 +211,10 @@ def _cheapest(
 
 
 def _first(need: int, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The first that are enough, or all, without superfluous ones."""
     return needed(*oldest(need, candidates))
 
 
-# --- of things in the order in which they should go, those that free enough ---------------------
+# --- which of several things to evict, given their order ----------------------------------------
 
 
 class Sized(Protocol):
@@ -235,18 +226,18 @@ Thing = TypeVar("Thing", bound=Sized)
 
 
 def victims(need: int, idle: Iterable[Thing]) -> list[Thing] | None:
-    """Those to evict to free `need` chunks, or None if all are too few.
+    """Return which to evict to free `need` chunks, or None if all are too few.
 
-    `idle` come in the order in which they should go. Every one returned is necessary: oldest first
-    alone would take too many (need 10 with idle a=1, b=10 would take both), so the most recent
-    superfluous ones stay.
+    `idle` come in the order of eviction. Of those that are enough, superfluous ones stay, the last
+    first: to free 10 of a=1, b=10, only b goes.
     """
     chosen, short = oldest(need, idle)
     return None if short > 0 else needed(chosen, short)
 
 
 def oldest(need: int, idle: Iterable[Thing]) -> tuple[list[Thing], int]:
-    """The first ones that have `need` chunks, or all; and how many chunks are lacking then."""
+    """Return the first ones that have `need` chunks, or all; and how many chunks are lacking
+    then."""
     chosen: list[Thing] = []
     if need > 0:
         for thing in idle:
@@ -259,7 +250,8 @@ def oldest(need: int, idle: Iterable[Thing]) -> tuple[list[Thing], int]:
 
 
 def needed(chosen: list[Thing], short: int) -> list[Thing]:
-    """Without the most recent superfluous ones; all, if chunks are lacking."""
+    """Return `chosen` without superfluous ones, dropping the last first; all, if chunks are
+    lacking."""
     kept: list[Thing] = []
     for thing in reversed(chosen):
         if short + thing.chunks <= 0:

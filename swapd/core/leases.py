@@ -12,7 +12,6 @@ from swapd.shared.protocol import THE_START, AcquireStart, Placement, Release, U
 
 
 def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
-    """Give `w` its lease; return the placements of components that its session owns."""
     held = ledger.named(w.names)
     ledger.sessions[w.session].leases.add(w.request)
     if w.session not in ledger.notices.hurried:
@@ -44,7 +43,6 @@ def lend(ledger: Ledger, w: Waiter) -> tuple[Placement, ...]:
 
 
 def _foresee(ledger: Ledger, held: list[Component]) -> None:
-    """Note which components and families are used, for those that come after."""
     if ledger.rules.eviction == "lru":
         return
     chunks: dict[str, int] = {}
@@ -56,7 +54,7 @@ def _foresee(ledger: Ledger, held: list[Component]) -> None:
 
 
 def _note_turn(ledger: Ledger, number: int, held: list[Component]) -> None:
-    """Note the largest lease: the session will need all of it at once again."""
+    """Note the session's largest lease: it will need all of it together again."""
     own = [c for c in held if c.session == number and not c.workspace]
     session, chunks = ledger.sessions[number], sum([c.chunks for c in own])
     if chunks > session.turn_chunks:
@@ -64,12 +62,11 @@ def _note_turn(ledger: Ledger, number: int, held: list[Component]) -> None:
 
 
 def note_use(ledger: Ledger, owner: Agent, holds: tuple[int, ...] | None) -> bool:
-    """Of its session's leases, `owner` has those with the numbers `holds` in use, and of its own no
-    others; None: all its own. Return whether that is news.
+    """Note that of its session's leases, `owner` uses those in `holds` and no others; None: all its
+    own. Return whether that changes anything.
 
-    All its others count as those of an agent that never waits: they come back when they are
-    recalled, whatever `owner` waits for, so they are no part of a deadlock. Nor may `owner` share
-    components for their sake.
+    Its other leases go to NOBODY, which never waits: the client releases them on request, so they
+    are no part of a deadlock and let `owner` share nothing.
     """
     if holds is None:
         return False
@@ -96,8 +93,11 @@ def take_back(
     *,
     unmapped: bool = False,
 ) -> None:
-    """End a lease, if there is one, that was used `again` times more, at last until `idle_s` ago,
-    `gap_s` after the use before. `unmapped`: its worker has let go of the components.
+    """End a lease, if it exists.
+
+    `again`: further uses after the first. `idle_s`: seconds since the last use ended. `gap_s`:
+    seconds between that use and the one before. `unmapped`: the worker has unmapped its clean
+    components.
     """
     lease = ledger.leases.pop(key, None)
     if lease is None:
@@ -121,14 +121,12 @@ def take_back(
 
 
 def _forget(ledger: Ledger, session: Session, key: Key) -> None:
-    """The session has this lease no longer."""
     session.leases.discard(key[1])
     if not session.leases:
         ledger.notices.unhurried.pop(key[0], None)
 
 
 def _note_uses(ledger: Ledger, c: Component, since: float, again: int, idle_s: float) -> None:
-    """A lease since then has ended, which was used `again` times more, at last `idle_s` ago."""
     if again:
         ledger.count_hits(c, again)
         c.uses += again
@@ -138,8 +136,8 @@ def _note_uses(ledger: Ledger, c: Component, since: float, again: int, idle_s: f
 
 
 def _may_be_counted_on(ledger: Ledger, owner: Agent) -> bool:
-    """Whether the end of a lease of `owner` may let a waiter in even if others hold all of its
-    components: `owner` waits as well, or may have left a waiter as the only holder."""
+    """Return whether the end of a lease of `owner` may admit a waiter although others still hold
+    its components."""
     if (head := ledger.queue.head(ledger.now)) is None:
         return False
     first = islice(ledger.queue.queued, LOOKED_AT + 1)
@@ -147,18 +145,17 @@ def _may_be_counted_on(ledger: Ledger, owner: Agent) -> bool:
 
 
 def _is_laid_down(ledger: Ledger, c: Component, *, lives: bool) -> None:
-    """Its last lease has ended; the session of that lives, or not."""
+    """Handle the end of its last lease. `lives`: the session still exists."""
     assert c.last_used is not None
     c.use_s = sharing.usual_s(c.use_s, max(c.last_used - c.used_since, 0.0) / c.uses)
     if lives:
-        c.released_at = c.last_used  # it may acquire it again
+        c.released_at = c.last_used  # the session may acquire it again
     if c.name in ledger.notices.wanted:
-        ledger.replan = True  # perhaps no holder can give it back now: it may be promised
+        ledger.replan = True  # perhaps no holder is left that could give it back
     transfers.settle(ledger, c)
 
 
 def release(ledger: Ledger, session: int, asked: Release) -> None:
-    """End a lease as its session says, if there is one."""
     for used in asked.used:
         _note_used(ledger, session, used)
     key, unmapped = (session, asked.lease), asked.unmapped
@@ -166,7 +163,7 @@ def release(ledger: Ledger, session: int, asked: Release) -> None:
 
 
 def _note_used(ledger: Ledger, session: int, used: Used) -> None:
-    """Set the ranges to save. Too late for a save in flight, which it does not change."""
+    """Set the ranges to save. This does not change a save in flight."""
     c = ledger.components.get(used.name)
     if c is None or c.session != session or c.scratch != "saved" or not c.leases:
         return
@@ -175,7 +172,6 @@ def _note_used(ledger: Ledger, session: int, used: Used) -> None:
 
 
 def break_all(ledger: Ledger, c: Component, why: str) -> None:
-    """Its load failed: tell the holders that were granted it early."""
     for session in sorted(c.holders):
         ledger.out.append(SendBroken(session, c.name, c.generation, why))
     if c.leases:
@@ -192,13 +188,12 @@ def take_from_all(ledger: Ledger, c: Component) -> None:
 
 
 # --- the turn to start: one process at a time measures the free memory of the device -------------
-# An engine sizes its caches by the memory that is free before it loads and after its first pass.
-# While another one loads, or borrows memory to load in, that measurement means nothing. The first
-# of `Ledger.starts` has the turn.
+# An engine sizes its caches by the free memory before its load and after its first pass. While
+# another engine loads or borrows memory, that measurement means nothing.
 
 
 def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
-    """Refuse a session with leases: other sessions would wait for the turn and for its leases."""
+    """Queue for the turn. Refuse a session with leases: others would wait for both."""
     key, starts = (session, asked.id), ledger.starts
     if problem := explain.unheard(ledger, key):
         return ledger.refuse(key, *problem)
@@ -217,8 +212,7 @@ def on_acquire_start(ledger: Ledger, session: int, asked: AcquireStart) -> None:
 
 
 def end_start(ledger: Ledger, key: Key) -> bool:
-    """The session has started, or gives up; return whether it was here. The next one gets the
-    turn."""
+    """End a request for the turn, and pass the turn on. Return whether the request existed."""
     starts = ledger.starts
     if key not in starts:
         return False
@@ -233,7 +227,7 @@ def end_start(ledger: Ledger, key: Key) -> bool:
 
 def end_starts(ledger: Ledger, session: int) -> None:
     own = [key for key in ledger.starts if key[0] == session]
-    for key in reversed(own):  # its turn last: it must not get it again
+    for key in reversed(own):  # the one with the turn last: it must not pass to this session
         end_start(ledger, key)
 
 
@@ -243,8 +237,7 @@ def refuse_late_starts(ledger: Ledger) -> None:
 
 
 def refuse_waiting_starts(ledger: Ledger) -> None:
-    """swapd stops: refuse all but the session with the turn, which keeps it until it has
-    started."""
+    """Refuse all but the session with the turn, which keeps it until it has started."""
     for key in list(ledger.starts)[1:]:
         end_start(ledger, key)
         ledger.refuse(key, "stopping", explain.STOPPING, names=())

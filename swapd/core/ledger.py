@@ -1,8 +1,4 @@
-"""The state of the device, its components and its waiters, with sums and orders of it.
-
-Decides nothing, and asks the device nothing. The other modules have the steps in which the state
-changes, each with the actions that it orders.
-"""
+"""The state of the device, its components and its waiters. The ledger decides nothing."""
 
 from bisect import bisect_left
 from collections import deque
@@ -37,156 +33,137 @@ from swapd.shared.protocol import (
     Tally,
 )
 
-#: Number of names with counts of their own: the components and families beyond them share one.
+#: Most names with counts of their own. The others share one tally.
 NAMES_MAX = 500
-#: The name for the counts of all others, and of all that are gone. No component has it.
+#: Name of the shared tally, which no component has.
 OTHERS = ""
-#: Upper bound of counted uses, which clients report: as many again still fit into 64 bits.
+#: Upper bound of counted uses, which clients report: twice as many fit into 64 bits.
 HITS_MAX = (1 << 63) - 1
 
-#: Upper bounds of the classes for waits and copies, and for leases, which last longer.
+#: Class bounds of histograms: for waits and copies, and for leases, which last longer.
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LONG_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 
 
 class HostCopyIndex:
-    """The host copies of components, by uid."""
-
     def __init__(self) -> None:
-        #: The component of each host copy; kept until DropHostCopy is ordered.
+        #: The component of each host copy, until DropHostCopy is ordered.
         self.owners: dict[int, Component] = {}
-        #: Those that are being made or sealed, each with the order.
+        #: Host copies being made or sealed, with their orders.
         self.making: dict[int, AnyAction] = {}
-        #: Host copies with equal bytes; and the orders of those that wait for another one's bytes.
+        #: `unordered`: orders that wait for the bytes of another host copy.
         self.contents = Contents()
         self.unordered: dict[int, MakeHostCopy] = {}
-        #: Those that no component uses, kept for the next with their content, the least recently
-        #: used first; and the sum of their bytes.
+        #: Host copies without a component, the least recently used first.
         self.kept: dict[int, None] = {}
         self.kept_bytes = 0
 
 
 class Notices:
-    """Messages to holders: components that are wanted, and that acquires wait for leases."""
+    """What holders were told."""
 
     def __init__(self) -> None:
-        #: Components kept for waiters, each with the holders that were told so.
+        #: Wanted components, each with the sessions that were told so.
         self.wanted: dict[str, set[int]] = {}
         #: Wanted components that were leased after their holders were told.
         self.joined: dict[str, None] = {}
-        #: Sessions that were told that an acquire waits for leases; and sessions with leases that
-        #: were not told.
+        #: Sessions that were told that an acquire waits. `unhurried`: other sessions with leases.
         self.hurried: set[int] = set()
         self.unhurried: dict[int, None] = {}
 
 
 class Ledger:
-    """The state of one device of `chunks` chunks."""
-
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules) -> None:
         self.rules = rules
         self.chunk_bytes = chunk_bytes
-        #: The daemon is stopping: no request is granted any more.
         self.stopping = False
-        #: Why the device is down; "" if it works. While it is down, nothing is loaded, nor evicted
-        #: to make room, since it could not come back.
+        #: Why the device is down, or "". Nothing is loaded then, nor evicted to make room, as it
+        #: could not come back.
         self.down = ""
 
-        # Components, by name: a name is free again as soon as its component is gone.
         self.components: dict[str, Component] = {}
-        #: Names of families and of components that are not workspaces, sorted.
+        #: Sorted names of families and components, without workspaces.
         self.names: list[str] = []
-        #: The parts of each family, in order of registration. No component has the name of a
-        #: family.
+        #: Parts of each family, by registration.
         self.families: dict[str, dict[str, Component]] = {}
         #: Families that keep as much as fits beside components that never leave.
         self.automatic: dict[str, None] = {}
-        #: Members of alternating groups that are on the device, by group.
+        #: Members on the device, by alternating group.
         self.groups_in: dict[str, dict[str, Component]] = {}
         #: Components on the device that were updated meanwhile.
         self.superseded: dict[str, Component] = {}
         self.host = HostCopyIndex()
         self._uid = self._generation = 0
 
-        # Chunks.
         self.pool = ChunkPool(chunks)
-        #: Chunks that will soon be free: of components being evicted, of workspaces given back and
-        #: of processes that are about to end. And those of workspaces among them.
+        #: Chunks that will soon be free: of evictions, reclaims and processes about to end.
+        #: `reclaiming`: those of reclaims.
         self.leaving = 0
         self.reclaiming = 0
-        #: Chunks that a process which may still be alive can write to, by session; and those of
-        #: these sessions whose process is about to end.
+        #: Chunks that processes of ended sessions may write to, by session. `dying`: the sessions
+        #: whose process is about to end.
         self.quarantined: dict[int, list[Runs]] = {}
         self.dying: set[int] = set()
-        #: Chunks that will not come free: of quarantines, except those in `dying`, and of
-        #: `permanent` components that are in.
+        #: Chunks that will not come free: in quarantine, without those of `dying`; and of
+        #: `permanent` components on the device.
         self.fixed = 0
-        #: Chunks of all components that will not leave once they are in.
+        #: Chunks of all `permanent` components, also those that are not in.
         self.staying = 0
 
         # Copies, loans and reclaims in flight, by generation.
         self.moves: dict[int, Transfer] = {}
-        #: Copies to the device, and from it.
         self.lane_in = Lane()
         self.lane_out = Lane()
-        #: Names to load when no acquire waits for memory, each with the names that may go for it;
-        #: None: all. And the generation of the last load for a prefetch that names what may go.
+        #: Prefetches that wait for memory, each with the names that may be evicted for it (None:
+        #: all). `ahead`: generation of the last load with such names.
         self.prefetches: dict[str, tuple[str, ...] | None] = {}
         self.ahead = 0
-        #: When nobody expects a prefetched component any more.
         self.expiries: Deadlines[str] = Deadlines()
 
-        #: What follows each; and what is predicted because something was used that it follows.
+        #: Followers, by the name that they follow. `predicted`: those that are expected now.
         self.followers: dict[str, dict[str, Follower]] = {}
         self.predicted: dict[str, Follower] = {}
 
-        # Sessions, their leases and waiters.
         self.sessions: dict[int, Session] = {}
         self.leases: dict[Key, Lease] = {}
         self.queue = WaitQueue(rules.patience_s)
         self.arrivals = 0
-        #: Candidates for eviction: not leased, not promised, not `permanent`, and resident, or
-        #: loading with nobody that waits for the load (`Component.stoppable`).
+        #: Candidates for eviction: resident or stoppable, and not leased, promised or `permanent`.
         self.idle = IdleOrder()
         self.foresight = Foresight()
         self.holders = Holders(self.idle)
-        #: No idle component is within its minimum residency after this time.
+        #: After this time, no idle component is within its minimum residency.
         self.busy_until = 0.0
-        #: What must go for those that wait, and components that were updated: these take new
-        #: holders by `sharing.may_join`. And those in or coming that queued waiters may perhaps
-        #: share after the next decision.
+        #: Updated components, and those that must leave for the head of the queue. They take new
+        #: holders only by `sharing.may_join`.
         self.in_the_way: set[str] = set()
-        #: Once the head was overtaken by as many as may: of so many chunks, components could go
-        #: instead of one that is in the way, and take new holders as those do. Else None.
+        #: Set once nobody may overtake the head: components of at least so many chunks are closed
+        #: too, as they could leave instead.
         self.closed_from: int | None = None
+        #: Components that a queued waiter may perhaps share after the next decision.
         self.held_back: dict[str, None] = {}
         self.notices = Notices()
-        #: Missing acknowledgements by generation, in order of time, each with the time of the
-        #: request.
+        #: Missing acknowledgements by generation, oldest first, with the time of the revoke.
         self.acks: dict[int, tuple[float, Component]] = {}
-        #: Other debts of sessions: when each is due; since when it is owed, and the message if it
-        #: is late.
+        #: Other debts of sessions. `debt_causes`: since when each is owed, and the message of its
+        #: fence.
         self.debts: Deadlines[tuple[int, int]] = Deadlines()
         self.debt_causes: dict[tuple[int, int], tuple[float, str]] = {}
-        #: Sessions that start, in order of arrival, with its time: the first has the turn. And the
-        #: deadlines of the others.
+        #: Requests for the turn to start, with their arrivals. The first has the turn.
         self.starts: dict[Key, float] = {}
         self.start_deadlines: Deadlines[Key] = Deadlines()
 
-        # Totals since the start, for status.
         self.loads = self.evictions = self.hits = 0
         self.peak_chunks = 0
         self.counts = _new_counts()
-        #: The last wasted loads: when each ended, its component or family, and until then the hits
-        #: and the seconds of loads.
+        #: The last wasted loads: time, component or family, total hits, total seconds of loads.
         self.wasted: deque[tuple[float, str, int, float]] = deque(maxlen=WASTED_LAST)
 
-        # The current event: its time, its request if it has one, and its actions so far.
         self.now = 0.0
         self.request: AnyOrder | None = None
         self.out: list[AnyAction] = []
-        #: There is something to decide anew; waiters may no longer fit beside the components that
-        #: never leave; the room beside these has changed.
+        #: `replan`: decide again. `room_shrank`: waiters may no longer fit beside components that
+        #: never leave. `room_differs`: the room beside those changed.
         self.replan = False
         self.room_shrank = False
         self.room_differs = False
@@ -205,7 +182,7 @@ class Ledger:
         tried: bool = False,
         names: tuple[str, ...] | None = None,
     ) -> None:
-        """`names`: those of the refused request; None: it is the current event's."""
+        """Refuse a request and count it. `names`: None for those of the current event."""
         if names is None:
             names = names_of(self.request)
         for name in names or (OTHERS,):
@@ -219,21 +196,20 @@ class Ledger:
     # --- counts: O(1) for each event -----------------------------------------------------
 
     def tally(self, name: str) -> Tally:
-        """The counts to which those of a component or family belong, whether it is there or not."""
+        """Return the counts to which this name belongs, registered or not."""
         c = self.components.get(name)
         if c is not None:
             return c.tally
         return self.counts.of.get(name) or self.counts.of[OTHERS]
 
     def know(self, name: str) -> Tally:
-        """The tally of a component or family from now on: one of its own if there is room."""
+        """Return the tally for a new name: its own if there is room."""
         if len(self.counts.of) <= NAMES_MAX:
             return self.counts.of.setdefault(name, _tally())
         return self.counts.of.get(name) or self.counts.of[OTHERS]
 
     def forget(self, name: str) -> None:
-        """The component or family is gone: its name is free, and its counts are those of the
-        others. So sums over all names never fall."""
+        """Add the counts of a name that is gone to the shared tally, so that sums never fall."""
         del self.names[bisect_left(self.names, name)]
         self.foresight.forget(name)
         if any(of == name for _, of, *_ in self.wasted):
@@ -252,7 +228,6 @@ class Ledger:
             others.waits[place] += count
 
     def count_wait(self, names: Iterable[str], waited_s: float) -> None:
-        """An acquire of these was granted."""
         place = observe(self.counts.wait_s, waited_s)
         for name in names:
             self.tally(name).waits[place] += 1
@@ -277,7 +252,6 @@ class Ledger:
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a waiter or a prefetch waits for memory."""
         return bool(self.queue.queued or self.prefetches)
 
     def chunks_for(self, nbytes: int) -> int:
@@ -290,22 +264,21 @@ class Ledger:
         return [self.components[name] for name in names]
 
     def may_be_acquired(self, name: str) -> bool:
-        """Whether it is registered, committed, and not going away."""
+        """Return whether it is registered, committed, and not going away."""
         c = self.components.get(name)
         if c is None or c.workspace:
             return False
         return c.state is not State.FILLING and not c.unregistering and not c.ending
 
     def expand(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """`names` without repeats, with the parts of a family instead of its name."""
+        """Return `names` without repeats, with parts in place of each family."""
         families = self.families
         if not families or families.keys().isdisjoint(names):
             return tuple(dict.fromkeys(names))
         return tuple(dict.fromkeys(part for n in names for part in families.get(n, (n,))))
 
     def rivals(self, asked: list[Component]) -> list[Component]:
-        """The members of their alternating groups that are on the device and exclude one of
-        `asked`."""
+        """Return the components on the device that may not be there together with `asked`."""
         if not self.groups_in:
             return []
         rivals: dict[str, Component] = {}  # parts of one family have the same rivals
@@ -316,16 +289,15 @@ class Ledger:
         return list(rivals.values())
 
     def never_leaving(self, but: Collection[Component] = ()) -> int:
-        """Chunks of all components that will not leave once they are in."""
+        """Return the chunks of all `permanent` components except `but`."""
         return self.staying - sum(c.chunks for c in but if c.policy == "permanent")
 
     def fixed_chunks(self, but: Iterable[Component]) -> int:
-        """Chunks that will not come free: of `permanent` components that are in, and of
-        quarantines."""
+        """Return `fixed` without the chunks of `but`."""
         return self.fixed - sum(c.fixed for c in but)
 
     def recount(self, c: Component) -> None:
-        """Update sums and groups after `c` came to the device, left it, or changed its policy."""
+        """Update sums and groups after `c` came in, left, or changed its policy."""
         there = c.on_device and self.is_current(c)
         fixed = c.chunks if there and c.policy == "permanent" and not c.unregistering else 0
         self.fixed += fixed - c.fixed
@@ -350,7 +322,7 @@ class Ledger:
     # --- notices to holders: each hears one once, and again when it is over -------------------
 
     def want(self, name: str) -> None:
-        """An acquire waits for `name`: tell the holders that were not told."""
+        """Tell holders that were not told yet that an acquire waits for `name`."""
         told = self.notices.wanted.setdefault(name, set())
         self.notices.joined.pop(name, None)
         for session in sorted(self.components[name].holders.keys() - told):
@@ -359,21 +331,21 @@ class Ledger:
             told.add(session)
 
     def unwant(self, name: str) -> None:
-        """No acquire waits for `name` any more: tell the holders that were told."""
+        """Tell the holders that no acquire waits for `name` any more."""
         self.notices.joined.pop(name, None)
         for session in sorted(self.notices.wanted.pop(name, ())):
             self.out.append(SendWanted(session, name, False))
             self.sessions[session].told.discard(name)
 
     def hurry(self) -> None:
-        """An acquire waits for leases to end: tell all sessions with leases, once."""
+        """Tell all sessions with leases, once, that an acquire waits."""
         for number in self.notices.unhurried:
             self.notices.hurried.add(number)
             self.out.append(SendHurry(number, True))
         self.notices.unhurried.clear()
 
     def take_time(self) -> None:
-        """No acquire waits for leases any more: tell the sessions that were told."""
+        """Tell the same sessions that no acquire waits any more."""
         for number in sorted(self.notices.hurried):
             self.out.append(SendHurry(number, False))
             if self.sessions[number].leases:
@@ -389,7 +361,7 @@ def drop_member(known: dict[str, dict[str, Component]], name: str | None, c: Com
 
 
 def observe(histogram: Histogram, seconds: float) -> int:
-    """Count it; return in which class."""
+    """Count a value; return the index of its class."""
     place = bisect_left(histogram.bounds, seconds)
     histogram.counts[place] += 1
     histogram.sum += seconds

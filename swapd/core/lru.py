@@ -1,7 +1,6 @@
-"""The order in which components leave: idle ones by last use, then leased ones. Pure.
+"""The order in which components leave the device. Pure.
 
-`IdleOrder` has the idle components in the order of eviction, `Holders` the leased ones in the order
-in which their holders are asked to give way.
+`IdleOrder` sorts idle components by eviction, `Holders` leased ones by giving way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,33 +9,30 @@ from dataclasses import dataclass, field
 from swapd.core.queue import Ranked
 from swapd.core.records import Agent, Component, Key, Lease, State
 
-#: The places in the order of eviction: loads that nobody wants any more, components that were
-#: loaded ahead and not used, scratch that leaves without a copy, unused components and families,
-#: families in use, loads that a prefetch wants.
+#: Places in the order of eviction: loads that nobody wants, `sequential` components loaded ahead,
+#: scratch that leaves without a copy, unused components and families, families in use, loads that a
+#: prefetch wants.
 _UNWANTED, _AHEAD, _FOR_NOTHING, _UNUSED, _USED, _COMING = range(6)
 
 
 class IdleOrder:
-    """Idle components in the order of eviction.
+    """Idle components in the order of eviction, by the places above.
 
-    First loads that nobody waits for, and last those that a prefetch still wants. Between these,
-    the `sequential` ones go first, which were loaded ahead and not used, the last one first; then
-    scratch that is dropped without a copy; then the others, the least recently used first
-    (`Component.idle_since`). The idle parts of a family share one place: that of the most recently
-    used part, or behind all unused components while a part is leased. Within a family, the most
-    recently used part goes first: passes are cyclic, so that part is needed last.
+    Within a place the least recently used goes first (`Component.idle_since`); of unwanted loads
+    and components loaded ahead, the newest. The idle parts of a family share the place of the most
+    recently used part. Within a family, that part goes first: passes are cyclic, so it is needed
+    last.
     """
 
     def __init__(self) -> None:
         self._stamp = 0
         self._all: dict[str, Component] = {}
-        #: Components without a family, `sequential` parts, and families.
+        #: Names of components without a family, of loads, of `sequential` parts, and of families.
         self._places: Ranked[str] = Ranked()
-        #: The idle parts of each family, the least recently used first.
+        #: Idle parts of each family, the least recently used first.
         self._parts: dict[str, Ranked[str]] = {}
-        #: How many parts of each family are leased.
+        #: Number of leased parts of each family.
         self._used: dict[str, int] = {}
-        #: Chunks of all idle components.
         self.chunks = 0
 
     def __len__(self) -> int:
@@ -50,7 +46,7 @@ class IdleOrder:
         return self._at(self._places)
 
     def among(self, names: Iterable[str]) -> Iterator[Component]:
-        """The same, only of these components and families; without `sequential` ones."""
+        """Iterate over these components and families only, without those loaded ahead."""
         ranks = ((self._places.rank(name), name) for name in set(names) if name in self._places)
         return self._at(name for rank, name in sorted(ranks) if rank[0] > _AHEAD)
 
@@ -109,7 +105,7 @@ class IdleOrder:
 
 @dataclass(slots=True, eq=False)
 class Holdings:
-    """The leases of one agent; how many of them hold each component, and the chunks of these."""
+    """The leases of one agent, and the components that they hold."""
 
     leases: dict[Key, Lease] = field(default_factory=dict)
     components: dict[str, Component] = field(default_factory=dict)
@@ -117,35 +113,31 @@ class Holdings:
 
 
 class Holders:
-    """The holders of each component. It tells `idle` which families are in use."""
+    """Who holds what. Tells `idle` which families are in use."""
 
     def __init__(self, idle: IdleOrder) -> None:
         self._idle = idle
         self._seq = 0
-        #: Leased components; and the names of those whose holders may be asked to give way, in
-        #: that order.
+        #: Leased components; names of those that may be asked to give way, in that order.
         self.leased: dict[str, Component] = {}
         self._giving_way: Ranked[str] = Ranked()
-        #: The holdings of each agent that has a lease.
         self.by_agent: dict[Agent, Holdings] = {}
 
     def to_give_way(self) -> Iterator[Component]:
-        """The leased components whose holders may be asked to give way, in order."""
         return map(self.leased.__getitem__, self._giving_way)
 
     def open(self, key: Key, lease: Lease) -> None:
-        """There is a lease; `take_up` adds its components."""
+        """Add a lease; `take_up` adds its components."""
         self.by_agent.setdefault(lease.owner, Holdings()).leases[key] = lease
 
     def close(self, key: Key, lease: Lease) -> None:
-        """The lease is gone, after `lay_down` of all its components."""
+        """Remove a lease, after `lay_down` of all its components."""
         leases = self.by_agent[lease.owner].leases
         del leases[key]
         if not leases:
             del self.by_agent[lease.owner]
 
     def hand(self, key: Key, lease: Lease, agent: int, components: Iterable[Component]) -> None:
-        """The lease is that of another agent of its session from now on."""
         old, new = lease.owner, (lease.session, agent)
         self.by_agent.setdefault(new, Holdings()).leases[key] = lease
         for c in components:
@@ -155,7 +147,6 @@ class Holders:
         lease.agent = agent
 
     def take_up(self, c: Component, key: Key, agent: Agent) -> None:
-        """This lease of `agent` holds the component from now on."""
         if not c.leases:
             self._seq += 1
             c.leased_seq = self._seq
@@ -168,7 +159,6 @@ class Holders:
         self._hold(c, agent)
 
     def lay_down(self, c: Component, key: Key, agent: Agent) -> None:
-        """This lease of `agent` holds the component no longer."""
         c.leases.discard(key)
         c.holders[key[0]] -= 1
         if not c.holders[key[0]]:
@@ -181,8 +171,7 @@ class Holders:
                 self._idle.unuse(c.part_of)
 
     def rank(self, c: Component) -> None:
-        """Sort the component in by when it gives way: in order of arrival on the device; loading
-        ones last."""
+        """Sort in a leased component by its arrival on the device; loading ones come last."""
         if c.name in self.leased and c.policy != "permanent":
             rank = (c.state is State.LOADING, c.resident_since, c.leased_seq)
             self._giving_way.put(c.name, rank)

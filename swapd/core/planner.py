@@ -1,8 +1,6 @@
-"""Whose turn it is, which components go for it, which holders give way, what is loaded ahead.
+"""Decides whose turn it is, what leaves for it, which holders give way, what is loaded ahead.
 
-`plan` makes all these decisions, after any event that could change one. `_make_room` carries out
-the evictions that `eviction.room` finds. A victim is no longer RESIDENT when its eviction is
-ordered, so no decision counts it twice.
+A victim is no longer RESIDENT once its eviction is ordered, so no decision counts it twice.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,8 +13,8 @@ from swapd.core.queue import LOOKED_AT
 from swapd.core.records import Component, Key, State, Waiter
 from swapd.shared.protocol import NUMBER_MAX
 
-#: While a component is in the way, another agent of the sessions that hold it gets a lease of it
-#: after this time at first, and after twice as long each next time: see `sharing.goes_on`.
+#: While a component is in the way, another agent of its holders' sessions may lease it after this
+#: time, and then after twice as long each time: see `sharing.goes_on`.
 CLOSED_S = 0.25
 
 
@@ -25,28 +23,25 @@ class Planner:
         self._ledger = ledger
         self._planned_at = 0.0
         self._plan_again_at: float | None = None
-        #: Whether a waiter gets nothing until leases end.
         self._held_up = False
 
     def next_deadline(self) -> float | None:
-        """When `plan` may decide differently without an event; None if never."""
+        """Return when `plan` may decide differently without an event; None if never."""
         times = (self._plan_again_at, self._ledger.queue.next_deadline(self._planned_at))
         return min((t for t in times if t is not None), default=None)
 
     def plan(self) -> None:
-        """Decide all that can be decided now. Run again after every event that matters, and
-        after itself until it changes nothing.
+        """Make all decisions. Runs after every event that matters, until nothing changes.
 
-        0. Refuse waiters past their deadline first, so that nothing is started for them; with the
-           device down, also those that need it to do something.
-        1. The head of the queue gets room, if there is or can be any, and is admitted; then the
-           next.
-        2. If it must wait, agents that hold components it needs, and wait themselves, overtake it:
-           its memory comes free only after they have run. As few as will do. If nobody can, so
-           may who fits beside it for good.
-        3. Prefetches get memory that no acquire waits for.
-        4. Holders hear that their memory is wanted, or no longer; and all of them, at once,
-           that an acquire waits for leases to end.
+        0. Refuse waiters past their deadline, so that nothing is started for them; with the device
+           down, also those that need a load.
+        1. Make room for the head of the queue and admit it; then the next.
+        2. If the head must wait, admit agents that wait themselves and hold what it needs, as few
+           as will do: its memory comes free only after they have run. If there are none, admit a
+           waiter that fits beside the head for good.
+        3. Give prefetches memory, if no acquire waits for any.
+        4. Tell holders whether their components are wanted, and whether an acquire waits for leases
+           to end.
         """
         ledger = self._ledger
         admission.refuse_late(ledger)  # 0
@@ -63,7 +58,7 @@ class Planner:
             ledger.room_shrank = False
             self._refuse_what_no_longer_fits()
         if ledger.replan:
-            return  # something changed: decide again before holders are told
+            return  # decide again before holders are told
         if not ledger.queue.queued:  # 3
             self._prefetch_all()
         for w in list(ledger.queue.untold.values()):
@@ -75,7 +70,6 @@ class Planner:
             ledger.take_time()
 
     def _refuse_what_cannot_come_in(self) -> None:
-        """The device is down: refuse waiters for components that are not on it."""
         for w in list(self._ledger.queue.queued):
             asked = self._ledger.named(w.names)
             if problem := eviction.cannot_come_in(self._ledger, asked, w):
@@ -88,8 +82,8 @@ class Planner:
         admission.refuse_deadlocked(self._ledger)
 
     def _admit_all(self, wanted: set[str]) -> set[str]:
-        """Return what is in the way of the head that has to wait; adds to `wanted` what its holders
-        should give back."""
+        """Admit waiters; return what is in the way of the first that must wait. Adds to `wanted`
+        what its holders should release."""
         ledger = self._ledger
         in_the_way: set[str] = set()
         ledger.closed_from = None
@@ -110,7 +104,6 @@ class Planner:
         return in_the_way
 
     def _note_bound(self, head: Waiter, in_the_way: set[str]) -> None:
-        """Whether others may overtake the head, which has to wait, and until when."""
         ledger = self._ledger
         if head.head_since is None:
             head.head_since = ledger.now
@@ -122,15 +115,15 @@ class Planner:
             self._look_again(until)
 
     def _is_somebody_back_soon(self) -> bool:
-        """Whether an idle component may be within its minimum residency: then it may be in the way
-        of the head for a while, as a leased one is."""
+        """Return whether an idle component may be within its minimum residency, and so in the way
+        of the head for a while."""
         until = self._ledger.busy_until
         if until > self._ledger.now:
             self._look_again(until)
         return until > self._ledger.now
 
     def _make_room_beside(self, head: Waiter, w: Waiter) -> bool:
-        """The same as `_make_room` for one that goes before `head`: no holder gives way to it."""
+        """Make room for a waiter that goes before `head`."""
         asked = self._ledger.named(w.names)
         use_s = eviction.usual_use_s(asked)
 
@@ -140,10 +133,8 @@ class Planner:
         return self._take_room(w, asked, may_evict)
 
     def _make_room(self, w: Waiter, wanted: set[str], in_the_way: set[str]) -> bool:
-        """Evict the victims for `w`; return whether its chunks may be taken now.
-
-        Otherwise adds to the two sets.
-        """
+        """Evict the victims for `w`; return whether it may have its chunks now. If not, add to the
+        two sets."""
         asked = self._ledger.named(w.names)
         use_s = eviction.usual_use_s(asked)
 
@@ -161,8 +152,6 @@ class Planner:
         return False
 
     def _make_room_ahead(self, c: Component) -> bool:
-        """The same for a prefetch of `c`, which has no waiter, and for which no holder gives
-        way."""
         over = self._ledger.prefetches[c.name]
 
         def may_evict(other: Component) -> bool:
@@ -179,7 +168,7 @@ class Planner:
         may_evict: eviction.MayEvict,
         over: tuple[str, ...] | None = None,
     ) -> bool:
-        """Evict the victims, if that makes room; no holder gives way for it."""
+        """Evict the victims if that makes room. No holder gives way."""
         found = eviction.room(self._ledger, w, asked, may_evict, over)
         return not isinstance(found, Blocked) and self._evict(found, w.key if w else None)
 
@@ -192,7 +181,7 @@ class Planner:
         return not still_in and found.missing <= self._ledger.pool.free
 
     def _is_blocked(self, w: Waiter, found: Blocked) -> None:
-        """`w` waits: for components that are leaving, or for holders to give way."""
+        """Note that `w` waits for components that are leaving, or for holders to give way."""
         w.bound = sharing.bound(self._ledger, w, found.by)
         self._held_up |= not found.leaving
         if not found.leaving or any(c.superseded for c in found.leaving):
@@ -201,7 +190,7 @@ class Planner:
     # --- how long a component stays ------------------------------------------------------
 
     def _may_evict(self, c: Component, priority: int, use_s: float) -> bool:
-        """The minimum-residency rule; notes when to look again if it says no."""
+        """Return whether the minimum residency of `c` is over; if not, note when to look again."""
         until = eviction.stays_until(self._ledger, c, priority, use_s)
         if until <= self._ledger.now:
             return True
@@ -210,9 +199,10 @@ class Planner:
         return False
 
     def _is_quantum_over(self, c: Component, priority: int, use_s: float) -> bool:
-        """Whether its holders may be asked to give way; notes when to look again if not.
+        """Return whether the holders of `c` may be asked to give way; if not, note when to look
+        again.
 
-        A load in flight has no quantum yet; its end is an event anyway.
+        A load in flight has no quantum yet. Its end is an event anyway.
         """
         if c.state is State.LOADING:
             return False
@@ -224,7 +214,6 @@ class Planner:
 
     @staticmethod
     def _may_be_asked_for(c: Component) -> bool:
-        """Whether the holders of an updated component should give it back: not before it is in."""
         return c.state is State.RESIDENT and bool(c.leases)
 
     def _look_again(self, at: float) -> None:
@@ -234,7 +223,6 @@ class Planner:
     # --- who gives way -------------------------------------------------------------------
 
     def _tell_wanted(self, wanted: set[str]) -> None:
-        """Tell holders the changes since they were last told."""
         ledger = self._ledger
         told, joined = ledger.notices.wanted, ledger.notices.joined
         for name in [n for n in told if n not in wanted]:
@@ -243,8 +231,7 @@ class Planner:
             ledger.want(name)
 
     def _close_all(self, in_the_way: set[str]) -> None:
-        """Only some may become holders of these from now on, and all may of what they no longer
-        may."""
+        """Close what is in the way to most new holders; reopen what no longer is."""
         ledger = self._ledger
         before, ledger.in_the_way = ledger.in_the_way, in_the_way
         for name in sorted(in_the_way):
@@ -255,15 +242,15 @@ class Planner:
                 del ledger.held_back[name]
             elif ledger.closed_from is None or not sharing.is_closed(ledger, c):
                 admission.share(ledger, c)
-            elif name not in in_the_way:  # it could go instead
+            elif name not in in_the_way:  # it could leave instead of one that is
                 in_the_way.add(name)
                 self._close(c, anew=name not in before)
 
     def _close(self, c: Component, *, anew: bool) -> None:
-        """Close `c`, which is in the way, to other agents of its holders for a while; then admit
-        one that waited so long.
+        """Close `c` to other agents of its holders' sessions for a while, then admit one that
+        waited.
 
-        Each time for twice as long, so every lease ends within one of these periods.
+        Each period is twice as long as the last, so that every lease ends within one.
         """
         now = self._ledger.now
         if anew or c.closed_until <= now:
@@ -277,8 +264,8 @@ class Planner:
     # --- prefetches ----------------------------------------------------------------------
 
     def _prefetch_all(self) -> None:
-        """Carry out prefetches. Those with `over` load one at a time, so a new acquire waits for
-        one copy at most."""
+        """Load prefetches. Those with `over` load one at a time, so that an acquire waits for one
+        copy at most."""
         ledger = self._ledger
         in_vain: dict[str, int] = {}
         for name, over in list(ledger.prefetches.items()):
@@ -286,16 +273,16 @@ class Planner:
                 continue
             c = ledger.components[name]
             if c.part_of and c.chunks >= in_vain.get(c.part_of, c.chunks + 1):
-                continue  # another part found no room for as much
+                continue  # a part of its family that is no larger found no room
             if not self._try_prefetch(c):
                 if ledger.leaving:
-                    return  # the coming room is for this one
+                    return  # keep the room that is about to be free for this prefetch
                 if not (ledger.pool.free or ledger.idle.chunks):
-                    return  # and there is none for those behind it
+                    return  # no room for the others
                 in_vain[c.part_of] = c.chunks
 
     def _try_prefetch(self, c: Component) -> bool:
-        """Load `c` if there is room or can be; return whether the prefetch is done with."""
+        """Load `c` if there is or can be room; return whether the prefetch is done."""
         ledger = self._ledger
         if c.unregistering or (c.on_device and not c.evicting and not c.superseded):
             del ledger.prefetches[c.name]
@@ -310,20 +297,19 @@ class Planner:
 
 
 # --- who may go before the head of the queue, because that does not delay its grant --------------
-# Backfill with a reservation, as batch schedulers do it: the head keeps its room, and who comes
-# after it may have what is left, for as long as it likes.
+# Backfill with a reservation, as in batch schedulers: the head keeps its room, and a later waiter
+# may have what is left for any time.
 
 
-#: Most components of one waiter behind the head, and of all leases: with more, nobody goes before
-#: the head.
+#: Most components of a waiter, and of all leases. With more, no waiter goes before the head.
 NAMES_MAX = 64
 
 
 def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
-    """Waiters whose room delays no grant of `head`, whichever leases end first.
+    """Yield waiters whose room delays no grant of `head`, whichever leases end first.
 
-    Only those without leases: what others hold may be what `head` waits for. And only those whose
-    components are out, and in no group: one that is in may have to go for `head`.
+    They have no leases, which `head` may wait for. Their components are out, as one that is in may
+    have to leave for `head`, and in no group.
     """
     left = _left_beside(ledger, head) if eviction.may_free(ledger) else 0
     if left <= 0:
@@ -337,23 +323,22 @@ def candidates(ledger: Ledger, head: Waiter) -> Iterator[Waiter]:
 
 
 def may_go(head: Waiter, c: Component) -> bool:
-    """Whether an idle component may go for a candidate: not if `head` needs it."""
     return c.name not in head.names
 
 
 def _few(ledger: Ledger, w: Waiter) -> list[Component]:
-    """The components that `w` asked for; none, if they are many, or more than memory decides when
-    one of them can come in."""
+    """Return the components of `w`; [] if they are many, or if not memory alone decides when one
+    comes in."""
     asked = ledger.named(w.names) if len(w.names) <= NAMES_MAX else []
     bound = any(c.group is not None or c.superseded or c.unregistering for c in asked)
     return [] if bound else asked
 
 
 def _left_beside(ledger: Ledger, head: Waiter) -> int:
-    """The chunks that `head` leaves, in the tightest of all states in which it could be granted.
+    """Return the chunks that `head` leaves free in the tightest state in which it could be granted.
 
-    It could be granted as soon as the leases that are left have at most `most` chunks. So the
-    largest sum of some leases that is no greater than that is the tightest state.
+    It can be granted once the remaining leases have at most `most` chunks, so the tightest state is
+    the largest sum of some leases that is not above `most`.
     """
     pool, all_leased = ledger.pool, ledger.holders.leased
     asked = _few(ledger, head)
@@ -363,7 +348,7 @@ def _left_beside(ledger: Ledger, head: Waiter) -> int:
     if most < 0:
         return 0
     leased = [c for c in all_leased.values() if not c.fixed]
-    # what is leaving, lent, or promised may be there at any grant, or any part of it
+    # What is leaving, lent or promised may be there at the grant, in whole or in part.
     coming_and_going = pool.total - pool.free - ledger.idle.chunks - ledger.fixed
     coming_and_going -= sum([c.chunks for c in leased])
     sums = _sums(c.chunks for c in leased if c.name not in head.names)
@@ -373,7 +358,7 @@ def _left_beside(ledger: Ledger, head: Waiter) -> int:
 
 
 def _sums(parts: Iterable[int]) -> int:
-    """The sums of all subsets: bit n is set if one of them is n."""
+    """Return the sums of all subsets as bits: bit n is set if a subset has the sum n."""
     sums = 1
     for part in parts:
         sums |= sums << part
@@ -381,7 +366,7 @@ def _sums(parts: Iterable[int]) -> int:
 
 
 def _with_any_part_of(sums: int, whole: int) -> int:
-    """Each of these sums with each number from 0 to `whole` added."""
+    """Return the sums with each number from 0 to `whole` added."""
     step = 1
     while whole > 0:
         sums |= sums << min(step, whole)

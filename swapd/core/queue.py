@@ -1,8 +1,4 @@
-"""Waiters in order, with their deadlines, and the ordered sets of other modules. Pure.
-
-`Ranked` is a set of things in order of a rank, `Deadlines` are things in order of time. Both are
-kept up to date, and computed at no event.
-"""
+"""Waiters in order, with their deadlines; and ordered sets for other modules. Pure."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -20,13 +16,12 @@ _seq = attrgetter("seq")
 
 Thing = TypeVar("Thing", str, int, tuple[int, int])
 
-#: Ranks compare item by item; no two things of one order have the same rank.
+#: Ranks compare item by item. No two things in one set have the same rank.
 Rank = tuple[float, ...]
 
 
 class Ranked(Generic[Thing]):
-    """Things by rank. Looking up, putting or dropping one takes time logarithmic in their
-    number."""
+    """Things sorted by rank. Looking up, putting and dropping take logarithmic time."""
 
     def __init__(self) -> None:
         self._ranks: dict[Thing, Rank] = {}
@@ -63,17 +58,13 @@ class Ranked(Generic[Thing]):
 
 
 class Deadlines(Ranked[Thing]):
-    """Things by deadline. Every event asks for `next` and `over`."""
-
     def set(self, thing: Thing, until: float) -> None:
         self.put(thing, (until,))
 
     def next(self) -> float | None:
-        """The first deadline; None if there is none."""
         return self._sorted[0][0][0] if self._sorted else None
 
     def over(self, now: float) -> list[Thing]:
-        """Things whose deadline has passed, earliest first."""
         if not self._sorted or self._sorted[0][0][0] > now:
             return []
         late = takewhile(lambda ranked: ranked[0][0] <= now, self._sorted)
@@ -81,25 +72,22 @@ class Deadlines(Ranked[Thing]):
 
 
 class WaitQueue:
-    """Waiters by priority and arrival, their deadlines, and a bound on being overtaken."""
+    """All waiters, with the order of those that wait for memory."""
 
     def __init__(self, patience_s: float) -> None:
-        #: A waiter that has waited longer than this goes first, at any priority.
         self.patience_s = patience_s
-        #: Every waiter that was not granted, parked and admitted ones included.
+        #: Every waiter, also parked and admitted ones.
         self._all: dict[Key, Waiter] = {}
-        #: Those that wait for memory, sorted by `Waiter.order`. Not to be changed by callers.
+        #: Waiters for memory, sorted by `Waiter.order`. Callers must not change the list.
         self.queued: list[Waiter] = []
         #: The same, sorted by arrival.
         self._arrivals: list[Waiter] = []
-        #: Queued waiters whose agent held a lease when they were queued, by agent.
+        #: Queued waiters whose agent held a lease when they were queued.
         self.holding: dict[Agent, dict[Key, Waiter]] = {}
-        #: Queued waiters whose Waiting record the planner makes, if it does not admit them.
+        #: Queued waiters whose Waiting action the planner records, unless it admits them.
         self.untold: dict[Key, Waiter] = {}
-        #: Waiters for names that are not registered, or not committed, by each name that they
-        #: asked for: a component or a family.
+        #: Waiters for names that are not registered or committed, by each requested name.
         self.parked: dict[str, dict[Key, Waiter]] = {}
-        #: Deadlines of all that have one.
         self._deadlines: Deadlines[Key] = Deadlines()
 
     def __len__(self) -> int:
@@ -115,7 +103,6 @@ class WaitQueue:
         return self._all.get(key)
 
     def add(self, waiter: Waiter) -> None:
-        """Add a waiter and its deadline; it is not queued yet."""
         self._all[waiter.key] = waiter
         if waiter.deadline is not None:
             self._deadlines.set(waiter.key, waiter.deadline)
@@ -126,7 +113,8 @@ class WaitQueue:
         insort(self._arrivals, waiter, key=_seq)
 
     def push_holding(self, waiter: Waiter) -> None:
-        """The agent of this queued waiter holds a lease: it may be in the way of others."""
+        """Note that the agent of this queued waiter holds a lease, so it may be in the way of
+        others."""
         self.holding.setdefault(waiter.owner, {})[waiter.key] = waiter
         if not waiter.why:
             self.untold[waiter.key] = waiter
@@ -137,12 +125,11 @@ class WaitQueue:
             self.parked.setdefault(name, {})[waiter.key] = waiter
 
     def awaiting(self, *names: str) -> list[Waiter]:
-        """The parked waiters that asked for any of `names`, in order of arrival."""
         found = {key: w for name in names for key, w in self.parked.get(name, {}).items()}
         return sorted(found.values(), key=_seq)
 
     def leave(self, waiter: Waiter) -> None:
-        """The waiter waits no longer for memory or names: it is admitted, parked anew, or gone."""
+        """End the wait for memory or names: the waiter is admitted, parked anew, or gone."""
         key = waiter.key
         if waiter.queued:
             waiter.queued = False
@@ -156,21 +143,21 @@ class WaitQueue:
                 _drop(self.parked, name, key)
 
     def forget(self, waiter: Waiter) -> None:
-        """Remove a waiter that was granted or refused."""
         self.leave(waiter)
         del self._all[waiter.key]
         if waiter.deadline is not None:
             self._deadlines.drop(waiter.key)
 
     def head(self, now: float) -> Waiter | None:
-        """Whose turn it is: the oldest if its patience is over, else the first in order."""
+        """Return the waiter whose turn it is: the oldest if its patience is over, else the first in
+        order."""
         if not self.queued:
             return None
         oldest = self._arrivals[0]
         return oldest if now >= oldest.arrived + self.patience_s else self.queued[0]
 
     def admitted(self, waiter: Waiter, now: float) -> None:
-        """A known waiter, queued or not, is admitted. It may overtake the head."""
+        """Note that a waiter, queued or not, is admitted and may overtake the head."""
         self.leave(waiter)
         if (head := self.head(now)) is None:
             return
@@ -180,17 +167,16 @@ class WaitQueue:
             head.overtaken += head.seq < waiter.seq
 
     def outranks(self, waiter: Waiter, head: Waiter) -> bool:
-        """Whether a waiter has a higher priority than the head, or the same and is wanted sooner,
-        and the head's patience is not over."""
+        """Return whether a waiter has a higher priority than the head, or the same and an earlier
+        due time, while the head's patience is not over."""
         sooner = waiter.priority == head.priority and waiter.due < head.due
         return (waiter.priority > head.priority or sooner) and head is self.queued[0]
 
     def expired(self, now: float) -> list[Waiter]:
-        """Those whose deadline has passed, earliest first."""
         return [self._all[key] for key in self._deadlines.over(now)]
 
     def next_deadline(self, since: float) -> float | None:
-        """When `expired` or `head` first answers differently than `head` did at `since`."""
+        """Return when `expired`, or `head` compared with `since`, may first change."""
         first = self._deadlines.next()
         times = [] if first is None else [first]
         if self.queued:

@@ -1,4 +1,4 @@
-"""Handles registrations, updates, and the host copies made for them."""
+"""Handles registrations, updates, and the events of host copies."""
 
 from swapd.core import admission, explain, registry, requests, transfers
 from swapd.core.actions import MakeHostCopy, SealHostCopy
@@ -26,7 +26,6 @@ def on_register(ledger: Ledger, session: int, asked: Register) -> None:
 def _unregisterable(
     ledger: Ledger, session: int, asked: Register, chunks: int
 ) -> tuple[Code, str] | None:
-    """Why a component may not be registered, or None if it may."""
     if session not in ledger.sessions:
         return "bad_request", explain.REPLAYED
     if ledger.stopping:
@@ -41,7 +40,7 @@ def _unregisterable(
 
 
 def _misnamed(ledger: Ledger, session: int, asked: Register) -> tuple[Code, str] | None:
-    """A name belongs to one component or one family, and a family to one session."""
+    """A name belongs to one component or family, and a family to one session."""
     if other := ledger.components.get(asked.name):
         return "duplicate_name", explain.duplicate(ledger, other)
     if parts := ledger.families.get(asked.name):
@@ -103,8 +102,8 @@ def on_host_copy_sealed(ledger: Ledger, event: HostCopySealed) -> None:
 
 
 def on_host_copy_found(ledger: Ledger, event: HostCopyFound) -> None:
-    """As if its component were gone before it is sealed: then it is kept. Others with its content
-    wait until then."""
+    """Seal it; as no component needs it, it is then kept. Others with its content wait until
+    then."""
     uid, nbytes, chunks = event.uid, event.nbytes, ledger.chunks_for(event.nbytes)
     c = Component(uid, event.name, 0, nbytes, chunks, "lru", None, mutable=False)
     c.part_of, c.content, c.layout = event.part_of, event.content, event.layout
@@ -116,12 +115,12 @@ def on_host_copy_found(ledger: Ledger, event: HostCopyFound) -> None:
 
 
 def on_host_copies_pinned(ledger: Ledger, event: HostCopiesPinned) -> None:
-    """For the record: copies of pinned host copies are faster, and nothing else differs."""
+    """Do nothing: the event is for the record."""
 
 
 def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
-    """A component whose first host copy fails is gone; an update that fails changes nothing. Kept
-    host copies give way first."""
+    """Remove the component, or give up its update. If memory is short, drop kept host copies and
+    retry."""
     order, host = ledger.host.making[event.uid], ledger.host
     c = _made_or_sealed(ledger, event.uid)
     if c is None:
@@ -143,8 +142,7 @@ def on_host_copy_failed(ledger: Ledger, event: HostCopyFailed) -> None:
 
 
 def _made_or_sealed(ledger: Ledger, uid: int) -> Component | None:
-    """The owner of a host copy that was made or sealed, or failed; None if it is no longer
-    needed."""
+    """Return the component of this host copy, or None if the host copy is no longer needed."""
     c = ledger.host.owners[uid]
     ledger.host.making.pop(uid, None)
     wanted = c.renewal.uid if c.renewal is not None else c.uid
@@ -203,12 +201,12 @@ def _unregister(ledger: Ledger, c: Component, asked: Unregister) -> None:
     registry.set_unregistering(ledger, c, True)
     admission.turn_away(ledger, c, explain.unregistered(ledger, c))
     if not ledger.is_current(c):
-        return  # that ended its last promise, and with it the component
+        return  # turn_away ended its last promise, and with it the component
     if c.state is State.RESIDENT or c.stoppable:
         transfers.go(ledger, c)
     elif c.state in (State.ABSENT, State.FILLING):
         registry.finish_unregister(ledger, c)
-    ledger.replan |= c.name in ledger.prefetches  # those behind it wait for it no longer
+    ledger.replan |= c.name in ledger.prefetches  # other prefetches wait for it no longer
 
 
 def on_forget(ledger: Ledger, session: int, asked: Forget) -> None:
@@ -227,7 +225,7 @@ def on_forget(ledger: Ledger, session: int, asked: Forget) -> None:
 
 
 def begin(ledger: Ledger, c: Component, request: int) -> None:
-    """Order a second host copy. The bytes on the device, and in the first one, stay."""
+    """Order a second host copy. The first one and the bytes on the device stay."""
     c.renewal = Renewal(ledger.next_uid(), request, request)
     registry.make_host_copy(ledger, c, c.renewal.uid, request)
 
@@ -244,14 +242,12 @@ def _give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
 
 
 def give_up(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """Drop this new host copy, and those that were to take effect with it."""
     for one in renewal.together or (c,):
         assert one.renewal is not None
         _give_up(ledger, one, one.renewal)
 
 
 def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) -> None:
-    """Their new host copies are filled: order their sealing, and answer when all are sealed."""
     for c in parts:
         assert c.renewal is not None
         c.renewal.request, c.renewal.together = request, parts
@@ -259,7 +255,7 @@ def seal_together(ledger: Ledger, parts: tuple[Component, ...], request: int) ->
 
 
 def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """If all that take effect together are sealed, they do so in this one step."""
+    """Put all new host copies of a commit into effect once the last one is sealed."""
     renewal.sealed = True
     renewals = [one.renewal for one in renewal.together]
     if all(r is not None and r.sealed for r in renewals):
@@ -271,11 +267,7 @@ def sealed(ledger: Ledger, c: Component, renewal: Renewal) -> None:
 
 
 def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
-    """The new host copy takes the place of the old one.
-
-    The bytes on the device, or on their way there, are superseded: they go when the last holder
-    releases them.
-    """
+    """Replace the host copy. The old bytes on the device leave at their last release."""
     old, c.uid, c.renewal = c.uid, renewal.uid, None
     c.updated_by = renewal.begun_by
     move = ledger.moves.get(c.generation)
@@ -285,5 +277,5 @@ def _renew(ledger: Ledger, c: Component, renewal: Renewal) -> None:
         c.superseded = True
         ledger.superseded[c.name] = c
         transfers.settle(ledger, c)
-        ledger.room_shrank = True  # its holders are in the way of its waiters
+        ledger.room_shrank = True  # holders of old bytes are in the way of waiters
     ledger.replan = True

@@ -1,4 +1,4 @@
-"""A component from its registration to its end, and its host copies."""
+"""Adds and removes components and their host copies."""
 
 from bisect import insort
 
@@ -11,11 +11,10 @@ from swapd.core.ledger import Ledger, drop_member
 from swapd.core.records import Component
 from swapd.shared.protocol import Register
 
-#: A session that fills bytes that others share may take this long, plus the time that a slow disk
-#: takes for them; then the others fill their own.
+#: Longest time to fill bytes that others want to share, plus the time of a slow disk.
 SHARE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 100e6
-#: Most host copies that are kept without a component: each takes a descriptor of the daemon.
+#: Most kept host copies. Each takes a file descriptor of the daemon.
 KEPT_MAX = 256
 
 
@@ -53,7 +52,6 @@ def register(ledger: Ledger, session: int, asked: Register, chunks: int) -> None
 
 
 def change_staying(ledger: Ledger, c: Component, sign: int) -> None:
-    """Count the component with those that never leave once they are in, if it is one."""
     if c.policy == "permanent":
         ledger.staying += sign * c.chunks
         ledger.room_differs = True
@@ -69,7 +67,7 @@ def make_host_copy(
     *,
     certain: bool = False,
 ) -> None:
-    """Order a host copy, either at once or when another one has the bytes that this one shares."""
+    """Order a host copy, at once or when the bytes that it shares are filled."""
     ledger.host.owners[uid] = c
     replaces = c.uid if c.uid != uid else 0
     ledger.host.unordered[uid] = MakeHostCopy(
@@ -97,7 +95,7 @@ def order(ledger: Ledger, due: Due) -> None:
     certain = due.certain and ledger.rules.keep_host > 0
     order_now(ledger, msgspec.structs.replace(action, original=due.original, certain=certain))
     if due.original in ledger.host.kept:
-        forget(ledger, due.original)  # it is in use again, and kept when that ends
+        forget(ledger, due.original)  # in use again; the last sharer may be kept
 
 
 def order_now(ledger: Ledger, order: MakeHostCopy | SealHostCopy) -> None:
@@ -106,8 +104,8 @@ def order_now(ledger: Ledger, order: MakeHostCopy | SealHostCopy) -> None:
 
 
 def let_go_of_host_copy(ledger: Ledger, uid: int) -> None:
-    """No component uses this host copy any more: keep it if it may serve another, else drop it, now
-    or as soon as it is made or sealed."""
+    """Keep a host copy that no component uses if it may serve another, else drop it. While it is
+    being made or sealed, wait for that."""
     host, most = ledger.host, 0 if ledger.stopping else ledger.rules.keep_host
     nbytes = host.owners[uid].nbytes
     if uid in host.making or not host.contents.is_last(uid) or not 0 < nbytes <= most:
@@ -119,14 +117,14 @@ def let_go_of_host_copy(ledger: Ledger, uid: int) -> None:
 
 
 def forget_all_but(ledger: Ledger, most: int) -> None:
-    """Drop kept host copies, the least recently used first, until `most` bytes are left at most."""
+    """Drop kept host copies, the least recently used first, until `most` bytes are left."""
     host = ledger.host
     while host.kept_bytes > most or len(host.kept) > KEPT_MAX:
         forget(ledger, next(iter(host.kept)))
 
 
 def forget_doubles(ledger: Ledger) -> None:
-    """Drop kept host copies whose bytes another one has now, which was being filled meanwhile."""
+    """Drop kept host copies whose content another one has by now."""
     host = ledger.host
     for uid in [uid for uid in host.kept if not host.contents.is_last(uid)]:
         forget(ledger, uid)
@@ -148,14 +146,12 @@ def _drop(ledger: Ledger, uid: int) -> None:
 
 
 def answer(ledger: Ledger, c: Component) -> None:
-    """Accept the register, commit or unregister that waited for this."""
     assert c.answer is not None
     ledger.accept((c.session, c.answer))
     c.answer = None
 
 
 def set_unregistering(ledger: Ledger, c: Component, going: bool) -> None:
-    """The component goes as soon as it can, or stays after all."""
     c.unregistering = going
     ledger.recount(c)
 
@@ -180,7 +176,7 @@ def remove(ledger: Ledger, c: Component) -> None:
     ledger.expiries.drop(c.name)
     if c.name in ledger.prefetches:
         del ledger.prefetches[c.name]
-        ledger.replan = True  # others may have been held back for it
+        ledger.replan = True  # other prefetches may have waited for it
     ledger.superseded.pop(c.name, None)
     ledger.unwant(c.name)
     if c.workspace:

@@ -1,6 +1,6 @@
-"""Checks of a request by itself, its deadline, and the content that it shares.
+"""Checks of a request by itself; its deadline; the content that it shares.
 
-A request that fails a check is refused at the border, and never becomes an event.
+A request that fails a check is refused before it becomes an event.
 """
 
 from collections.abc import Callable
@@ -12,25 +12,24 @@ from swapd.core.records import WORKSPACE, is_workspace
 from swapd.shared import protocol
 from swapd.shared.text import problem_with_text
 
-#: More bytes than any machine has: a larger size is a mistake.
+#: More than any machine has: a larger size is a mistake.
 _BYTES_MAX = 1 << 50
 
-#: All of them are loaded when the one before them is used.
+#: All followers are loaded when the component before them is used.
 _FOLLOWERS_MAX = 64
 
-#: Longer than any daemon runs: a longer or infinite (inf) timeout means no deadline.
+#: Longer than any daemon runs: such a timeout means no deadline.
 _TIMEOUT_MAX_S = 1e9
 
 
 def problem_with(request: protocol.AnyRequest) -> str | None:
-    """The problem with a request that decodes, for its sender; None if there is none."""
+    """Return the problem with a decoded request, for its sender; None if there is none."""
     checks = _CHECKS.get(type(request), ())
     return next(filter(None, (check(request) for check in checks)), None)
 
 
 def names_of(request: protocol.AnyOrder | None) -> tuple[str, ...]:
-    """The components and families that a request names; none for a workspace and for the turn to
-    start."""
+    """Return the components and families that a request names."""
     many = protocol.Acquire | protocol.Prefetch | protocol.Follows | protocol.Forget
     if isinstance(request, many):
         return request.names
@@ -58,7 +57,6 @@ def _asked_names(request: Any) -> str | None:
 
 
 def _foretold(request: protocol.ForecastRequest) -> str | None:
-    """Components, or an acquire that waits."""
     if request.acquire is None:
         return _names(request.names)
     return "a forecast of an acquire that waits takes no names" if request.names else None
@@ -194,16 +192,16 @@ _CHECKS: dict[type, tuple[Callable[[Any], str | None], ...]] = {
 
 
 def deadline(timeout_s: float | None, now: float) -> float | None:
-    """Deadline of an acquire that came at `now`; None: without end."""
+    """Return the deadline of an acquire that came at `now`; None if it has none."""
     return None if timeout_s is None or timeout_s > _TIMEOUT_MAX_S else now + timeout_s
 
 
 def due(due_s: float, now: float) -> int:
-    """The rank of an acquire that came at `now` by when its holder wants it: by milliseconds, and
-    less than 0, which is that of one that does not say."""
+    """Return the rank of an acquire by the time at which it is wanted: negative milliseconds. An
+    acquire that names no time has rank 0, behind all of these."""
     return int(min((now + due_s) * 1e3 - protocol.NUMBER_MAX, -1))
 
 
 def content(request: protocol.Register | HostCopyFound) -> str:
-    """The content, and its layout in the host copy: sharers are equal in both."""
+    """Return the content and its layout in the host copy. Sharers are equal in both."""
     return f"{request.content} {request.layout}" if request.content else ""

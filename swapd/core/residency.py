@@ -1,11 +1,8 @@
-"""The residency of every component on one device: events in, actions out.
+"""The core: events in, actions out. `README.md` has its states, events, actions and rules.
 
-`handle(event)` applies one event and returns the actions to carry out, in order; `README.md` beside
-this file has states, events, actions, rules, and a map of the files. Lives here: the handler of
-each event, and the points at which decisions are made. May live in no file of the core: clocks,
-logging, sockets, memory, torch.
-
-The state records a decision at the moment it is made.
+`Residency.handle` passes an event to its handler, then decides until nothing changes. The state
+records each decision at once. No file of the core may use clocks, logging, sockets, memory or
+torch.
 """
 
 from collections.abc import Callable
@@ -46,7 +43,7 @@ from swapd.shared.units import size
 def on_revoked(ledger: Ledger, event: RevokeAck) -> None:
     pending = ledger.acks.get(event.generation)
     if pending is None or pending[1].session != event.session:
-        return  # stale, or a breach of the protocol: change nothing
+        return  # stale, or a breach of the protocol
     del ledger.acks[event.generation]
     transfers.take_out(ledger, pending[1])
 
@@ -88,10 +85,10 @@ def on_copied_out(ledger: Ledger, event: CopiedOut) -> None:
 
 
 def on_copy_failed(ledger: Ledger, event: CopyFailed) -> None:
-    """A load that failed leaves the component absent; a write-back that failed leaves it resident.
+    """After a failed load the component is absent; after a failed write-back it is resident.
 
-    Neither loses bytes. Scratch whose write-back failed leaves anyway. The core refuses waiters for
-    the copy, and tells holders that were granted it early.
+    Neither loses bytes, except that scratch leaves anyway. Waiters for the copy are refused, and
+    holders that were granted it early are told.
     """
     move = ledger.moves.pop(event.generation)
     c = move.component
@@ -121,18 +118,18 @@ def _load_failed(ledger: Ledger, c: Component, why: str) -> None:
 
 def _write_back_failed(ledger: Ledger, c: Component, why: str) -> None:
     if c.evicting_for is None:
-        ledger.prefetches.clear()  # it may have been for one: do not try forever
+        ledger.prefetches.clear()  # the eviction may have been for one: do not try forever
     waiter = c.evicting_for and ledger.queue.get(c.evicting_for)
     why = explain.copy_failed(ledger, c, why)
     transfers.write_back_failed(ledger, c)
-    if waiter and waiter.queued:  # else it found room without this
+    if waiter and waiter.queued:  # else it found other room
         admission.refuse(ledger, waiter.key, "device_failed", why)
     if c.unregistering:
         assert c.answer is not None
         ledger.refuse((c.session, c.answer), "device_failed", why, names=(c.name,))
         c.answer = None
         registry.set_unregistering(ledger, c, False)
-    transfers.make_idle(ledger, c, since=ledger.now)  # others are tried before it
+    transfers.make_idle(ledger, c, since=ledger.now)  # behind other candidates
     admission.share(ledger, c)
     admission.unpark(ledger, c)
 
@@ -160,10 +157,9 @@ def on_reclaimed(ledger: Ledger, event: Reclaimed) -> None:
 
 
 def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
-    """Refuse waiters for components that are not on the device, now or later; no other session
-    notices.
+    """Refuse waiters for components that are not on the device, now and later.
 
-    Copies in flight still end, with events of their own. The first reason is kept.
+    Copies in flight still end with events of their own. The first reason is kept.
     """
     ledger.down = ledger.down or event.why
     ledger.prefetches.clear()
@@ -171,7 +167,6 @@ def on_device_down(ledger: Ledger, event: DeviceDown) -> None:
 
 
 def _end_copy_of(ledger: Ledger, move: Transfer) -> None:
-    """Drop the host copy that was kept for this copy, if the component has another by now."""
     if move.uid != move.component.uid:
         registry.let_go_of_host_copy(ledger, move.uid)
 
@@ -203,7 +198,7 @@ _HANDLERS: dict[type, Callable[[Ledger, Any], None]] = {
     events.Unread: sessions.on_unread,
 }
 
-#: The same for requests: `on_x(ledger, session, request)`, at `ledger.now`.
+#: Handlers of requests: `on_x(ledger, session, request)`, at `ledger.now`.
 _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
     protocol.Acquire: admission.on_acquire,
     protocol.AcquireWorkspace: admission.on_acquire_workspace,
@@ -225,13 +220,13 @@ _REQUESTS: dict[type, Callable[[Ledger, int, Any], None]] = {
 
 
 class Residency:
-    """The contents of one device of `chunks` chunks, and all decisions about them.
+    """All components of one device, and all decisions about them.
 
-    Synchronous and single-threaded: one caller, one event at a time, in order of time.
+    Synchronous and single-threaded: one caller sends one event at a time, in order of time.
     """
 
     def __init__(self, chunks: int, chunk_bytes: int, rules: Rules | None = None) -> None:
-        #: The state, and all waiters. Read-only: only `handle` may change them.
+        #: Read-only for callers: only `handle` may change it.
         self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
         self._planner = Planner(self.ledger)
 
@@ -250,7 +245,7 @@ class Residency:
     def rules(self) -> Rules:
         return self.ledger.rules
 
-    #: The problem with a request in any state; None: then it may be a `SessionRequest`.
+    #: Returns the problem with a request by itself, or None if it may become a `SessionRequest`.
     problem_with = staticmethod(requests.problem_with)
 
     def handle(self, event: AnyEvent) -> list[AnyAction]:
@@ -272,7 +267,7 @@ class Residency:
         return out
 
     def next_deadline(self) -> float | None:
-        """When a Tick is due at the latest, on the events' clock; None if none is."""
+        """Return when the next Tick is due at the latest, on the events' clock; None if none is."""
         ledger, acks = self.ledger, self.ledger.acks
         times = (
             self._planner.next_deadline(),
@@ -286,14 +281,14 @@ class Residency:
 
     @property
     def quiet(self) -> bool:
-        """Whether no lease is held and no save runs. Workspaces, and loads for no waiter, may be in
+        """Whether no lease is held and nothing is being saved. Loads and workspaces may be in
         flight."""
         moves = self.ledger.moves.values()
         ends = (State.RECLAIMING, State.LOADING, State.STOPPING)
         return not self.ledger.leases and all(m.component.state in ends for m in moves)
 
     def has_more(self, session: int, most: int) -> bool:
-        """Whether a session has more than `most` things, so that its end takes several steps."""
+        """Return whether the end of a session takes several steps of `most`."""
         known = self.ledger.sessions.get(session)
         if known is None:
             return False

@@ -1,8 +1,7 @@
-"""Sessions: opened, late with a debt, ended; the rules and the time that they live by.
+"""Opens, fences and ends sessions; changes the rules.
 
-A debt is a duty of a session with a deadline: to read its messages, to acknowledge, to let go of
-lent memory. When a session goes, it leaves behind its components, its copies in flight, and the
-chunks to which its process may still write.
+A debt is a duty with a deadline: to read messages, to acknowledge, to let go of lent memory. A
+session that goes may leave copies in flight, and chunks to which its process can still write.
 """
 
 from collections.abc import Iterable
@@ -30,8 +29,8 @@ from swapd.core.ledger import Ledger
 from swapd.core.records import Component, Rules, Session, State, Transfer
 from swapd.shared.protocol import Runs
 
-#: Debts: messages that a session must read, from its lifeline or its replies. All others are to let
-#: go of lent memory, named by the generation of the workspace.
+#: Debts to read messages, from the lifeline or among the replies. Any other debt, to let go of lent
+#: memory, has the generation of the workspace.
 LIFELINE, REPLIES = 0, -1
 
 
@@ -58,7 +57,7 @@ def on_stopping(ledger: Ledger, event: Stopping) -> None:
 
 
 def on_session_ends(ledger: Ledger, event: SessionEnds) -> None:
-    """End its waiters first, so that they are granted nothing; then its components and leases."""
+    """End waiters first, so that they are granted nothing; then components, then leases."""
     left = event.most
     session = ledger.sessions.get(event.session)
     if session is None:
@@ -73,7 +72,6 @@ def on_session_ends(ledger: Ledger, event: SessionEnds) -> None:
 
 
 def _end_requests(ledger: Ledger, session: int, requests: Iterable[int]) -> int:
-    """End these waiters of a session; return their number."""
     ended = list(requests)
     for request in ended:
         if w := ledger.queue.get((session, request)):
@@ -82,7 +80,7 @@ def _end_requests(ledger: Ledger, session: int, requests: Iterable[int]) -> int:
 
 
 def _end(ledger: Ledger, c: Component, event: SessionEnds, most: int) -> int:
-    """End a component, or at most `most` waiters for it; return the number of steps."""
+    """End it, or at most `most` of its waiters; return the number of steps."""
     c.ending = True
     waiters = len(c.waiting) + len(c.promised)
     why = explain.owner_gone(c, ledger.sessions[c.session].label)
@@ -136,7 +134,7 @@ def on_dropped(ledger: Ledger, event: DropAck) -> None:
 
 
 def on_unread(ledger: Ledger, event: Unread) -> None:
-    """The session gets the whole time again after each message that it reads."""
+    """Each message that the session reads gives it the whole time again."""
     what = LIFELINE if event.channel == "lifeline" else REPLIES
     debt = event.session, what
     if not event.count:
@@ -146,7 +144,6 @@ def on_unread(ledger: Ledger, event: Unread) -> None:
 
 
 def _owe(ledger: Ledger, debt: tuple[int, int], timeout_s: float, why: str) -> None:
-    """The session owes this from now on, or gets more time for it."""
     known = ledger.sessions.get(debt[0])
     if known is not None and not known.fenced:
         ledger.debts.set(debt, ledger.now + timeout_s)
@@ -154,7 +151,6 @@ def _owe(ledger: Ledger, debt: tuple[int, int], timeout_s: float, why: str) -> N
 
 
 def _settle(ledger: Ledger, debt: tuple[int, int]) -> None:
-    """The session no longer owes this, if it did."""
     ledger.debts.drop(debt)
     ledger.debt_causes.pop(debt, None)
 
@@ -165,7 +161,6 @@ def _owe_nothing(ledger: Ledger, session: int) -> None:
 
 
 def _fence_late(ledger: Ledger) -> None:
-    """Fence sessions that are late with an acknowledgement or another debt."""
     while ledger.acks:
         since, c = next(iter(ledger.acks.values()))
         deadline = since + ledger.rules.ack_timeout_s
@@ -174,7 +169,7 @@ def _fence_late(ledger: Ledger) -> None:
         del ledger.acks[c.generation]
         _fence(ledger, c.session, unacknowledged(c, ledger.rules.ack_timeout_s))
     for debt in ledger.debts.over(ledger.now):
-        if debt in ledger.debts:  # else the session was fenced for another one
+        if debt in ledger.debts:  # a fence for another debt may have dropped it
             _fence(ledger, debt[0], ledger.debt_causes[debt][1])
 
 
@@ -190,8 +185,7 @@ def _fence(ledger: Ledger, number: int, why: str) -> None:
 
 
 def on_rules_changed(ledger: Ledger, event: RulesChanged) -> None:
-    """The next deadline may be past: that of requests or debts that are older than the new limits
-    allow."""
+    """Apply the new rules, also to debts that exist: some may be overdue at once."""
     ledger.rules = msgspec.structs.replace(
         ledger.rules,
         ack_timeout_s=event.ack_timeout_s,
@@ -216,7 +210,8 @@ def on_rules_changed(ledger: Ledger, event: RulesChanged) -> None:
 
 
 def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> None:
-    """The owner is gone: free now as much as possible, the rest when its copy ends."""
+    """Free what can be freed now of a component whose owner is gone; a copy in flight keeps the
+    rest."""
     if c.unsaved:
         ledger.out.append(Lost(c.name, c.generation, explain.lost(c)))
     leases.take_from_all(ledger, c)
@@ -242,7 +237,7 @@ def _strand(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> Non
 
 
 def _drop_host_copies(ledger: Ledger, c: Component, move: Transfer | None) -> None:
-    """A host copy that `move` reads or writes goes when that ends."""
+    """Drop its host copies, except one that `move` uses: that one goes when `move` ends."""
     if not (move and move.uid == c.uid):
         registry.let_go_of_host_copy(ledger, c.uid)
     if c.renewal is not None:
@@ -251,8 +246,9 @@ def _drop_host_copies(ledger: Ledger, c: Component, move: Transfer | None) -> No
 
 
 def _writer(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> int | None:
-    """The session whose process may still write to the component, in quarantine from now on."""
-    # unsaved bytes are only on the device: the process may go on with them there
+    """Return its session, in quarantine from now on, if the process may still write to `c`; else
+    None."""
+    # unsaved bytes exist only on the device: the process may go on with them there
     unsaved = c.dirty and c.state is State.RESIDENT
     if not (end.alive and c.mutable and (c.mapped or unsaved)):
         return None
@@ -263,14 +259,13 @@ def _writer(ledger: Ledger, c: Component, end: SessionEnds | SessionGone) -> int
 
 
 def abandon(ledger: Ledger, move: Transfer) -> None:
-    """A copy of a component that is gone has ended."""
     _free(ledger, move.runs, move.writer)
     registry.let_go_of_host_copy(ledger, move.uid)
     ledger.replan = True
 
 
 def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
-    """Free these chunks; if `writer` may still write to them, only when its process ends."""
+    """Free chunks, or quarantine them if `writer` may still write to them."""
     if writer in ledger.quarantined:
         ledger.quarantined[writer].append(runs)
         if writer in ledger.dying:
@@ -283,7 +278,7 @@ def _free(ledger: Ledger, runs: Runs, writer: int | None) -> None:
 
 
 def end_quarantine(ledger: Ledger, session: int) -> None:
-    """Its process has ended, or has unmapped them: free these chunks."""
+    """Free the chunks of a session whose process has ended or unmapped them."""
     for runs in ledger.quarantined.pop(session, ()):
         if session in ledger.dying:
             ledger.leaving -= count(runs)
@@ -311,7 +306,6 @@ def kept_what_is_lent(timeout_s: float) -> str:
 
 
 def _more_time(ack_timeout_s: float) -> str:
-    """The setting that keeps a busy worker from being fenced."""
     longer = max(4 * ack_timeout_s, Rules().ack_timeout_s)
     return (
         "If its process was not stopped or stuck but busy (importing, compiling, collecting a "

@@ -1,7 +1,7 @@
-"""What status and forecast reply. Changes nothing.
+"""The replies to status and forecast. Changes nothing.
 
-A forecast is `eviction.py`'s verdict for a waiter that is in no queue. So admission and planner do
-the same afterwards, unless something happens in between.
+A forecast is the verdict of `eviction.py` for a waiter outside the queue. The acquire itself then
+does the same, unless something happens in between.
 """
 
 from collections.abc import Iterable
@@ -85,7 +85,7 @@ def session_status(ledger: Ledger, session: int) -> SessionStatus:
 
 
 def wasted(ledger: Ledger, now: float) -> Wasted | None:
-    """The last wasted loads; None before there were enough."""
+    """Return a summary of the last wasted loads; None before there were enough."""
     if len(ledger.wasted) < WASTED_LAST:
         return None
     (first, _, hits, busy_s), (last, _, hits_then, busy_then_s) = (
@@ -96,13 +96,11 @@ def wasted(ledger: Ledger, now: float) -> Wasted | None:
 
 
 def kept(ledger: Ledger) -> tuple[KeptStatus, ...]:
-    """The host copies that no component uses."""
     owners = (ledger.host.owners[uid] for uid in ledger.host.kept)
     return tuple(KeptStatus(c.name, c.content, c.nbytes) for c in owners)
 
 
 def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:
-    """The acquires that have waited longest."""
     etas = {w.key: found for w, found in eta.etas(core.ledger, now)}
     return tuple(
         WaitStatus(
@@ -119,7 +117,7 @@ def waits(core: Residency, now: float) -> tuple[WaitStatus, ...]:
 
 
 def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
-    """The copies under way, and those that wait for them, in their order."""
+    """Return the copies under way, and those that wait for them."""
     found: list[CopyStatus] = []
     busy = set()
     moving = [move for move in ledger.moves.values() if move.lane is not None]
@@ -141,13 +139,12 @@ def copies(ledger: Ledger, now: float) -> tuple[CopyStatus, ...]:
 
 
 def _rank_of(ledger: Ledger, move: Transfer) -> Urgency:
-    """Sorts copies: those from the device in their order, then those to it by their rank."""
     return move.component.urgency if move.lane is ledger.lane_in else (-1, 0, 0)
 
 
 #: No thread or task has this number, so this agent holds nothing.
 _NOBODY = -1
-#: Later than all waiters so far.
+#: Later than all waiters.
 _LAST = 1 << 62
 #: Most waiters at the head of the queue that a forecast names.
 _NAMED = 3
@@ -156,7 +153,7 @@ _NAMED = 3
 def forecast(
     core: Residency, asked: ForecastRequest, session: int, now: float
 ) -> Forecast | Refused:
-    """The reply if `session` acquired these components at `now`, or the refusal that it would
+    """Return the reply if `session` acquired these components now, or the refusal that it would
     get."""
     ledger = core.ledger
     if ledger.stopping:
@@ -180,7 +177,6 @@ def forecast(
 def _of_waiting(
     core: Residency, asked: ForecastRequest, session: int, now: float
 ) -> Forecast | Refused:
-    """The reply about an acquire that was asked for already."""
     ledger = core.ledger
     w = ledger.queue.get((session, asked.acquire or 0))
     if w is None:
@@ -196,8 +192,7 @@ def _of_waiting(
 def _room(
     core: Residency, w: Waiter, asked: list[Component], now: float
 ) -> tuple[list[Victim], list[InTheWay]]:
-    """The components that would be evicted at once, or else those that the acquire would wait
-    for."""
+    """Return what would be evicted at once; otherwise what the acquire would wait for."""
     ledger = core.ledger
     first = [o for o in core.ledger.queue.queued if o.order < w.order]
     if first:
@@ -223,7 +218,7 @@ def _victim(c: Component, reason: str) -> Victim:
 
 
 def _known_as(c: Component) -> str:
-    """The parts of a family are in the way together."""
+    """Name the family for a part: its parts are in the way together."""
     return c.part_of or explain.called(c)
 
 
@@ -235,8 +230,7 @@ def _first(ledger: Ledger, w: Waiter) -> InTheWay:
 def _blocking(
     ledger: Ledger, w: Waiter, asked: list[Component], going: list[Component], now: float
 ) -> Iterable[InTheWay]:
-    """Components that must go and cannot now, and waiters with promised components, which come
-    first."""
+    """Yield components that must leave and cannot now, and those promised to earlier waiters."""
     use_s = eviction.usual_use_s(asked)
     for c in going:
         if c.leases:

@@ -1,7 +1,7 @@
-"""How a component comes in and leaves the device, and when it leaves on its own.
+"""How a component comes in and leaves, and when it leaves on its own.
 
-`planner.make_room` decides which components leave to make room for others. A workspace has no host
-copy: its chunks are lent to an allocator, for one lease.
+`planner.py` decides which components leave to make room. A workspace has no host copy: its chunks
+are lent for one lease.
 """
 
 from swapd.core import eviction, following, registry
@@ -54,7 +54,7 @@ def load(ledger: Ledger, c: Component) -> None:
 
 
 def _urgency(ledger: Ledger, c: Component) -> Urgency:
-    """The rank of its load: that of the first waiter for it, if there is one."""
+    """Return the rank of the first waiter for this load, or one behind all waiters."""
     waiters = [w for key in c.promised if (w := ledger.queue.get(key)) is not None]
     if waiters:
         return (0, *min([w.order for w in waiters]))
@@ -68,7 +68,7 @@ def hasten(ledger: Ledger, c: Component, urgency: Urgency) -> None:
 
 
 def _make_stoppable(ledger: Ledger, c: Component) -> None:
-    """Nobody waits for its load: it gives way to other loads, and goes for those who need room."""
+    """Make a load that nobody waits for a candidate for eviction."""
     ledger.idle.drop(c)
     if c.stoppable:
         make_idle(ledger, c, since=ledger.now)
@@ -77,8 +77,8 @@ def _make_stoppable(ledger: Ledger, c: Component) -> None:
 def copied(
     ledger: Ledger, move: Transfer, nbytes: int, times: Histogram, took_s: float = 0.0
 ) -> float:
-    """Count a copy that has ended; return its seconds without the wait for others: `took_s`, if it
-    stood still for some."""
+    """Count a copy that has ended. Return its seconds without waits for other copies: `took_s` if
+    given."""
     lane, now = move.lane, ledger.now
     assert lane is not None
     observe(times, now - move.began)
@@ -92,7 +92,7 @@ def copied(
 
 
 def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
-    """It is on the device: its copy took `copy_s`, or it is a workspace."""
+    """Make it resident, after a copy of `copy_s`; None for a workspace."""
     c.enter(State.RESIDENT)
     c.resident_since = ledger.now
     c.swap_in_s = ledger.now - c.load_started
@@ -103,9 +103,9 @@ def loaded(ledger: Ledger, c: Component, copy_s: float | None = None) -> None:
 
 
 def load_failed(ledger: Ledger, c: Component) -> None:
-    """The component is absent again, if need be once its worker has let go of the chunks."""
+    """Make it absent again, once its worker has let go of the chunks."""
     ledger.idle.drop(c)
-    c.dirty = False  # the worker's writes during the load are not worth keeping
+    c.dirty = False  # the worker's writes during the load are not worth saving
     if c.mapped:
         return evict(ledger, c, "failed", None)
     ledger.pool.give(c.runs)
@@ -120,7 +120,8 @@ def load_failed(ledger: Ledger, c: Component) -> None:
 
 
 def settle(ledger: Ledger, c: Component) -> None:
-    """After a lease, a promise or a load ended: idle if no request needs it now, or gone."""
+    """After the end of a lease, a promise or a load: make it idle if no request needs it, or evict
+    it."""
     if c.state not in (State.LOADING, State.RESIDENT) or c.leases or c.promised:
         return
     if c.workspace:
@@ -134,7 +135,7 @@ def settle(ledger: Ledger, c: Component) -> None:
 
 
 def go(ledger: Ledger, c: Component) -> bool:
-    """Make `c`, which has no holder, leave if `eviction.goes_now`; return whether it does."""
+    """Evict `c`, which has no holder, if it leaves on its own; return whether it does."""
     reason = eviction.goes_now(c, down=bool(ledger.down))
     if reason is not None:
         evict(ledger, c, reason, None)
@@ -142,7 +143,7 @@ def go(ledger: Ledger, c: Component) -> bool:
 
 
 def make_idle(ledger: Ledger, c: Component, since: float = 0.0) -> None:
-    """It is idle since its last use, since it came in, or since `since`: it may go to make room."""
+    """Note since when it is idle, `since` at the earliest, and that it may be evicted."""
     c.idle_since = max(c.last_used or 0.0, c.resident_since, since)
     if c.policy != "permanent":
         ledger.idle.add(c)
@@ -150,7 +151,6 @@ def make_idle(ledger: Ledger, c: Component, since: float = 0.0) -> None:
 
 
 def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
-    """A part gets its own policy, or becomes `sequential`."""
     policy = c.own_policy if kept else "sequential"
     if c.policy == policy:
         return
@@ -171,8 +171,7 @@ def set_kept(ledger: Ledger, c: Component, kept: bool) -> None:
 
 
 def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
-    """Pin or unpin. A pinned component stays once it is in. A part that its family does not keep is
-    still `sequential`."""
+    """Pin or unpin. In a family, this applies to the parts that it keeps."""
     if c.pinned == pinned:
         return
     kept = c.policy == c.own_policy
@@ -187,7 +186,7 @@ def set_pinned(ledger: Ledger, c: Component, pinned: bool) -> None:
 
 
 def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None:
-    """`c` leaves now, or when its worker has let go of it, or when its load has been stopped."""
+    """Have `c` leave once its worker has let go of it or its load has been stopped."""
     if ledger.predicted:
         following.note_evicted(ledger, c)
     ledger.idle.drop(c)
@@ -214,7 +213,7 @@ def evict(ledger: Ledger, c: Component, reason: Reason, key: Key | None) -> None
 
 
 def take_out(ledger: Ledger, c: Component) -> None:
-    """The worker can no longer write: save its writes, or just drop the component."""
+    """Save the bytes of `c`, or drop it. Its worker can write to it no longer."""
     c.mapped = False
     if c.unsaved:
         c.enter(State.WRITING_BACK)
@@ -225,19 +224,17 @@ def take_out(ledger: Ledger, c: Component) -> None:
 
 
 def _leave_unsaved(ledger: Ledger, c: Component) -> None:
-    """Scratch begins anew as zeros; of others the host copy has all bytes."""
+    """Drop unsaved scratch, which begins anew as zeros. The host copy of others has all bytes."""
     if c.dirty and c.scratch:
         c.kept, c.dirty = (), False
     _vacate(ledger, c, bytes_back=0)
 
 
 def stopped(ledger: Ledger, c: Component) -> None:
-    """Its load has ended, early or not: it leaves."""
     _vacate(ledger, c, bytes_back=0)
 
 
 def saved(ledger: Ledger, c: Component, nbytes: int) -> None:
-    """The writes of its worker are in the host copy: it leaves."""
     c.dirty = False
     if c.scratch:
         c.kept = c.to_save
@@ -245,13 +242,11 @@ def saved(ledger: Ledger, c: Component, nbytes: int) -> None:
 
 
 def save_failed(ledger: Ledger, c: Component, why: str) -> None:
-    """Scratch leaves anyway, and its holder is told so."""
     ledger.out.append(Lost(c.name, c.generation, why))
     _leave_unsaved(ledger, c)
 
 
 def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
-    """It has left, and its chunks are free."""
     ledger.leaving -= c.chunks
     ledger.pool.give(c.runs)
     c.enter(State.ABSENT)
@@ -268,14 +263,12 @@ def _vacate(ledger: Ledger, c: Component, bytes_back: int) -> None:
 
 
 def write_back_failed(ledger: Ledger, c: Component) -> None:
-    """It stays, with the writes of its worker."""
     ledger.leaving -= c.chunks
     c.enter(State.RESIDENT)
     makes_way_no_more(ledger, c)
 
 
 def makes_way_no_more(ledger: Ledger, c: Component) -> None:
-    """Its eviction serves no waiter any more."""
     if c.evicting_for is not None and (session := ledger.sessions.get(c.evicting_for[0])):
         session.makes_way.pop(c.generation, None)
     c.evicting_for = None
@@ -285,7 +278,6 @@ def makes_way_no_more(ledger: Ledger, c: Component) -> None:
 
 
 def open_workspace(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
-    """Add a workspace for a waiter; return its name."""
     session, name = key[0], workspace_name(*key)
     c = Component(0, name, session, nbytes, chunks, "sequential", None, False, workspace=True)
     c.tally = ledger.counts.of[OTHERS]
@@ -296,7 +288,7 @@ def open_workspace(ledger: Ledger, key: Key, nbytes: int, chunks: int) -> str:
 
 
 def close_workspace(ledger: Ledger, c: Component) -> None:
-    """No request needs it any more: remove it, or reclaim it first."""
+    """Remove a workspace that no request needs, after a reclaim if it is lent."""
     if c.state is State.ABSENT:
         registry.remove(ledger, c)
     elif c.state in (State.LOADING, State.RESIDENT):
@@ -311,27 +303,26 @@ def close_workspace(ledger: Ledger, c: Component) -> None:
 
 
 def reclaim(ledger: Ledger, c: Component) -> None:
-    """Take its memory back. Not while it is being lent."""
+    """Take its memory back; not while it is still being lent."""
     ledger.moves[c.generation] = Transfer(c, c.uid, c.runs, ledger.now)
     ledger.out.append(Reclaim(c.name, c.generation, c.runs))
 
 
 def reclaimed_in_part(ledger: Ledger, move: Transfer, runs: Runs) -> None:
-    """The arena has these chunks of a workspace again, and others may use them. The rest is still
-    out."""
+    """Free these chunks of a workspace. The others are still out."""
     c = move.component
     ledger.pool.give(runs)
     c.runs = move.runs = without(move.runs, runs)
     chunks = count(runs)
     c.chunks -= chunks
-    c.nbytes = c.chunks * ledger.chunk_bytes  # the part that is still out
+    c.nbytes = c.chunks * ledger.chunk_bytes
     ledger.leaving -= chunks
     ledger.reclaiming -= chunks
     ledger.replan = True
 
 
 def reclaimed(ledger: Ledger, c: Component) -> None:
-    """The arena has all chunks of the workspace: taken back, or never given away."""
+    """Free all chunks of a workspace, reclaimed or never given away."""
     ledger.pool.give(c.runs)
     if c.state is State.RECLAIMING:
         ledger.leaving -= c.chunks

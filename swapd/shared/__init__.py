@@ -1,1 +1,1 @@
-"""Common code of daemon and clients: messages, descriptors, the board, settings, their folder."""
+"""Code that daemon and clients share."""

@@ -1,14 +1,13 @@
-"""The board: a small page set that the daemon shares with a session, and where it shows progress.
+"""The board: a few shared pages on which the daemon shows progress to a session.
 
-Each component has a slot of three 64-bit words: its generation with the number of segments on the
-device; with the number of chunks there; and the generation that was last saved to the host copy.
-The first two only ever grow, so both a GPU stream and a thread can wait for them. A worker reads
-the third when the daemon is gone. Another word tells that the daemon has ended the session, because
-a worker that asks after every step cannot afford a system call.
-Lives here: the words, and waiting for one. May not live here: the meaning of segments, messages.
+Each component has a slot of 64-bit words: its generation with the number of segments on the device,
+its generation with the number of chunks there, and the generation last saved to the host copy. The
+first two only grow, so a GPU stream or a thread can wait for them. A worker reads the third when
+the daemon is gone. Another word says that the daemon has ended the session, because a worker that
+checks this after every step cannot afford a system call.
 
-The daemon writes progress. The worker's own lifeline thread writes a failure, when the daemon
-reports it or is gone: so every wait ends, and its end has a known cause.
+The daemon writes progress. The worker's own lifeline thread writes a failure when the daemon
+reports it or is gone, so every wait ends.
 """
 
 import ctypes
@@ -27,20 +26,19 @@ BOARD_BYTES = 128 << 10
 SLOT_BYTES = 32
 SLOTS = BOARD_BYTES // SLOT_BYTES
 _WORDS = SLOT_BYTES // 8
-#: The words of a slot: arrived segments, landed chunks, the saved generation.
 ARRIVED, LANDED, _SAVED = range(3)
-#: The fourth word of slot 0: 1 once the session has ended, before its memory is used for others.
+#: The fourth word of slot 0: 1 once the session has ended, before others use its memory.
 _ENDED = 3
-#: Width of the count in each of the first two: its lower bits; the others are the generation.
+#: Bits of the count in each of the first two words. The higher bits are the generation.
 _BITS = (16, 24)
 #: A count that means failure: larger than any real one.
 _FAILED = tuple((1 << bits) - 1 for bits in _BITS)
-#: Larger than the word of any residency, with any lower half.
+#: Larger than the word of any residency, whatever the lower half.
 _NEVER = 1 << 62
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
-#: A futex compares the lower half only. If two words are ever alike there, look again.
+#: A futex compares only the lower half of a word, so look again in case two words agree there.
 _LOOK_AGAIN = (ctypes.c_long * 2)(1, 0)
 _EVERYBODY = (1 << 31) - 1
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -52,12 +50,11 @@ _syscall.argtypes = (
 
 
 def word(generation: int, count: int, which: int = ARRIVED) -> int:
-    """The value of a word when so many segments, or chunks, of this generation have arrived."""
+    """Return the word for so many arrived segments, or landed chunks, of this generation."""
     return generation << _BITS[which] | count
 
 
 def place(slot: int) -> int:
-    """Offset of a slot's first word on the board, in bytes."""
     return SLOT_BYTES * slot
 
 
@@ -70,7 +67,6 @@ class Board:
 
     def __init__(self, fd: OwnedFd) -> None:
         """Map the board behind `fd`, which the caller keeps."""
-        #: Address of slot 0 in this process.
         self.address = vm.map_shared(fd.fileno(), 0, BOARD_BYTES, writable=True)
         self._words = (ctypes.c_uint64 * (_WORDS * SLOTS)).from_address(self.address)
         vm.free_with(self, self.address, BOARD_BYTES)
@@ -83,7 +79,7 @@ class Board:
             self._wake(index)
 
     def wake(self, slot: int) -> None:
-        """Have the threads that wait there check their `unless` again."""
+        """Have the threads that wait for this slot check their `unless` again."""
         for which in (ARRIVED, LANDED):
             self._wake(_WORDS * slot + which)
 
@@ -91,7 +87,7 @@ class Board:
         _syscall(_SYS_FUTEX, self.address + 8 * index, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
 
     def fail(self, slot: int, generation: int) -> None:
-        """This generation will never be complete: end every wait for it."""
+        """End every wait for this generation, which will never be complete."""
         for which in (ARRIVED, LANDED):
             now = self._words[_WORDS * slot + which]
             self.set(slot, max(now, word(generation, _FAILED[which], which)), which)
@@ -100,12 +96,13 @@ class Board:
         """End every wait in these slots: nothing will arrive any more."""
         for slot in slots:
             for which in (ARRIVED, LANDED):
-                # change the half that the futex compares, or a thread about to sleep would miss it
+                # Change the half that the futex compares; a thread about to sleep would miss any
+                # other change.
                 now = self._words[_WORDS * slot + which]
                 self.set(slot, _NEVER | ~now & 0xFFFFFFFF, which)
 
     def has(self, slot: int, target: int, which: int = ARRIVED) -> bool:
-        """Whether a word has reached `target`. Raises: ArrivalFailed."""
+        """Return whether a word has reached `target`. Raises: ArrivalFailed."""
         value = self._words[_WORDS * slot + which]
         if value < target:
             return False
@@ -123,8 +120,11 @@ class Board:
         until: float = inf,
         unless: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Block until a word has reached `target`. False if the monotonic clock reaches `until`
-        first, or `unless` has become true, see `wake`. Raises: ArrivalFailed."""
+        """Block until a word has reached `target`.
+
+        Returns False once the monotonic clock reaches `until`, or `unless` is true (see `wake`).
+        Raises: ArrivalFailed.
+        """
         index = _WORDS * slot + which
         while not self.has(slot, target, which):
             left = until - time.monotonic()
@@ -132,7 +132,7 @@ class Board:
                 return False
             seen = self._words[index]
             if seen < target:
-                low = seen & 0xFFFFFFFF  # the half that changes; it is first, in little-endian
+                low = seen & 0xFFFFFFFF  # the half that changes; first, in little-endian
                 again = _LOOK_AGAIN if left >= 1 else (ctypes.c_long * 2)(0, int(left * 1e9))
                 at = self.address + 8 * index
                 failed = _syscall(_SYS_FUTEX, at, _FUTEX_WAIT, low, again, None, 0)
@@ -142,57 +142,58 @@ class Board:
         return True
 
     def set_saved(self, slot: int, generation: int) -> None:
-        """The host copy has the bytes of this generation, whose chunks may be overwritten."""
+        """Note that the host copy has the bytes of this generation: its chunks may be
+        overwritten."""
         self._words[_WORDS * slot + _SAVED] = generation
 
     def is_saved(self, slot: int, generation: int) -> bool:
-        """Whether the bytes of this generation are in the host copy, and perhaps nowhere else."""
+        """Return whether the host copy has the bytes of this generation, perhaps as the only
+        place."""
         return self._words[_WORDS * slot + _SAVED] == generation
 
     def end(self) -> None:
-        """The session has ended. Call it before others may use its memory."""
+        """Note that the session has ended. Call this before others may use its memory."""
         self._words[_ENDED] = 1
 
     @property
     def ended(self) -> bool:
-        """Whether the daemon has ended the session, perhaps before this process has read of it."""
+        """Whether the daemon has ended the session. This process may not have read of it yet."""
         return self._words[_ENDED] != 0
 
 
 class Boards:
-    """The daemon's side of one session's board: it assigns the slots."""
+    """The daemon's side of one session's board. It assigns the slots."""
 
     def __init__(self) -> None:
         self.fd = OwnedFd(os.memfd_create("swapd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         os.ftruncate(self.fd.fileno(), BOARD_BYTES)
-        # a worker that shrank it would kill the daemon at its next write
+        # Seal it: a worker that shrank it would kill the daemon at its next write.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.fd.fileno(), fcntl.F_ADD_SEALS, seals)
         self.board = Board(self.fd)
         self._free = list(range(SLOTS - 1, -1, -1))
 
     def take(self) -> int:
-        """A free slot. Raises: IndexError if there is none."""
+        """Raises: IndexError if no slot is free."""
         return self._free.pop()
 
     def give(self, slot: int) -> None:
-        """Free a slot. Its word stays: generations only grow, so the next owner's are larger."""
+        """Free a slot. Its words stay, as the next owner's generations are larger."""
         self._free.append(slot)
 
     def close(self) -> None:
-        """End the session there, and close the descriptor. Threads that still write keep the
-        memory.
-        """
+        """End the session on the board, and close the descriptor. Threads that still write keep the
+        memory."""
         self.board.end()
         self.fd.close()
 
 
 class LoadProgress:
-    """Writes the progress of a component's copies into its slot, in any thread."""
+    """Writes the progress of a component's copies into its slot. Thread-safe."""
 
     def __init__(self, boards: Boards, ends: tuple[int, ...], nbytes: int, chunk: int) -> None:
-        """Take a slot, until `close`. `ends`: the ascending end of each segment, in bytes; `nbytes`
-        is the component's size, and `chunk` that of its chunks.
+        """Take a slot, until `close`. `ends`: the ascending end of each segment, in bytes;
+        `nbytes`, `chunk`: the sizes of the component and of its chunks.
 
         Raises: IndexError if no slot is free.
         """
@@ -204,7 +205,7 @@ class LoadProgress:
         self._chunk = chunk
 
     def landed(self, generation: int, nbytes: int) -> None:
-        """The first `nbytes` bytes of this generation are on the device."""
+        """Note that the first `nbytes` bytes of this generation are on the device."""
         whole = nbytes if nbytes < self._nbytes else nbytes + self._chunk - 1
         landed = word(generation, whole // self._chunk, LANDED)
         self._boards.board.set(self.slot, landed, LANDED)
@@ -212,16 +213,15 @@ class LoadProgress:
         self._boards.board.set(self.slot, word(generation, arrived))
 
     def saved(self, generation: int) -> None:
-        """The host copy has the bytes of this generation."""
         self._boards.board.set_saved(self.slot, generation)
 
     def share(self) -> "LoadProgress":
-        """Share it with a second host copy of the component; close it once for each."""
+        """Share it with a second host copy of the component. Close it once for each."""
         self._users += 1
         return self
 
     def close(self) -> None:
-        """End one host copy's use. No copy of it may be in flight."""
+        """End one host copy's use. No copy of that host copy may be in flight."""
         self._users -= 1
         if not self._users:
             self._boards.give(self.slot)

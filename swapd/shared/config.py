@@ -1,9 +1,7 @@
-"""The daemon's settings: declared once, here. This module has their only defaults, and is the only
-one that reads the environment.
+"""The daemon's settings, with their only defaults. No other module reads the environment.
 
-A setting comes from its flag, else `SWAPD_<NAME>`, else the TOML file, else its default.
-An unknown setting is an error that names it. An unknown variable is only a warning, because other
-software may have set it.
+A setting comes from its flag, else `SWAPD_<NAME>`, else the TOML file, else its default. An unknown
+setting is an error. An unknown variable is only a warning, because other software may have set it.
 """
 
 import logging
@@ -26,54 +24,50 @@ from swapd.shared.units import Size, parse_rate, parse_span, size, typed_size
 
 log = logging.getLogger("swapd.shared.config")
 
-#: The client's variable for the daemon's folder, and the daemon's for its file.
+#: The runtime folder for clients; the TOML file of the daemon.
 ENDPOINT_VARIABLE = "SWAPD_ENDPOINT"
 CONFIG_VARIABLE = "SWAPD_CONFIG"
-#: The GPUs that CUDA shows to a process.
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-#: The secret for the daemon's page: not a setting, because command lines are public.
+#: The secret for the daemon's page. It is no setting, because command lines are public.
 HTTP_TOKEN_VARIABLE = "SWAPD_HTTP_TOKEN"
-#: The stage of `swapd run FILE` that a process belongs to.
+#: The stage of `swapd run FILE` to which a process belongs.
 STAGE_VARIABLE = "SWAPD_STAGE"
-#: Whether clients do without swapd, and on which device then, as the daemon's variable says.
+#: Whether clients do without swapd; and the daemon's device, which they then use.
 DISABLE_VARIABLE = "SWAPD_DISABLE"
 DEVICE_VARIABLE = "SWAPD_DEVICE"
-#: The socket on which systemd listens for the daemon's state.
+#: Where systemd listens for the daemon's state.
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
-#: How many descriptors systemd holds for the daemon, since version 254.
+#: Descriptors that systemd holds for the daemon, since version 254.
 STORE_VARIABLE = "FDSTORE"
-#: How long clients wait for the next daemon, and that by default.
 RECONNECT_VARIABLE = "SWAPD_RECONNECT"
 RECONNECT = "30s"
 _NO_SETTINGS = frozenset(
     (ENDPOINT_VARIABLE, CONFIG_VARIABLE, HTTP_TOKEN_VARIABLE, STAGE_VARIABLE, RECONNECT_VARIABLE)
 )
 
-#: Names of devices; group 1 is a GPU's index. "cuda0" is for systemd, where a colon in the name of
-#: a folder has another meaning.
+#: Names of devices; group 1 is the index of a GPU. "cuda0" is for systemd, where a colon in the
+#: name of a folder has another meaning.
 DEVICE_NAME = re.compile(r"host|cuda(?::?([0-9]+))?")
 
 #: Under `chunk = "auto"`, a GPU's budget over LARGE_BUDGET has chunks of LARGE_CHUNK: evicting a
 #: component of some GiB then takes a quarter of the driver calls, and the last chunk wastes little.
-#: This is the default under strict isolation only, where acquires wait for these calls; elsewhere
-#: only the waste would be noticed.
+#: This is the default only under strict isolation, where acquires wait for these calls.
 LARGE_BUDGET = 8 << 30
 LARGE_CHUNK = 256 << 20
 GPU_CHUNK = 64 << 20
-#: Below it a GPU's chunks are as small as the host device's: those of 64 MiB would waste much.
+#: Below this budget, a GPU has the chunks of the host device, as larger ones would waste much.
 SMALL_BUDGET = 1 << 30
 HOST_CHUNK = 2 << 20
 
 #: Kubernetes sets SWAPD_PORT to the address of a service called swapd.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
-#: The driver of NVIDIA has a file there for each GPU: nvidia0, nvidia1.
+#: NVIDIA's driver has a file there for each GPU: nvidia0, nvidia1.
 _DEVICES = Path("/dev")
-#: The longest path.
 _TEXT_MAX_CHARS = 4096
 
 
 class ConfigError(UserError):
-    """A setting is unknown or invalid. The message names it and its valid values."""
+    """The message names the setting and its valid values."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,7 +199,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def gpu_chunk(budget: int, *, large: bool) -> int:
-    """The chunk of a GPU's daemon where none is set. `large`: it may be a large one."""
+    """`large`: it may be LARGE_CHUNK."""
     if budget < SMALL_BUDGET:
         return HOST_CHUNK
     return LARGE_CHUNK if large and budget > LARGE_BUDGET else GPU_CHUNK
@@ -220,10 +214,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     defaults: Mapping[str, Callable[[], Any]] = {},
 ) -> Config:
-    """Read the settings; `flags` has only the flags that were given. `defaults`: how to choose what
-    nothing names, in place of the defaults of `Config`.
+    """Read the settings. `flags`: only those that were given. `defaults`: functions that choose
+    what no source sets, in place of the defaults of `Config`.
 
-    Ignores unknown variables, with a warning in the log. Raises: ConfigError, naming the setting
+    Unknown variables are ignored, with a warning in the log. Raises: ConfigError, with the setting
     and its source.
     """
     environ = os.environ if environ is None else environ  # noqa: TID251
@@ -239,7 +233,7 @@ def load(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table of a TOML file. Raises: ConfigError if it is unreadable or not TOML."""
+    """Return the table of a TOML file. Raises: ConfigError if it is unreadable or not TOML."""
     try:
         return tomllib.loads(documents.read(path))
     except OSError as exc:
@@ -249,10 +243,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parsed(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The settings of a file's table. Errors put `source` before their names.
-
-    Raises: ConfigError.
-    """
+    """Return the settings of a file's table. `source`: prefix of names in errors. Raises:
+    ConfigError."""
     return {name: _parse(name, value, f"{source}{name}") for name, value in raw.items()}
 
 
@@ -263,13 +255,11 @@ def default_folder(device: str) -> Path:
 
 
 def logs_left_by(folder: Path) -> list[Path]:
-    """The swap logs that a daemon with this runtime folder may have left."""
     by_default = state_folder() / folder.name if folder == default_folder(folder.name) else folder
     return [path for at in (folder, by_default) if (path := at / SWAP_LOG).exists()]
 
 
 def state_folder() -> Path:
-    """The folder for this user's files that outlive a daemon."""
     base = os.environ.get("XDG_STATE_HOME")  # noqa: TID251
     return (Path(base) if base else Path("~/.local/state").expanduser()).absolute() / "swapd"
 
@@ -279,17 +269,16 @@ def _folder_name(device: str) -> str:
 
 
 def endpoint_from_environment() -> str | None:
-    """The daemon's folder, as `$SWAPD_ENDPOINT` names it."""
     return _unless_service(os.environ.get(ENDPOINT_VARIABLE))  # noqa: TID251
 
 
 def variable(name: str) -> str | None:
-    """The value of one of the variables above; None if it is empty or not set."""
+    """Return the value of a variable above; None if it is empty or not set."""
     return os.environ.get(name) or None  # noqa: TID251
 
 
 def is_disabled() -> bool:
-    """Whether `$SWAPD_DISABLE` has this process do without swapd. Raises: ConfigError."""
+    """Return whether this process does without swapd. Raises: ConfigError."""
     said = variable(DISABLE_VARIABLE) or "0"
     if said.lower() not in ("0", "1", "false", "true"):
         raise ConfigError(f"${DISABLE_VARIABLE} is {said!r}: 1 or true does without swapd, 0 not")
@@ -299,7 +288,7 @@ def is_disabled() -> bool:
 
 
 def reconnect_s() -> float:
-    """How long a client waits for the next daemon, by `$SWAPD_RECONNECT`. Raises: ConfigError."""
+    """Raises: ConfigError."""
     try:
         return parse_span(variable(RECONNECT_VARIABLE) or RECONNECT)
     except ValueError as exc:
@@ -307,46 +296,45 @@ def reconnect_s() -> float:
 
 
 def usual_device() -> str:
-    """The device that `swapd serve` takes by default: a GPU that this process may use, or host."""
+    """Return the default device of `swapd serve`: a GPU that this process may use, else host."""
     return "cuda:0" if gpus_here() else "host"
 
 
 def usual_folder() -> Path:
-    """The runtime folder of that device by default."""
     return default_folder(usual_device())
 
 
 def gpus_here() -> int:
-    """The number of GPUs that this process may use, as the driver's devices and
-    $CUDA_VISIBLE_DEVICES show them."""
+    """Return the number of GPUs that this process may use, by the driver's device files and
+    $CUDA_VISIBLE_DEVICES."""
     there = len([path for path in _DEVICES.glob("nvidia*") if path.name[6:].isdigit()])
     listed = listed_gpus()
     return there if listed is None or not there else len(listed)
 
 
 def listed_gpus() -> tuple[str, ...] | None:
-    """The GPUs that CUDA shows to this process, one by one; none if `$CUDA_VISIBLE_DEVICES` hides
-    all. None: it is not set."""
+    """Return the GPUs that $CUDA_VISIBLE_DEVICES shows; () if it hides all, None if it is not
+    set."""
     said = os.environ.get(VISIBLE_VARIABLE)  # noqa: TID251
     return None if said is None else gpus_in(said)
 
 
 def gpus_in(listed: str) -> tuple[str, ...]:
-    """The GPUs that a value of $CUDA_VISIBLE_DEVICES shows: those before the first that is none."""
+    """Return the GPUs in a value of $CUDA_VISIBLE_DEVICES: those before the first negative
+    number."""
     names = [name for word in listed.split(",") if (name := word.strip())]
     ends = next((at for at, name in enumerate(names) if name.startswith("-")), len(names))
     return tuple(names[:ends])
 
 
 def hub_cache() -> Path:
-    """Where Hugging Face's library keeps the models that it has downloaded."""
     for variable, below in _HUB_CACHES:
         if said := os.environ.get(variable):  # noqa: TID251
             return Path(os.path.expandvars(said)).expanduser() / below
     return Path.home() / ".cache" / "huggingface" / "hub"
 
 
-#: Variables that say where that is, first the one that counts most, and the folder below.
+#: Variables that set this folder, the strongest first, and the subfolder of each.
 _HUB_CACHES = (
     ("HF_HUB_CACHE", ""),
     ("HUGGINGFACE_HUB_CACHE", ""),
@@ -356,20 +344,20 @@ _HUB_CACHES = (
 
 
 def environment_of_a_daemon(notify: str, **defaults: str) -> dict[str, str]:
-    """The environment of a daemon that this process starts. The daemon notifies `notify` when it
-    serves, and not this process's watchdog. `defaults` are settings that no variable sets."""
+    """Return the environment for a daemon that this process starts. The daemon notifies `notify`
+    when it serves, and not this process's watchdog. `defaults`: settings unless a variable sets
+    them."""
     given = {f"SWAPD_{name.upper()}": value for name, value in defaults.items()}
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WATCHDOG_")}  # noqa: TID251
     return {**given, **kept, NOTIFY_VARIABLE: notify}
 
 
 def environment_with(**variables: str) -> dict[str, str]:
-    """This process's environment, with other values of these variables."""
     return {**os.environ, **variables}  # noqa: TID251
 
 
 def watchdog_s() -> float | None:
-    """systemd's watchdog period for this process; None without a watchdog."""
+    """Return systemd's watchdog period for this process; None without a watchdog."""
     meant = os.environ.get("WATCHDOG_PID")  # noqa: TID251
     if meant and meant != str(os.getpid()):
         return None
@@ -404,7 +392,7 @@ def _ignored(variables: list[str]) -> str:
 
 
 def _unless_service(value: str | None) -> str | None:
-    """The value of a variable, unless it is empty or a Kubernetes service."""
+    """Return the value of a variable, unless it is empty or the address of a Kubernetes service."""
     return value if value and not _SERVICE.match(value) else None
 
 
@@ -433,10 +421,9 @@ def _chunk(text: str) -> Size | str:
     return text if text == "auto" else typed_size(text)
 
 
-#: Settings in bytes.
 SIZES = ("budget", "chunk", "host_memory", "keep_host", "pin_limit", "swap_log_size")
 
-#: How the text of a setting is read that is not itself the value.
+#: Readers of settings whose value is not the text itself.
 _READERS: dict[str, Callable[[str], Any]] = {
     "bandwidth": parse_rate,
     **dict.fromkeys(SIZES, typed_size),
@@ -447,14 +434,13 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def shown(name: str, value: Any) -> str:
-    """The value of a setting, for people."""
     if value is None:
         return "default"
     return size(value) if name in SIZES and isinstance(value, int) else str(value)
 
 
 def _problem_with(text: str) -> str | None:
-    """The reason why no setting can have this text, for people; None if one can."""
+    """Return why no setting can have this text; None if one can."""
     if len(text) > _TEXT_MAX_CHARS:
         return f"has {len(text)} characters; at most {_TEXT_MAX_CHARS}"
     return None if text.isprintable() else f"{text!r} has characters that cannot be printed"

@@ -1,7 +1,7 @@
 """The running daemons of this user on this machine, with any runtime folder.
 
-Each daemon holds a lock on its runtime folder, and /proc shows the locks: there is no list that
-could be out of date. Skips processes that end meanwhile, and those of other users.
+Each daemon holds a lock on its runtime folder, and /proc shows the locks: no list can be out of
+date. Processes that end meanwhile and those of other users are skipped.
 """
 
 import os
@@ -16,19 +16,18 @@ from swapd.shared.errors import UserError
 from swapd.shared.runtime_dir import LIFELINE, LOCK
 
 _PROC = Path("/proc")
-#: Matches a line of /proc/locks, or of a descriptor's `fdinfo`: the holder of a whole file's lock.
+#: Matches a line of /proc/locks or of `fdinfo`: the holder of a lock on a whole file.
 _FLOCK = re.compile(r"^(?:lock:\s*)?\d+: FLOCK +ADVISORY +WRITE +(\d+) ", re.MULTILINE)
 _DELETED = " (deleted)"
-#: A message names at most so many.
 NAMED_MAX = 3
 
 
 class RunningDaemon(NamedTuple):
-    """A running daemon. `folder` is its runtime folder as the daemon sees it."""
+    """`folder` is the runtime folder as the daemon sees it."""
 
     pid: int
     folder: Path
-    #: The reason why no process of this mount namespace reaches the folder; "" if one does.
+    #: Why no process of this mount namespace reaches the folder; "" if one does.
     unreachable: str = ""
 
     def __str__(self) -> str:
@@ -37,23 +36,23 @@ class RunningDaemon(NamedTuple):
 
 
 def running() -> list[RunningDaemon]:
-    """The daemons of this user, by their folders. Blocks for some milliseconds; raises nothing."""
+    """Return the daemons of this user, by folder. Blocks for some milliseconds; raises nothing."""
     holders: list[str] = []
     with suppress(OSError):
         holders = _FLOCK.findall((_PROC / "locks").read_text())
-    if not holders:  # some kernels list no locks
+    if not holders:  # some kernels do not list locks
         holders = [name for name in os.listdir(_PROC) if name.isdigit()]
     found = {daemon for pid in holders for daemon in _served_by(_PROC / pid)}
     return sorted(found, key=lambda daemon: (str(daemon.folder), daemon.pid))
 
 
 class SeveralDaemons(UserError):
-    """Several daemons match. The message names them."""
+    """The message names the daemons."""
 
 
 def usual_folder() -> Path:
-    """The runtime folder of the only daemon in a default folder, else of this user's only one, else
-    where `swapd serve` would serve. Blocks as `running`. Raises: SeveralDaemons."""
+    """Return the runtime folder of the only daemon in a default folder, else of this user's only
+    daemon, else the default of `swapd serve`. Blocks as `running`. Raises: SeveralDaemons."""
     found = [daemon for daemon in running() if not daemon.unreachable]
     usual = config.usual_folder()
     beside = [daemon for daemon in found if daemon.folder.parent == usual.parent.resolve()]
@@ -61,7 +60,7 @@ def usual_folder() -> Path:
 
 
 def only(found: list[RunningDaemon]) -> Path | None:
-    """The folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
+    """Return the folder of the only daemon; None if there is none. Raises: SeveralDaemons."""
     if len(found) > 1:
         raise SeveralDaemons(
             f"{len(found)} daemons of this user run: {named(found)}. Choose one: --endpoint "
@@ -72,13 +71,12 @@ def only(found: list[RunningDaemon]) -> Path | None:
 
 
 def named(found: list[RunningDaemon]) -> str:
-    """The first few of them, for a message."""
     more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     return ", ".join(map(str, found[:NAMED_MAX])) + more
 
 
 def _served_by(process: Path) -> Iterator[RunningDaemon]:
-    """The runtime folders that this process has locked and listens in."""
+    """Yield the runtime folders that this process has locked and listens in."""
     try:
         mine = process.stat().st_uid == os.getuid()
         fds = list((process / "fd").iterdir()) if mine else []
@@ -98,15 +96,16 @@ def _served_by(process: Path) -> Iterator[RunningDaemon]:
 
 
 def _is_held(process: Path, fd: Path) -> bool:
-    """Whether the process has locked this file, and a process id is in it, as in a daemon's."""
+    """Return whether the process has locked this file, which has a process id as a daemon's lock
+    has."""
     if not _FLOCK.search((process / "fdinfo" / fd.name).read_text()):
         return False
-    with fd.open("rb") as file:  # opened anew: no offset moves
+    with fd.open("rb") as file:  # opens it anew, so the daemon's offset does not move
         return file.read(32).strip().isdigit()
 
 
 def _unreachable(process: Path, fd: Path, lock: Path) -> str | None:
-    """Why no process here reaches the folder of this lock; "" if one does; None if no daemon
+    """Return why no process here reaches the folder of this lock; "" if one does; None if no daemon
     listens in it."""
     if not (process / "root" / lock.parent.relative_to("/") / LIFELINE).is_socket():
         return None

@@ -1,7 +1,7 @@
 """Reads YAML, JSON and TOML files of untrusted authors, within bounds.
 
-A FIFO or a device does not block it. It refuses files that are too large, nest too deep, or
-repeat themselves without end. May not live here: the meaning of the files.
+A FIFO or device does not block it. It refuses files that are too large, nest too deep, or repeat
+themselves without end.
 """
 
 import json
@@ -16,26 +16,26 @@ from typing import Any, BinaryIO
 from swapd.shared.fds import OwnedFd
 from swapd.shared.units import size
 
-#: Larger than any file for people; and than any for programs, of which an index is the longest.
+#: Larger than any file for people; larger than any for programs, of which an index is the longest.
 PEOPLE_MAX_BYTES = 256 << 10
 PROGRAMS_MAX_BYTES = 64 << 20
-#: Most levels and values of a document; a value counts once for each reference to it.
+#: Most levels and values of a document. A value counts once for each reference to it.
 DEPTH_MAX = 64
 VALUES_MAX = 50_000
-#: Digits of a whole number, its sign and separators.
+#: Includes sign and separators.
 _DIGITS_MAX = 25
 
 
 class BadDocument(ValueError):
-    """The file is not valid; the message says why, and does not name the file."""
+    """The file is not valid. The message says why, and does not name the file."""
 
 
 @contextmanager
 def regular(path: Path) -> Iterator[BinaryIO]:
-    """An open regular file. Raises: OSError; BadDocument if it is something else."""
+    """Open a regular file. Raises: OSError; BadDocument if it is something else."""
     try:
         opened = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-    except ValueError as exc:  # a NUL in its name
+    except ValueError as exc:  # a NUL in the path
         raise BadDocument(str(exc)) from exc
     with opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
@@ -45,7 +45,7 @@ def regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:
-    """The text of a file. Raises: OSError, BadDocument."""
+    """Raises: OSError, BadDocument."""
     with regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -57,7 +57,7 @@ def read(path: Path, most: int = PEOPLE_MAX_BYTES) -> str:
 
 
 def read_json(path: Path) -> object:
-    """The value of a JSON file. Raises: OSError, BadDocument."""
+    """Raises: OSError, BadDocument."""
     found = parsed_json(read(path, PROGRAMS_MAX_BYTES))
     _check(found, _inside, PROGRAMS_MAX_BYTES)
     return found
@@ -66,7 +66,8 @@ def read_json(path: Path) -> object:
 def mapping(
     read: Callable[[Path], object], path: Path, error: type[Exception], otherwise: str
 ) -> dict[str, Any]:
-    """The keys of a file. Raises: `error`, with `otherwise` if it has none."""
+    """Return the mapping in a file. Raises: `error`, with the text `otherwise` if it is no
+    mapping."""
     try:
         found = read(path)
     except OSError as exc:
@@ -89,14 +90,14 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def read_yaml(path: Path) -> object:
-    """The value of a YAML file. Raises: OSError, BadDocument, also without PyYAML."""
+    """Return the value of a YAML file. Raises: OSError; BadDocument, also if PyYAML is missing."""
     try:
         import yaml
     except ModuleNotFoundError as exc:
         raise BadDocument("reading it needs PyYAML; pip install 'swapd[torch]'") from exc
     text = read(path)
     try:
-        # with its aliases written out, before it is constructed
+        # Check with the aliases written out, before anything is constructed.
         _check(yaml.compose(text, yaml.SafeLoader), _nodes, VALUES_MAX)
         return yaml.safe_load(text)
     except BadDocument:
@@ -113,7 +114,6 @@ _TOO_DEEP = f"it is nested deeper than {DEPTH_MAX}"
 
 
 def _check(root: Any, inside: Callable[[Any], Iterable[Any]], most: int) -> None:
-    """Raise BadDocument if a value is too deep, or there are more than `most`."""
     level, values = [root], 0
     for _ in range(DEPTH_MAX):
         values += len(level)
@@ -133,7 +133,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 def _nodes(node: Any) -> Iterable[Any]:
     value = getattr(node, "value", "")
-    if not isinstance(value, str):  # a sequence of nodes, or of pairs of them
+    if not isinstance(value, str):  # a sequence of nodes, or of pairs of nodes
         return chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in value)
     if len(value) > _DIGITS_MAX and node.tag == "tag:yaml.org,2002:int":
         raise BadDocument(f"a number of it has {len(value)} digits")

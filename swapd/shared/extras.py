@@ -1,11 +1,11 @@
-"""The optional dependencies (extras) of this package, and the error when one is missing."""
+"""The optional dependencies (extras), and the error when one is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from swapd.shared.errors import UserError
 
-#: For each module, the extra that installs it.
+#: The extra that installs each module.
 EXTRA_OF = {
     "torch": "torch",
     "tqdm": "torch",
@@ -25,12 +25,12 @@ EXTRA_OF = {
 
 
 class MissingExtra(UserError, ModuleNotFoundError):
-    """A module of an extra is not installed; the message names the extra."""
+    """The message names the extra to install."""
 
 
 @contextmanager
 def needed(what: str) -> Iterator[None]:
-    """A `with` block that imports modules of an extra, for `what`. Raises: MissingExtra."""
+    """Wrap imports of an extra's modules, which `what` needs. Raises: MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -43,5 +43,4 @@ def needed(what: str) -> Iterator[None]:
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """The extra that installs the missing module; None if there is none."""
     return EXTRA_OF.get((error.name or "").partition(".")[0])

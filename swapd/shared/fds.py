@@ -1,6 +1,6 @@
-"""File descriptors: their owners, and sending them to another process.
+"""File descriptors: owning them, limiting them, and sending them to another process.
 
-No protocol knowledge: a packet is bytes plus descriptors.
+A packet is bytes and descriptors; its meaning is the caller's.
 """
 
 import errno
@@ -35,7 +35,7 @@ _INT = struct.Struct("i")
 class OwnedFd:
     """A descriptor that is closed exactly once: by `close`, or by the caller of `take`.
 
-    A forked child does not close it: the number may be another file's by then.
+    A forked child does not close it, because the number may be another file's by then.
     """
 
     def __init__(self, fd: int) -> None:
@@ -59,7 +59,7 @@ class OwnedFd:
             self.close()
 
     def fileno(self) -> int:
-        """The descriptor; this object still owns it."""
+        """Return the descriptor, which this object still owns."""
         if self._fd < 0:
             raise ValueError("descriptor is closed")
         return self._fd
@@ -75,8 +75,8 @@ class OwnedFd:
 
 
 class ReceivedFd(OwnedFd):
-    """Of a file that may be another process's: what fails when it is closed (EIO of a network disk)
-    is of no use here, and the number is free in any case."""
+    """A descriptor of a file that may be another process's. Errors of `close` (EIO of a network
+    disk) are ignored: the number is free in any case."""
 
     def close(self) -> None:
         with suppress(OSError):
@@ -84,7 +84,7 @@ class ReceivedFd(OwnedFd):
 
 
 def allow(count: int) -> int:
-    """Let this process open `count` more descriptors than it has, up to its hard limit.
+    """Let this process open `count` more descriptors, up to its hard limit.
 
     Returns the limit that this needs (`ulimit -n`). It is over the hard limit if that is too low.
     """
@@ -96,40 +96,38 @@ def allow(count: int) -> int:
 
 
 def raise_limit() -> int:
-    """Raise the limit of descriptors to the hard limit; return that."""
+    """Raise the limit of descriptors to the hard limit, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def limit() -> int:
-    """How many descriptors this process may open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def make_sure(count: int) -> None:
-    """Check that this process can open so many more just now. Raises: OSError."""
+    """Check that this process can open `count` more descriptors now. Raises: OSError."""
     with ExitStack() as opened:
         for _ in range(count):
             opened.enter_context(OwnedFd(os.eventfd(0, os.EFD_CLOEXEC)))
 
 
 def share(most: int, of_limit: int) -> int:
-    """`most`, or less where the limit is low: one `of_limit`-th of the limit."""
+    """Return `most`, but at most one `of_limit`-th of the limit of descriptors."""
     return min(most, limit() // of_limit)
 
 
 def has_room(fd: int, spare: int = 0) -> bool:
-    """Whether keeping a new descriptor leaves the RESERVE, and `spare` more, free.
+    """Return whether keeping a new descriptor leaves RESERVE, and `spare` more, free.
 
-    The kernel gives out the lowest free number. While no owner keeps one of the last numbers,
-    these are always free for short use in any thread.
+    The kernel gives out the lowest free number. While no owner keeps one of the last numbers, these
+    are always free for short use in any thread.
     """
     return fd < limit() - RESERVE - spare
 
 
 def exhausted() -> str:
-    """The message of a refusal for lack of descriptors."""
     return (
         f"the daemon may have {limit()} open files, and has none left for this: raise its "
         "`ulimit -n` (LimitNOFILE in a unit), or close sessions"
@@ -137,7 +135,7 @@ def exhausted() -> str:
 
 
 def keep(fd: OwnedFd, spare: int = 0) -> OwnedFd:
-    """`fd`, if there is room to keep it; else close it. Raises: OSError (EMFILE)."""
+    """Return `fd` if there is room to keep it; else close it. Raises: OSError (EMFILE)."""
     if has_room(fd.fileno(), spare):
         return fd
     fd.close()
@@ -145,14 +143,14 @@ def keep(fd: OwnedFd, spare: int = 0) -> OwnedFd:
 
 
 def reopen_read_only(fd: int) -> OwnedFd:
-    """A new open file description of the same memory that cannot be mapped for writing."""
+    """Return a new open file description of the same memory that cannot be mapped for writing."""
     return OwnedFd(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
 
 
 def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
     """Send one packet on a SEQPACKET socket. The caller keeps the descriptors.
 
-    Blocking: as the socket is set. Raises: OSError; BlockingIOError if it would block.
+    Blocks if the socket does. Raises: OSError; BlockingIOError if it would block.
     """
     socket.send_fds(sock, [data], list(fds))
 
@@ -160,12 +158,12 @@ def send_packet(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> No
 def recv_packet(
     sock: socket.socket, max_bytes: int, most: int = FDS_MAX
 ) -> tuple[bytes, list[OwnedFd]]:
-    """Receive one packet, with up to `most` descriptors; empty data: the other side is gone.
+    """Receive one packet, with up to `most` descriptors. Empty data: the other side is gone.
 
-    The caller owns the descriptors. Raises: OSError; ValueError if the packet or its
-    descriptors were cut short; then it closes them all.
+    The caller owns the descriptors. Raises: OSError; ValueError if the packet or its descriptors
+    were cut short; then all of them are closed.
     """
-    # not socket.recv_fds: it drops its flags, so executed programs would inherit the descriptors
+    # Not socket.recv_fds, which drops its flags: executed programs would inherit the descriptors.
     data, ancillary, flags, _ = sock.recvmsg(
         max_bytes, socket.CMSG_LEN(most * _INT.size), socket.MSG_CMSG_CLOEXEC
     )
@@ -183,7 +181,7 @@ def recv_packet(
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end when it connected, or began to listen."""
+    """Return the process and user at the other end, as of when it connected or began to listen."""
     size = struct.calcsize("3i")
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return pid, uid
@@ -197,10 +195,9 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether the machine lacked a resource for a moment, without a mistake of the caller."""
+    """Return whether the machine lacked a resource, with no mistake of the caller."""
     return isinstance(error, OSError) and error.errno in EXHAUSTED
 
 
 def why_none(error: OSError) -> str:
-    """The message of a refusal for this shortage."""
     return exhausted() if error.errno == errno.EMFILE else f"{error.strerror}: try again later"

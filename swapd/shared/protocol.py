@@ -1,12 +1,9 @@
-"""The messages between daemon and client: structs, codes, encoding.
+"""The messages between daemon and client: structs, codes, encoding. No sockets, clocks or state.
 
-Lives here: every struct that crosses a process border, and the one protocol version.
-May not live here: sockets, clocks, state. msgspec only.
-
-Two channels carry these. `rpc` (ZeroMQ) carries requests and exactly one reply to each.
-The `lifeline` (a Unix SEQPACKET socket) carries the handshake, file descriptors, and the
-daemon's notices. Decoders ignore unknown fields and fill in defaults, so fields may be
-added; a meaning may never change. Tags are explicit for the same reason.
+`rpc` (ZeroMQ) carries requests and exactly one reply to each. The `lifeline` (a Unix SEQPACKET
+socket) carries the handshake, file descriptors, and the daemon's notices. Decoders ignore unknown
+fields and fill in defaults, so fields may be added, but a meaning may never change. Tags are
+explicit for the same reason.
 """
 
 from typing import Annotated, Literal
@@ -16,31 +13,30 @@ import msgspec
 from swapd.shared.text import TEXT_MAX_CHARS
 
 VERSION = 12
-#: Oldest version of a client that a daemon of `VERSION` serves: what has changed since is additions
-#: that such a client never asks for. So a daemon can be upgraded under its workers.
+#: Oldest client version that this daemon serves: all changes since then are additions that such a
+#: client does not ask for. So a daemon can be upgraded under its workers.
 OLDEST = 11
 
-#: Bytes of the session token. An rpc identity is the token followed by a channel number.
+#: An rpc identity is the session token followed by a channel number.
 TOKEN_BYTES = 16
 
-#: Largest request. A longer one closes its connection, so no client sends one.
+#: A longer request closes its connection, so no client sends one.
 REQUEST_MAX_BYTES = 1 << 20
 
-#: Most unanswered requests of one session. The daemon refuses one more.
+#: Most unanswered requests of one session; the daemon refuses more.
 UNANSWERED_MAX = 16_384
 
 #: Largest lifeline packet, in either direction.
 LIFELINE_MAX_BYTES = 64 * 1024
 
-#: Longest component name, and most names in one acquire.
+#: Longest component name; most names in one request.
 NAME_MAX_CHARS = TEXT_MAX_CHARS
 NAMES_MAX = 1024
 
-#: Most segments of one component: a word of the board counts the segments that have arrived.
+#: Most segments of one component: a word of the board counts those that have arrived.
 SEGMENTS_MAX = 0xFFFE
 
-#: Bound of the absolute value of each number on the wire: sums and differences of a few stay within
-#: the 64 bits that an encoder takes.
+#: Bound of every number on the wire, so that sums of a few stay within an encoder's 64 bits.
 NUMBER_MAX = 1 << 62
 
 Number = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
@@ -49,20 +45,19 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 #: Bytes as people give them: `swapd.core.requests` refuses values that are not a size.
 Size = Number
-#: Most uses of one lease that a client has not reported yet: it reports about once a second.
+#: Most uses of one lease that a client has not reported yet; it reports about once a second.
 USES_MAX = 1 << 32
 Uses = Annotated[int, msgspec.Meta(ge=0, le=USES_MAX)]
 #: Seconds between two events in the past.
 PAST_MAX_S = 1e6
 Past = Annotated[float, msgspec.Meta(ge=0.0, le=PAST_MAX_S)]
-#: Most leases that one request names.
 LEASES_MAX = 1024
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
 
 Policy = Literal["lru", "permanent", "sequential", "alternating"]
 
-#: Why a request was refused. One exception class in `swapd_client.errors` for each.
+#: Why a request was refused. `swapd_client.errors` has an exception class for each.
 Code = Literal[
     "bad_request",
     "version",
@@ -84,33 +79,30 @@ Code = Literal[
     "internal",
 ]
 
-#: The kinds of residents: components, and workspaces, each of which has one lease.
 ComponentKind = Literal["component", "workspace", "scratch"]
 
-#: Memory that loading fills with zeros. Evicting drops its contents, or saves them, and loading
-#: restores them. "": an ordinary component.
+#: Scratch is memory that loading fills with zeros. An eviction drops its contents, or saves them
+#: for the next load. "": an ordinary component.
 Scratch = Literal["", "dropped", "saved"]
 
-#: Parts of a component as (offset, bytes): none is empty, ascending, with gaps between them.
+#: Parts of a component as (offset, bytes): not empty, ascending, with gaps between them.
 Ranges = tuple[tuple[int, int], ...]
 
-#: Most ranges that a message lists for one component.
+#: Most ranges of one component in a message.
 RANGES_MAX = 4096
 
-#: The name in messages of the lease that a starting process acquires.
+#: The name of the start lease in messages.
 THE_START = "the turn to start"
 
-#: The part of a family that is in no block: all blocks need it, so swapd keeps it first.
+#: The part of a family that is in no block. All blocks need it, so swapd keeps it first.
 REST = "rest"
 
 
 def part_name(family: str, part: str) -> str:
-    """The name of a part of a family."""
     return f"{family}/{part}"
 
 
 def rest_of(family: str) -> str:
-    """The name of a family's part that is in no block."""
     return part_name(family, REST)
 
 
@@ -119,13 +111,13 @@ Runs = tuple[tuple[int, int], ...]
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where one residency of a component is: valid for this generation only."""
+    """The chunks of a component, valid for this generation only."""
 
     name: str
     generation: int
     runs: Runs
     transient: bool = False  # it leaves the device with its last lease
-    contents: int = 0  # of scratch: the generation that last began as zeros; its contents remain
+    contents: int = 0  # of scratch: the generation that began its contents, as zeros
 
 
 # --- rpc, client to daemon ---------------------------------------------------------------
@@ -138,7 +130,7 @@ class Request(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
 
 
 class Register(Request, frozen=True, tag="register"):
-    """Reserve a name and order a host copy; its descriptor comes by the lifeline."""
+    """Reserve a name and order a host copy, whose descriptor comes by the lifeline."""
 
     name: str
     nbytes: Size
@@ -146,19 +138,20 @@ class Register(Request, frozen=True, tag="register"):
     policy: Policy = "lru"
     group: str | None = None
     mutable: bool = False
-    segments: tuple[Size, ...] = ()  # where each ends, bytes, ascending; () is one segment
-    part_of: str = ""  # the family's name: it stands for all parts; no component has this name
+    segments: tuple[Size, ...] = ()  # the ascending end of each, in bytes; () is one segment
+    part_of: str = ""  # the family, which stands for all its parts
     content: str = ""  # hash of its bytes: equal contents and layouts share one host copy
-    transient: bool = False  # a part: it leaves when released, until a Resize keeps it
+    transient: bool = False  # a part that leaves when released, until a Resize keeps it
     scratch: Scratch = ""  # always mutable, as its worker writes to it
-    filled: bool = False  # "saved" scratch: its host copy has contents, as that of a component has
-    certain: bool = False  # no other bytes ever have this content: its host copy may be kept
+    filled: bool = False  # the worker fills the host copy of "saved" scratch, too
+    certain: bool = False  # no other bytes ever have this content: the host copy may be kept
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """The new host copy is complete and unmapped in the worker: from now on it may be acquired.
+    """The host copy is complete and unmapped in the worker: the component may be acquired from now
+    on.
 
-    One Commit may name updates of several components: the daemon commits all in one step, or none.
+    A Commit of several updates takes effect in one step, or not at all.
     """
 
     name: str
@@ -175,7 +168,7 @@ class Update(Request, frozen=True, tag="update"):
 
 
 class GiveUp(Request, frozen=True, tag="give_up"):
-    """The client will not commit the Update of this id: drop the new host copy."""
+    """Drop the new host copy of the Update with this id, which the client will not commit."""
 
     name: str
     update: Id
@@ -186,8 +179,8 @@ class Unregister(Request, frozen=True, tag="unregister"):
 
 
 class Forget(Request, frozen=True, tag="forget"):
-    """Drop the kept host copies of these contents, components or families; of all, if it names
-    none. Any session may ask."""
+    """Drop the kept host copies of these contents, components or families; without names, all. Any
+    session may ask."""
 
     names: tuple[str, ...] = ()
 
@@ -196,7 +189,7 @@ class Used(msgspec.Struct, frozen=True):
     """The ranges of "saved" scratch that are worth saving from now on, as its owner reports."""
 
     name: Name
-    number: Id  # counts up: the daemon ignores a report that is older than the last
+    number: Id  # counts up; the daemon ignores reports that arrive late
     ranges: tuple[tuple[Size, Size], ...]
 
 
@@ -205,48 +198,44 @@ class Release(Request, frozen=True, tag="release"):
 
     lease: Id
     ack: bool = False
-    again: Uses = 0  # uses that its worker began without a message
+    again: Uses = 0  # further uses, which the worker did not report
     used: tuple[Used, ...] = ()
     idle_s: Past = 0.0  # since the end of its last use
-    gap_s: Past | None = None  # before its last use, since the end of the use before
-    unmapped: bool = False  # its worker has unmapped the clean components that no other lease has
+    gap_s: Past | None = None  # between its last use and the one before
+    unmapped: bool = False  # the worker has unmapped clean components that no other lease holds
 
 
-#: Leases of one agent: those in use, and those to release if the request needs a load.
 Held = Annotated[tuple[Id, ...], msgspec.Meta(max_length=LEASES_MAX)]
 Spare = Annotated[tuple[Release, ...], msgspec.Meta(max_length=LEASES_MAX)]
 
 
 class Acquire(Request, frozen=True, tag="acquire"):
-    """Acquire all of `names`, or none. The request's id becomes the lease's id.
-
-    A family's name stands for all its parts.
-    """
+    """Acquire all of `names`, or none. The request's id becomes the lease's id."""
 
     names: tuple[str, ...]
-    agent: Number = 0  # the waiting thread or task: it releases none of its leases meanwhile
+    agent: Number = 0  # the thread or task that waits; it releases no lease meanwhile
     timeout_s: float | None = None
     priority: Number = 0
     await_registration: bool = False  # wait for names that are not registered yet
-    early: bool = False  # granted when the copies are ordered; the board shows the progress
+    early: bool = False  # grant once the loads are ordered; the board shows the progress
     traced: bool = False  # the reply has an Account
-    #: The leases that the agent has in use. All its others come back when they are recalled,
-    #: whatever the agent waits for. None: it has all of them in use.
+    #: Leases that the agent uses; None: all its own. Its other leases are released when recalled,
+    #: whatever the agent waits for.
     holds: Held | None = None
-    #: Leases that end if the request needs a load; the reply says whether they did.
+    #: Leases to end if the request needs a load; the reply says whether they were.
     spare: Spare = ()
-    #: How many that come later, and find all in, may be granted before it while it is the first to
-    #: wait; None: as the daemon's `--overtake` says.
+    #: How many later acquires whose components are all in may be granted before it while it is the
+    #: head of the queue; None: the daemon's `--overtake`.
     overtake: Count | None = None
-    #: Within how many seconds its holder wants it. It goes before others of its priority that say
-    #: nothing, or a later time, and nobody overtakes it for having all in. None: it says nothing.
+    #: Seconds within which it is wanted; None: not said. It goes before acquires of its priority
+    #: that are wanted later or do not say, and none overtakes it for needing no memory.
     due_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
-    """Reserve device memory for the worker's own allocator: the budget shrinks by it meanwhile.
+    """Reserve device memory for the worker's own allocator. The budget shrinks by it meanwhile.
 
-    The reply and the release are those of an acquire. The daemon rounds up to whole chunks.
+    Reply and release are those of an acquire. The daemon rounds up to whole chunks.
     """
 
     nbytes: Size
@@ -261,7 +250,7 @@ class AcquireWorkspace(Request, frozen=True, tag="acquire_workspace"):
 class AcquireStart(Request, frozen=True, tag="acquire_start"):
     """Be the only process that starts on this device, to measure free memory undisturbed.
 
-    The reply and the release are those of an acquire. The daemon refuses it to a lease holder.
+    Reply and release are those of an acquire. The daemon refuses a session that holds leases.
     """
 
     timeout_s: float | None = None
@@ -269,7 +258,7 @@ class AcquireStart(Request, frozen=True, tag="acquire_start"):
 
 
 class Cancel(Request, frozen=True, tag="cancel"):
-    """Forget an acquire, whether it still waits or is granted already. Not answered."""
+    """Forget an acquire, waiting or granted. Not answered."""
 
     acquire: Id
 
@@ -278,29 +267,29 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
     """Load these if there is room. Answered at once; takes no lease."""
 
     names: tuple[str, ...]
-    #: The components and families that may be evicted for them, if idle. None: any. If it is given,
-    #: the daemon skips unregistered names, here and in `names`.
+    #: Idle components and families that may be evicted for them; None: any. If it is given, the
+    #: daemon skips unregistered names, here and in `names`.
     over: tuple[Name, ...] | None = None
-    #: After so many seconds nobody expects them any more; 0: from now on, whatever was said before.
+    #: The prefetch lapses after so many seconds; 0 takes it back.
     timeout_s: float | None = None
 
 
 class Follows(Request, frozen=True, tag="follows"):
-    """These are used after that one: load them while it is in use. Answered at once.
+    """Load these while `after` is in use, because they are used next. Answered at once.
 
-    They replace what was said to follow it before, by any session; none: nothing follows it. It
-    lasts as long as the session. Names need not be registered.
+    They replace the followers that any session named before; () ends that. They last as long as the
+    session. Names need not be registered.
     """
 
     names: tuple[Name, ...]
     after: Name
-    #: Seen in calls, and not declared: it replaces nothing that was declared.
+    #: Observed in calls: it does not replace declared followers.
     seen: bool = False
 
 
 class ForecastRequest(Request, frozen=True, tag="forecast"):
-    """Ask for the effect of acquiring these now; or, without names, for what is before an acquire
-    of this session that waits. Answered at once; changes nothing."""
+    """Ask for the effect of acquiring these now; or, without names, about an acquire of this
+    session that waits. Answered at once; changes nothing."""
 
     names: tuple[str, ...]
     acquire: Id | None = None
@@ -309,8 +298,8 @@ class ForecastRequest(Request, frozen=True, tag="forecast"):
 class Resize(Request, frozen=True, tag="resize"):
     """Keep so many bytes of a family on the device, spread evenly; stream the rest.
 
-    The daemon keeps at most as much as leaves room for the largest streamed part. None: as much as
-    leaves room for two of them. Any session may ask.
+    At most as much as leaves room for the largest streamed part. None: as much as leaves room for
+    two. Any session may ask.
     """
 
     name: str
@@ -320,7 +309,7 @@ class Resize(Request, frozen=True, tag="resize"):
 class Pin(Request, frozen=True, tag="pin"):
     """Pin a component, or the kept parts of a family: they stay once loaded. Or unpin them.
 
-    It holds until unpinned or unregistered. Any session may ask.
+    A pin lasts until it is ended or the component unregistered. Any session may ask.
     """
 
     name: str
@@ -328,9 +317,9 @@ class Pin(Request, frozen=True, tag="pin"):
 
 
 class EvictNow(Request, frozen=True, tag="evict_now"):
-    """Evict a component, or the parts of a family, at once, though no acquire needs the room.
+    """Evict a component, or the parts of a family, at once.
 
-    Accepted when the eviction is ordered: copies back have begun then. Permanent parts of a family
+    Accepted when the evictions are ordered; copies back may still run. Permanent parts of a family
     stay. Any session may ask.
     """
 
@@ -341,10 +330,8 @@ class StatusRequest(Request, frozen=True, tag="status"):
     pass
 
 
-#: Requests that are answered with a lease.
 AnyAcquire = Acquire | AcquireWorkspace | AcquireStart
 
-#: Requests that may change the state.
 AnyOrder = (
     Register
     | Commit
@@ -371,8 +358,6 @@ AnyRequest = AnyOrder | ForecastRequest | StatusRequest
 
 
 class Reply(msgspec.Struct, frozen=True, tag_field="op"):
-    """Base of all replies. `id` is that of the request."""
-
     id: int
 
 
@@ -381,31 +366,27 @@ class Done(Reply, frozen=True, tag="done"):
 
 
 class Move(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One load or one eviction. `_s`: the daemon's CLOCK_MONOTONIC."""
+    """One load or eviction. Times in seconds of the daemon's CLOCK_MONOTONIC."""
 
     kind: Literal["load", "evict"]
     name: str
-    nbytes: int  # bytes to copy: of an eviction, bytes to write back
+    nbytes: int  # bytes to copy; of an eviction, bytes to write back
     began_s: float  # the time of its order
     record: int  # number of its order in the swap log
-    ended_s: float | None = None  # None: it had not ended when the acquire was answered
-    why: str = ""  # of an eviction, its reason; of a load, its failure
+    ended_s: float | None = None  # None: not before the acquire was answered
+    why: str = ""  # the reason of an eviction; the failure of a load
 
 
-#: Most moves in one account.
 MOVES_MAX = 128
 
 
 class Account(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The moves that a traced acquire waited for.
-
-    These are loads of its components that were under way or ended after it came, for any acquire;
-    and evictions that made room for it.
-    """
+    """What a traced acquire waited for: loads of its components that ran after it came, for any
+    acquire, and evictions to make room for it."""
 
     answered_s: float
     record: int  # number of the answer in the swap log
-    waits_for: str = ""  # in the swap log's words; "": it did not wait for other leases
+    waits_for: str = ""  # as in the swap log; "": it waited for no leases
     moves: tuple[Move, ...] = ()
     left_out: int = 0  # moves beyond MOVES_MAX
 
@@ -416,7 +397,7 @@ class Granted(Reply, frozen=True, tag="granted", omit_defaults=True):
     placements: tuple[Placement, ...]
     waited_s: float = 0.0
     loaded: bool = False  # it waited for a copy
-    names: tuple[str, ...] = ()  # all granted components, if a name asked for has parts
+    names: tuple[str, ...] = ()  # all granted components, if a requested name has parts
     account: Account | None = None  # if the acquire was traced
     spent: bool = False  # the leases that the acquire named as `spare` have ended
 
@@ -428,7 +409,7 @@ class Refused(Reply, frozen=True, tag="refused", omit_defaults=True):
 
 
 class Victim(msgspec.Struct, frozen=True):
-    """A component that would be evicted. The daemon writes `bytes_back` of it back first."""
+    """A component that would be evicted, after the daemon has written `bytes_back` of it back."""
 
     name: str
     nbytes: int
@@ -438,7 +419,7 @@ class Victim(msgspec.Struct, frozen=True):
 
 
 class InTheWay(msgspec.Struct, frozen=True):
-    """A component or family that the acquire would wait for, and the reason, for people."""
+    """A component or family that the acquire would wait for, and why, for people."""
 
     name: str
     why: str
@@ -447,9 +428,9 @@ class InTheWay(msgspec.Struct, frozen=True):
 class Forecast(Reply, frozen=True, tag="forecast"):
     """The effect of acquiring `names` now, in bytes and seconds.
 
-    The daemon would evict `victims` at once; if `waits_for` is not empty, the victims depend on the
-    time at which its holders give way. `seconds`: until the grant, if holders, waiters and copies
-    before it take as long as they usually do; None if that is `unknown`, and why, for people.
+    The daemon would evict `victims` at once. If `waits_for` is not empty, the victims depend on
+    when those holders give way. `seconds`: the time until the grant, if earlier holders, waiters
+    and copies take as long as usual; None if that is `unknown`, which says why, for people.
     """
 
     names: tuple[str, ...]
@@ -500,16 +481,16 @@ class SessionStatus(msgspec.Struct, frozen=True):
     label: str
     leases: int
     waiting: int
-    #: Whether the daemon keeps messages that the session does not read, or cannot receive.
+    #: Whether the session does not read, or cannot receive, messages that the daemon keeps for it.
     unread: bool = False
-    #: In whole chunks: its permanent components; and the most of its others that one of its leases
-    #: held at once.
+    #: Bytes, in whole chunks, of its permanent components; and most bytes of its others that one
+    #: lease held.
     stays_bytes: int = 0
     turn_bytes: int = 0
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """Device memory of a process, in bytes. swapd itself is one of the processes."""
+    """Device memory of a process, in bytes; swapd is one of the processes."""
 
     pid: int
     name: str
@@ -517,14 +498,14 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 
 class WaitStatus(msgspec.Struct, frozen=True):
-    """An acquire that has no answer yet. `names`: the first NAMES_SHOWN of `count`."""
+    """An acquire without an answer. `names`: the first NAMES_SHOWN of `count`."""
 
     session: int
     names: tuple[str, ...]
     count: int
     waited_s: float
     why: str  # what it waits for, for people; "" if only for copies
-    #: Until its grant; None: see `unknown`, both as in `Forecast`.
+    #: Until its grant, or None; both fields are as in `Forecast`.
     seconds: float | None = None
     unknown: str = ""
 
@@ -535,17 +516,19 @@ class CopyStatus(msgspec.Struct, frozen=True):
     name: str
     direction: Literal["in", "out"]
     nbytes: int
-    #: Since it is under way, as far as known; None: it waits for the others of its direction.
+    #: Seconds under way; None while it waits for others of its direction.
     since_s: float | None
     #: Speed of the last copy of that direction; None before the first.
     bytes_per_s: float | None
 
 
 class Tally(msgspec.Struct, omit_defaults=True):
-    """Counts of one component, or of a family. `wasted`: those of its loads at most WASTED_S after
-    it had left for others; `skips`: acquires with a timeout of 0 that did not get it; `refusals` by
-    code, once for each request that named it; `waits`: grants of acquires that named it, in the
-    classes of `Counts.wait_s`."""
+    """Counts of one component or family.
+
+    `wasted`: loads at most WASTED_S after it had left for others. `skips`: acquires with a timeout
+    of 0 that did not get it. `refusals`: by code, once for each request that named it. `waits`:
+    grants of acquires that named it, in the classes of `Counts.wait_s`.
+    """
 
     loads: int = 0
     wasted: int = 0
@@ -557,7 +540,7 @@ class Tally(msgspec.Struct, omit_defaults=True):
 
 
 class Histogram(msgspec.Struct):
-    """Durations in seconds. `counts` has one number more than `bounds`: the last class is open."""
+    """Durations in seconds. The last of `counts` is for durations above all `bounds`."""
 
     bounds: tuple[float, ...]
     counts: list[int]
@@ -565,8 +548,8 @@ class Histogram(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Counts since the daemon's start. `of` has them by component or family; under "" those of all
-    others, and of all that are gone."""
+    """Counts since the daemon's start. `of`: by component or family; under "" those of all others,
+    also of all that are gone."""
 
     of: dict[str, Tally]
     wait_s: Histogram  # from an acquire to its grant
@@ -575,18 +558,18 @@ class Counts(msgspec.Struct):
     hold_s: Histogram  # from a grant to its release
 
 
-#: A load is wasted if its component left at most so long before it, to make room or for a member
-#: of its alternating group.
+#: A load is wasted if its component left at most so long before, to make room or for a rival of its
+#: alternating group.
 WASTED_S = 60.0
-#: So many wasted loads, the last ones, say how it goes now.
+#: Number of wasted loads that `Wasted` summarizes.
 WASTED_LAST = 8
 
 
 class Wasted(msgspec.Struct, frozen=True):
     """The last WASTED_LAST wasted loads; parts of a family in a row count as one.
 
-    `copying_s`: seconds of `took_s` in which loads were copied. `hits`: uses, in `took_s`, that
-    found their component on the device.
+    `copying_s`: seconds of `took_s` in which loads were copied. `hits`: uses in `took_s` that found
+    their component on the device.
     """
 
     ago_s: float  # since the last one
@@ -595,13 +578,13 @@ class Wasted(msgspec.Struct, frozen=True):
     hits: int
 
 
-#: Most waiting acquires, and copies, that a status lists; and most names of one acquire.
+#: Most waiting acquires, and copies, in a status; most names of one acquire.
 WAITS_SHOWN = 50
 NAMES_SHOWN = 8
 
 
 class KeptStatus(msgspec.Struct, frozen=True):
-    """A host copy that no component uses: the last one that did, and the content."""
+    """A host copy that no component uses: the last component that did, and the content."""
 
     name: str
     content: str
@@ -637,22 +620,20 @@ class Status(Reply, frozen=True, tag="status"):
     notes: tuple[str, ...] = ()  # facts about the device for people
     #: Host copies of unregistered components in which connected processes still have tensors.
     private_bytes: int = 0
-    #: Host copies that no component uses, the least recently used first: a part of
-    #: `host_copy_bytes`.
+    #: Host copies that no component uses, the least recently used first; part of `host_copy_bytes`.
     kept: tuple[KeptStatus, ...] = ()
-    keep_host_bytes: int = 0  # most of them, bytes: `--keep-host`
-    #: The labels of starting processes: the first one starts, the others wait for it.
+    keep_host_bytes: int = 0  # `--keep-host`: most bytes of these
+    #: Labels of starting processes. The first has the turn, the others wait for it.
     starting: tuple[str, ...] = ()
-    #: Host copies that are page-locked for the device, and those whose page-locking failed.
+    #: Bytes of host copies that are page-locked for the device, and of those that could not be.
     pinned_bytes: int = 0
     unpinned_bytes: int = 0
-    #: The longest waits and the next copies, WAITS_SHOWN at most of each.
+    #: The longest waits and the next copies, at most WAITS_SHOWN of each.
     waits: tuple[WaitStatus, ...] = ()
     copies: tuple[CopyStatus, ...] = ()
     counts: Counts | None = None
     wasted: Wasted | None = None  # None before there were WASTED_LAST
-    #: Records of the swap log so far, and those that its file lost because the disk did not take
-    #: them.
+    #: Records of the swap log, and those that its file lost because the disk did not take them.
     records: int = 0
     records_lost: int = 0
 
@@ -682,22 +663,22 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
 
 
 class GivenBack(msgspec.Struct, frozen=True, tag="given_back"):
-    """Releases of leases that nobody uses. They cost no answer, and may come twice."""
+    """Releases of leases that nobody uses. Not answered; a repetition does nothing."""
 
     releases: tuple[Release, ...]
 
 
 class HandBack(msgspec.Struct, frozen=True, tag="hand_back"):
-    """Comes with one descriptor, before the Register of this number: a host copy that an earlier
-    daemon made, sealed against writing. The daemon may take it in place of a new one."""
+    """A host copy that an earlier daemon made, sealed against writing; comes with one descriptor
+    before the Register of this number. The daemon may take it in place of a new one."""
 
     request: Id
 
 
 class LetGo(msgspec.Struct, frozen=True, tag="let_go"):
-    """Sent instead of Hello: this process has unmapped everything of the ended session with this
-    token. The daemon closes the connection when it has noted that. It believes only the process
-    whose session it was."""
+    """Sent instead of Hello by a process that has unmapped everything of the ended session with
+    this token. The daemon believes only that session's process, and closes the connection
+    afterwards."""
 
     token: bytes
 
@@ -717,14 +698,14 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     chunks: int
     strict: bool
     chunks_per_file: int = 1
-    uuid: str = ""  # the same GPU may have another number in another process
+    uuid: str = ""  # of the GPU, whose number may differ between processes
 
 
 class Master(msgspec.Struct, frozen=True, tag="master"):
-    """Comes with the host copy's descriptor. `slot` is the component's word on the board.
+    """The reply to the Register or Update `request`; comes with the host copy's descriptor.
 
-    `request` is the Register or Update that it answers. A `filled` host copy already has the
-    requested content: it is shared and read-only. A `certain` one need not be compared.
+    `slot`: the component's slot on the board. A `filled` host copy already has the requested
+    content; it is shared and read-only. A `certain` one need not be compared.
     """
 
     name: str
@@ -739,8 +720,8 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
     """Comes with one descriptor for each number: the files of the session's chunks.
 
     File i holds the chunks from i * chunks_per_file. It is sent before the first grant that uses
-    the file. A descriptor that is not `writable` cannot be mapped for writing (on a GPU the
-    worker itself maps read-only).
+    it. A descriptor that is not `writable` cannot be mapped for writing (on a GPU, the worker
+    itself maps read-only).
     """
 
     numbers: tuple[int, ...]
@@ -748,14 +729,14 @@ class Files(msgspec.Struct, frozen=True, tag="files"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Another allocator gets the memory of these files: unmap and close them, then send Dropped."""
+    """Unmap and close these files, then send Dropped: another allocator gets their memory."""
 
     numbers: tuple[int, ...]
     ticket: int
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
-    """An early grant's residency will never be complete: the lease is void."""
+    """The load of an early grant failed: the lease is void."""
 
     name: str
     generation: int
@@ -773,7 +754,7 @@ class Revoke(msgspec.Struct, frozen=True, tag="revoke"):
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
     """A mutable component's bytes are in its host copy; its chunks may be overwritten from now on.
 
-    `anew`: its bytes are lost (scratch). It begins anew as zeros, and ignores its host copy.
+    `anew`: the bytes of scratch are lost. It begins anew as zeros, whatever its host copy has.
     """
 
     name: str
@@ -789,27 +770,22 @@ class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
 
 
 class Hurry(msgspec.Struct, frozen=True, tag="hurry"):
-    """An acquire waits (or no longer waits) for leased memory. Release at once the leases that no
-    thread of your process uses, and that you keep for later uses."""
+    """An acquire waits (or no longer waits) for leased memory. Release unused leases at once."""
 
     waits: bool
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """The last message before the daemon closes the lifeline."""
-
     code: Code
     message: str
 
 
 FromDaemon = Welcome | Master | Files | Drop | Broken | Revoke | Saved | Wanted | Hurry | Goodbye
 
-#: Errors of the decoders for bytes that are no message: invalid UTF-8 and endless nesting do not
-#: raise MsgspecError.
+#: Decoding errors. Invalid UTF-8 and endless nesting do not raise MsgspecError.
 NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, RecursionError)
 
-#: Errors of the encoder for values that no message can hold: a number of more than 64 bits,
-#: invalid UTF-8.
+#: Encoding errors: a number of more than 64 bits, invalid UTF-8.
 NOT_ENCODABLE = (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode

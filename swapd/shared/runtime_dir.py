@@ -1,15 +1,13 @@
-"""The runtime folder: opening it, its lock, and the names of the files in it.
+"""The runtime folder: opening it, its lock, and the names of its files, for daemon and client.
 
-Daemon and client share this module, so both use the same names and the same checks. They open the
-folder once, and check each part of its path. Then they reach all files in it by that descriptor,
-so no other user can replace the folder, and no path is too long for a socket.
+Both open the folder once, check each part of its path, and reach all files in it by that
+descriptor. So no other user can replace the folder, and no path is too long for a socket.
 
-A path is walked part by part, and no link is followed unchecked, so no other user can redirect it.
-A part is trusted if only root, this user, or the owner of / can replace it. (The owner of / chooses
-every program that runs.) Links of these users are followed, by the same rules. Links of others are
-refused, and so are folders that others may write to. In a sticky folder, such as /tmp, only files
-of root or this user are trusted, and no link. The checks apply to the opened file itself, so a
-rename in between changes nothing.
+A part of the path is trusted if only root, this user, or the owner of / can replace it. (The owner
+of / chooses every program that runs.) Links of these users are followed, by the same rules. Links
+of others are refused, and so are folders that others may write to. In a sticky folder, such as
+/tmp, only files of root or this user are trusted, and no link. The checks apply to the opened file
+itself, so a rename in between changes nothing.
 """
 
 import errno
@@ -24,12 +22,11 @@ from swapd.shared.errors import UserError
 from swapd.shared.fds import OwnedFd
 
 LIFELINE, RPC, EVENTS, LOCK = "lifeline.sock", "rpc.sock", "events.sock", "lock"
-#: For the process that holds host copies while no daemon runs.
+#: The process that holds host copies while no daemon runs.
 KEEPER = "keeper.sock"
 SWAP_LOG = "swap-log.jsonl"
-#: For a daemon that a client started: a lock while it starts and runs; its messages for people.
+#: Of a daemon that a client started: a lock while it starts and runs; its messages for people.
 STARTING, DAEMON_LOG = "starting", "daemon.log"
-#: All files of a daemon in the folder.
 NAMES = {LIFELINE, RPC, EVENTS, LOCK, KEEPER, SWAP_LOG, f"{SWAP_LOG}.1", STARTING, DAEMON_LOG}
 
 #: Longer than the process id in a lock.
@@ -40,7 +37,7 @@ ANOTHER = "another swapd"
 
 
 class Problem(NamedTuple):
-    """A reason why a daemon cannot use a folder, and advice."""
+    """Why a daemon cannot use a folder."""
 
     what: str
     advice: str
@@ -50,16 +47,15 @@ class Problem(NamedTuple):
 
 
 class RuntimeDirError(UserError):
-    """The folder cannot be used. The message gives the reason and advice."""
+    """The message gives the reason and advice."""
 
 
 class Folder:
-    """An open runtime folder. `path` is its name for people, and is not used again."""
+    """An open runtime folder. `path` is only its name for people."""
 
     def __init__(self, path: Path, fd: OwnedFd) -> None:
         self.path = path
         self._fd = fd
-        #: Of a folder that only this daemon serves, until it is closed.
         self._lock: OwnedFd | None = None
 
     def __enter__(self) -> "Folder":
@@ -70,26 +66,27 @@ class Folder:
 
     @property
     def inside(self) -> Path:
-        """A path to the files in it, for sockets: valid while it is open, in this process."""
+        """A path to its files, for sockets: valid in this process while the folder is open."""
         return Path(f"/proc/self/fd/{self._fd.fileno()}")
 
     def again(self) -> "Folder":
-        """The same folder, with its own descriptor. Raises: OSError."""
+        """Return the same folder with its own descriptor. Raises: OSError."""
         return Folder(self.path, self.descriptor())
 
     def open(self, name: str, flags: int) -> OwnedFd:
-        """Open a file in it, no link; a new file is for this user alone. Raises: OSError."""
+        """Open a file in it, but no link. A new file is for this user alone. Raises: OSError."""
         return open_in(self._fd, name, flags)
 
     def descriptor(self) -> OwnedFd:
-        """A new descriptor of the folder, which the caller owns. Raises: OSError."""
+        """Return a new descriptor of the folder, which the caller owns. Raises: OSError."""
         return OwnedFd(os.dup(self._fd.fileno()))
 
     def stat(self) -> os.stat_result:
         return os.fstat(self._fd.fileno())
 
     def holder(self) -> int | None:
-        """The id of the last process that claimed it, as it wrote it; None if there is none."""
+        """Return the id of the last process that claimed it, by its own word; None if there is
+        none."""
         try:
             with self.open(LOCK, os.O_RDONLY | os.O_NONBLOCK) as lock:
                 return int(os.read(lock.fileno(), _LOCK_MAX_BYTES))
@@ -102,7 +99,7 @@ class Folder:
                 os.unlink(name, dir_fd=self._fd.fileno())
 
     def lock(self) -> None:
-        """Lock it until it is closed; remove sockets that a dead daemon left. Raises: OSError;
+        """Lock it until it is closed, and remove sockets that a dead daemon left. Raises: OSError;
         RuntimeDirError if another daemon has it."""
         lock = _open_lock(self)
         try:
@@ -126,7 +123,8 @@ class Folder:
         self._lock = lock
 
     def leave_locked(self) -> None:
-        """The program that takes this one's place in this process finds it locked by `lock`."""
+        """Leave the lock to the program that replaces this one in this process: its `lock` finds
+        it."""
         assert self._lock is not None
         os.set_inheritable(self._lock.fileno(), True)
 
@@ -149,8 +147,8 @@ def find(path: Path) -> Folder:
 
 
 def claim(path: Path) -> Folder:
-    """Make the folder, mode 0700, and lock it until it is closed; remove sockets that a dead daemon
-    left.
+    """Make the folder with mode 0700, and lock it until it is closed; remove sockets of a dead
+    daemon.
 
     An existing folder is not changed. It must be private to this user, and empty or swapd's.
     Raises: RuntimeDirError.
@@ -168,7 +166,7 @@ def claim(path: Path) -> Folder:
 
 
 def problem_with(folder: Folder) -> Problem | None:
-    """The reason why no daemon of this user may claim it; None if one may. Raises: OSError."""
+    """Return why no daemon of this user may claim the folder; None if one may. Raises: OSError."""
     path, found = folder.path, folder.stat()
     if found.st_uid != os.getuid():
         return Problem(f"{path} belongs to user {found.st_uid}", ELSEWHERE)
@@ -189,7 +187,6 @@ def problem_with(folder: Folder) -> Problem | None:
 
 
 def refused(path: Path, exc: OSError) -> Problem:
-    """The problem for a daemon that `exc`, raised on the way to the folder, means."""
     if isinstance(exc, Untrusted):
         return Problem(str(exc) if exc.path == path else f"{path}: {exc}", ELSEWHERE)
     return Problem(f"{path}: {exc.strerror or exc}", ELSEWHERE)
@@ -215,9 +212,9 @@ def _open_lock(folder: Folder) -> OwnedFd:
 
 
 def _left_locked(lock: OwnedFd) -> OwnedFd | None:
-    """The descriptor with this file's lock that the former program of this process has left."""
+    """Return the descriptor with the lock of this file that this process's former program left."""
     for fd in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # the listing's own descriptor is closed
+        with suppress(OSError):  # such as the listing's own descriptor, now closed
             if os.path.sameopenfile(fd, lock.fileno()) and os.get_inheritable(fd):
                 os.set_inheritable(fd, False)
                 return OwnedFd(fd)
@@ -225,7 +222,7 @@ def _left_locked(lock: OwnedFd) -> OwnedFd | None:
 
 
 def _is_ours(file: OwnedFd) -> bool:
-    """Whether it is a regular file of this user with only one name."""
+    """Return whether it is a regular file of this user with only one name."""
     found = os.fstat(file.fileno())
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and found.st_nlink == 1
 
@@ -259,8 +256,8 @@ def check_folder(
 ) -> bool:
     """Raise Untrusted if another user can add or remove files of this folder.
 
-    If it is only `passed`, on the way to another, others may where they cannot replace that: in a
-    sticky folder; `lenient`: in any. Returns whether they may.
+    If the folder is only `passed` on the way to another, others may, as long as they cannot replace
+    that one: in a sticky folder, or if `lenient` in any. Returns whether others may.
     """
     if passed and path == Path("/"):
         return False  # its owner controls the system anyway
@@ -274,7 +271,7 @@ def check_folder(
 
 
 def open_in(folder: OwnedFd, name: str, flags: int) -> OwnedFd:
-    """Open the file of this name in a folder; refuse a link. Raises: OSError."""
+    """Open a file in a folder; refuse a link. Raises: OSError."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     return OwnedFd(os.open(name, flags, 0o600, dir_fd=folder.fileno()))
 
@@ -282,8 +279,8 @@ def open_in(folder: OwnedFd, name: str, flags: int) -> OwnedFd:
 def open_named(path: Path, flags: int, *, links: int = 0) -> OwnedFd:
     """Open a file by the path that a user gave for it, even in folders that others can write to.
 
-    In such a folder, each part of the path and the file itself must belong to root or this user,
-    be no link, and a file must have only one name. `links`: those followed so far. Raises:
+    In such a folder, each part of the path and the file itself must belong to root or this user and
+    be no link, and a file must have only one name. `links`: number followed so far. Raises:
     Untrusted, and OSError as opening would.
     """
     path = path.absolute()
@@ -306,7 +303,7 @@ def open_named(path: Path, flags: int, *, links: int = 0) -> OwnedFd:
 
 
 def folder_named(path: Path) -> OwnedFd:
-    """The folder of such a file. Raises: as `open_named`."""
+    """Return the folder of such a file. Raises: as `open_named`."""
     return _walked(path.absolute().parent, make=False, lenient=True)
 
 
@@ -314,10 +311,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def _walked(path: Path, *, make: bool, lenient: bool) -> OwnedFd:
-    """Walk down from /; `lenient`: also through folders that others may write to, past their own
-    files."""
+    """Walk down from /. `lenient`: also through folders that others may write to."""
     at, here, links = _slash(), Path("/"), 0
-    ahead = _ahead(path)  # the last part first
+    ahead = _ahead(path)  # in reverse
     try:
         while ahead:
             part = ahead.pop()
@@ -344,14 +340,13 @@ def _walked(path: Path, *, make: bool, lenient: bool) -> OwnedFd:
 
 
 def _entered(folder: OwnedFd, part: str, *, make: bool, mode: int) -> OwnedFd:
-    """A part of the path, opened; made with this mode if it is missing."""
     try:
         return open_in(folder, part, os.O_PATH)
     except FileNotFoundError:
         if not make:
             raise
     made = False
-    with suppress(FileExistsError):  # another process made it: it gets the same checks
+    with suppress(FileExistsError):  # made by another process: checked like any folder
         os.mkdir(part, mode, dir_fd=folder.fileno())
         made = True
     found = open_in(folder, part, os.O_PATH)
@@ -361,7 +356,6 @@ def _entered(folder: OwnedFd, part: str, *, make: bool, mode: int) -> OwnedFd:
 
 
 def _target(link: OwnedFd, found: os.stat_result, path: Path, links: int) -> PurePath:
-    """The path to walk instead of this link."""
     _check_owner(found, path)
     if links > LINKS_MAX:
         raise _error(errno.ELOOP, path)

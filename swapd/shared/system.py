@@ -1,7 +1,6 @@
-"""Services of the operating system: ends of processes, systemd's notifications, threads and limits.
+"""Services of the operating system: processes, systemd's notifications, threads and limits.
 
-All threads of a daemon start with it, because a later start may fail, and its caller has no
-fallback.
+A daemon starts all its threads when it starts, because a later start may fail without a fallback.
 """
 
 import asyncio
@@ -25,10 +24,10 @@ log = logging.getLogger("swapd.shared.system")
 
 
 def open_pidfd(pid: int) -> OwnedFd | None:
-    """A descriptor that becomes readable when the process has ended; None if it has already.
+    """Return a descriptor that is readable once the process has ended; None if it has already.
 
-    By then all its threads have ended, and its own files are closed. Raises: OSError if no
-    descriptor is left.
+    Ended means: all its threads are gone, and its files closed. Raises: OSError if no descriptor is
+    left.
     """
     try:
         fd = OwnedFd(os.pidfd_open(pid))
@@ -45,7 +44,7 @@ def open_pidfd(pid: int) -> OwnedFd | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, with all its threads. False if the system does not say.
+    """Return whether a process has ended, with all its threads; False if the system does not say.
 
     A first thread without memory proves nothing: other threads may run for a while.
     """
@@ -60,19 +59,19 @@ def has_ended(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process still runs, for status only: it may be ending. True if the system does not
+    """Return whether a process runs, for status only: it may be ending. True if the system does not
     say."""
     return not has_ended(pid) and _has_memory(pid)
 
 
 def private_bytes(pid: int, name: str) -> int:
-    """Bytes of memfds of this name that a process has mapped privately; 0 if it is gone or not
-    readable."""
+    """Return the bytes of memfds of this name that a process has mapped privately; 0 if it is gone
+    or not readable."""
     total, memfd = 0, f"/memfd:{name}".encode()
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
             if memfd not in line:
-                continue  # most of thousands of lines, which are slow to parse in Python
+                continue  # skip most of thousands of lines before parsing, which is slow
             span, access, _, _, _, *path = line.split(maxsplit=5)
             if path and access.endswith(b"p") and path[0].startswith(memfd):
                 start, end = span.split(b"-")
@@ -88,7 +87,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal that is still there."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -97,8 +95,8 @@ def has_terminal() -> bool:
 
 
 def notify_systemd(state: str, files: Sequence[int] = ()) -> None:
-    """Send systemd a state, if it listens: "READY=1", "WATCHDOG=1", "STOPPING=1"; "FDSTORE=1" with
-    the files to hold."""
+    """Send systemd a state, if it listens: "READY=1", "WATCHDOG=1", "STOPPING=1", or "FDSTORE=1"
+    with files to hold."""
     address = variable(NOTIFY_VARIABLE)
     if address is None:
         return
@@ -113,10 +111,10 @@ def notify_systemd(state: str, files: Sequence[int] = ()) -> None:
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether a process has memory, as its first thread shows it.
+    """Return whether the first thread of a process has memory.
 
-    A killed process gives up its memory first, then its sockets, and exists a moment longer. A
-    status need not wait for that.
+    A killed process gives up its memory, then its sockets, and exists a moment longer, for which a
+    status need not wait.
     """
     try:
         return Path(f"/proc/{pid}/statm").read_bytes().split()[0] != b"0"
@@ -129,18 +127,17 @@ def _has_memory(pid: int) -> bool:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: The limits on threads, as a message names them.
 OF_THREADS = (
     "`ulimit -u` (LimitNPROC, TasksMax in a unit), the container's limit of pids, or `ulimit -v`"
 )
 
 
 class LimitError(UserError):
-    """The system grants this process too little to serve. The message names the limit to raise."""
+    """The system grants too little to serve. The message names the limit to raise."""
 
 
 def raise_open_files() -> None:
-    """Raise the limit of descriptors to its maximum. Raises: LimitError if that is too few."""
+    """Raise the limit of descriptors to its maximum. Raises: LimitError if that is too low."""
     most = fds.raise_limit()
     if most < fds.LEAST:
         raise LimitError(
@@ -158,7 +155,7 @@ class Threads(ThreadPoolExecutor):
         super().__init__(threads, name)
         meeting = threading.Barrier(threads)
         try:
-            # each task holds one thread until all tasks have come, so each needs its own thread
+            # Each task holds one thread until all have come, so each needs its own.
             wait([self.submit(meeting.wait) for _ in range(threads)])
         except (RuntimeError, MemoryError) as exc:
             meeting.abort()
@@ -166,8 +163,8 @@ class Threads(ThreadPoolExecutor):
             raise no_thread(name) from exc
 
     async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a call in one of the threads. If this is cancelled, a call that has not
-        begun never begins; another goes on."""
+        """Run a call in one of the threads; return its result. Cancelling this drops a call that
+        has not begun; a running call goes on."""
         return await asyncio.wrap_future(self.submit(call, *args, **kwargs))
 
 

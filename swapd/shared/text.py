@@ -1,9 +1,8 @@
 """Makes the text of other processes harmless for readers.
 
-The daemon refuses text on the wire that is too long or not printable (the core's `requests.py`).
-These functions escape text from elsewhere: names of processes and files, texts of exceptions. So no
-escape sequence, line break, control character or mark for text direction reaches a terminal, a
-log or an exception.
+Names of processes and files and texts of exceptions are escaped, so that no escape sequence, line
+break, control character or mark for text direction reaches a terminal, a log or an exception. On
+the wire, the core's `requests.py` refuses such text.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ TEXT_MAX_CHARS = 200
 
 
 def problem_with_text(what: str, text: str) -> str | None:
-    """The reason why `text` may not cross the wire as `what`, for its sender; None if it may."""
+    """Return why `text` may not cross the wire as `what`, for its sender; None if it may."""
     if len(text) > TEXT_MAX_CHARS:
         return f"{what} has {len(text)} characters; at most {TEXT_MAX_CHARS}"
     if not text.isprintable():
@@ -23,36 +22,35 @@ def problem_with_text(what: str, text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    r"""`text` in one line that is safe to show, with escapes like \x1b."""
+    r"""Return `text` in one line that is safe to show, with escapes like \x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def meant(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
-    """A hint for an unknown name: the nearest of `names`, else all of them."""
+    """Return a hint for an unknown name: the nearest of `names`, else all of them."""
     near = get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]}?" if near else f"{otherwise}: {', '.join(names)}"
 
 
 def counted(number: int, what: str) -> str:
-    """A number and a noun that takes an "s" in the plural."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def reason(error: Exception) -> str:
-    """The text of an error, in one line that is safe to show, and short."""
+    """Return the text of an error, in one line that is short and safe to show."""
     said = plain(str(error))
     return said if len(said) <= 2 * TEXT_MAX_CHARS else f"{said[: 2 * TEXT_MAX_CHARS]}..."
 
 
 def plain_lines(text: str) -> str:
-    """Like `plain`, for a text of several lines, which stay separate."""
+    """Like `plain`, but keep the line breaks."""
     return "\n".join(map(plain, text.split("\n")))
 
 
 def plain_json(text: str) -> str:
-    """Equivalent JSON, whose strings are safe to show."""
+    """Return equivalent JSON whose strings are safe to show."""
     return "\n".join(
         line if line.isprintable() else "".join(map(_in_json, line)) for line in text.split("\n")
     )

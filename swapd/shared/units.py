@@ -17,7 +17,6 @@ _FACTORS = {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
-#: How the units are printed.
 _UNITS = {"k": "kB", "m": "MB", "g": "GB", "t": "TB"} | {f"{u}i": f"{u.upper()}iB" for u in "kmgt"}
 #: Most digits of a number: it can still be printed in full with the largest unit.
 _DIGITS_MAX = 25
@@ -36,10 +35,10 @@ _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNOREC
 
 
 class Size(int):
-    """Bytes, with their text as typed: `size` prints that text.
+    """Bytes that `size` prints as they were typed.
 
-    It is an `int` otherwise; arithmetic gives plain numbers. msgspec encodes no subclass of
-    `int`: convert it with `int(...)` for a message.
+    Arithmetic gives a plain `int`. msgspec encodes no subclass of `int`: convert it with `int(...)`
+    for a message.
     """
 
     text: str
@@ -51,7 +50,7 @@ class Size(int):
 
 
 def typed_size(text: str) -> Size:
-    """Like `parse_size`; prints as it was typed."""
+    """Like `parse_size`, but the result prints as it was typed."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB, 512MiB or 12GB")
@@ -63,12 +62,13 @@ def typed_size(text: str) -> Size:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
+    """Return the bytes in `text`: "1GiB" is 1073741824, "12GB" is 12000000000, "4096" is 4096."""
     return int(typed_size(text))
 
 
 def parse_span(text: str) -> float:
-    """Seconds in `text`: "50ms", "10m" (minutes), "1.5h", "7d"; a bare number is seconds."""
+    """Return the seconds in `text`: "50ms", "10m" (minutes), "1.5h", "7d"; a bare number is
+    seconds."""
     match = _SPAN.fullmatch(text)
     if match is None or len(match[1]) > _DIGITS_MAX:
         raise ValueError(
@@ -78,7 +78,7 @@ def parse_span(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second in `text`, as in 12GB/s."""
+    """Return the bytes per second in `text`, as in 12GB/s."""
     number, slash, unit = text.partition("/")
     if slash and unit.strip() != "s":
         raise ValueError(f"{text!r} is not a rate; write it like 12GB/s")
@@ -89,11 +89,11 @@ def parse_rate(text: str) -> float:
 
 
 def size(nbytes: float) -> str:
-    """`nbytes` for people, in binary units: 1.5 GiB, 256 MiB. A `Size` prints as typed."""
+    """Return `nbytes` for people, in binary units: 1.5 GiB, 256 MiB. A `Size` prints as typed."""
     return nbytes.text if isinstance(nbytes, Size) else _binary(nbytes)
 
 
-@lru_cache  # each record of the swap log says the same few sizes
+@lru_cache  # the records of the swap log repeat a few sizes
 def _binary(nbytes: float) -> str:
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor:
@@ -102,7 +102,7 @@ def _binary(nbytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time span for people: 14.2 ms, 3.1 s, 5 min, 2.5 days."""
+    """Return a time span for people: 14.2 ms, 3.1 s, 5 min, 2.5 days."""
     for unit, factor, limit in (
         ("us", 1e-6, 0.9995e-3),
         ("ms", 1e-3, 0.9995),
@@ -116,8 +116,6 @@ def seconds(value: float) -> str:
 
 
 class _Loaded(Protocol):
-    """A component, in the core or in a status."""
-
     @property
     def kind(self) -> str: ...
     @property
@@ -127,15 +125,15 @@ class _Loaded(Protocol):
 
 
 def measured_loads(components: Iterable[_Loaded]) -> tuple[float, int] | None:
-    """Bytes per second of the last load of each component, and their number; None if there was
-    none. Scratch does not count: it may have been loaded in part."""
+    """Return the mean bytes per second of each component's last load, and their number; None if
+    there was none. Scratch does not count, as it may have been loaded in part."""
     loaded = [c for c in components if c.kind == "component" and c.nbytes and c.copy_s]
     took_s = sum(c.copy_s or 0.0 for c in loaded)
     return (sum(c.nbytes for c in loaded) / took_s, len(loaded)) if loaded else None
 
 
 def rate(bytes_per_s: float) -> str:
-    """A transfer rate for people, decimal units as `parse_rate` reads them: 12.3 GB/s."""
+    """Return a transfer rate for people, in decimal units: 12.3 GB/s."""
     for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bytes_per_s >= factor:
             return f"{_digits(bytes_per_s / factor, 3)} {unit}"
@@ -143,5 +141,5 @@ def rate(bytes_per_s: float) -> str:
 
 
 def _digits(value: float, digits: int) -> str:
-    """`digits` significant digits, but never an exponent: 1234 days are 1234 days."""
+    """Never use an exponent, as `g` alone does: 1234 days are 1234 days."""
     return f"{value:.0f}" if value >= 10**digits - 0.5 else f"{value:.{digits}g}"

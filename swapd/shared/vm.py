@@ -1,7 +1,7 @@
 """Address space by hand: reserve, map, shelve, copy. Linux, ctypes, no policy.
 
-Daemon and client both use it. Addresses and lengths are multiples of the page size. All
-calls go to the kernel directly, block briefly, and raise OSError.
+Addresses and lengths are multiples of the page size. All calls go to the kernel, block briefly, and
+raise OSError.
 
 Shelving makes a swap cheap: mremap moves the page tables of 256 MiB aside in 0.1 ms and back in
 0.04 ms, and no page faults afterwards. Unmapping these 4 KiB pages, or mprotect, would cost 4 ms,
@@ -53,13 +53,13 @@ _libc.pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
-#: Bytes that are read from a file to be compared: they should fit a core's cache.
+#: Bytes to read from a file per comparison; they should fit a core's cache.
 _COMPARE_BYTES = 256 << 10
-#: Pages that one read of /proc/self/pagemap tells of; and the highest bytes of the words for pages
-#: of a file and for absent ones: bits 63, 62 and 61 are present, swapped, and of a file.
+#: Pages per read of /proc/self/pagemap; and the highest bytes of its words for absent pages and
+#: pages of a file. Bits 63, 62 and 61 mean present, swapped, and of a file.
 _PAGEMAP_PAGES = 1 << 17
 _FILE_OR_ABSENT = bytes(b for b in range(256) if not b & 0xC0 or b & 0xE0 == 0xA0)
-#: Bytes of one call of `write`: a signal's handler runs between two.
+#: Bytes per call of `write`. Signal handlers run between two calls.
 _WRITE_BYTES = 64 << 20
 
 
@@ -70,7 +70,7 @@ def round_up(nbytes: int, unit: int = PAGE_BYTES) -> int:
 def reserve(nbytes: int) -> int:
     """Reserve a range of addresses that nothing else uses; any access faults.
 
-    It is aligned for shelving. Forked children and core dumps do not have it. Free it with `free`.
+    It is aligned for shelving, and not in forked children or core dumps. Free it with `free`.
     """
     start = _mmap(None, nbytes + _ALIGN_BYTES, PROT_NONE, _ANON, -1, 0)
     address = round_up(start, _ALIGN_BYTES)
@@ -89,7 +89,7 @@ def free(address: int, nbytes: int) -> None:
 
 def free_with(owner: object, address: int, nbytes: int) -> None:
     """Unmap a range when `owner` is gone, in this process only: a child has another mapping there.
-    When the process ends, it stays mapped for the remaining threads."""
+    At the end of the process it stays mapped, for the remaining threads."""
     weakref.finalize(owner, _free_in, os.getpid(), address, nbytes).atexit = False
 
 
@@ -108,14 +108,14 @@ def map_shared(fd: int, offset: int, nbytes: int, *, writable: bool, at: int | N
 
 
 def map_private(fd: int, nbytes: int, *, at: int) -> None:
-    """Replace the mapping at `at` by a private, writable copy-on-write view of `fd`. It is not in
-    core dumps."""
+    """Replace the mapping at `at` by a private, writable copy-on-write view of `fd`. Not in core
+    dumps."""
     _mmap(at, nbytes, PROT_READ | PROT_WRITE, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
     leave_out_of_cores(at, nbytes)
 
 
 def map_anonymous(nbytes: int, *, at: int | None = None) -> int:
-    """Fresh private memory; `at` replaces a mapping."""
+    """Map fresh private memory; `at` replaces a mapping."""
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | (_MAP_FIXED if at is not None else 0)
     return _mmap(at, nbytes, PROT_READ | PROT_WRITE, flags, -1, 0)
 
@@ -128,8 +128,7 @@ def leave_out_of_cores(address: int, nbytes: int) -> None:
 def revoke(address: int, nbytes: int) -> None:
     """Replace a mapping by a reservation: any access faults.
 
-    A process that has as many mappings as it may can replace none. Then the mapping stays, and any
-    access faults all the same.
+    If the process may have no more mappings, this one stays, and any access faults all the same.
     """
     try:
         _mmap(address, nbytes, PROT_NONE, _ANON | _MAP_FIXED, -1, 0)
@@ -158,7 +157,7 @@ def move_pages(source: int, target: int, nbytes: int) -> None:
 
 
 def prefer_huge_pages(address: int, nbytes: int) -> bool:
-    """Ask for huge pages; the system's `shmem_enabled` decides whether they come."""
+    """Ask for huge pages. The system's `shmem_enabled` decides."""
     return bool(_libc.madvise(address, nbytes, _MADV_HUGEPAGE) == 0)
 
 
@@ -185,16 +184,16 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
     _check(_libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, offset, nbytes))
 
 
-#: unmap(address, nbytes): as `free`, but returns whether it failed. No signal handler runs between
-#: an instruction that calls nothing and this.
+#: unmap(address, nbytes): as `free`, but returns whether it failed. A call of this C function runs
+#: no signal handler first, as one of a Python function would.
 unmap = _libc.munmap
 #: copy(target, source, nbytes): memmove without the GIL.
 copy = ctypes.memmove
 
 
 def write(fd: int, offset: int, source: int, nbytes: int) -> None:
-    """Copy memory into a file without mapping it: half the time of a copy into a new mapping, whose
-    every page faults. Releases the GIL."""
+    """Copy memory into a file without mapping it, in half the time of a copy into a new mapping,
+    where every page faults. Releases the GIL."""
     end = offset + nbytes
     while offset < end:
         done = _libc.pwrite(fd, source, min(end - offset, _WRITE_BYTES), offset)
@@ -205,7 +204,8 @@ def write(fd: int, offset: int, source: int, nbytes: int) -> None:
 
 
 def has_bytes(fd: int, offset: int, source: int, nbytes: int) -> bool:
-    """Whether a file has these bytes of memory there. Maps nothing: the file may be sealed.
+    """Return whether a file has these bytes of memory at `offset`. Maps nothing, as the file may be
+    sealed.
 
     Raises: OSError; EOFError if the file ends before.
     """
@@ -222,17 +222,17 @@ def has_bytes(fd: int, offset: int, source: int, nbytes: int) -> bool:
 
 
 def zero(address: int, nbytes: int) -> None:
-    """Fill with zeros, without the GIL."""
+    """Releases the GIL."""
     ctypes.memset(address, 0, nbytes)
 
 
 def differ(one: int, other: int, nbytes: int) -> bool:
-    """Whether two ranges of memory have different bytes. Releases the GIL."""
+    """Return whether two ranges of memory have different bytes. Releases the GIL."""
     return bool(_libc.memcmp(one, other, nbytes))
 
 
 def is_unwritten(address: int, nbytes: int) -> bool:
-    """Whether no page of a private mapping of a file was written to: all are the file's own.
+    """Return whether no page of a private mapping of a file was written to.
 
     False also if the system does not tell, as in some sandboxes. Reads 8 bytes for each page.
     """
@@ -250,7 +250,7 @@ def is_unwritten(address: int, nbytes: int) -> bool:
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """The bytes at `address` as a writable buffer. It does not keep them mapped."""
+    """Return the bytes at `address` as a writable buffer. It does not keep them mapped."""
     array = (ctypes.c_ubyte * nbytes).from_address(address)
     return memoryview(array).cast("B")
 
@@ -267,7 +267,6 @@ def _mmap(at: int | None, nbytes: int, prot: int, flags: int, fd: int, offset: i
 
 
 def _keep_here(address: int, nbytes: int) -> None:
-    """Keep a range out of forked children and core dumps."""
     _madvise(address, nbytes, _MADV_DONTFORK)
     leave_out_of_cores(address, nbytes)
 
