@@ -1,8 +1,8 @@
 """`swapd bench`: the costs of swapd, each with its baseline.
 
-Every measurement runs both sides in turn and reports medians: the machine's speed drifts, the ratio
-does not. Counts are always judged; times are, if the machine was quiet meanwhile, as `machine.py`
-says. A bound in microseconds is for one CPU: on another it is as many passes of the plain loop.
+Every measurement runs both sides in turn and reports medians: the machine's speed drifts, their
+ratio does not. Counts are always judged, times only if the machine was quiet (`machine.py`). A
+limit in microseconds scales with the time of the plain loop on this CPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from swapd.bench.machine import REFERENCE_US, Machine, Surroundings, too_busy
 __all__ = ["FIGURES", "Judged", "Measurements", "Report", "judge", "run"]
 
 
-#: Bound of swap_in_ratio on a GPU, whose copies do not use the CPU.
+#: Limit of swap_in_ratio on a GPU.
 GPU_SWAP_IN = 0.95
 
 
@@ -32,7 +32,7 @@ class Measurements(msgspec.Struct, frozen=True):
     handle_busy: core.Handle
     leaks: leaks.Leaks
     load: load.LoadTimes
-    #: On the host device only, which has a configurable bandwidth.
+    #: Host device only, whose bandwidth can be set.
     stream: streaming.StreamTimes | None = None
     hooked: hooks.HookCosts | None = None
 
@@ -48,9 +48,9 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The output of `swapd bench --json`, where the figures are on the first level."""
+    """The output of `swapd bench --json`, which has the figures on the first level."""
 
-    #: By name, as in FIGURES; those of measurements that this device has.
+    #: By name, as in FIGURES.
     figures: dict[str, float]
     raw: Measurements
     machine: Surroundings
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Figure(NamedTuple):
-    """A figure with its bound. `of`: its measurement, a field of Measurements, and the value."""
+    """A figure with its limit. `of`: a field of Measurements, and the value in it."""
 
     of: str
     side: Literal["at least", "at most"]
@@ -72,28 +72,28 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    # speed of a swap-in, call to grant, over that of a plain copy (above 1: faster):
-    # `torch.Tensor.copy_` on the host, one from pinned memory on a GPU, whose bound is GPU_SWAP_IN
+    # speed of loading, from call to grant, over that of a plain copy: `torch.Tensor.copy_` on the
+    # host; from pinned memory on a GPU, whose limit is GPU_SWAP_IN
     "swap_in_ratio": Figure("swap_in.ratio", "at least", 0.80, "ratio of times"),
     # bytes copied back to the host for clean components
     "bytes_back": Figure("swap_in.bytes_back", "at most", 0, "count"),
-    # acquire and release of a resident component over two bare round trips
+    # acquire and release of a resident component, over two bare round trips
     "hit_rtt_ratio": Figure("hit.ratio", "at most", 1.5, "ratio of times"),
-    # share that acquire and release add to a loop of 5 ms a step
+    # share that acquire and release add to a loop with 5 ms per step
     "decode_share": Figure("decode.share", "at most", 0.01, "ratio of times"),
-    # share that hooks add to a forward of a resident model, of 16 blocks of 1 ms
+    # share that hooks add to a forward of a resident model with 16 blocks of 1 ms
     "hooks_share": Figure("hooked.share", "at most", 0.01, "ratio of times"),
-    # mean time of `Residency.handle`: 10 components and 10 waiters; 100 and 1,000
+    # mean time of `Residency.handle`, with 10 components and 10 waiters; with 100 and 1,000
     "handle_us": Figure("handle.mean_us", "at most", 30, "microseconds"),
     "handle_busy_us": Figure("handle_busy.mean_us", "at most", 100, "microseconds"),
-    # descriptors that a round of swap cycles leaves open, and memory growth over all rounds
+    # descriptors left open by a round of swap cycles; growth of memory over all rounds
     "fd_growth": Figure("leaks.fds", "at most", 0, "count"),
     "rss_growth_bytes": Figure("leaks.rss_bytes", "at most", 2 << 20, "count"),
-    # a pass over 16 blocks whose copies take as long as their computing, over computing alone; and
-    # the peak on the device, in blocks
+    # a pass over 16 blocks whose copies take as long as their computing, over computing alone; peak
+    # on the device, in blocks
     "stream_ratio": Figure("stream.ratio", "at most", 1.15, "ratio of times"),
     "stream_peak_blocks": Figure("stream.peak_blocks", "at most", 3, "count"),
-    # speed of loading a safetensors file, call to acquirable, over that of reading it; and peak
+    # speed of loading a safetensors file, from call to acquirable, over that of reading it; peak
     # host memory over the file's bytes
     "load_speed_ratio": Figure("load.speed_ratio", "at least", 0.80, "ratio of times"),
     "load_memory_ratio": Figure("load.memory_ratio", "at most", 1.15, "count"),
@@ -135,9 +135,9 @@ def _limit(report: Report, key: str) -> float:
 class _Measurement(NamedTuple):
     about: str
     measure: Callable[..., Any]
-    #: Its settings in a quick run, in which every count is right, and the times have few rounds.
+    #: For a quick run: counts are right, but times have few rounds.
     quick: Mapping[str, float]
-    #: Whether it runs on any device, on the host only, or on none.
+    #: Devices on which it runs; "none": it uses no device.
     on: Literal["any", "host", "none"] = "any"
 
 
@@ -145,7 +145,7 @@ _LEAKS = f"{leaks.ROUNDS * leaks.CYCLES} swap cycles: descriptors, memory; then 
 _CORE = {"count": 2_000}
 _BLOCKS = {"rounds": 1, "block_s": 0.005}
 _MEASUREMENTS = {
-    # first: later it would count garbage and late descriptors of the other measurements
+    # first: later it would count garbage and late descriptors of other measurements
     "leaks": _Measurement(_LEAKS, leaks.measure, {"nbytes": 4 << 20}),
     "swap_in": _Measurement(
         "Swap-in against a plain copy", swap_in.measure, {"nbytes": 16 << 20, "rounds": 3}
@@ -167,10 +167,10 @@ _MEASUREMENTS = {
 
 
 def run(say: Callable[[str], None], device: str = "host", *, quick: bool = False) -> Report:
-    """Measure everything; takes about a minute. `say` gets the name of each measurement. `quick`:
-    few rounds, by which only the counts are judged.
+    """Measure everything, which takes about a minute. `say` gets the name of each measurement.
+    `quick`: few rounds, so only counts are judged.
 
-    Raises: ModuleNotFoundError before it measures anything, on the host without torch.
+    Raises: ModuleNotFoundError, at once, on the host without torch.
     """
     if device == "host" and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")

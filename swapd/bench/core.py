@@ -12,14 +12,14 @@ from swapd.core.events import AnyEvent
 from swapd.shared import protocol
 
 EVENTS = 20_000
-#: Events between two runs of the plain loop, each as long as they took.
+#: Events between runs of the plain loop, which take as long.
 BATCH = 200
 SEED = 7
 
 
 class Handle(msgspec.Struct, frozen=True):
     mean_us: float
-    #: Mean time of a pass of the plain loop meanwhile.
+    #: Mean time of a pass of the plain loop.
     loop_us: float
     components: int
     waiters: int
@@ -29,7 +29,7 @@ class Handle(msgspec.Struct, frozen=True):
 class MixedTrace:
     """Threads that acquire, hold and release, so that about `waiters` acquires always wait.
 
-    Components have different sizes, and the device holds a third of them. Some acquires take two
+    Components differ in size, and the device holds a third of them. Some acquires take two
     components, some have a deadline or a priority, some are cancelled.
     """
 
@@ -48,13 +48,12 @@ class MixedTrace:
         self._open(sizes)
 
     def run(self, count: int) -> None:
-        """Feed events until `count` were handled, and record the time of each."""
         until = len(self.times_s) + count
         while len(self.times_s) < until:
             self._feed(self._next())
 
     def fill(self) -> None:
-        """Add waiting acquires up to `waiters`; nothing is timed."""
+        """Add waiting acquires up to `waiters`, untimed."""
         while len(self._waiting) < self._waiters:
             self._feed(self._acquire())
         self.times_s.clear()
@@ -97,7 +96,7 @@ class MixedTrace:
         return self._now
 
     def _feed(self, event: AnyEvent) -> None:
-        started = time.thread_time()  # CPU time: waits on a busy machine do not count
+        started = time.thread_time()  # CPU time: excludes waits on a busy machine
         done = self.core.handle(event)
         self.times_s.append(time.thread_time() - started)
         for action in done:
@@ -116,7 +115,6 @@ class MixedTrace:
 
 
 def measure(components: int, waiters: int, count: int = EVENTS) -> Handle:
-    """Mean microseconds of an event with `waiters` waiting acquires; the plain loop in turn."""
     trace, loop = MixedTrace(components, waiters), Loop()
     trace.fill()
     paces = []

@@ -1,11 +1,11 @@
-"""Acquire and release of a resident component against two bare round trips.
+"""Acquire and release of a resident component, against two bare round trips.
 
-A second lease of a component that the thread holds: no such lease is kept, so each use sends a
-message. The use of a kept lease sends none: `decode` is a loop that acquires and releases at every
-step, besides its own work for a fixed time, so it measures the time that swapd adds.
+The thread holds another lease of the component, so this one is not kept and each use sends
+messages. `decode` measures a kept lease, which sends none: the time that swapd adds to a loop that
+acquires, works for a fixed time and releases.
 
-The bare side is ZeroMQ's sockets with nothing behind them: a DEALER here, a ROUTER under
-zmq.asyncio and uvloop there, the same messages encoded and decoded by msgspec on both sides.
+The bare side is ZeroMQ alone, with the same messages, encoded and decoded by msgspec: a DEALER in
+this process and a ROUTER under zmq.asyncio and uvloop in another.
 """
 
 import multiprocessing
@@ -127,7 +127,7 @@ class Decode(msgspec.Struct, frozen=True):
     release_s: float
     step_s: float
     steps: int
-    #: Uses that the daemon counted, warm-up included: every use is reported in the end.
+    #: Uses that the daemon counted, warm-up included: in the end every use is reported.
     uses: int
 
 

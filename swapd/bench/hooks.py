@@ -1,8 +1,8 @@
-"""The cost of hooks for a model that fits: forwards of an attached model, and of a plain twin.
+"""The cost of hooks for a model that fits: forwards of attached models and of a plain twin.
 
-A block computes on its weights, and then waits until a fixed time is over: so the time of hooks is
-the difference, at any speed of the machine. Like most models it has a list of blocks and a norm.
-Attached as a whole it has hooks around itself and the norm, streamed around each block, too.
+A block computes, then waits until a fixed time is over. So the difference is the time of hooks, on
+any machine. The model has a list of blocks and a norm. Attached as a whole, it has hooks around
+itself and the norm; streamed, also around each block.
 """
 
 import statistics
@@ -29,7 +29,7 @@ LEAD = 3
 class HookCosts(msgspec.Struct, frozen=True):
     """Medians over `rounds` forwards of `blocks` blocks of `block_s` seconds each."""
 
-    #: Share that hooks add to a forward: of a whole component, and of a streamed one.
+    #: Share that hooks add to a forward, as a whole and streamed.
     whole_share: float
     streamed_share: float
     bare_s: float
@@ -45,7 +45,6 @@ class HookCosts(msgspec.Struct, frozen=True):
 
 
 def measure(rounds: int = ROUNDS) -> HookCosts:
-    """Run forwards of the three in turn, in one process with everything resident."""
     import torch
 
     models = [_model() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Leaks of daemon and worker over swap cycles. And wake-ups of an idle daemon."""
+"""Leaks of daemon and worker over swap cycles, and wake-ups of an idle daemon."""
 
 import os
 import statistics
@@ -13,27 +13,25 @@ import msgspec
 import swapd_client
 from swapd import spawn
 
-#: 1,000 cycles in all, of two swaps each.
+#: 1,000 cycles of two swaps each.
 ROUNDS = 10
 CYCLES = 100
 WARM_UP = 200
 NBYTES = 8 << 20
-#: Time to write the last records; after that nothing is left to do.
+#: Time to write the last records and become idle.
 SETTLE_S = 0.5
 IDLE_S = 1.0
 IDLE_LOOKS = 3
 
 
 class Leaks(msgspec.Struct, frozen=True):
-    """`swaps` in `rounds` of `cycles` each. Wake-ups per second when idle."""
-
     rounds: int
     cycles: int
     swaps: int
-    #: Descriptors that a round leaves open, in the median.
+    #: Descriptors left open by a round, in the median.
     daemon_fds: float
     worker_fds: float
-    #: Growth over all rounds, in bytes.
+    #: Growth over all rounds.
     daemon_rss_bytes: int
     worker_rss_bytes: int
     idle_wakeups_per_s: float
@@ -55,7 +53,7 @@ class Footprint(NamedTuple):
 def measure(
     device: str = "host", rounds: int = ROUNDS, cycles: int = CYCLES, nbytes: int = NBYTES
 ) -> Leaks:
-    """Swap two components that do not fit together in turn; count after a warm-up."""
+    """Swap two components that do not fit together; count after a warm-up."""
     with (
         spawn.daemon(device=device, budget=nbytes + (2 << 20), chunk="2MiB") as daemon,
         swapd_client.connect(daemon.folder, label="bench") as client,
@@ -86,9 +84,9 @@ def measure(
 
 
 def growth(counts: Sequence[int]) -> float:
-    """Median growth of a count from one look to the next.
+    """Return the median growth from one look to the next.
 
-    A descriptor that is opened once is not a leak; a leak grows in each round.
+    A descriptor that is opened once is no leak; a leak grows in each round.
     """
     return statistics.median(after - before for before, after in pairwise(counts))
 
@@ -104,14 +102,14 @@ def _footprint(pid: int) -> Footprint:
 
 
 def memory_of(pid: int, *names: str) -> list[int]:
-    """Bytes of a process, as the kernel calls them."""
+    """Return these fields of /proc/PID/status, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return [int(fields[name].split()[0]) * 1024 for name in names]
 
 
 def _idle_wakeups_per_s(pid: int) -> float:
-    """The median of some looks, of which only the first may see unfinished work."""
+    """Return the median of several looks, because the first may see unfinished work."""
     counts = []
     for _ in range(IDLE_LOOKS):
         before = _switches(pid)

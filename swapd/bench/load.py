@@ -1,7 +1,7 @@
-"""Loading a component from a safetensors file, against reading that file into fresh memory.
+"""Loading a component from a safetensors file, against reading the file into fresh memory.
 
-The file is in the page cache. Memory is the private memory of both processes, their mapped file
-pages, and the host copies, each once. A separate load measures its growth, without timing.
+The file is in the page cache. Memory is the private memory and mapped file pages of both processes,
+and the host copies, each counted once. A separate load measures memory, without timing.
 """
 
 import json
@@ -22,7 +22,7 @@ from swapd.shared import vm
 from swapd.shared.system import repeated
 
 NBYTES = 512 << 20
-#: Tensors of different sizes, mostly not whole pages: as in a checkpoint.
+#: Tensors of different sizes, mostly not whole pages, as in a checkpoint.
 TENSORS = 61
 ROUNDS = 5
 _STEP_BYTES = 16 << 20
@@ -30,7 +30,7 @@ _SAMPLE_S = 0.002
 
 
 class LoadTimes(msgspec.Struct, frozen=True):
-    """Medians, in seconds; `peak_bytes` is the growth of memory."""
+    """Medians, in seconds. `peak_bytes` is the growth of memory."""
 
     nbytes: int
     load_s: float
@@ -84,7 +84,6 @@ def write(path: Path, nbytes: int) -> None:
 
 
 def read(path: Path) -> float:
-    """Seconds to read the whole file into fresh memory."""
     began = time.perf_counter()
     with path.open("rb", buffering=0) as file:
         nbytes = os.fstat(file.fileno()).st_size
@@ -98,26 +97,26 @@ def read(path: Path) -> float:
 
 
 def load(client: swapd_client.Client, path: Path) -> float:
-    """Seconds from the call until the component may be acquired; then it is unregistered."""
+    """Return the seconds until the component may be acquired; then unregister it."""
     began = time.perf_counter()
     client.load("loaded", path)
     took = time.perf_counter() - began
     client.unregister("loaded")
-    while client.status().host_copy_bytes:  # until it is dropped it delays the next load
+    while client.status().host_copy_bytes:  # until it is dropped, it delays the next load
         time.sleep(0.01)
     return took
 
 
 class Peak:
-    #: Private memory of processes, and host copies: memory that nothing else can use.
+    #: Private memory of the processes, and host copies: memory that nothing else can use.
     own = 0
-    #: The same with mapped file pages, which the kernel can drop and read again.
+    #: Also mapped file pages, which the kernel can drop and read again.
     with_files = 0
 
 
 @contextmanager
 def peak(worker: int, daemon: int | None = None) -> Iterator[Peak]:
-    """Watch the host memory of a worker, and of the daemon it uses, while the block runs."""
+    """Watch the host memory of a worker and its daemon while the block runs."""
     before = _host_bytes(worker, daemon)
     most = Peak()
 

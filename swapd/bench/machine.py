@@ -1,9 +1,9 @@
-"""Checks whether the machine was quiet during a measurement: else the figure is not judged.
+"""Checks whether the machine was quiet during a measurement; if not, its figure is not judged.
 
-Before and after each measurement a plain loop, of work like the core's, runs alone: it shows the
-machine's speed, and waits of its thread for a CPU. For the time between, the kernel's counters show
-the CPU time of other processes, and the time that the hypervisor took. Missing counters (another
-kernel, a container) are named, and the rest is still checked.
+Before and after each measurement a plain loop runs alone: it shows the machine's speed, and how
+long its thread waits for a CPU. The kernel's counters show the CPU time of other processes in
+between, and the time that the hypervisor took. Missing counters (another kernel, a container) are
+named, and the rest is checked.
 """
 
 import os
@@ -18,33 +18,32 @@ import msgspec
 
 Measured = TypeVar("Measured")
 
-#: A probe is the quietest of some slices: leftovers of the last measurement end in the first.
+#: A probe is the quietest of several slices: leftovers of the last measurement end in the first.
 SLICES = 3
 SLICE_S = 0.02
-#: Largest share of a probe's time for which its thread may wait for a CPU.
+#: Largest share of a probe's time spent waiting for a CPU.
 WAITED_MAX = 0.1
 #: Largest share of busy CPU time that the hypervisor may give to others.
 STEAL_MAX = 0.02
-#: Most CPUs that other processes may use, if that leaves fewer than the two of worker and daemon.
+#: CPUs that other processes may use, if fewer than NEEDED_CPUS are left.
 OTHERS_MAX_CPUS = 0.25
 NEEDED_CPUS = 2
-#: Longest time of the plain loop, as a multiple of its best.
+#: Longest time of the plain loop, in units of its best.
 SLOWER_MAX = 1.5
 #: Least share of the elapsed time that the kernel's counts must cover.
 _COUNTED_MIN = 0.5
-#: Largest useful step of the CPU time clock.
 STEP_MAX_S = 1e-3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: Facts that are unknown without it.
+#: What is unknown without /proc/stat.
 _OF_STAT = "steal time, and the CPU time of other processes"
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """The machine's state during a measurement. None: unknown here."""
+    """The machine's state during a measurement. None: unknown."""
 
     #: Microseconds of a pass of the plain loop, before or after: the slower.
     loop_us: float
-    #: Share of that loop's time for which it waited for a CPU.
+    #: Share of that time spent waiting for a CPU.
     waited: float | None
     #: CPUs that other processes, and the kernel for them, kept busy.
     others_cpus: float | None = None
@@ -58,7 +57,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     cpus: int
     loop_us: float
     conditions: dict[str, Conditions]
-    #: Facts that the kernel does not report here.
+    #: What the kernel does not report.
     not_probed: list[str]
 
 
@@ -79,7 +78,7 @@ class CpuTimes(NamedTuple):
 
 
 class Machine:
-    """Watches one run. Not thread-safe: nothing else of this process may run while it probes."""
+    """Watches one run. Not thread-safe: nothing else in this process may run while it probes."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
@@ -96,7 +95,7 @@ class Machine:
         self._loop.run(SLICE_S)  # warms up the interpreter
 
     def watch(self, name: str, measure: Callable[[], Measured]) -> Measured:
-        """Run `measure`; return its result. Its child processes must have ended by then."""
+        """Run `measure` and return its result. Its child processes must have ended by then."""
         before = self._last or self._probe()
         times, own_s, began = self._times(), _own_s(), time.monotonic()
         result = measure()
@@ -156,7 +155,8 @@ class Machine:
 
 
 def cpu_times(stat: str, cpus: set[int]) -> CpuTimes:
-    """The counts of `cpus` in the text of /proc/stat. Raises: ValueError if they are missing."""
+    """Return the counts of `cpus` in the text of /proc/stat. Raises: ValueError if they are
+    missing."""
     rows = []
     for line in stat.splitlines():
         name, *counts = line.split()
@@ -179,7 +179,7 @@ _IDLE, _IO_WAIT, _STEAL = 3, 4, 7
 
 
 def too_busy(found: Conditions, surroundings: Surroundings) -> str:
-    """The reason why figures of that time are not judged; "" if they are."""
+    """Return why figures of that time are not judged, or ""."""
     reasons = []
     if found.waited is not None and found.waited > WAITED_MAX:
         reasons.append(f"waited {100 * found.waited:.0f} % of the time for a CPU")
@@ -195,7 +195,7 @@ def too_busy(found: Conditions, surroundings: Surroundings) -> str:
 
 
 def clock_step_s() -> float:
-    """The smallest step of the clock of a thread's CPU time."""
+    """Return the smallest step of `time.thread_time`."""
     began = time.thread_time()
     while (now := time.thread_time()) == began:
         pass
@@ -207,19 +207,19 @@ def _share(part: float, whole: float) -> float:
 
 
 def _own_s() -> float:
-    """CPU seconds of this process and of its reaped children."""
+    """Return the CPU seconds of this process and its reaped children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 # --- the plain loop --------------------------------------------------------------------------
 
-#: Microseconds of a pass on the CPU on which the bounds in microseconds were set.
+#: Microseconds of a pass on the CPU for which the limits in microseconds were set.
 REFERENCE_US = 7.3
 
 _THINGS = 600
 _STEPS = 12
-#: Passes between two looks at the clock, each of which is a system call.
+#: Passes between looks at the clock, each of which is a system call.
 _BETWEEN_LOOKS = 16
 
 
@@ -241,7 +241,7 @@ class _Taken(NamedTuple):
 
 class Pace(NamedTuple):
     passes: int
-    #: CPU time, which does not include waits on a busy machine.
+    #: CPU time, which excludes waits on a busy machine.
     seconds: float
 
     @property
@@ -257,8 +257,8 @@ def total(paces: Iterable[Pace]) -> Pace:
 class Loop:
     """Takes things in turn, looks at them, and gives them back.
 
-    It makes and drops small objects, and uses attributes, dicts, small functions and short sorts.
-    It runs between the measurements, for about as long, so a slow machine slows both.
+    Its work is like the core's: small objects, attributes, dicts, small functions and short sorts.
+    It runs in turn with the measurements, so that a slow machine slows both.
     """
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ class Loop:
         self._now = 0
 
     def run(self, for_s: float) -> Pace:
-        """Run for about `for_s` seconds of CPU time, at least one pass."""
+        """Run for about `for_s` seconds of CPU time."""
         began = time.thread_time()
         passes, took_s = 0, 0.0
         while took_s < for_s or not passes:

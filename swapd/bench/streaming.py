@@ -1,7 +1,7 @@
 """Streaming a component block by block, against the same computation on resident weights.
 
-The device is so slow that a block's copy takes as long as its computation, and passes follow each
-other at once: any copy that computing does not hide costs time.
+Copying a block takes as long as computing on it, and passes follow each other at once: every copy
+that computing does not hide costs time.
 """
 
 import copy
@@ -18,16 +18,16 @@ from swapd import spawn
 from swapd.bench.swap_in import seconds_of
 
 BLOCKS = 16
-#: Small, because the CPU copies on the host: only its duration matters.
+#: Small, because on the host the CPU copies: only the duration matters.
 BLOCK_BYTES = 4 << 20
 BLOCK_S = 0.03
 ROUNDS = 5
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """Seconds are medians of a pass over `blocks`, `rounds` of each side in turn."""
+    """Seconds are medians of a pass, of `rounds` for each side in turn."""
 
-    #: Streamed over computed alone, two slots.
+    #: Time of a streamed pass over that of computing alone.
     ratio: float
     stream_s: float
     alone_s: float
@@ -35,17 +35,16 @@ class StreamTimes(msgspec.Struct, frozen=True):
     block_bytes: int
     block_s: float
     rounds: int
-    #: Peak on the device, in blocks.
     peak_blocks: float
-    #: By the number of kept blocks: a map of the kept ones; and the blocks that a pass copies then.
+    #: By number of kept blocks: which are kept, and how many blocks a pass copies.
     kept: dict[int, str]
     copied: dict[int, float]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread: the other core copies. With a busy core, two threads would
-    wait for each other in every block."""
+    """Let torch compute in one thread, because the other core copies: two threads would wait for
+    each other in every block."""
     import torch
 
     threads = torch.get_num_threads()
@@ -65,7 +64,7 @@ def measure(rounds: int = ROUNDS, block_s: float = BLOCK_S) -> StreamTimes:
     with (
         one_thread(),
         torch.inference_mode(),
-        # room for all of them, so the peak shows the need
+        # room for all blocks, so the peak shows the need
         spawn.daemon(
             budget=(BLOCKS + 4) * BLOCK_BYTES, bandwidth=f"{int(BLOCK_BYTES / block_s)}B/s"
         ) as daemon,
@@ -105,10 +104,10 @@ def _models(torch: Any, block_s: float) -> tuple[Any, Any]:
     side = int((BLOCK_BYTES // 4) ** 0.5)
 
     class PacedBlock(torch.nn.Module):  # type: ignore[misc]
-        """A block that computes on all of its weights until a fixed time is over.
+        """Computes on all of its weights until a fixed time is over.
 
-        Its time is fixed by the clock, as the device's speed is, although the machine's speed
-        drifts: so any extra time is that of copies.
+        The clock fixes this time and the device's speed, while the machine's speed drifts. So any
+        extra time is that of copies.
         """
 
         def __init__(self) -> None:

@@ -1,11 +1,8 @@
-"""Time of a swap-in, call to grant, which evicts an idle component of the same size.
+"""Time of a load that evicts an idle component of the same size, from call to grant.
 
-The baseline is the simplest copy of as many bytes onto the device: on the host
-`torch.Tensor.copy_`; on a GPU one cudaMemcpyAsync from pinned memory, which is the driver's
-cuMemcpyHtoDAsync.
-
-The plain copy comes after the swap, not before: torch's threads spin on every core for some
-milliseconds after an operation, and would disturb a measurement there.
+The baseline is the simplest copy of as many bytes: `torch.Tensor.copy_` on the host; on a GPU one
+cudaMemcpyAsync (the driver's cuMemcpyHtoDAsync) from pinned memory. The plain copy comes after the
+load, because torch's threads spin on every core for some milliseconds after an operation.
 """
 
 import multiprocessing
@@ -26,7 +23,7 @@ NBYTES = 256 << 20
 GPU_NBYTES = 1 << 30
 ROUNDS = 51
 WARM_UP = 3
-#: Host copies are pinned in the background; before that, copies to a GPU are slow. At most so long.
+#: Seconds to wait for pinning, which runs in the background: before, copies to a GPU are slow.
 PIN_S_PER_GIB = 0.8
 
 
@@ -50,7 +47,7 @@ def measure(
     program: Sequence[str] = spawn.SERVE,
     **settings: object,
 ) -> SwapIn:
-    """Two workers take turns; a plain copy of as many bytes follows each swap."""
+    """Let two workers take turns, with a plain copy after each swap."""
     nbytes = nbytes or (NBYTES if device == "host" else GPU_NBYTES)
     swaps, copies = [], []
     with (
@@ -75,7 +72,7 @@ def measure(
             with client.acquire("mine") as lease:
                 swaps.append(time.perf_counter() - started)
                 assert lease.loaded
-                read()  # as a worker does: the next eviction has its page tables to take away
+                read()  # as a worker does, so that the next eviction has page tables to take away
             copies.append(seconds_of(plain.copy))
         status = client.status()
     swap_s, copy_s = statistics.median(swaps), statistics.median(copies)
@@ -92,7 +89,7 @@ def measure(
 
 
 def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
-    """And what reads them; on a GPU nothing does."""
+    """Return weights and a function that reads them, which does nothing on a GPU."""
     if device != "host":
         return bytearray(nbytes), lambda: None
     import torch
@@ -102,7 +99,8 @@ def _weights(device: str, nbytes: int) -> tuple[Any, Callable[[], object]]:
 
 
 def until_pinned(client: swapd_client.Client, nbytes: int, turn: Callable[[], object]) -> None:
-    """Take turns until all host copies are pinned, or refused; for `nbytes` for so long at most."""
+    """Take turns until all host copies are pinned or refused, or PIN_S_PER_GIB has passed for each
+    GiB."""
     until = time.monotonic() + nbytes / (1 << 30) * PIN_S_PER_GIB
     while time.monotonic() < until:
         status = client.status()
@@ -161,7 +159,7 @@ class Copier(NamedTuple):
 
 
 def copier(device: str, nbytes: int) -> AbstractContextManager[Copier]:
-    """A copier of `nbytes` bytes onto `device`, with its own memory. Raises: DeviceError."""
+    """Raises: DeviceError."""
     return _on_host(nbytes) if device == "host" else _on_gpu(device, nbytes)
 
 

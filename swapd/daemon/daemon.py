@@ -1,7 +1,6 @@
-"""The composition root: one device, one loop, one core, and the I/O around them.
+"""The composition root: connects one device, one event loop and one core with their I/O.
 
-Lives here: the settings that apply now, signals, and the order of start and stop. Decisions live in
-`swapd.core`, the way of events and actions in `dispatch.py`.
+Also applies settings, handles signals, and orders start and stop.
 """
 
 import asyncio
@@ -37,21 +36,21 @@ from swapd.shared.units import seconds
 
 log = logging.getLogger("swapd")
 
-#: Rules of decisions: a change of these is a record of the swap log, so that replays follow it.
+#: Rules of the core. Their changes are records of the swap log, so that replays follow them.
 RULES = (
     *("ack_timeout", "residency_factor", "residency_bound", "patience", "overtake", "turn"),
     "keep_host",
 )
-#: Settings that a reload changes. All others are fixed once the device or the page is open.
+#: Settings that a reload changes. All others are fixed.
 RELOADED = (*RULES, "stop_timeout", "linger", "swap_log_size", "swap_log_age", "host_memory")
-#: Shortest time for which a daemon with `linger` waits for its first session.
+#: Shortest wait for the first session of a daemon with `linger`.
 FIRST_S = 10.0
 
 
 class Daemon:
     """Serves one device from one runtime folder until it is told to stop.
 
-    `device` and `folder`, which is claimed, belong to the caller.
+    The caller owns `device` and `folder`, and has claimed `folder`.
     """
 
     def __init__(
@@ -64,9 +63,9 @@ class Daemon:
         *,
         may_upgrade: bool = False,
     ) -> None:
-        """`read_again()`: the current settings, for SIGHUP; None: they do not change. `own()`: pid
-        of the daemon's own child process, if it has one: its session alone does not keep the daemon
-        running. `may_upgrade`: SIGUSR2 ends `run`, for the caller to run the installed version."""
+        """`read_again()` returns the current settings, for SIGHUP; `own()` the pid of the daemon's
+        own child, whose session does not keep the daemon running. With `may_upgrade`, SIGUSR2 ends
+        `run`."""
         self._config = config
         self._read_again = read_again or (lambda: config)
         self._reads = False
@@ -78,8 +77,8 @@ class Daemon:
         self._copies = HostCopies(config.host_memory, device)
         self._connections: dict[int, WorkerConnection] = {}
         self._watchdog: asyncio.TimerHandle | None = None
-        #: The end of a daemon without a session; and whether there has been one: the first client
-        #: may take a while to connect.
+        #: Timer that stops a daemon without sessions, and whether there has been a session: the
+        #: first client may take a while to connect.
         self._linger: asyncio.TimerHandle | None = None
         self._used = False
         self._stop = asyncio.Event()
@@ -88,11 +87,10 @@ class Daemon:
     async def run(self, ready: Callable[[], None] = lambda: None) -> bool:
         """Serve until SIGTERM, SIGINT, `stop` or `upgrade`; call `ready` when clients may connect.
 
-        Return whether it was `upgrade`: then leases may be held, and their holders have the memory.
-        When it returns, all bytes are saved that were nowhere else, unless it was told twice to
-        stop. Host copies stay mapped, and its threads may still use the device, which must not be
-        closed: the process must end without waiting for them (`os._exit`). Raises: any error that
-        broke the daemon itself; then workers keep their mappings.
+        Return True after `upgrade`: leases may still be held. On return, all bytes that were only
+        on the device are saved, unless the daemon was told twice to stop. Host copies stay mapped
+        and threads may still use the device: do not close it, and end the process without waiting
+        (`os._exit`). Raises: any error that broke the daemon; workers keep their mappings.
         """
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -100,7 +98,7 @@ class Daemon:
         stopping = self._loop.create_task(self._stop.wait(), name="stop")
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it is ignored
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup, has_terminal())
         if self._may_upgrade:
             self._loop.add_signal_handler(signal.SIGUSR2, self.upgrade)
@@ -112,7 +110,7 @@ class Daemon:
             log.info("serving %s in %s", self._device, self._folder.path)
             await asyncio.wait((stopping, self._failed), return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
-                self._failed.result()  # raises the daemon's own failure
+                self._failed.result()
             if not self._upgrades:
                 await self._wind_down()
                 self._parking.close()
@@ -124,14 +122,13 @@ class Daemon:
         return self._upgrades
 
     def _beat(self) -> None:
-        """Tell systemd's watchdog that the loop runs, twice in the interval that systemd sets."""
         if (waits_s := watchdog_s()) is not None:
             notify_systemd("WATCHDOG=1")
             self._watchdog = self._loop.call_later(waits_s / 2, self._beat)
 
     def stop(self) -> None:
-        """Stop cleanly: refuse waiters, and wait for leases to end and for bytes to be saved. A
-        second call stops all waiting."""
+        """Stop cleanly: refuse waiters, and wait until leases end and bytes are saved. A second
+        call stops all waiting."""
         if self._stop.is_set():
             log.warning("told twice to stop: waiting for nothing more")
             self._dispatch.quiet.set()
@@ -140,7 +137,7 @@ class Daemon:
         self._stop.set()
 
     def upgrade(self) -> None:
-        """End without a wait for leases, so that the next version takes this one's place."""
+        """End without waiting for leases, for the next version to take over."""
         self._loop.remove_signal_handler(signal.SIGUSR2)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the next version has its handler
         if not self._stop.is_set():
@@ -149,20 +146,19 @@ class Daemon:
             self._stop.set()
 
     def _stop_unused(self, linger_s: float) -> None:
-        """Stop, and let no more clients in: new ones must find the next daemon."""
+        """Stop, and accept no more clients: they must find the next daemon."""
         log.info("stopping: no session for %s, as --linger says", seconds(linger_s))
         self._sessions.close()
         self.stop()
 
     def _on_hangup(self, had_terminal: bool) -> None:
-        """SIGHUP: read the settings again; if the terminal has gone, stop with it."""
         if had_terminal and not has_terminal():
             self.stop()
         else:
             self._reload()
 
     def _count_users(self) -> None:
-        """Without a session, stop after `linger` seconds, unless there is one before."""
+        """Restart or cancel the `linger` timer, which stops a daemon without sessions."""
         own, linger_s = self._own(), self._config.linger
         users = any(one.lifeline.pid != own for one in self._connections.values())
         self._used = self._used or users
@@ -173,19 +169,17 @@ class Daemon:
             self._linger = self._loop.call_later(after_s, self._stop_unused, linger_s)
 
     def _crashed(self, error: BaseException) -> None:
-        """A bug of the daemon, or a device that cannot be trusted any more: the daemon ends."""
         if not self._failed.done():
             self._failed.set_exception(error)
 
     # --- reload --------------------------------------------------------------------------
 
     def _reload(self) -> None:
-        """Read the settings again, in a thread, because a disk may hang. A second call meanwhile
-        becomes part of the first."""
+        """Read the settings in a thread, because a disk may hang. Ignore calls while it runs."""
         if self._reads:
             return
         self._reads = True
-        try:  # a thread of its own: if a disk blocks it for ever, no one waits for it
+        try:  # a daemon thread: nobody waits for it if a disk blocks it for ever
             start(threading.Thread(target=self._read, name="swapd-reload", daemon=True))
         except LimitError as exc:
             self._have_read(exc)
@@ -209,7 +203,6 @@ class Daemon:
             self._crashed(found)
 
     def _change(self, found: Config) -> None:
-        """Apply the settings that can change while the daemon serves; name the others."""
         old = {name: getattr(self._config, name) for name in Config.__struct_fields__}
         new = {name: value for name in old if (value := getattr(found, name)) != old[name]}
         changed = {name: value for name, value in new.items() if name in RELOADED}
@@ -276,7 +269,7 @@ class Daemon:
         self._swap_log.start(Start(__version__, device.name, chunks, chunk_bytes, self._core.rules))
 
     def _orders(self) -> dict[type, Perform]:
-        """How each action is carried out; the others are for the swap log only."""
+        """Return how to carry out each action; actions without an entry are only logged."""
         copies, lender, owners = self._copy_orders, self._lender, self._core.ledger.host.owners
         return {
             **self._sessions.orders(),
@@ -315,8 +308,7 @@ class Daemon:
         timeout.cancel()
 
     def _stop_waiting(self) -> None:
-        """Serve nobody from now on: each later turn of the loop would else take as long as a
-        request of each session."""
+        """End all sessions: serving them would delay the rest of the stop."""
         self._dispatch.quiet.set()
         log.warning(
             "stopping with leases still %s; --stop-timeout (%g s) is over",
@@ -326,8 +318,8 @@ class Daemon:
         self._sessions.close()
 
     async def _close(self) -> None:
-        """Say goodbye and save. Frees nothing: that is work for each component, and on a busy
-        machine takes many times as long as when the system does it, at the end of the process."""
+        """Save bytes and close all connections. Frees no host copies: the end of the process does
+        that many times faster."""
         self._sessions.close()
         self._dispatch.close()
         self._dispatch.stop()
@@ -340,7 +332,6 @@ class Daemon:
         self._folder.remove_sockets()
 
     async def _saved(self) -> None:
-        """Wait for the copies that `Mover.finish` names, until the second request to stop."""
         work = self._loop.create_task(self._mover.finish(), name="save")
         told = self._loop.create_task(self._at_once.wait(), name="at once")
         await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,5 @@
-"""Passes events to the core, one at a time, and has its actions carried out.
-
-Lives here: the order of actions, their numbers in the swap log, the timer of the core, and the
-accounts of traced acquires. `Inbox` is what each other part of the daemon sees of it.
-"""
+"""Passes events to the core, one at a time, and carries out its actions in order. Other parts of
+the daemon see only `Inbox`."""
 
 import asyncio
 import logging
@@ -22,12 +19,11 @@ from swapd.shared.protocol import MOVES_MAX, Account, Acquire, AnyAcquire, Move
 
 log = logging.getLogger("swapd")
 
-#: An action, and its number in the swap log.
+#: An action with its number in the swap log.
 Numbered = tuple[AnyAction, int]
-#: Carries out an action.
 Perform = Callable[[Any], None]
 
-#: The name of a slow action, which the event that ends it has too; None: no event ends it.
+#: How to find the key of a slow action, and of the event that ends it; None if no event ends it.
 _NAMES: dict[type, Callable[[Any], object]] = {
     **dict.fromkeys(
         (
@@ -50,20 +46,20 @@ _NAMES: dict[type, Callable[[Any], object]] = {
 
 
 class Inbox(ABC):
-    """What each part of the daemon has of the rest: the loop, a clock, tasks, and the way to the
-    core. Used in the loop."""
+    """The loop, a clock, tasks, and the way to the core, for each part of the daemon. Used in the
+    loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, crashed: Callable[[BaseException], None]
     ) -> None:
-        """`crashed(error)` ends the daemon, because of a bug or a device that cannot be trusted any
-        more."""
+        """`crashed(error)` ends the daemon."""
         self.loop = loop
         self.crashed = crashed
         self._tasks: set[asyncio.Task[None]] = set()
 
     def clock(self) -> float:
-        """The clock of all events: the loop's own counts whole milliseconds under uvloop."""
+        """Return the time of events, which is finer than the loop's: uvloop counts whole
+        milliseconds."""
         return time.monotonic()
 
     @abstractmethod
@@ -71,14 +67,14 @@ class Inbox(ABC):
         """Pass an event to the core."""
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run `work` as a task, until `stop` at most. An error of it ends the daemon."""
+        """Run `work` as a task, at most until `stop`. An error in `work` ends the daemon."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def stop(self) -> None:
-        """Cancel all tasks. Calls of theirs that run in threads go on."""
+        """Cancel all tasks. Their calls that run in threads go on."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -89,8 +85,6 @@ class Inbox(ABC):
 
 
 class Dispatch(Inbox):
-    """The way of all events into the core, and of its actions out of it."""
-
     def __init__(
         self,
         core: Residency,
@@ -101,22 +95,22 @@ class Dispatch(Inbox):
         super().__init__(loop, crashed)
         self._core = core
         self._swap_log = swap_log
-        #: How each kind of action is carried out; set before the first event.
+        #: Carries out each kind of action; set before the first event.
         self.perform: Mapping[type, Perform] = {}
-        #: The number in the swap log of the action that is carried out.
+        #: Record number of the current action.
         self.record = 0
         self.traces = Traces()
         self._events: deque[AnyEvent] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        #: The record of each slow action that has not ended, by its name.
+        #: Record numbers of slow actions in progress, by their keys.
         self._causes: dict[object, int] = {}
-        #: Set once the daemon stops and no lease is held.
+        #: Set once the daemon is stopping and no lease is held.
         self.quiet = asyncio.Event()
 
     def post(self, event: AnyEvent) -> None:
-        """Queue an event; drain unless a caller up the stack is already draining."""
+        """Queue an event; handle the queue unless a caller up the stack does."""
         self._events.append(event)
         if self._draining:
             return
@@ -133,9 +127,9 @@ class Dispatch(Inbox):
             self.quiet.set()
 
     def account_of(self, session: int, request: int, names: tuple[str, ...] = ()) -> Account | None:
-        """The account for the answer to an acquire, while that is carried out; None if it is not
-        traced. `names`: all granted names, if they differ from the requested ones.
-        """
+        """Return the account for the answer to an acquire, and end its trace; None without a trace.
+        Call it while the answer is carried out. `names`: all granted names, if not the requested
+        ones."""
         if (traced := self.traces.open.get((session, request))) is None:
             return None
         under_way = [load for g in self._core.ledger.moves if (load := self._load(g)) is not None]
@@ -154,7 +148,6 @@ class Dispatch(Inbox):
         return Move("load", move.component.name, move.component.bytes_in, move.began, record)
 
     def _forget_revocations(self, session: int) -> None:
-        """The session acknowledges none any more, and none is ordered."""
         for name in [n for n in self._causes if isinstance(n, tuple) and n[0] == session]:
             del self._causes[name]
 
@@ -176,7 +169,6 @@ class Dispatch(Inbox):
             self._forget_revocations(event.session)
 
     def _note_end(self, event: events.CopiedIn | events.CopyFailed | events.CopyStopped) -> None:
-        """Keep a load that has ended for the accounts."""
         if (load := self._load(event.generation)) is not None:
             why = event.why if isinstance(event, events.CopyFailed) else ""
             self.traces.ended.append(_ended(load, event.now, why=why))
@@ -192,7 +184,6 @@ class Dispatch(Inbox):
             perform(action)
 
     def _cause_of(self, event: AnyEvent) -> int:
-        """The record of the action that the event ends, or ends in part."""
         if (name_of := _NAMES.get(type(event))) is None:
             return 0
         if isinstance(event, events.Reclaimed) and event.runs:
@@ -206,7 +197,7 @@ class Dispatch(Inbox):
         self.close()
         self._timer, self._timer_at = None, at
         if at is not None:
-            # uvloop's timers count whole milliseconds: better late once than a busy loop
+            # uvloop counts whole milliseconds: one late tick is better than a busy loop
             self._timer = self.loop.call_later(max(at - self.clock(), 0) + 0.001, self._tick)
 
     def _tick(self) -> None:
@@ -214,34 +205,31 @@ class Dispatch(Inbox):
         self.post(events.Tick(self.clock()))
 
 
-#: A session, and its request.
+#: Session and request id.
 Key = tuple[int, int]
 
-#: Most finished loads that are kept for open accounts.
+#: Limit of ended loads kept for open accounts.
 ENDED_MAX = 4096
 
 _ENDS_OF_LOADS = (events.CopiedIn, events.CopyFailed, events.CopyStopped)
 
 
 class _TracedAcquire(msgspec.Struct):
-    """An acquire that is not answered yet."""
-
     since_s: float
     names: tuple[str, ...]
     waits_for: str = ""
-    #: Evictions by generation.
+    #: Evictions for this acquire, by generation.
     evictions: dict[int, Move] = {}
 
 
 class Traces:
-    """The traced acquires of one daemon, from the request to the answer. Other acquires cost one
-    look into an empty table."""
+    """Traced acquires, from request to answer. Others cost one look into an empty table."""
 
     def __init__(self) -> None:
         self.open: dict[Key, _TracedAcquire] = {}
-        #: Loads that ended while an account was open, the oldest first.
+        #: Loads that ended while an account was open, oldest first.
         self.ended: deque[Move] = deque(maxlen=ENDED_MAX)
-        #: Evictions in progress, by generation, with the acquire that each is for.
+        #: The acquire that each eviction in progress is for, by generation.
         self._leaving: dict[int, Key] = {}
 
     def begin(self, session: int, request: AnyAcquire, now: float) -> None:
@@ -251,13 +239,13 @@ class Traces:
     def moves(
         self, traced: _TracedAcquire, wanted: frozenset[str], under_way: Iterable[Move]
     ) -> list[Move]:
-        """The evictions for an acquire, and the loads of `wanted` since it came, in order."""
+        """Return the evictions for an acquire and the loads of `wanted` since it began, in
+        order."""
         loads = [load for load in self.ended if (load.ended_s or 0.0) >= traced.since_s]
         ours = (load for load in (*loads, *under_way) if load.name in wanted)
         return sorted((*traced.evictions.values(), *ours), key=lambda move: move.record)
 
     def drop(self, session: int, request: int) -> None:
-        """The acquire has its answer, or needs none any more."""
         if (traced := self.open.pop((session, request), None)) is not None:
             for generation in traced.evictions:
                 self._leaving.pop(generation, None)
@@ -269,7 +257,6 @@ class Traces:
             self.drop(*key)
 
     def note(self, action: AnyAction, record: int, now: float) -> None:
-        """Note an action of the core, with its number in the swap log."""
         match action:
             case actions.Evict(waiter=waiter) if waiter in self.open:
                 move = Move("evict", action.name, 0, now, record, why=action.reason)
@@ -288,13 +275,10 @@ def _ended(move: Move, now: float, **changed: Any) -> Move:
 
 
 def copies_first(numbered: Iterable[Numbered]) -> list[Numbered]:
-    """The same in their order, except that loads begin before workers are told of evictions that
-    they need not acknowledge.
+    """Return the actions with loads before revocations that need no acknowledgement, else in order.
 
-    The daemon does not wait for such a worker, which may read the message when most of the copy is
-    done. If the daemon dies before the message, the worker goes on with its host copy anyway. But
-    the message takes time, and wakes the worker to unmap: the thread that begins the copy needs
-    that time and processor.
+    Sending the message would delay the thread that begins the copy. If the daemon dies before it
+    sends the message, the worker goes on with its host copy anyway.
     """
     done: list[Numbered] = []
     untold: list[Numbered] = []

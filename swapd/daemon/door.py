@@ -1,9 +1,8 @@
-"""A Unix socket that lets in no more connections than there is room for. Knows no messages.
+"""A Unix socket that accepts no more connections than there is room for. Knows no messages.
 
-A connection is a guest until it has shown that it belongs to a session. The number of guests is
-limited, and so is their stay. If there are too many, the oldest guest of the process with the most
-goes. So a process that connects without end closes its own connections. Guests never get the last
-descriptors.
+A connection is a guest until it shows that it belongs to a session. Guests are limited in number
+and time, and never get the last descriptors. Beyond the limit, the oldest guest of the process with
+the most goes, so that a process that connects endlessly closes its own connections.
 """
 
 import asyncio
@@ -20,11 +19,11 @@ from swapd.shared.protocol import Code
 
 log = logging.getLogger("swapd.daemon.door")
 
-#: Connections that the kernel keeps until the door lets them in.
+#: Listen backlog.
 WAITING_MAX = 128
-#: How long to wait after a connection found no room.
+#: Pause after a failed accept.
 PAUSE_S = 0.2
-#: Guests of one door at a time, and their share of all descriptors.
+#: Limit of guests at one door, and their share of all descriptors.
 GUESTS_MAX = 64
 GUESTS_SHARE = 24
 #: How long a guest may take to show its session.
@@ -32,16 +31,16 @@ GUEST_S = 5.0
 
 
 class Guest(Protocol):
-    """A connection that belongs to no session yet; `pid` is the process that made it."""
+    """A connection that belongs to no session yet. Process `pid` made it."""
 
     pid: int
 
     def turn_out(self, why: str) -> None:
-        """Close it, and remove it from the door's list. `why` is for people."""
+        """Close the connection and remove it from `Guests`. `why` is for people."""
 
 
 class Guests:
-    """Connections that belong to no session yet, the oldest first."""
+    """All guests of a door, oldest first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stay_s: float) -> None:
         self._loop = loop
@@ -52,14 +51,14 @@ class Guests:
         return len(self._here)
 
     def enter(self, guest: Guest) -> None:
-        """Add a guest until `leave`, or until its time is over."""
+        """Add a guest, and turn it out after `stay_s`."""
         why = f"belonged to no session for {self._stay_s:g} s"
         self._here[guest] = self._loop.call_later(self._stay_s, guest.turn_out, why)
         if len(self._here) > fds.share(GUESTS_MAX, GUESTS_SHARE):
             self.make_room()
 
     def stay(self, guest: Guest) -> None:
-        """Let a guest stay until there are too many."""
+        """Let a guest stay beyond `stay_s`, until there are too many."""
         if guest in self._here:
             self._here[guest].cancel()
 
@@ -69,7 +68,7 @@ class Guests:
             timer.cancel()
 
     def make_room(self) -> bool:
-        """Turn out a guest of the process with the most; return whether there was one."""
+        """Turn out the oldest guest of the process with the most; return False without guests."""
         if not self._here:
             return False
         count = Counter(guest.pid for guest in self._here)
@@ -80,9 +79,9 @@ class Guests:
 
 
 class Door:
-    """Listens at `path` and calls `on_entry(sock, pid)` for each connection that it lets in.
+    """Listens at `path` and calls `on_entry(sock, pid)` for each accepted connection.
 
-    The callee owns the socket, which does not block, and belongs to this user.
+    The callee owns the socket, which is non-blocking. Processes of other users are refused.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Door:
         make_room: Callable[[], bool],
         refuse: Callable[[socket.socket, Code, str], None] = lambda sock, code, why: None,
     ) -> None:
-        """`make_room()` turns out a guest, if there is one. `refuse(sock, code, why)` may tell a
+        """`make_room()` turns out a guest, if there are any. `refuse(sock, code, why)` may tell a
         refused client why; the door closes `sock`."""
         self._loop = loop
         self._on_entry = on_entry
@@ -109,7 +108,7 @@ class Door:
         loop.add_reader(self._sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Let in no more connections. May be called more than once."""
+        """May be called more than once."""
         if self._sock.fileno() < 0:
             return
         if self._pause is not None:
@@ -148,9 +147,10 @@ class Door:
 
 
 def _renumbered(sock: socket.socket) -> socket.socket | None:
-    """Move a socket from one of the last descriptors to a lower one, which is free by now unless a
-    thread has it for a moment. Closes `sock`; returns None, and closes nothing, without a lower
-    one."""
+    """Move a socket from one of the last descriptors to a lower one, and close `sock`.
+
+    Return None, and leave `sock` open, if no lower one is free: another thread may briefly have it.
+    """
     try:
         lower = sock.dup()
     except OSError:

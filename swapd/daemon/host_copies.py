@@ -1,7 +1,7 @@
 """The host copies of all components: memfds that the daemon makes, maps and pins.
 
-`make` and `seal` allocate and touch every page. They are generators, each step of which blocks for
-a few milliseconds: run them in a thread, as `host_copy_orders.py` does.
+`make` and `seal` touch every page. They are generators whose steps block for a few milliseconds
+each: run them in a thread, as `host_copy_orders.py` does.
 """
 
 import errno
@@ -29,33 +29,32 @@ log = logging.getLogger("swapd.daemon.host_copies")
 #: Name of the memfds in the kernel's list of mappings.
 NAME = "swapd-host-copy"
 
-#: Host memory that host copies leave to all other uses.
+#: Host memory left to other uses.
 RESERVE_BYTES = 64 << 20
 
-#: Descriptors that host copies leave free, so that other sessions may still connect.
+#: Descriptors left free, so that sessions can still connect.
 SPARE_DESCRIPTORS = 16
-#: Bytes that one step allocates or maps: a few milliseconds.
+#: Bytes to allocate or map in one step, which takes a few milliseconds.
 SLICE_BYTES = 16 << 20
-#: How long to retry sealing a host copy that its worker seems to map.
+#: How long to retry sealing a host copy that a worker seems to map.
 SEAL_PATIENCE_S = 1.0
-#: Length of a step that only waits for host copies to be dropped.
 _WAIT_S = 0.002
 
-#: Linux 5.1: no new mapping may write; existing ones still may.
+#: Since Linux 5.1: new mappings cannot write, existing ones still can.
 _F_SEAL_FUTURE_WRITE = 0x10
-#: A worker cannot change its size.
+#: A worker cannot change the size.
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-#: Of these seals a host copy has the first alone.
+#: An adoptable host copy has the first of these seals and not the second.
 _ADOPTABLE = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 T = TypeVar("T")
 
-#: Work in steps; its result is what it returns.
+#: Work in steps. The generator returns its result.
 Work = Generator[None, None, T]
 
 
 class HostCopyError(Exception):
-    """A host copy could not be made or sealed; `code` says which side is at fault."""
+    """`code` tells which side is at fault."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -64,10 +63,8 @@ class HostCopyError(Exception):
 
 @dataclass(slots=True)
 class HostCopy:
-    """The bytes of a component, or of several with the same content.
-
-    `address` is 0 until it is sealed.
-    """
+    """The bytes of one component, or of several with the same content. `address` is 0 until it is
+    mapped."""
 
     fd: OwnedFd
     nbytes: int
@@ -76,9 +73,9 @@ class HostCopy:
     #: Number of components that share it.
     users: int = 1
     address: int = 0
-    #: It takes no memory: no bytes are ever copied from it or to it.
+    #: Takes no memory: nothing is copied from it or to it.
     empty: bool = False
-    #: Only while it runs: 10,000 futures would be most of the work of a garbage collection.
+    #: None once done: 10,000 futures would be most of the work of a garbage collection.
     pinning: Future[None] | None = None
 
     @property
@@ -87,24 +84,25 @@ class HostCopy:
 
 
 class HostCopies:
-    """All host copies by component uid. Methods may run in any thread, one uid at a time."""
+    """All host copies by component uid. Methods may run in any thread, one at a time for each
+    uid."""
 
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
-        """`limit_bytes`: most host memory for all of them; None: all that is available. A later
-        limit leaves existing ones as they are."""
+        """`limit_bytes`: limit for all host copies; None: available memory. A later limit does not
+        affect existing ones."""
         self.limit_bytes = limit_bytes
         self._device = device
-        #: Pins in the background: no request waits for it; it only makes copies faster.
+        #: Pins in the background: pinning only makes copies faster, so no request waits for it.
         self._pinner = Threads(1, "swapd-pin")
         self._copies: dict[int, HostCopy] = {}
-        #: Bytes of the host copies to pin; and the number of those that wait for it.
+        #: Bytes of host copies to pin, and number of host copies that are not pinned yet.
         self.to_pin_bytes = 0
         self.pinning = 0
-        #: Bytes of all host copies, including those being made.
+        #: Includes host copies being made.
         self.total_bytes = 0
-        #: Bytes still to be allocated for new ones.
+        #: Bytes still to be allocated for host copies being made.
         self._unallocated_bytes = 0
-        #: Number of host copies being dropped; and a condition for waiting until one is.
+        #: Number of host copies being dropped; `_change` is notified when one has been.
         self._dropping = 0
         self._change = threading.Condition()
 
@@ -112,11 +110,11 @@ class HostCopies:
         return len(self._copies)
 
     def make(self, uid: int, nbytes: int, *, mutable: bool) -> Work[int]:
-        """Allocate a host copy of exactly `nbytes`; return its descriptor, which stays owned here.
+        """Allocate every page of a host copy, so that filling it cannot fail. Return its
+        descriptor, which stays owned here.
 
-        Every page is allocated, so that filling it cannot fail later. If there is no room, it waits
-        for host copies being dropped. Raises: HostCopyError (`host_memory`, or `limit` without a
-        descriptor); then nothing is left of it.
+        Waits for host copies being dropped if there is no room. Raises: HostCopyError
+        (`host_memory`, or `limit` without a descriptor); then nothing is left of it.
         """
         while not self._take_room(nbytes):
             yield from self._wait()
@@ -139,7 +137,6 @@ class HostCopies:
             raise HostCopyError("host_memory", self._no_room(nbytes, str(exc))) from exc
 
     def _new_file(self, nbytes: int) -> Work[OwnedFd]:
-        """As `_file`, but it waits for the descriptors of host copies being dropped."""
         while True:
             dropping = self._dropping
             try:
@@ -150,10 +147,10 @@ class HostCopies:
             yield from self._wait()
 
     def adopt(self, uid: int, nbytes: int, fd: OwnedFd) -> Work[int]:
-        """Take over a sealed host copy of an earlier daemon, see `is_adoptable`; return its
-        descriptor, which stays owned here.
+        """Take over a host copy of an earlier daemon, see `is_adoptable`. Return its descriptor,
+        which stays owned here.
 
-        Waits and raises as `make`; then `fd` is closed.
+        Waits and raises as `make` does; then `fd` is closed.
         """
         with fd:
             while not self._take_room(nbytes, allocated=True):
@@ -165,19 +162,19 @@ class HostCopies:
                 raise
 
     def is_adoptable(self, fd: int, nbytes: int) -> bool:
-        """Whether it is a memfd of that size to which no process can write. Does not block."""
+        """Return whether `fd` is a memfd of that size to which no process can write. Does not
+        block."""
         try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # first: fstat may wait for a disk
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # first: fstat of a file on a disk may wait
             has_size = os.fstat(fd).st_size == nbytes
         except OSError:
             return False
         return has_size and seals & _ADOPTABLE == fcntl.F_SEAL_WRITE and self._device.read_only_pins
 
     def make_empty(self, uid: int, nbytes: int) -> int:
-        """Make a host copy without memory, for a component that saves no bytes; return its
-        descriptor.
+        """Make a host copy without memory, to which no process can write. Return its descriptor.
 
-        No process may write to it. Does not block. Raises: HostCopyError (`limit`).
+        Does not block. Raises: HostCopyError (`limit`).
         """
         try:
             with _file(nbytes) as fd:
@@ -193,10 +190,8 @@ class HostCopies:
         return copy.fd.fileno()
 
     def share(self, uid: int, original: int) -> int:
-        """Let `uid` share the sealed host copy of `original`; return its descriptor.
-
-        Does not block. `original` is not being dropped yet.
-        """
+        """Let `uid` share the sealed host copy of `original`, which is not being dropped. Return
+        its descriptor. Does not block."""
         copy = self._copies[original]
         assert copy.sealed
         assert not copy.mutable
@@ -206,14 +201,14 @@ class HostCopies:
         return copy.fd.fileno()
 
     def seal(self, uid: int) -> Work[None]:
-        """Make a filled host copy ready to copy from: mapped, present, and if clean read-only.
+        """Make a filled host copy ready to copy from: mapped, present, and read-only if clean.
 
-        Raises: HostCopyError: `bad_request` if a worker still has it mapped for writing, or has
-        sealed or shut it; `host_memory` if it cannot be mapped here.
+        Raises: HostCopyError: `bad_request` if a worker still maps it for writing, or has sealed it
+        or changed its mode; `host_memory` if it cannot be mapped here.
         """
         copy = self._copies[uid]
         if copy.sealed:
-            return  # it is shared
+            return  # a shared one
         try:
             if copy.nbytes and not copy.empty:
                 yield from self._map(copy)
@@ -247,14 +242,14 @@ class HostCopies:
         copy.pinning.add_done_callback(partial(self._pinned, copy))
 
     def _writable(self, copy: HostCopy) -> bool:
-        """Whether it is mapped writable here. A clean one only where it could not be pinned
-        otherwise: then no process can map it for writing any more, but one that did so before goes
-        unnoticed."""
+        """Return whether to map it writable. A clean host copy is mapped writable only if the
+        driver pins no read-only memory: no process can map it for writing any more, but a worker's
+        existing mapping goes unnoticed."""
         return copy.mutable or not self._device.read_only_pins
 
     def _forbid_writing(self, copy: HostCopy) -> Work[None]:
-        """Seal it. While the kernel reclaims or moves its pages, it may refuse that for a moment,
-        with the same error as for a worker that has it mapped; so retry for a while."""
+        """Seal it. Retry: while the kernel reclaims or moves its pages, it refuses with the same
+        error as for a worker's mapping."""
         until = time.monotonic() + SEAL_PATIENCE_S
         while True:
             try:
@@ -294,18 +289,18 @@ class HostCopies:
         return self._copies[uid].address
 
     def announce_drop(self) -> None:
-        """A call of `drop` follows: new host copies wait for its room. Does not block."""
+        """Tell `make` to wait for a coming `drop`. Does not block."""
         with self._change:
             self._dropping += 1
 
     def drop(self, uid: int) -> None:
-        """After `announce_drop`: unpin, unmap and close it, if no other component shares it.
+        """Unpin, unmap and close a host copy that no other component shares, after `announce_drop`.
 
         A worker's own mapping or descriptor keeps the memory. Blocks.
         """
         try:
             copy = self._copies.pop(uid, None)
-            if copy is not None and not self._is_shared_on(copy):  # else it could not be made
+            if copy is not None and not self._is_shared_on(copy):  # None if `make` failed
                 self._discard(copy)
         finally:
             with self._change:
@@ -334,15 +329,16 @@ class HostCopies:
         except DeviceError as exc:
             log.error("a host copy stays mapped, because it cannot be unpinned: %s", exc)
             return
-        for at in range(0, copy.span, SLICE_BYTES):  # each page fault of the process waits for it
+        for at in range(0, copy.span, SLICE_BYTES):  # page faults wait for each call
             vm.free(copy.address + at, min(SLICE_BYTES, copy.span - at))
 
     # --- room ----------------------------------------------------------------------------
 
     def _take_room(self, nbytes: int, *, allocated: bool = False) -> bool:
-        """Count a new host copy, `allocated` if it has its memory; False if there may soon be room.
+        """Count a new host copy; return False if there may soon be room. `allocated`: it has its
+        memory already.
 
-        Raises: HostCopyError if there is no room, and none is about to come free.
+        Raises: HostCopyError if there is no room, and no host copy is being dropped.
         """
         with self._change:
             over = self.limit_bytes is not None and self.total_bytes + nbytes > self.limit_bytes
@@ -357,7 +353,6 @@ class HostCopies:
         raise HostCopyError("host_memory", self._no_room(nbytes, why))
 
     def _wait(self) -> Work[None]:
-        """A step that waits for a host copy to be dropped."""
         with self._change:
             self._change.wait(_WAIT_S)
         yield
@@ -381,7 +376,7 @@ class HostCopies:
 
 
 def _file(nbytes: int) -> OwnedFd:
-    """A memfd of that size without a page. Raises: OSError."""
+    """Return a memfd of that size without pages. Raises: OSError."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     fd = keep(OwnedFd(os.memfd_create(NAME, flags)), SPARE_DESCRIPTORS)
     try:

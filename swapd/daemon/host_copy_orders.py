@@ -1,7 +1,5 @@
-"""Carries out the core's orders for host copies, in threads: make, send to be filled, seal, drop.
-
-`host_copies.py` has the host copies; this module tells the core and the workers, also of failures.
-"""
+"""Carries out the core's orders for host copies: make, send to be filled, seal, drop. Slow work
+runs in threads."""
 
 import asyncio
 import logging
@@ -27,20 +25,17 @@ from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.host_copy_orders")
 
-#: How long to wait until another process lets go of the memory of a host copy.
+#: How long a drop waits until the keeper or systemd lets go of the memory.
 LET_GO_S = 1.0
-#: Interval for checking whether all host copies are pinned.
 LOOK_S = 1.0
-#: Shortest time between two reports of it.
+#: Shortest time between reports of pinning.
 PERIOD_S = 10.0
 
 
 class TimeSlices:
-    """Does long work of several sessions in a few threads, one step of each in turn.
-
-    So short work of one session waits at most for a step of another's long work. The work of one
-    session is done in order. Used in the loop.
-    """
+    """Runs long work of several sessions in a few threads, one step of each in turn. So short work
+    of one session waits at most for one step of another's long work. Work of one session runs in
+    order. Used in the loop."""
 
     def __init__(self, threads: int, name: str) -> None:
         """Raises: LimitError."""
@@ -48,7 +43,7 @@ class TimeSlices:
         self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     async def do(self, session: int, work: Work[T]) -> T:
-        """Do all of `work` in the threads; return its result, or raise its error."""
+        """Return the result of `work`, or raise its error."""
         async with self._turns.setdefault(session, asyncio.Lock()):
             while (done := await self.threads.run(_step, work)) is None:
                 pass
@@ -56,7 +51,7 @@ class TimeSlices:
 
 
 def _step(work: Work[T]) -> tuple[T] | None:
-    """Do a step; return the result, if it was the last one."""
+    """Run one step; return the result, in a tuple, if it was the last."""
     try:
         next(work)
     except StopIteration as done:
@@ -65,7 +60,7 @@ def _step(work: Work[T]) -> tuple[T] | None:
 
 
 class HostCopyOrders:
-    """Each order but `drop` comes back as exactly one event."""
+    """Carries out orders. `make` and `seal` each post exactly one event."""
 
     def __init__(
         self,
@@ -81,20 +76,19 @@ class HostCopyOrders:
         self._inbox = inbox
         #: Progress of the copies of each component, by uid.
         self.progress: dict[int, LoadProgress] = {}
-        #: Threads that make and seal; drops have a thread of their own.
+        #: Threads for `make` and `seal`; drops have their own thread.
         self._slices = TimeSlices(2, "swapd-host")
         self._drops = Threads(1, "swapd-drop")
         self._pins = PinReport(copies, device, inbox)
 
     def make(self, order: actions.MakeHostCopy) -> None:
-        """Make one, or share another's, and send it to the session to be filled."""
         uid, session = order.uid, order.session
         old = self._handed_back(order)
         if order.original:
-            # also if its session ended meanwhile: others may share this one before that is known
+            # also if its session has ended: others may share it before the core knows
             fd = self._copies.share(uid, order.original)
             self._inbox.post(self._send(order, fd, filled=True))
-        elif session not in self._connections:  # it ended meanwhile
+        elif session not in self._connections:  # it has ended meanwhile
             self._inbox.post(events.HostCopyMade(self._inbox.clock(), uid))
         elif order.empty:
             try:
@@ -110,7 +104,7 @@ class HostCopyOrders:
             self._start(uid, session, work, lambda fd: self._send(order, fd))
 
     def _handed_back(self, order: actions.MakeHostCopy) -> OwnedFd | None:
-        """The host copy of an earlier daemon that can take the place of a new one."""
+        """Return a host copy of an earlier daemon that can be used instead of a new one."""
         if (connection := self._connections.get(order.session)) is None:
             return None
         if (old := connection.lifeline.take_handed_back(order.request)) is None:
@@ -122,8 +116,6 @@ class HostCopyOrders:
         return None
 
     def seal(self, order: actions.SealHostCopy, session: int) -> None:
-        """The worker has filled one: map it here, read-only if it is clean."""
-
         def sealed(_: None) -> AnyEvent:
             self._pins.begin()
             return events.HostCopySealed(self._inbox.clock(), order.uid)
@@ -131,12 +123,12 @@ class HostCopyOrders:
         self._start(order.uid, session, self._copies.seal(order.uid), sealed)
 
     def keep(self, uid: int) -> None:
-        """No component has it any more: nothing is copied from it or to it."""
+        """Close the progress of a host copy that no component uses any more."""
         if (progress := self.progress.pop(uid, None)) is not None:
             progress.close()
 
     def drop(self, uid: int, parked: OwnedFd | None = None) -> None:
-        """`parked`: hangs up when no other process holds its memory."""
+        """`parked` hangs up when no other process holds the memory of the host copy."""
         self.keep(uid)
         self._copies.announce_drop()
         self._drops.submit(self._drop, uid, parked)  # unmapping gigabytes takes a while
@@ -152,8 +144,6 @@ class HostCopyOrders:
     def _start(
         self, uid: int, session: int, work: Work[T], event_of: Callable[[T], AnyEvent]
     ) -> None:
-        """Do the work, and post the event of its result, or of its failure."""
-
         async def carry_out() -> None:
             try:
                 event = event_of(await self._slices.do(session, work))
@@ -175,7 +165,7 @@ class HostCopyOrders:
         return events.HostCopyFailed(now, uid, "internal", why)
 
     def _send(self, order: actions.MakeHostCopy, fd: int, *, filled: bool = False) -> AnyEvent:
-        """Send a new host copy to its worker; return the event that says whether it was made."""
+        """Send a host copy to its worker; return the event of success or failure."""
         connection, now = self._connections.get(order.session), self._inbox.clock()
         replaced = self.progress.get(order.replaces)
         if connection is None or (order.replaces and replaced is None):
@@ -206,15 +196,15 @@ class HostCopyOrders:
 
 
 class PinReport:
-    """Posts `HostCopiesPinned` while host copies are pinned, and once they are; and tells people:
-    a few lines for any number of host copies."""
+    """Posts `HostCopiesPinned` and logs progress while host copies are pinned: a few lines, however
+    many there are."""
 
     def __init__(self, copies: HostCopies, device: Device, inbox: Inbox) -> None:
         self._copies = copies
         self._device = device
         self._inbox = inbox
         self._timer: asyncio.TimerHandle | None = None
-        #: When the current pinning began, and how long it has taken, or took.
+        #: Start of the current pinning, and its duration so far or in total.
         self._begun = 0.0
         self._took_s = 0.0
         self._ended = True
@@ -223,7 +213,6 @@ class PinReport:
         self._reported: tuple[int, int, str] = (0, 0, "")
 
     def begin(self) -> None:
-        """The daemon has mapped a host copy, and pins it now, if the device pins any."""
         if self._timer is None and self._device.pinned() is not None:
             self._begun = self._inbox.clock()
             self._ended = False
@@ -234,14 +223,14 @@ class PinReport:
 
     def _look(self) -> None:
         now = self._inbox.clock()
-        ends = not self._copies.pinning  # first: others may be pinned meanwhile
+        ends = not self._copies.pinning  # read first: pinning goes on meanwhile
         pinned, of = self._device.pinned(), self._copies.to_pin_bytes
         assert pinned is not None
         if not (ends and self._ended):
             self._took_s = now - self._begun
         self._ended = ends
         figures = pinned.nbytes, of, pinned.refused
-        if ends and not of:  # all of them are gone again
+        if ends and not of:
             self._reported = figures
         if figures != self._reported and self._is_due(now):
             self._reported, self._reported_at = figures, now
@@ -257,7 +246,7 @@ class PinReport:
     def _report(self, pinned: Pinned, of: int) -> None:
         now, took_s = self._reported_at, self._took_s
         self._inbox.post(events.HostCopiesPinned(now, pinned.nbytes, of, took_s, pinned.refused))
-        if took_s >= 2 * LOOK_S:  # else no person has noticed it
+        if took_s >= 2 * LOOK_S:  # shorter pinning goes unnoticed
             so_far = "" if self._ended else " so far"
             of_all = f"{size(pinned.nbytes)} of {size(of)}"
             log.info("%s of host copies are pinned%s, after %s", of_all, so_far, seconds(took_s))

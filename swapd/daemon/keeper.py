@@ -1,8 +1,8 @@
-"""A process that holds descriptors and does nothing else, so that they outlive the daemon.
+"""A process that only holds descriptors, so that they outlive the daemon. Imports nothing of swapd.
 
-`python -I -S keeper.py NAME INODE` is the process; its stdin is the socket of that name in its
-folder. A daemon that connects gets all that the keeper holds, then READY=1. What it sends is
-what it would send to systemd's descriptor store. It imports nothing of swapd.
+Runs as `python -I -S keeper.py NAME INODE` with the socket of that name as stdin. A daemon that
+connects gets all that the keeper holds, then READY=1. It sends the messages that systemd's
+descriptor store takes.
 """
 
 import os
@@ -12,20 +12,20 @@ import sys
 import time
 from contextlib import suppress
 
-#: How long it holds what it has for the next daemon.
+#: How long it waits for the next daemon.
 WAIT_S = 600.0
-#: Interval for checking whether a daemon can still find it.
+#: Interval for checking that its socket can be found.
 _LOOK_S = 5.0
 _MAX_BYTES = 4096
 _FDS_MAX = 2
 _CREDENTIALS = (socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
 
-#: By the first line of each message: FDSTORE=1 and the descriptors.
+#: Descriptors by the `FDNAME=` line of their message.
 Held = dict[bytes, list[int]]
 
 
 def main(name: str, inode: int) -> None:
-    """Serve one daemon after another, until one leaves nothing, or none comes."""
+    """Serve one daemon after another, until a daemon leaves nothing or no daemon comes."""
     door, held = socket.socket(fileno=0), Held()
     while (daemon := _next_daemon(door, name, inode)) is not None:
         with daemon, suppress(OSError):
@@ -36,7 +36,7 @@ def main(name: str, inode: int) -> None:
 
 
 def _next_daemon(door: socket.socket, name: str, inode: int) -> socket.socket | None:
-    """None: none has come for WAIT_S, or none can come, because another socket has its name."""
+    """Return the next connection; None after WAIT_S, or if another socket has the name."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until and _is_there(name, inode):
         door.settimeout(_LOOK_S)
@@ -54,14 +54,14 @@ def _is_there(name: str, inode: int) -> bool:
 
 def _serve(daemon: socket.socket, held: Held) -> None:
     """Raises: OSError."""
-    with suppress(OSError):  # it may have died, and what it sent before still counts
+    with suppress(OSError):  # if it has died, what it sent before still counts
         for name, fds in held.items():
             socket.send_fds(daemon, [b"FDSTORE=1\n" + name], fds)
         daemon.send(b"READY=1")
     while True:
         try:
             message, fds, _, _ = socket.recv_fds(daemon, _MAX_BYTES, _FDS_MAX)
-        except ConnectionResetError:  # it died without reading all: said once, before the rest
+        except ConnectionResetError:  # comes before the rest if it died without reading all
             continue
         if not message:
             return
@@ -71,7 +71,7 @@ def _serve(daemon: socket.socket, held: Held) -> None:
         if what == b"FDSTORE=1" and len(fds) == _FDS_MAX:
             held[name] = fds
         else:
-            _close(fds)  # of BARRIER=1: this is the answer
+            _close(fds)  # for BARRIER=1, closing is the answer
 
 
 def _close(fds: list[int]) -> None:

@@ -1,9 +1,5 @@
-"""Device memory in the hands of workers: what each session has, loans, and what a dead one had.
-
-`WorkerConnection` sends a session the files of its chunks. `Lender` lends memory to a worker's own
-allocator, and takes it back; or exchanges it for other memory. `Quarantine` watches processes that
-may still write to memory after the end of their session. Decides nothing.
-"""
+"""Device memory in workers' hands: files sent to sessions, loans, and memory that dead workers may
+still write to."""
 
 import asyncio
 import itertools
@@ -30,52 +26,51 @@ from swapd.shared.units import size
 
 log = logging.getLogger("swapd.daemon.lending")
 
-#: First interval for asking again for memory that is not there yet; it doubles up to the last.
+#: First and longest interval for asking for memory that is not back yet; it doubles in between.
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 1.0
-#: Interval for retrying to watch a process when no descriptor was free for it.
+#: Pause before watching a process again, if there was no descriptor for it.
 LOOK_AGAIN_S = 1.0
-#: Interval for checking whether the last copy from the process's memory has ended.
+#: Interval for checking whether copies of an ended session's chunks have ended.
 COPIES_S = 0.05
 
-#: Files of one packet: all are open for a moment, from the descriptors left free.
+#: Files in one packet; all are open for a moment.
 FILES_MAX = 16
-#: Descriptors that no new session takes, so that existing ones may use more threads.
+#: Descriptors that no new session takes: existing ones may use more threads.
 SPARE_FOR_PEERS = 4
 
-#: A request with more names is counted by their characters, too.
+#: A request with more names also counts by the characters of its names.
 FEW_NAMES = 16
 
-#: When a session has let go of files.
+#: Done when a session has let go of files.
 LetGo = asyncio.Future[None]
 
 
 class WorkerConnection:
-    """One session: its lifeline, its board, the files sent to it, its open requests."""
+    """One session: its lifeline, its board, its open requests, and the files sent to it."""
 
     def __init__(self, lifeline: Lifeline, device: Device) -> None:
-        """Raises: OSError without a descriptor for the board."""
+        """Raises: OSError if there is no descriptor for the board."""
         self.lifeline = lifeline
         self.boards = Boards()
         fds.keep(self.boards.fd, SPARE_FOR_PEERS)
-        #: The peer for the reply to each open request.
+        #: The peer that waits for each reply.
         self.unanswered: dict[int, Peer] = {}
-        #: Characters of the names in those of them that have many; and in all these.
+        #: Characters of the names in each open request with many, and in all of these.
         self._names: dict[int, int] = {}
         self.names_chars = 0
         self._device = device
-        #: (file, writable): files sent to it that it has not let go of.
+        #: (file, writable) of each file that the worker has.
         self._files: set[tuple[int, bool]] = set()
 
     def opens(self, request: protocol.AnyRequest, peer: Peer) -> None:
-        """A request that `answers` ends."""
         self.unanswered[request.id] = peer
         if len(names := getattr(request, "names", ())) > FEW_NAMES:
             chars = self._names[request.id] = sum(map(len, names))
             self.names_chars += chars
 
     def answers(self, request: int) -> Peer | None:
-        """Who asked; None if nobody waits for the answer."""
+        """End a request. Return the peer that waits for its answer, or None."""
         if self._names:
             self.names_chars -= self._names.pop(request, 0)
         return self.unanswered.pop(request, None)
@@ -97,7 +92,7 @@ class WorkerConnection:
         self.lifeline.send(message, export=lambda: [OwnedFd(os.dup(self.boards.fd.fileno()))])
 
     def send_files(self, runs: Runs, *, writable: bool) -> None:
-        """Send the missing descriptors that it needs to map `runs`."""
+        """Send the descriptors that the worker lacks to map `runs`."""
         files = files_of(runs, self._device.chunks_per_file)
         missing = [n for n in files if (n, writable) not in self._files]
         for at in range(0, len(missing), FILES_MAX):
@@ -107,7 +102,7 @@ class WorkerConnection:
             self._files.update((n, writable) for n in some)
 
     def _export(self, files: Iterable[int], *, writable: bool) -> list[OwnedFd]:
-        """Raises: OSError when descriptors have run out, for now; DeviceError."""
+        """Raises: OSError while there are no descriptors; DeviceError."""
         exported: list[OwnedFd] = []
         try:
             exported.extend(self._device.export(file, writable=writable) for file in files)
@@ -118,10 +113,8 @@ class WorkerConnection:
         return exported
 
     def forget_files(self, numbers: Iterable[int]) -> tuple[int, ...]:
-        """It must let go of these files: the next grant of them sends them again.
-
-        Returns those that it had.
-        """
+        """Forget files that the worker must let go of, and return those that it had. The next grant
+        sends them again."""
         gone = set(numbers)
         had = {key for key in self._files if key[0] in gone}
         self._files -= had
@@ -129,12 +122,12 @@ class WorkerConnection:
 
 
 class Lender:
-    """Lends chunks' memory and takes it back, one order at a time each.
+    """Lends the memory of chunks and takes it back.
 
-    Before the driver can have it, every session must let go of it: memory is free at the last
-    reference. The events `Dropping` and `DropAck` say which sessions were told, and which have let
-    go; the core decides how long to wait for one. `lend` comes back as exactly one event that ends
-    it. So does `reclaim`, though it may take as long as the worker's allocator keeps the memory.
+    Memory is free once nothing refers to it, so every session must let go before the driver gets
+    it. `Dropping` and `DropAck` name the sessions that were told and that have let go; the core
+    limits the wait. Each `lend` and `reclaim` ends with one event. A `reclaim` may take as long as
+    the worker's allocator keeps the memory.
     """
 
     def __init__(
@@ -146,7 +139,7 @@ class Lender:
         self._inbox = inbox
         self._thread = Threads(1, "swapd-lend")
         self._last_ticket = 0
-        #: Missing answers, by ticket: the session, the order's generation.
+        #: (session, generation, future) of each missing answer, by ticket.
         self._missing: dict[int, tuple[int, int, LetGo]] = {}
         #: Why requested memory is not back yet, by generation.
         self._overdue: dict[int, str] = {}
@@ -154,19 +147,16 @@ class Lender:
         self._exchanges = itertools.count(-1000, -1)
 
     def lend(self, order: Lend) -> None:
-        """Make every session let go, then give the memory to the driver."""
         self._inbox.start(self._lend(order, self._told_to_drop(order.generation, order.runs)))
 
     def reclaim(self, order: Reclaim) -> None:
-        """Take the memory back, as soon as the driver has it again."""
         self._inbox.start(self._reclaim(order))
 
     def exchange(self, session: int, runs: Runs, then: Callable[[], None]) -> None:
-        """Put other memory in unused chunks, and call `then`.
+        """Put other memory in unused chunks, then call `then`.
 
-        The old memory goes to the driver, which gives it to no process as long as work of the
-        process of `session` may reach it. Meanwhile other memory may be short; then the daemon asks
-        until there is some.
+        The driver gives the old memory to no process while work of the process of `session` may
+        reach it. If other memory is short meanwhile, the daemon asks again.
         """
         generation = next(self._exchanges)
         name = f"memory that session {session} could write to"
@@ -174,23 +164,20 @@ class Lender:
         self._inbox.start(self._exchange(Reclaim(name, generation, runs), let_go, then))
 
     def dropped(self, session: int, ticket: int) -> None:
-        """A session says that it has let go."""
         if ticket in self._missing and self._missing[ticket][0] == session:
             _, generation, let_go = self._missing.pop(ticket)
             self._inbox.post(DropAck(self._inbox.clock(), session, generation))
             let_go.set_result(None)
 
     def session_gone(self, session: int) -> None:
-        """The session cannot be asked any more. Mappings of its process go when that ends."""
+        """Stop waiting for the session. Mappings of its process go when the process ends."""
         for ticket in [t for t, (s, *_) in self._missing.items() if s == session]:
             self._missing.pop(ticket)[2].set_result(None)
 
     def notes(self) -> tuple[str, ...]:
-        """For `status`: which memory is not back yet, and why."""
         return tuple(self._overdue.values())
 
     def _told_to_drop(self, generation: int, runs: Runs) -> list[LetGo]:
-        """Tell the sessions that have files of these chunks to drop them."""
         files = whole_files(runs, self._device.chunks_per_file)
         drops: list[tuple[WorkerConnection, protocol.Drop]] = []
         told: dict[int, LetGo] = {}
@@ -234,8 +221,8 @@ class Lender:
         then()
 
     async def _is_given(self, order: Reclaim) -> bool:
-        """Give the memory to the driver; False, after a while, if part of it is still there: no
-        session may have that."""
+        """Give the memory to the driver; return False, after a pause, if part of it stays in the
+        arena, where no session may have it."""
         try:
             await self._thread.run(self._device.lend, order.runs)
         except DeviceLost:
@@ -247,8 +234,8 @@ class Lender:
         return True
 
     async def _take(self, order: Reclaim, some: Callable[[Runs], None] | None = None) -> None:
-        """Allocate the chunks in the arena again, when the driver has their memory. `some(runs)`:
-        these are back before the others."""
+        """Allocate the chunks again once the driver has their memory. `some(runs)`: chunks that are
+        back before the others."""
         runs, after_s, generation = order.runs, RETRY_FIRST_S, order.generation
         try:
             while (error := await self._taken(runs)) is not None:
@@ -268,7 +255,7 @@ class Lender:
             self._overdue.pop(generation, None)
 
     async def _taken(self, runs: Runs) -> DeviceError | None:
-        """Ask for the memory; return why it is not all there yet."""
+        """Ask for the memory; return why some is missing."""
         try:
             await self._thread.run(self._device.reclaim, runs)
         except DeviceLost as exc:
@@ -293,18 +280,16 @@ class _Process:
 
 
 class Quarantine:
-    """Processes that may still write to device memory after the end of their session.
+    """Processes that may still write to device memory after their session. No other session gets
+    that memory until the process says that it has let go, or ends with all its threads, as its
+    pidfd tells.
 
-    No other session gets that memory before. A process says itself that it has let go, or it ends,
-    with all its threads, as its pidfd tells.
-
-    On a GPU that is not enough. Work that a process has put there runs until the driver has torn
-    its channels down. The driver does so when the last descriptor of its device files is closed:
-    mostly before the process has ended; later if the driver delays it, or a child has them too. No
-    call reports this: NVML's list of processes lacks those of other pid namespaces. But the driver
-    gives memory to no process while another one still maps it or refers to it. So once the process
-    has ended, the daemon gives its chunks back to the driver, and asks for others in their place.
-    Work that still runs writes to the old memory, which no process has yet.
+    On a GPU that is not enough. Work of the process runs until the driver has torn down its
+    channels, once the last descriptor of its device files is closed: after the end of the process,
+    if the driver is slow or a child has them too. No call reports this; NVML lists no processes of
+    other pid namespaces. But the driver gives memory to no process while another maps it or refers
+    to it. So after the end of the process the daemon gives its chunks to the driver and asks for
+    others. Work that still runs writes to the old memory, which no process has.
     """
 
     def __init__(self, core: Residency, inbox: Inbox, lender: Lender, *, outlasts: bool) -> None:
@@ -313,33 +298,31 @@ class Quarantine:
         self._inbox = inbox
         self._lender = lender
         self._outlasts = outlasts
-        #: By the token of the session.
+        #: By session token.
         self._processes: dict[bytes, _Process] = {}
 
     def __contains__(self, token: bytes) -> bool:
         return token in self._processes
 
     def add(self, token: bytes, session: int, pid: int) -> None:
-        """Add a session that ends; its process, or the process's work on the device, may go on."""
         if self._outlasts or not has_ended(pid):
             self._processes[token] = _Process(session, pid)
 
     def is_ending(self, token: bytes) -> bool:
-        """Whether its process is ending already, without being told."""
+        """Return whether its process is already ending by itself."""
         return token in self._processes and not is_alive(self._processes[token].pid)
 
     def watch(self, token: bytes) -> None:
-        """Watch a process whose session the core has ended."""
         if (process := self._processes.get(token)) is None:
-            return  # it has let go by now
+            return  # it has let go already
         if process.session in self._core.ledger.quarantined:
             process.watch = self._inbox.start(self._watch(token, process))
         else:
             del self._processes[token]
 
     def let_go(self, pid: int, token: bytes) -> None:
-        """The process has unmapped the memory of its session; only the process itself may say
-        so."""
+        """Note that a process has unmapped its session's memory, as only the process itself may
+        say."""
         process = self._processes.get(token)
         if process is None or process.pid != pid or process.ended:
             return
@@ -352,7 +335,6 @@ class Quarantine:
         self._inbox.post(events.UnmapAck(self._inbox.clock(), process.session))
 
     async def _watch(self, token: bytes, process: _Process) -> None:
-        """Wait for the end of the process, and of its work on the device."""
         while not process.ended:
             await self._wait_for_end(process)
         ledger, session = self._core.ledger, process.session
@@ -365,7 +347,8 @@ class Quarantine:
         self._lender.exchange(session, runs, lambda: self._exited(token))
 
     async def _wait_for_end(self, process: _Process) -> None:
-        """Wait until it has ended, or for a moment if no descriptor is free to watch it."""
+        """Wait until the process has ended, or for LOOK_AGAIN_S if no descriptor is free to watch
+        it."""
         try:
             watch = open_pidfd(process.pid)
             watch = None if watch is None else fds.keep(watch)

@@ -1,13 +1,11 @@
-"""The lifeline: one Unix SEQPACKET socket for each session. It is the session.
+"""The lifeline: one Unix SEQPACKET socket per session. Its EOF means that the worker is gone.
 
-Lives here: peer credentials, the handshake, descriptors out, packets in, and EOF, which means that
-the worker is gone. May not live here: decisions. Nothing here blocks the loop. A connection is a
-session from its hello on; before, it is a guest (`swapd.daemon.door`).
+A connection is a session from its hello on, and a guest before (`swapd.daemon.door`). Nothing here
+blocks the loop.
 
-Messages to a worker about others (`Hurry`, `Wanted`) are state, not a queue of edges: a worker that
-does not read gets only the newest of each later, and none that it knows already. So contention
-never ends a slow session, however long it lasts. Answers to its own requests wait until it reads,
-and are reported: the core decides when a session is late with reading.
+`Hurry` and `Wanted` are state: a worker that reads late gets only the newest of each, so contention
+never ends a slow session. Answers to requests wait until it reads; the core decides when it is
+late.
 """
 
 import asyncio
@@ -51,18 +49,16 @@ from swapd.shared.text import problem_with_text, reason
 
 log = logging.getLogger("swapd.daemon.lifeline")
 
-#: How long a connection may take to say hello.
 HELLO_S = 5.0
 #: A worker with so many unread packets gets no new host copies.
 UNREAD_MAX = 1024
-#: Most host copies of earlier daemons that wait for their Register; they leave as many descriptors.
+#: Host copies of earlier daemons that may wait for their Register; as many descriptors stay free.
 HANDED_BACK_MAX = 64
-#: Packets that are read at once, to find one that was sent before a request.
+#: Packets to read at most for one that was sent before a request.
 READ_MAX = 1024
-#: Interval for sending a packet again after a lack of memory or descriptors.
 RETRY_S = 0.05
 
-#: Opens the descriptors that go with a packet. Raises: OSError, DeviceError.
+#: Opens descriptors for a packet. Raises: OSError, DeviceError.
 Export = Callable[[], list[OwnedFd]]
 
 
@@ -75,7 +71,7 @@ class _Packet(NamedTuple):
 
 
 class Lifeline:
-    """One connection. A session from its hello to its end; `token` names it on rpc."""
+    """One connection. `token` identifies its session on the rpc socket."""
 
     def __init__(self, sock: socket.socket, pid: int, server: "LifelineServer") -> None:
         self.session = 0  # set by the hello
@@ -84,13 +80,12 @@ class Lifeline:
         self.sock = sock
         self._server = server
         self._loop = server.loop
-        #: Messages that it must hear, in order. A newer `Revoke` or `Saved` of a component replaces
-        #: the older one.
+        #: Messages that the worker must get, in order. A newer `Revoke` or `Saved` of a component
+        #: replaces the older one.
         self._backlog: OrderedDict[object, _Packet] = OrderedDict()
-        #: How many of these are `once`.
+        #: Number of these that are `once`.
         self._once = 0
-        #: Hints that it has not heard yet, by subject; and the subjects of true ones that it has
-        #: heard.
+        #: Unsent hints by subject, and the subjects whose last sent hint was true.
         self._hints: dict[object, Hurry | Wanted] = {}
         self._heard: set[object] = set()
         self._room = select.poll()
@@ -99,9 +94,8 @@ class Lifeline:
         self._waits = False
         #: Host copies of earlier daemons, by the request that they are for.
         self._handed_back: dict[int, OwnedFd] = {}
-        #: The next attempt after a failed send, though the worker reads.
         self._retry: asyncio.TimerHandle | None = None
-        #: The reported reason for unsent messages; and whether the worker took some since.
+        #: Last reported reason for unsent messages; and whether the worker has taken some since.
         self._kept: Literal["", "unread", "unsent"] = ""
         self._took = False
         self.closed = False
@@ -112,16 +106,13 @@ class Lifeline:
 
     @property
     def unread(self) -> int:
-        """Number of packets that wait until the worker reads."""
         return len(self._backlog)
 
     def send(
         self, message: FromDaemon, fds: Sequence[OwnedFd] = (), export: Export | None = None
     ) -> None:
-        """Send, now or as soon as the worker reads. Closes `fds` when they are sent.
-
-        `export` opens more just before sending, so a waiting packet holds none of these.
-        """
+        """Send now, or as soon as the worker reads. Closes `fds` when sent. `export` opens more
+        just before sending, so that a waiting packet holds no descriptors."""
         if self.closed:
             _close(fds)
         elif isinstance(message, Hurry | Wanted):
@@ -132,7 +123,7 @@ class Lifeline:
             self._flush()
 
     def last_words(self, message: Goodbye) -> None:
-        """Close the connection; send this before if there is room."""
+        """Send `message` if there is room, and close the connection."""
         if not self.closed:
             self._keep(message)
             with suppress(DeviceError, OSError):
@@ -154,8 +145,8 @@ class Lifeline:
         self.sock.close()
 
     def take_handed_back(self, request: int) -> OwnedFd | None:
-        """The host copy that was handed back for a request, which the caller then owns."""
-        for _ in range(READ_MAX):  # it was sent before the request, on another channel
+        """Return the host copy handed back for a request, which the caller owns."""
+        for _ in range(READ_MAX):  # sent before the request, on another channel
             if self.closed or not self._readable():
                 break
         return self._handed_back.pop(request, None)
@@ -177,7 +168,6 @@ class Lifeline:
         self._backlog[key] = _Packet(encode(message), fds, export, once)
 
     def _flush(self) -> None:
-        """Send as much as the socket takes; the rest when it takes more."""
         self._retry = None
         try:
             while self._backlog:
@@ -189,7 +179,7 @@ class Lifeline:
         except (DeviceError, OSError) as exc:
             if isinstance(exc, DeviceError) or exc.errno in EXHAUSTED:
                 return self._try_later(exc)
-            self._forget()  # gone: the reader will see EOF
+            self._forget()  # the reader will see EOF
         self._wait_for_room(waits=bool(self._backlog or self._hints))
         self._report("unread" if self._once else "")
 
@@ -208,7 +198,7 @@ class Lifeline:
         self._heard ^= {about}
 
     def _has_room(self) -> bool:
-        """Whether most of the socket's buffer is free: the rest is not for hints."""
+        """Return whether most of the socket's buffer is free: the rest is not for hints."""
         return bool(self._room.poll(0))
 
     def _wait_for_room(self, *, waits: bool) -> None:
@@ -219,7 +209,7 @@ class Lifeline:
         self._waits = waits
 
     def _report(self, kept: Literal["", "unread", "unsent"], error: str = "") -> None:
-        """Report a change: whether messages wait, and why; or that the worker took some."""
+        """Report a new reason for unsent messages, or that the worker took some."""
         changed = kept != self._kept or (bool(kept) and self._took)
         self._kept, self._took = kept, False
         if changed and self.session and not self.closed:
@@ -240,7 +230,7 @@ class Lifeline:
             _close(opened)
 
     def _try_later(self, error: Exception) -> None:
-        """The machine lacks something just now, which is not the worker's fault."""
+        """Retry: the machine lacks something, which is not the worker's fault."""
         self._wait_for_room(waits=False)
         if self._kept != "unsent":
             log.warning("%r has to wait: %s", self, error)
@@ -248,7 +238,7 @@ class Lifeline:
         self._report("unsent", str(error))
 
     def _readable(self) -> bool:
-        """Handle the next packet, or the end; return whether there was one."""
+        """Handle the next packet or the end; return False if there is neither."""
         try:
             data, files = recv_packet(self.sock, LIFELINE_MAX_BYTES, most=1)
         except (BlockingIOError, MemoryError):
@@ -283,7 +273,7 @@ class Lifeline:
         roomy = len(held) < HANDED_BACK_MAX and has_room(file.fileno(), spare=HANDED_BACK_MAX)
         if roomy and request not in held:
             held[request] = file
-        else:  # the worker fills a new one
+        else:  # the worker fills a new host copy
             file.close()
 
     def _on_message(self, message: FromClient) -> None:
@@ -312,13 +302,12 @@ class Lifeline:
 
 
 class LifelineServer:
-    """Accepts lifelines, and reports their events to four callables.
+    """Accepts lifelines, and reports to four callables.
 
     `on_hello(lifeline, hello)`: a session may begin. `on_message(lifeline, message)`: of an open
-    session, or a LetGo. `on_unread(lifeline, count, error)`: so many messages that it must hear are
-    waiting, and it has read as many as it reads for now, or `error` is why they cannot be sent;
-    with 0, it has read all. `on_gone(lifeline)`: an open session ended, for any reason; its socket
-    is closed.
+    session, or a LetGo. `on_unread(lifeline, count, error)`: messages wait, and the worker reads no
+    more for now or `error` is why they cannot be sent; with 0, it has taken all.
+    `on_gone(lifeline)`: an open session has ended, and its socket is closed.
     """
 
     def __init__(
@@ -351,7 +340,6 @@ class LifelineServer:
         self._on_hello(lifeline, message)
 
     def drop(self, lifeline: Lifeline, code: Code, why: str) -> None:
-        """End a connection that broke the protocol; tell it why, if it still reads."""
         log.warning("%r ended: %s", lifeline, why)
         lifeline.last_words(Goodbye(code, why))
         self.gone(lifeline)
@@ -365,7 +353,6 @@ class LifelineServer:
                 self._on_gone(lifeline)
 
     def close(self, code: Code, why: str) -> None:
-        """Say goodbye to all, and stop."""
         self._door.close()
         for lifeline in list(self._lifelines):
             lifeline.last_words(Goodbye(code, why))

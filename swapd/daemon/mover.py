@@ -1,8 +1,7 @@
 """Runs one copy at a time in each direction, off the event loop.
 
-Loads run in the order of the ranks that the core gives them. One that is under way stands still
-for a more urgent one, and goes on where it was. Every order comes back as exactly one event, also
-when the device fails.
+Loads run in the order of their urgency. A running load pauses for a more urgent load, and resumes
+where it stopped. Every order ends with exactly one event, also when the device fails.
 """
 
 import asyncio
@@ -23,15 +22,12 @@ from swapd.shared.system import start
 
 log = logging.getLogger("swapd.daemon.mover")
 
-#: Before any load that the core ranks.
+#: More urgent than any load of the core.
 _AT_ONCE: Urgency = (-1, 0, 0)
 
 
 class _Copier(Thread):
-    """Carries out the steps of one direction, in order.
-
-    A queue and no futures, which would take as long as a small copy.
-    """
+    """Runs the steps of one direction in order. Futures would take as long as a small copy."""
 
     def __init__(self, name: str) -> None:
         """Raises: LimitError."""
@@ -45,8 +41,7 @@ class _Copier(Thread):
 
 
 class _Load:
-    """A copy in. `done`: the bytes that have landed; `took_s`: how long it ran, until it last stood
-    still."""
+    """`done`: bytes that have arrived; `took_s`: running time before the last pause."""
 
     __slots__ = ("done", "landed", "order", "source", "stopped", "took_s", "urgency")
 
@@ -58,48 +53,44 @@ class _Load:
         self.stopped = False
 
 
-class _Paused(Exception):
-    """Raised between two pieces of a load: a more urgent one is next."""
+class _Paused(Exception): ...
 
 
-class _Stopped(Exception):
-    """Raised between two pieces of a load that the core has stopped."""
+class _Stopped(Exception): ...
 
 
 class Mover:
-    """Copies between host copies and a device: one thread for each direction."""
-
     def __init__(self, device: Device, inbox: Inbox) -> None:
         """Raises: LimitError."""
         self._device = device
         self._inbox = inbox
         self._closed = False
         self._in, self._out = _Copier("swapd-in"), _Copier("swapd-out")
-        #: Loads that have not begun or stand still, by generation, and all loads. The loop and the
-        #: thread of loads use both, each step of which is atomic.
+        #: Waiting (new or paused) loads, and all loads, by generation. The loop and the load thread
+        #: share both without a lock: each step is atomic.
         self._waiting: dict[int, _Load] = {}
         self._loads: dict[int, _Load] = {}
-        #: Copies that have ended and have not been reported, each with its error.
+        #: Ended copies to report, each with its error and its `took_s`.
         self._ended: deque[tuple[CopyIn | CopyOut, BaseException | None, float]] = deque()
 
     def copy_in(self, order: CopyIn, source: int, landed: Callable[[int], None]) -> None:
-        """Queue a copy from the host copy at `source`, which stays mapped until it ends.
+        """Queue a copy from the host copy at `source`, which stays mapped until the copy ends.
 
-        `landed(n)`: the first n bytes have arrived; called in another thread. The call for all
-        bytes comes when the copy has ended: a worker may react to it at once, see `settle`.
+        `landed(n)`: the first n bytes have arrived; called in another thread. The last call comes
+        when the end has been noted: a worker may react at once, see `settle`.
         """
         load = _Load(order, source, landed)
         self._loads[order.generation] = self._waiting[order.generation] = load
         self._in.steps.put(self._load_most_urgent)
 
     def hasten(self, generation: int, urgency: Urgency) -> None:
-        """The load has another rank from now on. No-op if it has ended."""
+        """Change the urgency of a load. No-op after its end."""
         if load := self._loads.get(generation):
             load.urgency = urgency
 
     def stop(self, generation: int) -> None:
-        """End the load, if it is under way after its current pieces: CopyStopped comes back. If it
-        has ended by then, the event of its end."""
+        """Stop a load, after its current pieces if it runs. CopyStopped follows, or the event of
+        its end if that came first."""
         if load := self._waiting.pop(generation, None):
             del self._loads[generation]
             self._note(load.order, _Stopped())
@@ -107,23 +98,21 @@ class Mover:
             load.stopped, load.urgency = True, _AT_ONCE
 
     def copy_out(self, order: CopyOut, target: int, saved: Callable[[], None]) -> None:
-        """Queue a copy to the host copy at `target`, which stays mapped until it ends.
+        """Queue a copy to the host copy at `target`, which stays mapped until the copy ends.
 
-        `saved()`: all of it is in the host copy; called in another thread.
+        `saved()`: all bytes are in the host copy; called in another thread.
         """
         self._out.steps.put(partial(self._save, order, target, saved))
 
     def settle(self) -> None:
-        """Report ended copies, before handling messages of workers that saw their end on the board.
-
-        The copying thread tells workers, and these are at times quicker than this loop.
-        """
+        """Report ended copies. Call it before handling messages of workers, who may learn of the
+        end from the board first."""
         while self._ended:
             self._report(*self._ended.popleft())
 
     def _load_most_urgent(self) -> None:
-        """Run the most urgent load until it ends, or has to stand still. There is one call of this
-        for each load that waits, or was stopped before it began."""
+        """Run the most urgent load until it ends or pauses. Queued once for each load that waits or
+        was stopped while waiting."""
         load = self._most_urgent()
         if load is None or self._closed:
             return
@@ -144,7 +133,7 @@ class Mover:
         self._note(order, error, tell, took_s)
 
     def _most_urgent(self) -> _Load | None:
-        """Take it from those that wait, unless the loop has stopped it meanwhile."""
+        """Take the most urgent load, unless the loop stops it meanwhile."""
         while waiting := list(self._waiting.values()):
             first = min(waiting, key=lambda load: load.urgency)
             if self._waiting.pop(first.order.generation, None):
@@ -191,18 +180,18 @@ class Mover:
         tell: Callable[[], None] = lambda: None,
         took_s: float = 0.0,
     ) -> None:
-        """Note the end of a copy, and only then tell workers of it."""
+        """Note the end of a copy, and only then tell workers."""
         self._ended.append((order, error, took_s))
         tell()
         self._in_loop(self.settle)
 
     def _in_loop(self, call: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # told twice to stop, the daemon has closed its loop
+        with suppress(RuntimeError):  # the loop is closed after a second request to stop
             self._inbox.loop.call_soon_threadsafe(call)
 
     async def finish(self) -> None:
-        """Wait for the load in flight, and for all write-backs: only those have their bytes. Loads
-        that have not begun are dropped. No more events are posted, and the threads end."""
+        """Wait for the load in flight and for all write-backs, whose bytes are nowhere else. Other
+        loads are dropped, no more events are posted, and the threads end."""
         self._closed = True
         ended = asyncio.Semaphore(0)
         for copier in (self._in, self._out):
@@ -212,7 +201,6 @@ class Mover:
             await ended.acquire()
 
     def _report(self, order: CopyIn | CopyOut, error: BaseException | None, took_s: float) -> None:
-        """Post the event for the end of a copy."""
         if self._closed:
             return
         now, post = self._inbox.clock(), self._inbox.post
@@ -220,7 +208,7 @@ class Mover:
             post(CopyStopped(now, order.generation))
             return
         if isinstance(error, DeviceLost):
-            post(DeviceDown(now, str(error)))  # first: the core must try no other load
+            post(DeviceDown(now, str(error)))  # first, so that the core tries no other load
         if isinstance(error, DeviceError | MemoryError):
             log.error("copy of %s failed: %s", order.name, error)
             post(CopyFailed(now, order.generation, str(error) or "no memory"))

@@ -1,7 +1,7 @@
-"""Host copies without their daemon: each is its memfd, and a sealed memfd with its manifest.
+"""Host copies without a daemon: each is a memfd with its bytes and a sealed memfd with its
+manifest.
 
-Whoever holds the two (`parking.py`), the next daemon gets a set of descriptors, and finds in here
-which of them belong together.
+The next daemon gets a set of descriptors (`parking.py`); `sort` finds which belong together.
 """
 
 import fcntl
@@ -15,15 +15,15 @@ import msgspec
 from swapd.daemon.host_copies import NAME
 from swapd.shared.fds import OwnedFd
 
-#: Name of the memfds of manifests; its number counts up when they have another meaning.
+#: Name of the manifests' memfds. Change the number when manifests change meaning.
 MANIFEST = "swapd-kept-1"
 _MANIFEST_MAX_BYTES = 1 << 16
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`content` is the hash of the files, or the key that a worker vouched for; `inode` says which
-    memfd has the bytes, and since when; `since` is the time at which it was parked."""
+    """Describes a parked host copy. `content`: hash of the files, or the key that a worker vouched
+    for; `inode` identifies the memfd with the bytes; `since`: when it was parked."""
 
     name: str
     part_of: str
@@ -46,21 +46,21 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Parked(NamedTuple):
-    """A host copy that was found. `manifest` is None if none of the found ones is for it."""
+    """`manifest` is None if no manifest was found for the host copy."""
 
     fd: OwnedFd
     manifest: Manifest | None
 
 
 def inode(fd: OwnedFd | int) -> tuple[int, int]:
-    """Identifies a sealed memfd: its number may be used again, after a while."""
+    """Identify a sealed memfd, with its time because inode numbers are reused."""
     found = os.fstat(fd if isinstance(fd, int) else fd.fileno())
     return found.st_ino, found.st_mtime_ns
 
 
 def inherited() -> Iterator[OwnedFd]:
-    """The memfds of swapd that this program was started with: by systemd, or by the program whose
-    place it took in this process. The caller owns them."""
+    """Yield the memfds of swapd that this program was started with, by systemd or by the previous
+    program of this process. The caller owns them."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own descriptor is closed
             if os.get_inheritable(fd) and _name(fd) in (NAME, MANIFEST):
@@ -69,7 +69,7 @@ def inherited() -> Iterator[OwnedFd]:
 
 
 def sort(found: Iterable[OwnedFd]) -> list[Parked]:
-    """The host copies among these, the newest first. Closes all other descriptors."""
+    """Return the host copies, the last parked first. Closes all other descriptors."""
     copies: dict[tuple[int, int], OwnedFd] = {}
     manifests: dict[tuple[int, int], Manifest] = {}
     for fd in found:
@@ -84,7 +84,7 @@ def sort(found: Iterable[OwnedFd]) -> list[Parked]:
 
 
 def _read(fd: OwnedFd) -> Manifest:
-    """Raises: OSError; MsgspecError if it is none that a daemon has written to its end."""
+    """Raises: OSError; MsgspecError if it is not a complete manifest."""
     if _name(fd.fileno()) != MANIFEST or fcntl.fcntl(fd.fileno(), fcntl.F_GET_SEALS) != _SEALS:
         raise msgspec.DecodeError("no manifest")
     data = os.pread(fd.fileno(), _MANIFEST_MAX_BYTES, 0)
@@ -92,6 +92,6 @@ def _read(fd: OwnedFd) -> Manifest:
 
 
 def _name(fd: int) -> str:
-    """Of a memfd. Raises: OSError."""
+    """Return the name of a memfd, "" for other files. Raises: OSError."""
     path = os.readlink(f"/proc/self/fd/{fd}")
     return path.removeprefix("/memfd:").removesuffix(" (deleted)") if path[:7] == "/memfd:" else ""

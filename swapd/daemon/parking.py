@@ -1,9 +1,8 @@
-"""Parks host copies that no component uses, so that the next daemon has them.
+"""Parks host copies that no component uses, so that the next daemon gets them.
 
-They are in systemd's descriptor store, if the daemon's unit has one, else with a keeper: a process
-that begins with the first of them, and outlives the daemon (`keeper.py`). Both understand the same
-messages. `swapd upgrade` leaves them to the next program of this process. Whichever way they come,
-the next daemon has a set of descriptors (`parked.py`), and the core keeps them again.
+They are in systemd's descriptor store if the unit has one, else with a keeper (`keeper.py`), which
+outlives the daemon and takes the same messages. After `swapd upgrade`, the next program of this
+process inherits them.
 """
 
 import logging
@@ -29,16 +28,16 @@ from swapd.shared.units import seconds, size
 
 log = logging.getLogger("swapd.daemon.parking")
 
-#: How long a keeper may take to hand over what it holds.
+#: Time limit for a keeper to hand over what it holds.
 ANSWER_S = 2.0
-#: Pauses before another keeper is started: they double while none answers.
+#: First and longest pause before another keeper; doubles while no keeper answers.
 AGAIN_S = 1.0
 AGAIN_MAX_S = 60.0
 _MESSAGE_MAX_BYTES = 4096
 
 
 class Parking:
-    """Used in the loop."""
+    """Parks and takes back host copies. Used in the loop."""
 
     def __init__(
         self, host: HostCopyIndex, copies: HostCopies, folder: Folder, inbox: Inbox
@@ -50,11 +49,10 @@ class Parking:
         self._keeper: socket.socket | None = None
         self._again_s = AGAIN_S
         self._waits = False
-        #: What is parked, by uid, under the name that it has there.
+        #: The names under which host copies are parked, by uid.
         self._names: dict[int, str] = {}
 
     def park(self, uid: int) -> None:
-        """This host copy is kept from now on."""
         if uid in self._names or uid not in self._host.kept or self._waits:
             return
         fd = self._copies.fileno(uid)
@@ -68,8 +66,8 @@ class Parking:
         self._names[uid] = name
 
     def unpark(self, uid: int, *, waits: bool = True) -> OwnedFd | None:
-        """This host copy is dropped. If it was parked, and the caller `waits` for its memory,
-        return a descriptor that hangs up when that is not held any more."""
+        """Stop parking a host copy. If it was parked and the caller `waits` for its memory, return
+        a descriptor that hangs up once the memory is released."""
         if (name := self._names.pop(uid, None)) is None:
             return None
         reader = None
@@ -82,18 +80,18 @@ class Parking:
         except OSError as exc:
             self._lose(str(exc))
         if not self._names:
-            self._disconnect()  # which ends the keeper
+            self._disconnect()  # ends the keeper
         return reader
 
     def leave(self) -> None:
-        """The next program of this process finds what is kept as `inherited`."""
+        """Leave kept host copies to the next program of this process, see `inherited`."""
         for uid in self._host.kept:
-            with suppress(OSError):  # no descriptor is left: it may be parked all the same
+            with suppress(OSError):  # no descriptor is left, but it may be parked
                 os.set_inheritable(self._manifest(uid).take(), True)
                 os.set_inheritable(self._copies.fileno(uid), True)
 
     def close(self) -> None:
-        """The daemon stops in order, and all that is parked goes with it."""
+        """Drop everything parked."""
         for uid in list(self._names):
             self.unpark(uid, waits=False)
 
@@ -117,8 +115,8 @@ class Parking:
     # --- the next daemon -----------------------------------------------------------------
 
     def take_back(self, most: int, device: Device) -> None:
-        """Have the core keep what earlier daemons kept: `most` bytes, those that they parked last.
-        Before the first session."""
+        """Make the core keep up to `most` bytes of what earlier daemons parked, the last parked
+        first. Call before the first session."""
         if most and not device.read_only_pins:
             log.warning("--keep-host ends with this daemon: the driver pins no sealed host copies")
         budget = device.chunks * device.chunk_bytes
@@ -146,7 +144,7 @@ class Parking:
     def _adopt(
         self, uid: int, one: Parked, taken: Collection[Manifest], room: int, budget: int
     ) -> Manifest:
-        """Make it a host copy of this daemon. Raises: ValueError, HostCopyError, OSError."""
+        """Raises: ValueError, HostCopyError, OSError."""
         if (manifest := one.manifest) is None:
             raise ValueError("it has no manifest")
         what, nbytes = f"{manifest.name} ({size(manifest.nbytes)})", manifest.nbytes
@@ -164,7 +162,6 @@ class Parking:
         return manifest
 
     def _handed_over(self) -> list[OwnedFd]:
-        """All that a keeper holds for this folder; it is used from then on."""
         try:
             daemon = self._connect()
         except (FileNotFoundError, ConnectionRefusedError):
@@ -195,7 +192,7 @@ class Parking:
     # --- the keeper ----------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start one: it reads what it was sent before it ran. Raises: OSError."""
+        """Start a keeper, which reads what was sent before it ran. Raises: OSError."""
         self._remove_socket()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             path = self._folder.inside / KEEPER
@@ -243,7 +240,7 @@ class Parking:
             self._remove_socket()
 
     def _hear(self) -> None:
-        """It says once that it runs, and nothing more until its end."""
+        """Handle the keeper's READY=1 or its end; it sends nothing else."""
         assert self._keeper is not None
         with suppress(BlockingIOError, ConnectionError):
             if self._keeper.recv(_MESSAGE_MAX_BYTES):
@@ -252,7 +249,7 @@ class Parking:
         self._lose("it has ended")
 
     def _lose(self, why: str) -> None:
-        """What is still kept in a moment is parked again."""
+        """Disconnect, and park again later what is still kept then."""
         self._disconnect()
         self._names.clear()
         again = seconds(self._again_s)
@@ -268,7 +265,7 @@ class Parking:
             self.park(uid)
 
     def _remove_socket(self) -> None:
-        with suppress(OSError):  # of one that stays the next keeper's start says so
+        with suppress(OSError):  # if it stays, starting the next keeper fails
             (self._folder.inside / KEEPER).unlink()
 
 
@@ -277,12 +274,11 @@ def _has_store() -> bool:
 
 
 def _name(fd: int) -> str:
-    """Of a host copy, among all that is parked."""
     return f"{NAME}-{os.fstat(fd).st_ino}"
 
 
 def _check_peer(daemon: socket.socket) -> None:
-    """Raises: OSError if the process at the other end is another user's."""
+    """Raises: OSError if the process at the other end belongs to another user."""
     _, uid = peer_of(daemon)
     if uid != os.getuid():
         raise PermissionError(f"it belongs to user {uid}")

@@ -1,7 +1,7 @@
 """Connections of ZeroMQ sockets, without a thread and without libzmq. Knows no requests.
 
-Input becomes messages, a few at a time, so that other work has its turn. Output goes to the kernel,
-or waits here until the kernel takes more: the owner of the peers bounds how much.
+Serves a few messages of a peer at a time. Output that the kernel does not take waits here; the
+owner of the peers limits how much.
 """
 
 import asyncio
@@ -22,27 +22,24 @@ log = logging.getLogger("swapd.daemon.peers")
 #: Messages of one peer to serve before other work has its turn.
 TURN = 64
 READ_BYTES = 64 << 10
-#: Bytes of waiting messages to give to the kernel in one call.
 BATCH_BYTES = 64 << 10
-#: Bytes of incomplete messages, of all peers together.
+#: Limit for incomplete messages of all peers.
 KEPT_MAX_BYTES = 64 << 20
 
 
 class Peer:
-    """One connection. It is a guest until its server says otherwise."""
-
     def __init__(self, sock: socket.socket, pid: int, server: "Peers") -> None:
         self.pid = pid
-        #: Its session; 0 while it has none.
+        #: Session number; 0 without a session.
         self.session = 0
         self.closed = False
-        #: Its bytes in the server's count.
+        #: Its bytes in the server's count of incomplete messages.
         self.counted = 0
         self._sock = sock
         self._server = server
         self._loop = server.loop
         self._decoder = zmtp.Decoder(server.terms.kinds, server.terms.longest)
-        #: The rest of a message that the kernel has taken in part; messages behind it.
+        #: The unsent rest of a message, and the messages behind it.
         self._rest = b""
         self._waiting: deque[bytes] = deque()
         self.waiting_bytes = 0
@@ -57,12 +54,11 @@ class Peer:
 
     @property
     def identity(self) -> bytes:
-        """Its routing id; b"" before the handshake."""
+        """Routing id; b"" before the handshake."""
         return self._decoder.identity or b""
 
     @property
     def behind(self) -> bool:
-        """Whether the kernel has not taken all yet."""
         return bool(self._rest or self._waiting)
 
     @property
@@ -74,10 +70,8 @@ class Peer:
         return self._sock.fileno()
 
     def take(self, data: bytes) -> bool:
-        """Give `data`, whole messages, to the kernel; False if it does not take them now.
-
-        A closed peer accepts all.
-        """
+        """Give whole messages to the kernel; return False if it does not take them now. A closed
+        peer takes all."""
         if self.closed:
             return True
         if self._rest:
@@ -96,8 +90,7 @@ class Peer:
         return True
 
     def send(self, data: bytes) -> bool:
-        """Give a message to the kernel, or keep it until the kernel takes more; return whether it
-        was taken."""
+        """Send a message now, or when the kernel takes more; return whether it was taken now."""
         if not self._waiting and self.take(data):
             return True
         self._waiting.append(data)
@@ -109,7 +102,6 @@ class Peer:
         self.waiting_bytes = 0
 
     def turn_out(self, why: str) -> None:
-        """Close it, and log why."""
         log.info("%r ended: %s", self, why)
         self.close()
 
@@ -141,8 +133,7 @@ class Peer:
             self.close()
 
     def _serve(self) -> None:
-        """Serve up to TURN messages; if there are more, read nothing until other work had its
-        turn."""
+        """Serve up to TURN messages, then let other work have its turn."""
         try:
             for _ in range(TURN):
                 if (message := self._next()) is None:
@@ -159,10 +150,9 @@ class Peer:
             self._loop.call_soon(self._go_on)
 
     def _next(self) -> list[bytes] | None:
-        """The next message to serve; None if there is none yet, or the peer is closed."""
         message = self._decoder.next()
         for answer in self._decoder.answers:
-            self.take(answer)  # if not taken, the peer asks again
+            self.take(answer)  # if not taken, the peer pings again
         self._decoder.answers.clear()
         if not self.session and self._decoder.identity is not None:
             self._server.greeted(self)
@@ -181,7 +171,6 @@ class Peer:
             self._loop.add_writer(self._sock.fileno(), self.push)
 
     def push(self) -> None:
-        """Give the rest to the kernel, if it takes it now."""
         try:
             self._rest = self._rest[self._sock.send(self._rest) :] if self._rest else b""
         except BlockingIOError:
@@ -199,7 +188,8 @@ class Peer:
                 self._server.took(self)
 
     def _take_some(self) -> bool:
-        """Give the first waiting messages to the kernel; False if it does not take them now."""
+        """Give the first waiting messages to the kernel; return False if it does not take them
+        now."""
         batch, nbytes = [], 0
         for data in self._waiting:
             batch.append(data)
@@ -216,8 +206,8 @@ class Peer:
 
 
 class SocketTerms(NamedTuple):
-    """Terms of a connection: `kind` is this side's socket; `longest` is the size limit of messages
-    to it, in bytes."""
+    """`kind`: this side's socket; `kinds`: sockets that may connect; `longest`: size limit of
+    messages, in bytes."""
 
     kind: bytes
     kinds: Collection[bytes]
@@ -225,8 +215,8 @@ class SocketTerms(NamedTuple):
 
 
 class Peers(ABC):
-    """Lets peers in at a path; closes those that have no session after a while. A subclass serves
-    their messages, on the loop."""
+    """Accepts peers at a path, and closes those that stay without a session. A subclass serves
+    messages, on the loop."""
 
     def __init__(
         self,
@@ -235,29 +225,29 @@ class Peers(ABC):
         terms: SocketTerms,
         crashed: Callable[[BaseException], None],
     ) -> None:
-        """Listen at `path`. `crashed(error)`: serving a message has failed."""
+        """`crashed(error)`: serving a message has failed."""
         self.loop = loop
         self.terms = terms
         self.crashed = crashed
         self._all: set[Peer] = set()
-        #: Bytes of incomplete messages.
+        #: Bytes of incomplete messages, of all peers.
         self._kept = 0
         self._guests = Guests(loop, GUEST_S)
         self._door = Door(path, socket.SOCK_STREAM, loop, self._entered, self._guests.make_room)
 
     @abstractmethod
     def greeted(self, peer: Peer) -> None:
-        """The handshake is over; called again before each message of a peer without a session."""
+        """Called after the handshake, and before each message of a peer without a session."""
 
     @abstractmethod
     def received(self, peer: Peer, frames: list[bytes]) -> None: ...
 
     def took(self, peer: Peer) -> None:  # noqa: B027 - a subclass need not care
-        """The peer has taken some of what waited for it."""
+        """Called when the peer has taken some of its waiting messages."""
 
     @abstractmethod
     def gone(self, peer: Peer) -> None:
-        """The peer is closed."""
+        """Called when the peer is closed."""
 
     def _entered(self, sock: socket.socket, pid: int) -> None:
         peer = Peer(sock, pid, self)
@@ -266,24 +256,22 @@ class Peers(ABC):
         peer.greet()
 
     def settle(self, peer: Peer, session: int) -> None:
-        """The peer belongs to a session, and may stay."""
         peer.session = session
         self._guests.leave(peer)
 
     def tolerate(self, peer: Peer) -> None:
-        """The peer belongs to no session, and may stay while there is room for guests."""
+        """Let a guest stay while there is room."""
         self._guests.stay(peer)
 
     def unsettle(self, peer: Peer) -> None:
-        """The peer belongs to no session any more, and may stay as long as a guest. It gets no
-        reply that it has not read."""
+        """Make a peer of an ended session a guest, and drop its waiting replies."""
         peer.session = 0
         peer.forget()
         self._guests.enter(peer)
 
     def count(self, peer: Peer, kept: int) -> None:
-        """Count bytes of an incomplete message. If all peers together have too many, one peer goes:
-        of the process with the most, the peer with the most."""
+        """Count bytes of an incomplete message. If there are too many, turn out the peer with the
+        most, of the process with the most."""
         self._kept += kept - peer.counted
         peer.counted = kept
         if self._kept > KEPT_MAX_BYTES:

@@ -1,16 +1,11 @@
 """The daemon's two ZeroMQ sockets: requests with their replies, and the swap log as a stream.
 
-The router decides nothing. The routing id of a peer begins with the token of its session, and only
-the lifeline gives tokens out: without a lifeline there is no session. A bad frame gets an error
-reply and harms no other session. A peer without a session is told so, and closed after a while.
+A peer's routing id begins with its session's token, which only the lifeline gives out. Other peers
+are refused, and closed after a while. No reply to a session is dropped: unread replies wait, in
+order, and are reported. If there are too many, the session ends.
 
-No reply to a session is dropped. Replies that the kernel does not take, because the peer does not
-read, wait here, in order, and are reported. If there are too many, the session ends; the core
-decides when it is late with reading.
-
-The publisher never waits for a reader. It keeps records that a subscriber does not take, up to a
-bound; beyond that the subscriber misses records. Once the subscriber takes some again, it gets the
-number of missed ones; the numbers of records tell it too.
+The publisher never waits. A slow subscriber misses records beyond a limit, and later learns how
+many.
 """
 
 import asyncio
@@ -44,12 +39,12 @@ from swapd.shared.text import reason
 
 log = logging.getLogger("swapd.daemon.router")
 
-#: Replies kept for a session that does not read, beside those in the kernel. A session within its
-#: limit of requests never has so many. Beyond either bound it ends.
+#: Limits of unread replies of one session, beside those in the kernel. A session within its limit
+#: of requests never exceeds them.
 UNREAD_MAX = UNANSWERED_MAX
 UNREAD_MAX_BYTES = 64 << 20
-#: Connections of one session, and their share of all descriptors: a client has one for each thread
-#: that makes requests.
+#: Connections of one session, and their share of all descriptors. A client has one for each
+#: requesting thread.
 PEERS_MAX = 512
 PEERS_SHARE = 10
 
@@ -57,7 +52,7 @@ _RPC_TERMS = SocketTerms(b"ROUTER", (b"DEALER", b"ROUTER"), REQUEST_MAX_BYTES)
 
 
 class Router(Peers):
-    """Serves requests of open sessions; refuses all others."""
+    """Serves requests of open sessions; refuses others."""
 
     def __init__(
         self,
@@ -70,10 +65,9 @@ class Router(Peers):
     ) -> None:
         """Listen at `path`. All callables are called on the loop.
 
-        `on_request(session, peer, request)`. `on_unread(session, count)`: so many replies wait for
-        it, and it has taken as many as it takes for now; with 0, it has taken all.
-        `on_deaf(session, why)`: no more can be kept for it, and it must be forgotten.
-        `crashed(error)`: one of these failed.
+        `on_request(session, peer, request)`. `on_unread(session, count)`: replies wait, and the
+        session takes no more for now; with 0, it has taken all. `on_deaf(session, why)`: no more
+        can be kept, and the session must be forgotten. `crashed(error)`: one of these failed.
         """
         super().__init__(path, loop, _RPC_TERMS, crashed)
         self._on_request = on_request
@@ -82,7 +76,7 @@ class Router(Peers):
         self._sessions: dict[bytes, int] = {}
         #: The peers of each session.
         self._of: dict[int, set[Peer]] = {}
-        #: Sessions for which replies wait.
+        #: Sessions with waiting replies.
         self._behind: set[int] = set()
         self._closed = False
 
@@ -91,7 +85,7 @@ class Router(Peers):
         self._of[session] = set()
 
     def forget(self, token: bytes) -> None:
-        """Take the peers from their session, and drop replies that they have not read."""
+        """Make the peers of a session guests, and drop their unread replies."""
         session = self._sessions.pop(token, None)
         if session is not None:
             self._behind.discard(session)
@@ -99,10 +93,11 @@ class Router(Peers):
                 self.unsettle(peer)
 
     def reply(self, peer: Peer, reply: AnyReply) -> None:
-        """Send, now or as soon as the peer reads. A peer that is gone gets nothing, and one without
-        a session only as much as it reads.
+        """Send now, or as soon as the peer reads; a peer without a session gets only what it reads
+        now.
 
-        A reply that cannot be encoded becomes a refusal. No-op after `close`.
+        A reply that cannot be encoded becomes a refusal. No-op after `close`, and for a closed
+        peer.
         """
         if not self._closed:
             self._send(peer, zmtp.frame(_encoded(reply)))
@@ -145,7 +140,6 @@ class Router(Peers):
             self._note_taken(peer.session)
 
     def _why_not(self, peer: Peer) -> tuple[Code, str]:
-        """Why a request of a peer without a session is refused."""
         if peer.identity[:TOKEN_BYTES] in self._sessions:
             most = share(PEERS_MAX, PEERS_SHARE)
             return "limit", (
@@ -181,8 +175,8 @@ class Router(Peers):
 
 
 def _request_id(rest: list[bytes]) -> int:
-    """The id of a request that cannot be served, if it has one, so that its sender gets an
-    answer."""
+    """Return the id of a request that cannot be served, so that its sender gets an answer; 0 if it
+    has no id."""
     try:
         raw = msgspec.msgpack.decode(rest[0])
     except (IndexError, *NOT_A_MESSAGE):
@@ -201,12 +195,12 @@ def _encoded(reply: AnyReply) -> bytes:
         return encode(Refused(reply.id, "internal", why))
 
 
-#: Records, and bytes of them, kept for a subscriber that reads slower than they come.
+#: Records, and bytes of them, kept for a slow subscriber.
 BACKLOG_MAX = 100_000
 BACKLOG_MAX_BYTES = 64 << 20
-#: How long the last records may take when the stream ends.
+#: Time limit for the last records at the end of the stream.
 LINGER_S = 0.2
-#: Limits of one subscriber: number of its topics, and bytes of one.
+#: Limits of one subscriber: number of its topics, and bytes of one topic.
 TOPICS_MAX = 64
 TOPIC_MAX_BYTES = 1024
 
@@ -214,12 +208,10 @@ _STREAM_TERMS = SocketTerms(b"PUB", (b"SUB", b"XSUB"), TOPIC_MAX_BYTES)
 
 
 class _Subscriber:
-    """The topics of one peer."""
-
     def __init__(self, peer: Peer) -> None:
         self.topics: dict[bytes, int] = {}
         self._peer = peer
-        #: Records that it has missed, and was not told of.
+        #: Missed records that the peer has not been told of.
         self._missed = 0
 
     def publish(self, lines: Sequence[bytes], frames: Sequence[bytes]) -> None:
@@ -242,7 +234,7 @@ class _Subscriber:
 
 
 class Publisher(Peers):
-    """Publishes to all subscribers. On the loop; only `close` blocks."""
+    """Publishes to all subscribers. Only `close` blocks."""
 
     def __init__(
         self,
@@ -254,15 +246,14 @@ class Publisher(Peers):
         self._subscribers: dict[Peer, _Subscriber] = {}
 
     def publish(self, lines: Sequence[bytes]) -> None:
-        """Send each of `lines` to those that want it, as a message of its own."""
         if self._subscribers:
             frames = [zmtp.frame(line) for line in lines]
             for subscriber in list(self._subscribers.values()):
                 subscriber.publish(lines, frames)
 
     def close(self) -> None:
-        """End the stream when all subscribers have taken all of it: LINGER_S at most. Blocks so
-        long."""
+        """End the stream once all subscribers have taken all of it, or after LINGER_S. Blocks until
+        then."""
         until = time.monotonic() + LINGER_S
         while (behind := self._behind()) and (left := until - time.monotonic()) > 0:
             poll = select.poll()

@@ -1,7 +1,5 @@
-"""The sessions of a daemon: what each has, its requests and messages, and the answers to them.
-
-Decides nothing. Everything here runs in the loop and never blocks.
-"""
+"""Opens and ends sessions, turns their requests and messages into events, and sends the answers.
+Never blocks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,20 +17,18 @@ from swapd.device import Device
 from swapd.shared import fds, protocol, runtime_dir
 from swapd.shared.runtime_dir import Folder
 
-#: Things of an ending session to end before other work has its turn.
+#: Waiters, components and leases of an ending session to end in one step.
 END_STEP = 32
-#: Most sessions at a time, and of one process: each has two connections and a board.
+#: Limits of all sessions, and of those of one process: each has two connections and a board.
 SESSIONS_MAX = 1024
 SESSIONS_OF_ONE_MAX = 256
-#: Characters of the names in a session's open requests: a wait keeps about two bytes for each.
+#: Limit of characters of names in a session's open requests: a wait keeps about two bytes for each.
 NAMES_CHARS_MAX = 16 << 20
-#: Their share of all descriptors.
+#: Sessions' share of all descriptors.
 SESSIONS_SHARE = 10
 
 
 class Sessions:
-    """Opens and ends sessions, and turns their requests and messages into events."""
-
     def __init__(
         self,
         connections: dict[int, WorkerConnection],
@@ -45,8 +41,8 @@ class Sessions:
         statuses: Statuses,
         count: Callable[[], None],
     ) -> None:
-        """Listen in `folder`. `connections`: of the open sessions; others see it. `count()`: the
-        number of sessions changed."""
+        """Listen in `folder`. `connections`: the open sessions, which others read. `count()`: their
+        number has changed."""
         self._connections = connections
         self._core = core
         self._device = device
@@ -95,8 +91,7 @@ class Sessions:
         }
 
     def close(self) -> None:
-        """Say goodbye to all sessions, let no more in, and answer no more requests. May be called
-        more than once."""
+        """End all sessions, and accept no sessions or requests. May be called more than once."""
         self._server.close("stopping", explain.STOPPING)
         self._router.close()
 
@@ -160,7 +155,6 @@ class Sessions:
         connection.welcome(self._address, strict=self._core.rules.strict)
 
     def _no_more_sessions(self, pid: int) -> str | None:
-        """Why a process may not open another session; None if it may."""
         most = fds.share(SESSIONS_MAX, SESSIONS_SHARE)
         if len(self._connections) >= most:
             return (
@@ -208,8 +202,7 @@ class Sessions:
         self._end(session, lifeline.token)
 
     def _end(self, session: int, token: bytes) -> None:
-        """End a session in the core; one that has much ends in steps, with other work in
-        between."""
+        """End a session in the core, in steps if it has much, so that other work gets its turn."""
         now = self._dispatch.clock()
         alive, ending = token in self._quarantine, self._quarantine.is_ending(token)
         if self._core.has_more(session, END_STEP):
@@ -218,19 +211,19 @@ class Sessions:
             return
         self._dispatch.post(events.SessionGone(now, session, alive, ending))
         if alive:
-            # later: the event may be queued behind the one that fenced this session
+            # later: SessionGone may be queued behind the event that fenced this session
             self._dispatch.loop.call_soon(self._quarantine.watch, token)
 
     def _on_let_go(self, pid: int, token: bytes) -> None:
         for one in list(self._connections.values()):
             if one.lifeline.token == token and one.lifeline.pid == pid:
-                self._server.gone(one.lifeline)  # its end is on its way
+                self._server.gone(one.lifeline)  # its EOF is on its way
         self._quarantine.let_go(pid, token)
 
     # --- answers and notices -------------------------------------------------------------
 
     def reply(self, session: int, reply: protocol.AnyReply) -> None:
-        """Answer an open request of an open session."""
+        """Answer an open request; no-op if the session has ended or nobody waits."""
         if (connection := self._connections.get(session)) is None:
             return
         if (peer := connection.answers(reply.id)) is not None:
@@ -262,18 +255,14 @@ class Sessions:
         self.reply(a.session, protocol.Refused(a.request, a.code, a.message, account))
 
     def _evicted(self, a: actions.Evicted) -> None:
-        """Tell the worker that a write-back is complete, before the core grants the chunks to
-        others.
-
-        So a worker that outlives the daemon knows whether the host copy has the latest bytes.
-        """
+        """Tell the worker that a write-back is complete, before others get the chunks. So a worker
+        that outlives the daemon knows whether the host copy has the latest bytes."""
         c = self._core.ledger.components.get(a.name)
         if c is not None and (a.bytes_back or c.scratch):
             self._tell(c.session, protocol.Saved(a.name, a.generation, anew=c.kept == ()))
 
 
 def _one_too_many(connection: WorkerConnection) -> str | None:
-    """Why a session with these unanswered requests may make no more; None if it may."""
     if len(connection.unanswered) >= protocol.UNANSWERED_MAX:
         return explain.TOO_MANY_REQUESTS
     return explain.TOO_MANY_NAMES if connection.names_chars >= NAMES_CHARS_MAX else None

@@ -1,8 +1,5 @@
-"""Answers to `status`: the core's state, and the device's and the kernel's figures on memory.
-
-Lives here: asking the device in a thread, and building an answer in turns with other work. Changes
-nothing.
-"""
+"""Answers to `status`: the core's state, and memory figures of the device and the kernel. Changes
+nothing."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -18,16 +15,13 @@ from swapd.log.swap_log import SwapLog
 from swapd.shared import protocol
 from swapd.shared.system import Threads, private_bytes
 
-#: Components to look at for a status before other work has its turn.
+#: Components of a status to handle before other work has its turn.
 STATUS_STEP = 200
 
-#: Sends an answer.
 Reply = Callable[[protocol.AnyReply], None]
 
 
 class Statuses:
-    """The status answers of one daemon."""
-
     def __init__(
         self,
         core: Residency,
@@ -53,14 +47,11 @@ class Statuses:
         self._turn = asyncio.Lock()
 
     def ask(self, request: int, reply: Reply) -> None:
-        """Answer a status when the device has reported its memory use, which may take a while."""
         self._inbox.start(self._answer(request, reply))
 
     async def _answer(self, request: int, reply: Reply) -> None:
-        """Answers come one after the other, a few components at a time, with other work in between.
-
-        So two components in one answer may be of two moments.
-        """
+        """Build one answer at a time, with other work in between: its components may show different
+        moments."""
         use, private = await self._memory_use()
         ledger = self._core.ledger
         async with self._turn:
@@ -75,7 +66,7 @@ class Statuses:
             reply(self._status(request, use, private, components))
 
     async def _memory_use(self) -> tuple[MemoryUse, int]:
-        """The device's memory use, and the bytes of host copies that processes keep privately."""
+        """Return the device's memory use, and the bytes of private host copies."""
         pids = {one.lifeline.pid for one in self._connections.values()}
         try:
             use = await self._queries.run(self._device.use)
@@ -142,6 +133,6 @@ class Statuses:
 
 
 def _private_copies(pids: Iterable[int]) -> int:
-    """Bytes of host copies that these processes have mapped privately: former registrations whose
-    tensors are still there. May block for some milliseconds."""
+    """Return the bytes of host copies that processes map privately: ended registrations whose
+    tensors remain. May block for some milliseconds."""
     return sum(private_bytes(pid, NAME) for pid in pids)

@@ -1,28 +1,28 @@
-"""ZMTP 3.0, the protocol of ZeroMQ sockets, as far as a daemon needs it. Bytes, no sockets.
+"""ZMTP 3.0, the protocol of ZeroMQ sockets, as far as a daemon needs it. Handles bytes, not
+sockets.
 
-The daemon talks to libzmq's sockets, but does not use libzmq. That takes memory and descriptors
-before the daemon can ask whose they are: a message of many frames has no bound, neither has a
-subscription, and libzmq aborts the process if it lacks a descriptor, a thread or memory. This
-module knows each bound before it keeps the first byte within it.
+The daemon does not use libzmq, which takes memory and descriptors before the daemon can ask for
+whom, does not limit frames or subscriptions, and aborts the process if it lacks memory, a thread or
+a descriptor. This module checks each limit before it keeps a byte.
 """
 
 from collections.abc import Collection
 
-#: Frames of one message.
+#: Frames of one message at most.
 FRAMES_MAX = 8
-#: Bytes of a command, also of the handshake.
+#: Bytes of one command at most, also in the handshake.
 COMMAND_MAX_BYTES = 2048
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _GREETING_BYTES = 64
 _MECHANISM = b"NULL".ljust(20, b"\0")
 
-#: The first bytes of each side: signature, version 3.0, no security, no server.
+#: First bytes of each side: signature, version 3.0, no security, no server.
 GREETING = (b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + _MECHANISM).ljust(_GREETING_BYTES, b"\0")
 
 
 class WireError(Exception):
-    """The peer speaks no ZMTP, another version, or sends more at once than it may."""
+    """The peer does not speak ZMTP 3, or sends more at once than it may."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -30,27 +30,25 @@ def frame(payload: bytes) -> bytes:
 
 
 def ready(kind: bytes, identity: bytes = b"") -> bytes:
-    """The command that ends the handshake; `kind` is that of the socket, as b"ROUTER"."""
+    """Return the command that ends the handshake. `kind` is the socket's, such as b"ROUTER"."""
     properties = _property(b"Socket-Type", kind) + _property(b"Identity", identity)
     return _command(b"READY", properties)
 
 
 class Decoder:
-    """Decodes the bytes of one peer into messages."""
-
     def __init__(self, kinds: Collection[bytes], longest: int) -> None:
-        """`kinds` of sockets may connect; none of their messages has more than `longest` bytes."""
+        """`kinds`: sockets that may connect; `longest`: size limit of their messages, in bytes."""
         self._kinds = kinds
         self._longest = longest
         self._buffer = bytearray()
         self._at = 0
         self._greeted = False
-        #: The frames of a message that is not complete, and their bytes.
+        #: Frames of an incomplete message, and their bytes.
         self._frames: list[bytes] = []
         self._nbytes = 0
-        #: The peer's routing id, once the handshake is over.
+        #: Routing id, once the handshake is over.
         self.identity: bytes | None = None
-        #: Answers of the protocol itself; the sender takes them from here.
+        #: Answers of the protocol itself, for the caller to send.
         self.answers: list[bytes] = []
 
     @property
@@ -65,7 +63,7 @@ class Decoder:
         self._buffer += data
 
     def next(self) -> list[bytes] | None:
-        """The frames of the next message; None if it is not complete. Raises: WireError."""
+        """Return the frames of the next message, or None if it is incomplete. Raises: WireError."""
         if not self._greeted and not self._greet():
             return None
         while (found := self._next_frame()) is not None:
@@ -96,7 +94,7 @@ class Decoder:
         return True
 
     def _next_frame(self) -> tuple[int, bytes] | None:
-        """(flags, body) of the next frame, once it is whole."""
+        """Return (flags, body) once the frame is complete."""
         buffer, at = self._buffer, self._at
         if len(buffer) < at + 2:
             return None
@@ -116,7 +114,7 @@ class Decoder:
         return flags, bytes(buffer[body : self._at])
 
     def _check(self, flags: int, size: int) -> None:
-        """Check a frame before it has come, and is kept."""
+        """Check a frame before its bytes are kept."""
         if flags & ~(_MORE | _LONG | _COMMAND) or (flags & _COMMAND and flags & _MORE):
             raise WireError(f"a frame with the flags {flags:#x}")
         if flags & _COMMAND:
@@ -157,7 +155,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 def _short(data: bytes) -> tuple[bytes, bytes]:
-    """A string after one byte of length, and the bytes after it."""
+    """Return the string after one byte of length, and the bytes after it."""
     if not data or len(data) < 1 + data[0]:
         raise WireError("a command cut short")
     return data[1 : 1 + data[0]], data[1 + data[0] :]

@@ -1,4 +1,4 @@
-"""The only package that knows what memory is. `open_device` chooses the backend."""
+"""The devices: GPU memory, or host memory in its place. `open_device` chooses the backend."""
 
 from swapd.device.base import Device, DeviceError, DeviceLost, MemoryUse, NotAllBack, ProcessUse
 from swapd.device.host import HostDevice
@@ -19,12 +19,12 @@ __all__ = [
 def open_device(
     name: str, budget: int, chunk: int, bandwidth: float | None, pin_limit: int | None = None
 ) -> Device:
-    """Open the device `name` with an arena of `budget` bytes.
+    """Open the device `name` with an arena of `budget` bytes. Blocks: allocates and touches the
+    whole arena.
 
     "host" is host memory, "cuda:1" or "cuda1" a GPU by its index, "cuda" the first. `chunk` is in
     bytes, `bandwidth` in bytes per second (host only; None: unlimited), `pin_limit` in bytes of
-    host memory (GPUs only; None: no limit but the driver's). Blocking: allocates and touches the
-    whole arena. Raises: DeviceError.
+    host memory (GPUs only; None: the driver's limit). Raises: DeviceError.
     """
     if name == "host":
         return HostDevice(budget, chunk, bandwidth)

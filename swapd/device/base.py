@@ -1,5 +1,5 @@
-"""The contract of every device, and their arithmetic on chunks: copies in pieces, files, and the
-zeros behind each component. One test suite, `tests/device/test_contract.py`, checks all devices."""
+"""The contract of every device, checked by `tests/device/test_contract.py`, and arithmetic on
+chunks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
@@ -14,8 +14,7 @@ Landed = Callable[[int], None]
 
 
 class DeviceError(UserError):
-    """One operation failed; chunks and host copies are unchanged. The message names the operation
-    and the cause."""
+    """An operation failed; chunks and host copies are unchanged."""
 
 
 class DeviceLost(DeviceError):
@@ -23,7 +22,7 @@ class DeviceLost(DeviceError):
 
 
 class NotAllBack(DeviceError):
-    """Some lent chunks are not there yet: `back` are those that are, `still` the others."""
+    """Some lent chunks have no memory yet: `still`. Those in `back` have it."""
 
     def __init__(self, why: str, back: Runs, still: Runs) -> None:
         super().__init__(why)
@@ -32,8 +31,6 @@ class NotAllBack(DeviceError):
 
 
 class ProcessUse(NamedTuple):
-    """Another process's share of the device's memory."""
-
     pid: int
     name: str
     nbytes: int
@@ -43,19 +40,19 @@ class ProcessUse(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """The users of the device's memory. Bytes; `notes` are sentences for people."""
+    """Bytes of the device's memory. `notes` are sentences for people."""
 
     total: int
     free: int
     processes: tuple[ProcessUse, ...]
     notes: tuple[str, ...]
-    #: Bytes of host copies that are pinned, and those that the device refused to pin.
+    #: Bytes of host copies that are pinned, and that the device refused to pin.
     pinned: int = 0
     unpinned: int = 0
 
 
 class Pinned(NamedTuple):
-    """Host memory that is pinned, in bytes; and the cause of the last refusal, or ""."""
+    """Bytes of pinned host memory; cause of the last refusal."""
 
     nbytes: int
     refused: str = ""
@@ -64,45 +61,46 @@ class Pinned(NamedTuple):
 class Device(Protocol):
     """An arena of `chunks` chunks of `chunk_bytes` bytes, allocated once.
 
-    Blocking methods block the calling thread, which is never that of the event loop, and release
-    the GIL. One copy in and one copy out may run at the same time, on disjoint chunks.
+    Blocking methods release the GIL; never call them in the event loop's thread. One copy in and
+    one copy out may run at the same time, on disjoint chunks.
     """
 
     #: "host", "cuda:0"
     name: str
-    #: "GPU-...", by which another process finds the same card; "" on the host.
+    #: "GPU-...", the same in every process; "" on the host.
     uuid: str
     chunk_bytes: int
     chunks: int
     #: File i holds k chunks from i * k on, chunk c at offset (c % k) * chunk_bytes.
     chunks_per_file: int
-    #: Whether a process's work on the device may go on for a while after the process has ended.
+    #: Whether work of a process may go on for a while after the process has ended.
     outlasts: bool
-    #: Whether `pin` accepts memory that is mapped read-only here.
+    #: Whether `pin` accepts memory that is mapped read-only in this process.
     read_only_pins: bool
 
     def export(self, file: int, *, writable: bool) -> OwnedFd:
-        """A descriptor through which a worker can map the chunks of `file`. The caller owns it.
+        """Return a descriptor through which a worker can map the chunks of `file`. The caller owns
+        it.
 
-        Without `writable`, the host device allows no mapping that can ever be written to; on a GPU
-        the importer must see to that. Never blocks. Raises: OSError if this process is out of
-        descriptors; DeviceError if the chunk is lent.
+        Without `writable`, the host device allows no writable mapping; on a GPU the importer must
+        see to that. Never blocks. Raises: OSError without a free descriptor; DeviceError if the
+        chunk is lent.
         """
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
-        """Make copies from and to this memory fast; `writable` says how it is mapped here.
+        """Make copies from and to this memory, which begins with a page, fast. `writable` says how
+        it is mapped in this process.
 
-        `address` is the start of a page. Blocks, 0.1 s and more for each GiB. Copies work without,
-        and meanwhile. Raises: DeviceError on refusal, also part-way: the part pinned by then
-        stays pinned and in use, and the next call goes on from there.
+        Blocks, 0.1 s or more per GiB; copies may run meanwhile. Raises: DeviceError on refusal,
+        also part-way: the part pinned by then stays pinned, and the next call goes on there.
         """
 
     def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped. No-op if it is not pinned, or if the device is
-        lost, which no longer uses it. Blocks. No copy may be using it."""
+        """Undo `pin`, before the memory is unmapped. No-op if it is not pinned or the device is
+        lost. Blocks. No copy may be using the memory."""
 
     def pinned(self) -> Pinned | None:
-        """The progress of all calls of `pin`; None where copies are fast without. Does not
+        """Return the progress of all `pin` calls; None if copies need no pinned memory. Does not
         block."""
 
     def copy_in(
@@ -115,17 +113,16 @@ class Device(Protocol):
         start: int = 0,
         landed: Landed | None = None,
     ) -> None:
-        """Copy `nbytes` bytes at address `source` into the chunks of `runs`, in order.
+        """Copy `nbytes` bytes from address `source` into the chunks of `runs`, in order.
 
-        With `only`, copy just these ranges: the others become zeros, and the source is not read
-        there. The first `start` bytes landed in an earlier copy of the same bytes to the same
-        chunks, which `landed` ended by raising.
+        With `only`, copy these ranges and zero the others, without reading the source there. The
+        first `start` bytes arrived in an earlier copy of the same bytes to the same chunks, which
+        `landed` ended by raising.
 
-        `landed` is called in order, every few MiB and at the end, from this thread or one of the
-        device's. If it raises, the copy raises that error after the pieces in flight. The caller
-        keeps `source` mapped until the copy returns. Beyond these bytes the last chunk is zero
-        then: no earlier bytes are left. Raises: DeviceError; then the chunks' contents are
-        undefined, and they still belong to the caller.
+        `landed` is called in order, every few MiB and at the end, in this thread or one of the
+        device's. If it raises, the copy raises that error after the pieces in flight. `source` must
+        stay mapped until the copy returns. The rest of the last chunk is zeroed. Raises:
+        DeviceError; then the chunks' contents are undefined, and the caller still owns them.
         """
 
     def copy_out(
@@ -136,31 +133,29 @@ class Device(Protocol):
         *,
         only: Ranges | None = None,
     ) -> None:
-        """Copy the first `nbytes` bytes of the chunks of `runs` to address `target`.
+        """Copy the first `nbytes` bytes of the chunks of `runs` to address `target`; with `only`,
+        just these ranges.
 
-        With `only`, copy just these ranges; the rest of the target stays as it is.
-
-        Raises: DeviceError; then the contents of the target are undefined, and those of the chunks
+        Raises: DeviceError; then the contents of the target are undefined, and the chunks
         unchanged.
         """
 
     def lend(self, runs: Runs) -> None:
-        """Give the memory of these chunks back to the system; their numbers stay.
+        """Give the memory of these chunks back to the system; their numbers stay. Blocks.
 
-        It is free when no worker has them mapped or imported any more. Blocks. Raises: DeviceError;
-        then some of them may be lent, and `reclaim` takes them anyway.
+        It is free once no worker has it mapped or imported. Raises: DeviceError; then some chunks
+        may be lent, and `reclaim` accepts all of them.
         """
 
     def reclaim(self, runs: Runs) -> None:
         """Allocate the lent chunks among these again, filled with zeros. Blocks.
 
-        Their files are new: on a GPU, earlier exports are other memory. Raises: NotAllBack if there
-        is no memory for all of them, or not yet: some of them may be back; DeviceError, then
-        nothing has changed.
+        On a GPU, earlier exports of them refer to other memory. Raises: NotAllBack if there is not
+        enough memory yet, though some chunks may be back; DeviceError, then nothing has changed.
         """
 
     def use(self) -> MemoryUse:
-        """The current users of the device's memory. Blocks. Raises: DeviceLost."""
+        """Blocks. Raises: DeviceLost."""
 
     def close(self) -> None:
         """Free the arena. Mappings in workers keep their memory allocated."""
@@ -171,7 +166,7 @@ _BEYOND = 1 << 62
 
 
 class Piece(NamedTuple):
-    """The unit of one copy. Bytes; `offset` is in the arena, `done` in the component."""
+    """A part of a copy, in bytes. `offset` is in the arena, `done` in the component."""
 
     offset: int
     done: int
@@ -179,8 +174,8 @@ class Piece(NamedTuple):
 
 
 def chunks_in(budget: int, chunk: int, unit: int = 1) -> int:
-    """The whole chunks in a budget of bytes. Raises: DeviceError, also if `chunk` is not a multiple
-    of `unit`."""
+    """Return the whole chunks in a budget of bytes. Raises: DeviceError, also if `chunk` is not a
+    multiple of `unit`."""
     if chunk <= 0 or chunk % unit:
         raise DeviceError(f"chunk of {chunk} bytes: use a multiple of 2 MiB")
     if budget < chunk:
@@ -193,10 +188,7 @@ def chunks_in(budget: int, chunk: int, unit: int = 1) -> int:
 
 
 def cut(runs: Runs, nbytes: int, chunk: int) -> list[Piece]:
-    """`nbytes` bytes, one piece for each run of `runs`.
-
-    Raises: DeviceError if they do not fit.
-    """
+    """Cut `nbytes` bytes into one piece for each run. Raises: DeviceError if they do not fit."""
     pieces = []
     done = 0
     for first, n in runs:
@@ -210,7 +202,7 @@ def cut(runs: Runs, nbytes: int, chunk: int) -> list[Piece]:
 
 
 def mark(pieces: Iterable[Piece], only: Ranges | None) -> Iterator[tuple[Piece, bool]]:
-    """The same bytes, cut where `only` begins and ends; each piece with whether `only` has it."""
+    """Cut the pieces where `only` begins and ends; yield each with whether it is in `only`."""
     if only is None:
         yield from ((piece, True) for piece in pieces)
         return
@@ -228,24 +220,21 @@ def mark(pieces: Iterable[Piece], only: Ranges | None) -> Iterator[tuple[Piece, 
 
 
 def split(pieces: Iterator[Piece] | list[Piece], most: int) -> Iterator[Piece]:
-    """The same bytes in pieces of at most `most`; each run starts a new piece."""
     for offset, done, nbytes in pieces:
         for at in range(0, nbytes, most):
             yield Piece(offset + at, done + at, min(most, nbytes - at))
 
 
 def numbers(runs: Runs) -> list[int]:
-    """The chunks of `runs`, one by one."""
     return [chunk for first, n in runs for chunk in range(first, first + n)]
 
 
 def files_of(runs: Runs, chunks_per_file: int) -> list[int]:
-    """The files of `runs`, in order."""
     return list(dict.fromkeys(chunk // chunks_per_file for chunk in numbers(runs)))
 
 
 def whole_files(runs: Runs, chunks_per_file: int) -> list[int]:
-    """The files all of whose chunks are in `runs`."""
+    """Return the files whose chunks are all in `runs`."""
     chunks = set(numbers(runs))
     return [
         file
@@ -255,7 +244,6 @@ def whole_files(runs: Runs, chunks_per_file: int) -> list[int]:
 
 
 def runs_of(chunks: Iterable[int]) -> Runs:
-    """These chunks, neighbours as one run."""
     runs: list[tuple[int, int]] = []
     for chunk in chunks:
         if runs and sum(runs[-1]) == chunk:
@@ -266,11 +254,10 @@ def runs_of(chunks: Iterable[int]) -> Runs:
 
 
 class Tails:
-    """The offset in each chunk of a new arena where its zeros begin.
+    """The offset in each chunk from which on it is zero.
 
-    A worker maps its last chunk as a whole, so bytes of an earlier component there must be zeroed;
-    but only as far as there are any. So small components in large chunks come and go at no extra
-    cost.
+    A worker maps its last chunk as a whole, so earlier bytes there must be zeroed, but no more than
+    there are. So small components in large chunks come and go at no extra cost.
     """
 
     def __init__(self, chunks: int, chunk_bytes: int) -> None:
@@ -280,7 +267,8 @@ class Tails:
         self.writable = False
 
     def begin(self, whole: list[Piece]) -> Piece | None:
-        """Before copying these pieces in, one for each run: return the range to zero after them."""
+        """Before these pieces, one for each run, are copied in: return the range to zero after
+        them."""
         if not whole:
             return None
         chunk, end = self._last(whole)
@@ -293,13 +281,13 @@ class Tails:
         return Piece(chunk * self._chunk_bytes + end, 0, left - end) if left > end else None
 
     def end(self, whole: list[Piece]) -> None:
-        """The pieces have arrived, and the range is zeroed."""
+        """Note that the pieces have arrived and the range is zeroed."""
         if whole:
             chunk, end = self._last(whole)
             self._ends[chunk] = end
 
     def _last(self, whole: list[Piece]) -> tuple[int, int]:
-        """The last chunk, and the offset in it where the bytes end."""
+        """Return the last chunk, and the offset in it where the bytes end."""
         end = whole[-1].offset + whole[-1].nbytes
         chunk = (end - 1) // self._chunk_bytes
         return chunk, end - chunk * self._chunk_bytes

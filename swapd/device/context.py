@@ -1,6 +1,6 @@
-"""One GPU's context in this process: opening it, calling the driver in it, and what errors mean.
+"""One GPU's context in this process: opens it, calls the driver in it, and interprets errors.
 
-Calls only `cuda.bindings.driver`, never the runtime, and imports that with the first `Context`.
+Imports only `cuda.bindings.driver`, with the first `Context`.
 """
 
 import importlib
@@ -13,12 +13,11 @@ from typing import Any, Self
 
 from swapd.device.base import DeviceError, DeviceLost
 
-#: The version that all calls here and in the client need: CUDA 12.0, as `cuDriverGetVersion`
-#: reports it.
+#: CUDA 12.0, which daemon and client need, as `cuDriverGetVersion` reports it.
 NEEDED_VERSION = 12000
 
-#: The context does not survive these: cuda.h says that the process is left in an inconsistent
-#: state and any further work returns the same error, or that the context is gone.
+#: The context does not survive these. Per cuda.h, any further work in the process returns the same
+#: error, or the context is gone.
 _FATAL = {
     "CUDA_ERROR_DEINITIALIZED",
     "CUDA_ERROR_ECC_UNCORRECTABLE",
@@ -38,10 +37,10 @@ _FATAL = {
     "CUDA_ERROR_MPS_CLIENT_TERMINATED",
     "CUDA_ERROR_EXTERNAL_DEVICE",
 }
-#: After these the context may be intact or not; `call` queries it.
+#: After these errors the context may be intact; `call` checks.
 _DOUBTFUL = {"CUDA_ERROR_UNKNOWN", "CUDA_ERROR_DEVICE_UNAVAILABLE"}
 
-#: Remedies for errors whose own text has none.
+#: For errors whose text names no remedy.
 _REMEDIES = {
     "CUDA_ERROR_NO_DEVICE": (
         "the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, and start a "
@@ -77,7 +76,7 @@ class CudaError(DeviceError):
 
     @property
     def of_a_capture(self) -> bool:
-        """Whether the call conflicts with a graph that is being captured."""
+        """Whether the call conflicts with the capture of a graph."""
         return "CAPTURE" in self.name
 
     @property
@@ -86,11 +85,8 @@ class CudaError(DeviceError):
 
 
 def load() -> Any:
-    """`cuda.bindings.driver`, initialised.
-
-    Raises: DeviceError that says what is missing and what to do: the bindings, the driver, a newer
-    driver, a GPU.
-    """
+    """Return `cuda.bindings.driver`, initialised. Raises: DeviceError that says what is missing and
+    what to do."""
     try:
         api = importlib.import_module("cuda.bindings.driver")
     except ImportError as exc:
@@ -101,7 +97,7 @@ def load() -> Any:
     try:
         version = checked(api, api.cuDriverGetVersion)
     except RuntimeError as exc:
-        # the loader's own error, not a subclass of ImportError
+        # the loader's error, which is no ImportError
         raise DeviceError(
             "there is no NVIDIA driver here (libcuda.so.1 was not found): install one, start "
             "a container with --gpus all, or use --device host"
@@ -117,10 +113,8 @@ def load() -> Any:
 
 
 def checked(api: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of the driver's `function`: nothing, a value, or a tuple of values.
-
-    Raises: CudaError. For calls without a `Driver`; with one see `Driver.call`.
-    """
+    """Return the values of the driver's `function`: None, a value, or a tuple. For calls without a
+    `Driver`; else use `Driver.call`. Raises: CudaError."""
     result, *values = function(*arguments)
     if result:
         raise CudaError(_name(api, result), int(result), function.__name__)
@@ -128,7 +122,6 @@ def checked(api: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def device_names(api: Any) -> list[str]:
-    """The GPUs this process may use, by index."""
     return [
         _text(checked(api, api.cuDeviceGetName, 256, checked(api, api.cuDeviceGet, index)))
         for index in range(checked(api, api.cuDeviceGetCount))
@@ -136,22 +129,19 @@ def device_names(api: Any) -> list[str]:
 
 
 def uuid_of(api: Any, device: Any) -> str:
-    """The name of a GPU in every process, as nvidia-smi shows it: "GPU-..."."""
+    """Return the uuid as nvidia-smi shows it, the same in every process."""
     return f"GPU-{uuid.UUID(bytes=checked(api, api.cuDeviceGetUuid, device).bytes)}"
 
 
 class Context:
-    """One GPU, through its primary context, which it keeps until `close`.
+    """One GPU and its primary context, which is kept until `close`.
 
-    Methods may be called in any thread. After an error that the context does not survive, all of
-    them raise DeviceLost with that error's name, and call the driver no more.
+    Methods may be called in any thread. After an error that the context does not survive, all raise
+    DeviceLost with that error's name, and call the driver no more.
     """
 
     def __init__(self, index: int) -> None:
-        """Open the GPU with this index. Blocks: makes a context, 0.1 s and more.
-
-        Raises: DeviceError.
-        """
+        """Open the GPU with this index. Blocks 0.1 s or more. Raises: DeviceError."""
         self._changing = threading.Lock()
         self._lost: str | None = None
         self._pid = os.getpid()
@@ -166,16 +156,12 @@ class Context:
         self.index = index
         self.product = names[index]
         self.device = self.call(api.cuDeviceGet, index)
-        #: "GPU-..." as nvidia-smi shows it, the same in every process.
         self.uuid = uuid_of(api, self.device)
         self._context = self.call(api.cuDevicePrimaryCtxRetain, self.device)
 
     @classmethod
     def by_uuid(cls, wanted: str) -> Self:
-        """Open the GPU with this uuid, at any index in this process.
-
-        Raises: DeviceError.
-        """
+        """Open the GPU with this uuid, whatever its index in this process. Raises: DeviceError."""
         api = load()
         for index in range(checked(api, api.cuDeviceGetCount)):
             device = checked(api, api.cuDeviceGet, index)
@@ -190,11 +176,10 @@ class Context:
 
     @property
     def lost(self) -> bool:
-        """Whether an error occurred that the context does not survive."""
         return self._lost is not None
 
     def close(self) -> None:
-        """Release the context. Nothing made through this driver may be used any more."""
+        """Release the context. Nothing made through it may be used any more."""
         with self._changing:
             context, self._context = self._context, None
         if context is not None and not self.lost:
@@ -202,8 +187,8 @@ class Context:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the GPU's context current in this thread, and afterwards restore the previous
-        one."""
+        """Make the GPU's context current in this thread, and restore the previous one
+        afterwards."""
         if os.getpid() != self._pid:
             raise DeviceError("CUDA does not survive a fork: start processes with spawn")
         before = self.call(self.api.cuCtxGetCurrent)
@@ -220,8 +205,8 @@ class Context:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function` of `api`; return its values as `checked` does.
 
-        Raises: DeviceLost at once if the device is lost, or if this call finds it so; CudaError;
-        DeviceError if the installed driver has no such call.
+        Raises: DeviceLost if the device is lost, before or by this call; CudaError; DeviceError if
+        the installed driver has no such function.
         """
         if self._lost is not None:
             raise DeviceLost(self._lost)
@@ -243,7 +228,7 @@ class Context:
         return result.name not in well
 
     def attribute(self, name: str) -> int:
-        """A device attribute by its name without CU_DEVICE_ATTRIBUTE_; 0 if it is unknown."""
+        """Return a device attribute, named without CU_DEVICE_ATTRIBUTE_; 0 if it is unknown."""
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
         if attribute is None:
             return 0

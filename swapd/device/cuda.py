@@ -1,9 +1,5 @@
-"""The device on an NVIDIA GPU: chunks of its memory, and copies on streams of their own.
-
-Lives here: the arena, which has one allocation for each chunk; the contract, built from the other
-modules of this folder; and checks at the start, whose errors say what to do. May not live here:
-calls of the driver (driver.py), decisions (the core).
-"""
+"""The device on an NVIDIA GPU: chunks of its memory, and copies on streams of their own. Only
+driver.py calls the driver."""
 
 import os
 from collections.abc import Iterator
@@ -37,10 +33,10 @@ from swapd.shared.fds import OwnedFd
 from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.units import size
 
-#: Descriptors for everything but chunks: sockets, host copies, files that the driver opens.
+#: Descriptors for everything but chunks.
 SPARE_DESCRIPTORS = 256
 
-#: Attributes of a GPU without which no chunk can be shared.
+#: Attributes that a GPU needs for sharing chunks.
 _ABILITIES = (
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
@@ -48,26 +44,23 @@ _ABILITIES = (
 
 
 class _Chunk(NamedTuple):
-    """An allocation, mapped at its place. Exports are copies of `fd`."""
-
     handle: int
     fd: OwnedFd
 
 
 class Arena:
-    """`chunks` allocations of `chunk_bytes`, mapped in one range; a lent chunk has none at present.
+    """`chunks` allocations of `chunk_bytes`, mapped in one range. A lent chunk has no allocation.
 
-    Callers make the context current.
+    Callers must make the context current.
     """
 
     def __init__(self, driver: Driver, chunks: int, chunk_bytes: int) -> None:
-        """Allocate, map and export all. Blocks. Raises: DeviceError; then nothing is left
-        allocated."""
+        """Blocks. Raises: DeviceError; then nothing is left allocated."""
         self._driver = driver
         self._chunk_bytes = chunk_bytes
         self._nbytes = chunks * chunk_bytes
         self._chunks: list[_Chunk | None] = [None] * chunks
-        #: The address of chunk 0 in this process; the others follow.
+        #: Address of chunk 0 in this process; the others follow.
         self.base = driver.reserve(self._nbytes)
         try:
             for number in range(chunks):
@@ -82,20 +75,19 @@ class Arena:
         return f"<Arena {self._nbytes >> 20} MiB in {len(self._chunks)} chunks, {lent} lent>"
 
     def export(self, number: int) -> OwnedFd:
-        """A descriptor of the chunk, for the caller. Calls no driver; see `Device.export`."""
+        """Return a descriptor for the caller. Calls no driver."""
         chunk = self._chunks[number]
         if chunk is None:
             raise DeviceError(f"chunk {number} is lent")
         return OwnedFd(os.dup(chunk.fd.fileno()))
 
     def lend(self, numbers: list[int]) -> None:
-        """Free this process's memory for these chunks; see `Device.lend`."""
         for number in numbers:
             self._free(number)
 
     def reclaim(self, numbers: list[int]) -> CudaError | None:
-        """Allocate lent chunks again, as many as there is memory for; return the driver's error
-        when there was no more. Raises: DeviceError; then all are lent as before."""
+        """Allocate lent chunks again; return the driver's error if memory runs out. Raises:
+        DeviceError; then all are lent as before."""
         short, made = None, []
         with ExitStack() as undo:
             for number in numbers:
@@ -133,7 +125,7 @@ class Arena:
         return self.base + number * self._chunk_bytes
 
     def _make(self, number: int) -> _Chunk:
-        """Allocate, export and map a chunk. It is not accessible yet."""
+        """Allocate, export and map a chunk, without access yet."""
         with ExitStack() as undo:
             handle = self._driver.create(self._chunk_bytes)
             undo.callback(self._driver.release, handle)
@@ -143,8 +135,7 @@ class Arena:
         return _Chunk(handle, fd)
 
     def _clear(self, runs: Runs) -> None:
-        """Make new chunks accessible, and zero them. Waits for no other work on the GPU: copies of
-        others go on meanwhile."""
+        """Make new chunks accessible, and zero them. Other work on the GPU goes on meanwhile."""
         with ExitStack() as undo:
             stream = self._driver.stream()
             undo.callback(self._driver.destroy_stream, stream)
@@ -155,7 +146,7 @@ class Arena:
                 self._driver.zero_later(at, nbytes, stream)
 
     def _free(self, number: int) -> None:
-        """Unmap the chunk and free it. If the driver does not unmap it, nothing changes."""
+        """Unmap and free a chunk. If the driver does not unmap it, nothing changes."""
         chunk = self._chunks[number]
         if chunk is None:
             return
@@ -172,9 +163,9 @@ class CudaDevice:
     outlasts = True
 
     def __init__(self, index: int, budget: int, chunk: int, pin_limit: int | None = None) -> None:
-        """Allocate `budget // chunk` chunks on GPU `index`; units are bytes.
+        """Allocate `budget // chunk` chunks on GPU `index`; sizes are in bytes.
 
-        `pin_limit` bounds the pinned host copies; None: no limit but the driver's. Blocks. Raises:
+        `pin_limit` bounds the pinned host copies; None: only the driver does. Blocks. Raises:
         DeviceError; then nothing is left allocated.
         """
         self.name = f"cuda:{index}"
@@ -274,7 +265,7 @@ class CudaDevice:
         )
 
     def close(self) -> None:
-        """Free everything; for a lost device, only objects outside of the driver. Raises:
+        """Free everything; for a lost device, only what is not the driver's. Raises:
         DeviceError."""
         self._all.close()
 
@@ -300,7 +291,7 @@ class CudaDevice:
     # --- what can be wrong at the start --------------------------------------------------
 
     def _check(self) -> None:
-        """Raises: DeviceError that names the problem and what to do."""
+        """Raises: DeviceError that says what to do."""
         for ability in _ABILITIES:
             if not self._driver.attribute(ability):
                 raise DeviceError(
@@ -331,8 +322,7 @@ class CudaDevice:
         except CudaError as exc:
             if not exc.out_of_memory:
                 raise
-            # another process was quicker, or the driver keeps part of the memory that it reports as
-            # free
+            # another process was quicker, or the driver keeps memory that it reports as free
             raise DeviceError(f"{self._too_little(*self._memory())} ({exc})") from exc
 
     def _memory(self) -> tuple[int, int]:
@@ -357,7 +347,6 @@ class CudaDevice:
 
 
 def _shares(processes: tuple[ProcessUse, ...]) -> str:
-    """The processes with their shares, for the end of a sentence."""
     if not processes:
         return "NVML names no other process that uses it"
     return ", ".join(map(str, processes))

@@ -1,9 +1,7 @@
-"""The CUDA driver: thin, typed, and with errors that have names. Daemon and client use it.
+"""The CUDA driver with typed calls and named errors, for daemon and client.
 
-No policy here. Addresses and handles are ints; lengths are bytes.
-
-The calls release the GIL. They need a current context: put them into `with driver.current()`, in
-any thread. A process that has a `Driver` must not fork; it may spawn.
+Addresses and handles are ints; lengths are bytes. Calls release the GIL and need a current context:
+use `with driver.current()`, in any thread. A process with a `Driver` must not fork; it may spawn.
 """
 
 import time
@@ -20,7 +18,7 @@ _CAPTURE_LOOK_S = 0.001
 
 
 class Access(IntEnum):
-    """The access of this process's GPU work to a mapping. The values are the driver's."""
+    """Access of this process's GPU work to a mapping; the driver's values."""
 
     NONE = 0
     READ = 1
@@ -28,56 +26,52 @@ class Access(IntEnum):
 
 
 class Driver(Context):
-    """The calls of the driver for one GPU."""
-
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes of the GPU's memory."""
+        """Return (free, total) bytes."""
         free, total = self.call(self.api.cuMemGetInfo)
         return int(free), int(total)
 
     def granularity(self) -> int:
-        """The unit of allocation sizes: each must be a multiple of it."""
         kind = self.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return int(self.call(self.api.cuMemGetAllocationGranularity, self._properties(), kind))
 
     # --- physical memory -----------------------------------------------------------------
 
     def create(self, nbytes: int) -> int:
-        """Allocate; `release` frees the handle, and the memory goes when nothing refers to it."""
+        """Allocate. `release` frees the handle; the memory is freed when nothing refers to it."""
         return int(self.call(self.api.cuMemCreate, nbytes, self._properties(), 0))
 
     def release(self, handle: int) -> None:
         self.call(self.api.cuMemRelease, handle)
 
     def export(self, handle: int) -> OwnedFd:
-        """A descriptor of the allocation, which keeps it allocated. The caller owns it."""
+        """Return a descriptor of the allocation, which keeps it allocated. The caller owns it."""
         return OwnedFd(
             int(self.call(self.api.cuMemExportToShareableHandle, handle, self._fd_type, 0))
         )
 
     def adopt(self, fd: int) -> int:
-        """The handle of the allocation that exported `fd`. The caller keeps `fd`."""
+        """Return a handle of the allocation that exported `fd`, which the caller keeps."""
         return int(self.call(self.api.cuMemImportFromShareableHandle, fd, self._fd_type))
 
     # --- address space -------------------------------------------------------------------
 
     def reserve(self, nbytes: int, alignment: int = 0) -> int:
-        """Reserve a range of addresses; `free` gives it back when nothing is mapped there."""
+        """Reserve addresses. `free` gives them back once nothing is mapped there."""
         return int(self.call(self.api.cuMemAddressReserve, nbytes, alignment, 0, 0))
 
     def free(self, address: int, nbytes: int) -> None:
         self.call(self.api.cuMemAddressFree, address, nbytes)
 
     def map(self, address: int, nbytes: int, handle: int) -> None:
-        """Map a whole allocation into a reserved range, with no access yet."""
+        """Map a whole allocation into a reserved range, without access."""
         self.call(self.api.cuMemMap, address, nbytes, 0, handle, 0)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Unmap the range of one `map`. Blocks, perhaps for work on the GPU."""
+        """Unmap the range of one `map`. May block for work on the GPU."""
         self.call(self.api.cuMemUnmap, address, nbytes)
 
     def set_access(self, address: int, nbytes: int, access: Access) -> None:
-        """Set the access to a range that is mapped throughout, in one call."""
         rule = self.api.CUmemAccessDesc()
         rule.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         rule.location.id = self.index
@@ -87,14 +81,14 @@ class Driver(Context):
     # --- host memory ---------------------------------------------------------------------
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
-        """Page-lock memory of this process, for the GPU to read and, if `writable`, write."""
+        """Page-lock memory of this process, for the GPU to read and, if `writable`, to write."""
         flags = self.api.CU_MEMHOSTREGISTER_PORTABLE
         if not writable:
             flags |= self.api.CU_MEMHOSTREGISTER_READ_ONLY
         self.call(self.api.cuMemHostRegister, address, nbytes, flags)
 
     def pin_for_flags(self, address: int, nbytes: int) -> int:
-        """Page-lock memory of this process that streams wait on; return its address for the GPU."""
+        """Page-lock memory on which streams wait; return its address for the GPU."""
         flags = self.api.CU_MEMHOSTREGISTER_PORTABLE | self.api.CU_MEMHOSTREGISTER_DEVICEMAP
         self.call(self.api.cuMemHostRegister, address, nbytes, flags)
         return int(self.call(self.api.cuMemHostGetDevicePointer, address, 0))
@@ -103,7 +97,7 @@ class Driver(Context):
         self.call(self.api.cuMemHostUnregister, address)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Allocate page-locked memory of the driver; `free_pinned` frees it."""
+        """Allocate page-locked memory of the driver."""
         flags = self.api.CU_MEMHOSTALLOC_PORTABLE
         return int(self.call(self.api.cuMemHostAlloc, nbytes, flags))
 
@@ -113,7 +107,7 @@ class Driver(Context):
     # --- streams, events, copies ---------------------------------------------------------
 
     def stream(self) -> Any:
-        """A stream that waits for no other, the default stream included."""
+        """Make a stream that waits for no other, not even the default stream."""
         kind = self.api.CUstream_flags.CU_STREAM_NON_BLOCKING
         return self.call(self.api.cuStreamCreate, kind)
 
@@ -121,11 +115,11 @@ class Driver(Context):
         self.call(self.api.cuStreamDestroy, stream)
 
     def finish(self, stream: Any) -> None:
-        """Block until everything on the stream is done."""
+        """Block until the stream is done."""
         self.call(self.api.cuStreamSynchronize, stream)
 
     def event(self) -> Any:
-        """An event for `synchronize`: it has no timing, and waiting for it sleeps."""
+        """Make an event without timing; waiting for it sleeps."""
         kinds = self.api.CUevent_flags
         flags = kinds.CU_EVENT_DISABLE_TIMING | kinds.CU_EVENT_BLOCKING_SYNC
         return self.call(self.api.cuEventCreate, flags)
@@ -141,11 +135,11 @@ class Driver(Context):
         self.call(self.api.cuEventSynchronize, event)
 
     def query(self, event: Any) -> bool:
-        """Whether `synchronize` would return at once. Does not block."""
+        """Return whether `synchronize` would return at once."""
         return self._is_done(self.api.cuEventQuery, event)
 
     def is_idle(self, stream: Any) -> bool:
-        """Whether everything on the stream is done. Does not block."""
+        """Return whether everything on the stream is done. Does not block."""
         return self._is_done(self.api.cuStreamQuery, stream)
 
     def _is_done(self, query: Callable[..., Any], what: Any) -> bool:
@@ -158,17 +152,14 @@ class Driver(Context):
         return True
 
     def settle(self) -> None:
-        """Block until all work on every stream of the current context is done.
-
-        This spoils a graph that is being captured on one of them, and blocks until its capture has
-        ended: before, the state of the streams is unknown.
-        """
+        """Block until all work on every stream of the current context is done, and all captures
+        have ended: before that, the state of the streams is unknown. Spoils a graph that is being
+        captured."""
         self.after_captures(lambda: self.call(self.api.cuCtxSynchronize))
 
     def after_captures(self, call: Callable[[], bool | None]) -> None:
-        """Make a call when no capture of a graph is in its way, as an error says, or its result
-        True. Blocks until then.
-        """
+        """Retry `call` until no capture is in its way, as an error or a True result says.
+        Blocks."""
         while True:
             try:
                 if not call():
@@ -179,30 +170,30 @@ class Driver(Context):
             time.sleep(_CAPTURE_LOOK_S)
 
     def is_capturing(self, stream: Any) -> bool:
-        """Whether work put on the stream is captured into a graph instead of running."""
         return int(self.call(self.api.cuStreamIsCapturing, stream)) != 0
 
     def stream_id(self, stream: Any) -> int:
-        """A number that no other stream of this process ever has, even after this one is
+        """Return a number that no other stream of this process ever has, even after this stream is
         destroyed."""
         return int(self.call(self.api.cuStreamGetId, stream))
 
     def wait_value(self, stream: Any, address: int, value: int) -> None:
         """Make the stream wait until the 64-bit word at `address` is at least `value`.
 
-        `address` is the GPU's, aligned, and stays valid until the stream has gone on.
+        `address` is the GPU's, aligned, and must stay valid until the stream has gone on.
         """
         kind = self.api.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self.call(self.api.cuStreamWaitValue64, stream, address, value, kind)
 
     @contextmanager
     def sparing_captures(self) -> Iterator[None]:
-        """Allow this thread, in the context, calls that otherwise spoil graphs during capture.
+        """Allow calls in this thread, in the context, that would otherwise spoil graphs during
+        their capture.
 
-        Most calls do, even an event's query. In a thread's default mode they end each capture that
-        this thread has begun, and each that any thread has begun in global mode, as
-        `torch.cuda.graph` does. These calls do not touch the captured streams. Calls that do fail
-        in every mode, such as `is_idle` of a stream that captures.
+        Most calls spoil them, even an event's query: in a thread's default mode they end each
+        capture that this thread has begun, and each that any thread has begun in global mode, as
+        `torch.cuda.graph` does. Calls that touch the captured streams, such as `is_idle` of one,
+        fail in every mode.
         """
         relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         before = self.call(self.api.cuThreadExchangeStreamCaptureMode, relaxed)
@@ -213,14 +204,14 @@ class Driver(Context):
                 self.api.cuThreadExchangeStreamCaptureMode(before)
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Enqueue a copy from host memory, which must not change until it is done."""
+        """Enqueue a copy from host memory, which must not change until the copy is done."""
         self.call(self.api.cuMemcpyHtoDAsync, target, source, nbytes, stream)
 
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: Any) -> None:
         self.call(self.api.cuMemcpyDtoHAsync, target, source, nbytes, stream)
 
     def zero_later(self, address: int, nbytes: int, stream: Any) -> None:
-        """Enqueue zeroing this memory of the GPU: 1 ms for some GiB."""
+        """Enqueue zeroing GPU memory: 1 ms for several GiB."""
         self.call(self.api.cuMemsetD8Async, address, 0, nbytes, stream)
 
     @property
@@ -228,7 +219,7 @@ class Driver(Context):
         return self.api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
     def _properties(self) -> Any:
-        """Memory of this GPU that can be exported as a descriptor."""
+        """Describe memory of this GPU that can be exported as a descriptor."""
         made = self.api.CUmemAllocationProp()
         made.type = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         made.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

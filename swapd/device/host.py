@@ -1,7 +1,6 @@
-"""The device without a GPU: the same contract on a memfd, with real bytes.
+"""The device without a GPU: the same contract on a memfd, with real memory, mappings and faults.
 
-The default without a GPU, and the test double everywhere: real memory, real mappings in real
-processes, real faults. `bandwidth` makes it as slow as a bus.
+It is also the test double. `bandwidth` makes it as slow as a bus.
 """
 
 import fcntl
@@ -31,28 +30,23 @@ from swapd.shared.protocol import Ranges, Runs
 from swapd.shared.system import Threads
 from swapd.shared.units import size
 
-#: Bytes that one thread copies at a time: large enough for memcpy to stream, small enough to share.
+#: Large enough for memcpy to stream, small enough for threads to share.
 PIECE_BYTES = 8 << 20
-#: The same when throttled: small, so that the rate is even.
+#: With `bandwidth`: small, so that the rate is even.
 SLOW_PIECE_BYTES = 1 << 20
-#: More threads do not copy faster, because the memory bus is full.
+#: More threads copy no faster, because the memory bus is full.
 COPY_THREADS_MAX = 4
 
 
 def available_bytes() -> int:
-    """Host memory that is still available: the kernel's estimate, or what the control groups leave.
-
-    Raises: DeviceError if the kernel does not answer just now.
-    """
+    """Return the available host memory: the kernel's estimate, or what the control groups leave of
+    it. Raises: DeviceError."""
     estimate = _meminfo("MemAvailable")
     return min(estimate, available(estimate))
 
 
 def total_bytes() -> int:
-    """Host memory in total: the machine's, or the least limit of its control groups.
-
-    Raises: DeviceError as `available_bytes`.
-    """
+    """Return the host memory, or the least limit of the control groups. Raises: DeviceError."""
     total = _meminfo("MemTotal")
     group = least_limit()
     return total if group is None else min(total, group.limit)
@@ -78,7 +72,7 @@ class HostDevice:
     def __init__(self, budget: int, chunk: int, bandwidth: float | None = None) -> None:
         """Allocate `budget // chunk` chunks and touch them all.
 
-        Units: bytes, bytes, bytes per second. Raises: DeviceError.
+        `budget` and `chunk` are in bytes, `bandwidth` in bytes per second. Raises: DeviceError.
         """
         self.chunk_bytes = chunk
         self.chunks = self.chunks_per_file = chunks_in(budget, chunk, unit=2 << 20)
@@ -95,7 +89,7 @@ class HostDevice:
             raise DeviceError(f"arena of {self._nbytes >> 20} MiB: {exc.strerror}") from exc
         self._tails = Tails(self.chunks, chunk)
         self._threads = min(COPY_THREADS_MAX, os.cpu_count() or 1)
-        # enough for both directions: all threads of one may wait for the other
+        # all threads of one direction may wait for the other
         self._helpers = Threads(2 * self._threads, "swapd-copy")
 
     def __repr__(self) -> str:
@@ -111,9 +105,9 @@ class HostDevice:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
             # opened now: a worker may change the memfd's mode, and so prevent it later
             self._reader = undo.enter_context(reopen_read_only(fd))
-            # a process with the reader must not open it again for writing by mistake: its owner
-            # could change the mode back. No seal can forbid that, because mutable components are
-            # written to
+            # so that a process with the reader does not open it again for writing by mistake. Its
+            # owner can change the mode back: no seal can forbid that, because mutable components
+            # are written to
             os.fchmod(fd, 0o400)
             self._base = vm.map_shared(fd, 0, self._nbytes, writable=True)
             undo.callback(vm.free, self._base, self._nbytes)
@@ -127,10 +121,10 @@ class HostDevice:
         return OwnedFd(os.dup((self._fd if writable else self._reader).fileno()))
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
-        """No-op: memory is copied from and to memory here."""
+        """No-op: copies need no pinned memory."""
 
     def pinned(self) -> None:
-        """No memory is, and none needs to be."""
+        """Return None: copies are fast without."""
 
     def unpin(self, address: int) -> None:
         """No-op."""
@@ -184,7 +178,7 @@ class HostDevice:
 
     def reclaim(self, runs: Runs) -> None:
         nbytes = len(numbers(runs)) * self.chunk_bytes
-        # or the kernel would kill some process, maybe this one, to find the memory
+        # else the kernel might kill a process, perhaps this one, to find the memory
         if nbytes > (free := available_bytes()):
             raise DeviceError(
                 f"cannot take {nbytes >> 20} MiB back: only {free >> 20} MiB of host "
@@ -208,8 +202,8 @@ class HostDevice:
     def _cut(
         self, runs: Runs, nbytes: int, only: Ranges | None, host: int
     ) -> Iterator[tuple[int, int, int, int, bool]]:
-        """A copy in pieces: addresses in the arena and outside of it, bytes, the bytes that are
-        complete then, and whether `only` has it."""
+        """Yield the pieces of a copy: addresses in the arena and outside, bytes, the bytes complete
+        after it, whether `only` has it."""
         most = SLOW_PIECE_BYTES if self._bandwidth else PIECE_BYTES
         for marked, copied in mark(cut(runs, nbytes, self.chunk_bytes), only):
             for offset, done, length in split([marked], most):
@@ -232,8 +226,7 @@ def _tell_nobody(nbytes: int) -> None:
 
 
 class _Strip(NamedTuple):
-    """Bytes to copy, or to zero if there is no source; `end`: bytes of the copy that are complete
-    then."""
+    """Bytes to copy, or to zero without a source. `end`: bytes of the copy complete after it."""
 
     target: int
     source: int | None
@@ -251,12 +244,12 @@ class _Job:
         self._telling = threading.Lock()
         self._done = [False] * len(strips)
         self._told = 0
-        #: The first error of any thread; the others stop at their next strip.
+        #: First error; the other threads stop at their next strip.
         self.error: BaseException | None = None
 
     def work(self, bandwidth: float | None = None) -> None:
-        """Copy strips until none are left, or until a thread has failed; at `bandwidth` bytes per
-        second, if that is given."""
+        """Copy strips until they run out or a thread fails, at most `bandwidth` bytes per
+        second."""
         due = time.monotonic()
         for index in self._next:
             if index >= len(self.strips) or self.error is not None:
@@ -272,7 +265,7 @@ class _Job:
             self._tell(index)
 
     def _tell(self, index: int) -> None:
-        """Report the strip, and those after it that were done before it; after an error nothing."""
+        """Report strips that are done, in order; nothing after an error."""
         with self._telling:
             self._done[index] = True
             try:
@@ -291,15 +284,15 @@ class _Job:
 
 _SELF = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
-#: Limit and use of memory, in version 2 and in version 1.
+#: Limit and use of memory, in version 2 and 1 of control groups.
 _FILES_2 = ("memory.max", "memory.current")
 _FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-#: How version 1 says "no limit": the largest number of whole pages in 63 bits.
+#: Version 1 shows no limit as the largest number of whole pages in 63 bits.
 _NO_LIMIT = 1 << 62
 
 
 class Group(NamedTuple):
-    """A group with a limit on memory, in bytes. `path`: where its files are."""
+    """A control group with a limit on memory, in bytes. `path` is its folder."""
 
     path: Path
     limit: int
@@ -307,23 +300,21 @@ class Group(NamedTuple):
 
 
 def groups() -> list[Group]:
-    """Those with a limit among the groups that this process is in. Where a container sees only its
-    own, that one; raises nothing."""
+    """Return this process's groups that have a limit; a container may see only its own. Raises
+    nothing."""
     return [group for path, files in _folders() if (group := _group(path, files)) is not None]
 
 
 def least_limit() -> Group | None:
-    """The group with the least limit, if there is one."""
     return min(groups(), key=lambda group: group.limit, default=None)
 
 
 def available(nbytes: int) -> int:
-    """What the groups leave of `nbytes`."""
     return min((group.limit - group.used for group in groups()), default=nbytes)
 
 
 def _folders() -> Iterator[tuple[Path, tuple[str, str]]]:
-    """The folders of this process's groups, from its own up to the mount, with their files."""
+    """Yield the folders and files of this process's groups, from its own up to the mount."""
     lines = ["0::/", "1:memory:/"]
     with suppress(OSError):
         lines += _SELF.read_text().splitlines()
@@ -333,7 +324,7 @@ def _folders() -> Iterator[tuple[Path, tuple[str, str]]]:
         if controllers and "memory" not in controllers.split(","):
             continue
         mount, files = (_MOUNT / "memory", _FILES_1) if controllers else (_MOUNT, _FILES_2)
-        # a path above the root of this process's own namespace begins with ".."
+        # a path above the root of this process's namespace begins with ".."
         below = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(below), -1, -1):
             group = mount.joinpath(*below[:depth]), files

@@ -1,5 +1,7 @@
-"""NVML's information about one GPU: other users of its memory, MIG, MPS. All of it is optional: if
-NVML is missing or gives no answer, that is a note for people, never an error."""
+"""NVML's information about one GPU: other users of its memory, MIG, MPS.
+
+If NVML is missing or gives no answer, that is a note for people, never an error.
+"""
 
 import importlib
 import os
@@ -12,10 +14,10 @@ _MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 class Nvml:
-    """NVML's view of one GPU. Methods block briefly; any thread, one at a time."""
+    """Methods block briefly; call them in any thread, but one at a time."""
 
     def __init__(self, uuid: str) -> None:
-        """`uuid` is the CUDA driver's, "GPU-..."; under MIG, NVML calls it "MIG-..."."""
+        """`uuid` is the CUDA driver's, "GPU-..."; under MIG, NVML calls the same "MIG-..."."""
         self._api: Any = None
         self._gpu: Any = None
         self._missing = ""
@@ -31,28 +33,26 @@ class Nvml:
             self._find(uuid)
 
     def close(self) -> None:
-        """Release NVML. May be called more than once."""
+        """May be called more than once."""
         if self._api is not None:
             api, self._api = self._api, None
             self._gpu = None
             api.nvmlShutdown()
 
     def processes(self) -> tuple[ProcessUse, ...]:
-        """The other processes with memory on this GPU, largest first; () if NVML is missing."""
+        """Return the other processes with memory on this GPU, largest first; () without NVML."""
         used: dict[int, int] = {}
         for list_them in ("Compute", "Graphics", "MPSCompute"):
             for process in self._ask(f"nvmlDeviceGet{list_them}RunningProcesses") or ():
-                # None where the system does not let NVML count
+                # None if the system does not let NVML count
                 used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory or 0)
         used.pop(os.getpid(), None)
         uses = (ProcessUse(pid, self._name(pid), nbytes) for pid, nbytes in used.items())
         return tuple(sorted(uses, key=lambda use: (-use.nbytes, use.pid)))
 
     def notes(self, *, mps: bool) -> tuple[str, ...]:
-        """Facts for people: NVML missing, MIG on, MPS running.
-
-        `mps` is whether the CUDA driver itself says that MPS is running.
-        """
+        """Return facts for people: NVML missing, MIG on, MPS running. `mps`: the CUDA driver says
+        that MPS is running."""
         notes = []
         if self._gpu is None:
             notes.append(f"other processes' use of the GPU is not known: NVML: {self._missing}")
@@ -75,7 +75,6 @@ class Nvml:
                 return
 
     def _mps(self) -> bool:
-        """Whether a process uses this GPU through MPS."""
         if self._ask("nvmlDeviceGetMPSComputeRunningProcesses"):
             return True
         return any(_MPS_SERVER in use.name for use in self.processes())
@@ -87,7 +86,7 @@ class Nvml:
         return modes is not None and bool(modes[0])
 
     def _ask(self, question: str) -> Any:
-        """The answer of NVML function `question` for this GPU; None if it has none."""
+        """Return NVML's answer to `question` about this GPU, or None."""
         if self._gpu is None:
             return None
         try:
@@ -97,7 +96,7 @@ class Nvml:
 
     def _name(self, pid: int) -> str:
         try:
-            # NVML's pids may be of another namespace, so ask NVML, not /proc
+            # NVML's pids may be of another namespace: /proc would name other processes
             name = self._api.nvmlSystemGetProcessName(pid)
         except self._api.NVMLError:
             return "a process"

@@ -1,7 +1,7 @@
-"""Host memory that the GPU may access directly, and how much of it.
+"""Host memory that the GPU may access directly.
 
-Copies work without: memory that is not pinned goes through a staging buffer, which is slower. So no
-failure here ever fails a copy; a refusal is logged once, and shown in `status`.
+Other memory is copied through a staging buffer, more slowly. So no failure here fails a copy; a
+refusal is logged once, and shown in `status`.
 """
 
 import fcntl
@@ -22,17 +22,16 @@ from swapd.shared.units import size
 
 log = logging.getLogger("swapd.device.pins")
 
-#: Bytes to page-lock in one call. Single calls of hundreds of GiB fail on current drivers, calls
-#: over 2 GiB on some kernels. A call takes locks of the driver that copies need too: 25 ms or so.
+#: Bytes to page-lock in one call. Calls of hundreds of GiB fail on current drivers, calls over 2
+#: GiB on some kernels. For 25 ms or so, a call takes locks of the driver that copies need too.
 SLICE_BYTES = 256 << 20
-#: Longest wait of a slice for copies to end. Where they never end, pinning goes on anyway, because
-#: it makes copies fast.
+#: Longest wait of a slice for copies to end: pinning makes them fast, so it must go on.
 YIELD_S = 1.0
 
 
 def takes_read_only(driver: Driver) -> bool:
-    """Whether the GPU accepts memory that is mapped read-only here: it says so, and accepts a page
-    of it. Logs a refusal."""
+    """Return whether the GPU pins memory that is mapped read-only: it claims so, and accepts a
+    page. Logs a refusal."""
     if not driver.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED"):
         return False
     fd = os.memfd_create("swapd-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -55,8 +54,7 @@ def takes_read_only(driver: Driver) -> bool:
 
 
 class HostRange(NamedTuple):
-    """A range of host memory of one kind; `offset` in bytes from the start of the requested
-    range."""
+    """A range of host memory. `offset` is in bytes from the start of the requested range."""
 
     offset: int
     nbytes: int
@@ -64,24 +62,24 @@ class HostRange(NamedTuple):
 
 
 class Pins:
-    """The pinned memory, in slices. Methods may be called in any thread; `parts` never blocks."""
+    """Pinned memory, in slices. Methods may be called in any thread; `parts` never blocks."""
 
     def __init__(self, driver: Driver, limit: int | None, *, read_only: bool) -> None:
-        """`limit` is in bytes over all memory, None for none; `read_only`: whether the GPU accepts
-        memory that is mapped read-only."""
+        """`limit`: bytes of all memory, or None. `read_only`: the GPU accepts memory that is mapped
+        read-only."""
         self._driver = driver
         self._limit = limit
         self._read_only = read_only
-        #: One thread at a time calls the driver, which has a lock of its own for it anyway.
+        #: One thread at a time calls the driver, whose own lock allows no more.
         self._changing = threading.Lock()
-        #: Number of copies in progress; notified when there is none.
+        #: Copies in progress; `_no_copy` is notified when one ends.
         self._copies = 0
         self._no_copy = threading.Condition()
-        #: (start, end) of the slices, in order. Replaced whole, so that readers need no lock.
+        #: (start, end) of the slices, in order. Replaced as a whole, so readers need no lock.
         self._slices: tuple[tuple[int, int], ...] = ()
-        #: The requested bytes, by address.
+        #: Requested bytes, by address.
         self._asked: dict[int, int] = {}
-        #: The cause of the last refusal; "" if there was none.
+        #: Cause of the last refusal.
         self._refused = ""
 
     def __repr__(self) -> str:
@@ -92,16 +90,15 @@ class Pins:
         return sum(end - start for start, end in self._slices)
 
     def pinned(self) -> Pinned:
-        """See `Device.pinned`."""
         return Pinned(self.pinned_bytes, self._refused if self.refused_bytes else "")
 
     @property
     def refused_bytes(self) -> int:
-        """Bytes that are not pinned despite a request, if the last refusal still stands."""
+        """Requested bytes that are not pinned, after a refusal."""
         return max(sum(self._asked.values()) - self.pinned_bytes, 0) if self._refused else 0
 
     def pin(self, address: int, nbytes: int, *, writable: bool) -> None:
-        """Pin whole pages from `address` on; see `Device.pin`. Raises: DeviceError."""
+        """See `Device.pin`. Raises: DeviceError."""
         if address % vm.PAGE_BYTES:
             raise DeviceError(f"memory at {address:#x} begins within a page; it cannot be pinned")
         if not writable and not self._read_only:
@@ -119,13 +116,13 @@ class Pins:
                 raise
 
     def unpin(self, address: int) -> None:
-        """Unpin the range that begins at `address`; see `Device.unpin`. Raises: DeviceError."""
+        """See `Device.unpin`. Raises: DeviceError."""
         with self._changing, suppress(DeviceLost):
             self._unpin(address)
 
     @contextmanager
     def while_copying(self) -> Iterator[None]:
-        """While a copy runs, a new slice begins at most every YIELD_S."""
+        """While a copy runs, begin a new slice at most every YIELD_S."""
         with self._no_copy:
             self._copies += 1
         try:
@@ -136,7 +133,7 @@ class Pins:
                 self._no_copy.notify_all()
 
     def parts(self, address: int, nbytes: int) -> Iterator[HostRange]:
-        """The range in parts, in order, each within one slice or outside of all."""
+        """Cut the range into parts, in order, each within one slice or outside of all."""
         slices = self._slices
         at, end = address, address + nbytes
         index = max(bisect_right(slices, (at, end)) - 1, 0)
@@ -150,12 +147,11 @@ class Pins:
             at = upto
 
     def notes(self) -> tuple[str, ...]:
-        """For `status`: memory that is slow because it could not be pinned."""
         asked, pinned = sum(self._asked.values()), self.pinned_bytes
         if pinned >= asked:
             return ()
         if not self._refused and asked - pinned < SLICE_BYTES:
-            return ()  # it is nearly done
+            return ()  # nearly done
         if not self._refused:
             return (f"{size(pinned)} of {size(asked)} of host copies are pinned so far",)
         return (
@@ -164,12 +160,12 @@ class Pins:
         )
 
     def close(self) -> None:
-        """Unpin everything; nothing if the device is lost. Raises: DeviceError."""
+        """Unpin everything; no-op if the device is lost. Raises: DeviceError."""
         for address in list(self._asked):
             self.unpin(address)
 
     def _pin_rest(self, address: int, writable: bool) -> None:
-        """Pin the rest, slice by slice; a later failure does not undo the part that is done."""
+        """Pin the rest, slice by slice. A failure leaves the slices that are done."""
         whole = self._asked[address]
         done = sum(end - start for start, end in self._within(address, whole))
         while done < whole:
@@ -202,7 +198,7 @@ class Pins:
     def _unpin(self, address: int) -> None:
         nbytes = self._asked.pop(address, 0)
         for start, end in self._within(address, nbytes):
-            # first, so that no copy begins that would use it
+            # first, so that no new copy uses it
             self._slices = tuple(one for one in self._slices if one != (start, end))
             with self._driver.current():
                 self._driver.unpin(start)
@@ -212,6 +208,6 @@ class Pins:
 
 
 def _locked_memory() -> str:
-    """The limit on locked memory, if there is one: some drivers must obey it."""
+    """Return the limit on locked memory, which some drivers must obey."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return "" if limit == resource.RLIM_INFINITY else f" (`ulimit -l` is {size(limit)})"

@@ -1,9 +1,8 @@
-"""One direction of copies on a GPU: a stream, and the pieces on it.
+"""One direction of copies on a GPU: a stream and the pieces on it.
 
 The thread that orders a copy enqueues its pieces, at most DEPTH ahead, waits for each in turn and
-reports it. So the first is on the stream before any other thread has to wake up, and the same
-thread waits for the last and reports it. It sleeps in the driver meanwhile; no callback of the
-driver runs Python.
+reports it. So a copy begins and ends without waking another thread, and no callback of the driver
+runs Python.
 """
 
 from abc import ABC, abstractmethod
@@ -18,34 +17,35 @@ from swapd.device.driver import Driver
 from swapd.shared import vm
 from swapd.shared.units import size
 
-#: Bytes of one copy call from pinned memory: large enough for the full rate, small enough for
-#: frequent calls of `landed`. On an H200 pieces of 16 MiB, with an event each, took 2 % longer than
-#: one copy; 0.8 % of that was their size. Copies of other processes wait for a time slice of the
-#: GPU, 1 ms, whatever their size.
+#: Bytes of one copy call from pinned memory: large enough for the full rate, small enough to call
+#: `landed` often. On an H200, pieces of 16 MiB with an event each took 2 % longer than one copy,
+#: 0.8 % because of their size. Copies of other processes wait for a time slice of the GPU, 1 ms,
+#: whatever their size.
 PIECE_BYTES = 32 << 20
-#: Pieces on the stream at a time: enough for the GPU to go on while this process waits for a
-#: processor for a millisecond or two, and few enough for an urgent copy to wait for 96 MiB at most.
+#: Pieces on the stream at a time: enough to keep the GPU busy while this process waits a
+#: millisecond or two for a processor, few enough that an urgent copy waits for 96 MiB at most.
 DEPTH = 3
-#: Bytes of one copy call through the staging buffer, which has DEPTH places of this size.
+#: Bytes of one copy call through a place of the staging buffer, which has DEPTH places.
 STAGED_BYTES = 4 << 20
 
 
 class Copy(NamedTuple):
-    """A piece of a copy: addresses on both sides. `done` bytes of the component are before it.
+    """A piece of a copy, with its addresses on both sides. `done` bytes of the component are before
+    it.
 
-    Without a host address it is no copy: inward the piece is zeroed, outward it is left out.
+    Without a host address, a piece is zeroed on its way in, and left out on its way out.
     """
 
     device: int
     host: int | None
     nbytes: int
     done: int
-    #: Whether the GPU can reach the host memory itself.
+    #: Whether the GPU can access the host memory directly.
     pinned: bool
 
 
 class _InFlight(NamedTuple):
-    """A piece on the stream. After `event`, run `arrive`; then the piece has landed."""
+    """A piece on the stream. It has landed after `event` and then `arrive`."""
 
     event: Any
     end: int
@@ -71,13 +71,13 @@ class Direction(ABC):
             self._made = undo.pop_all()
 
     def close(self) -> None:
-        """Free all of them; no-op if the device is lost. Raises: DeviceError."""
+        """Free stream, events and buffer; no-op if the device is lost. Raises: DeviceError."""
         with suppress(DeviceLost), self._driver.current():
             self._made.close()
 
     def run(self, copies: Iterator[Copy], landed: Landed | None) -> None:
-        """Copy all pieces in order. Blocks. Raises: DeviceError, or the error of a callback, when
-        nothing is in flight any more."""
+        """Copy all pieces in order. Blocks. Raises: DeviceError, or a callback's error, once
+        nothing is in flight."""
         with self._driver.current():
             try:
                 for piece in self._ahead(copies):
@@ -91,8 +91,8 @@ class Direction(ABC):
                 raise
 
     def _ahead(self, copies: Iterator[Copy]) -> Generator[_InFlight, None, None]:
-        """Enqueue pieces, and yield each one to wait for. When the caller asks for the next, this
-        one has landed, and its place is free."""
+        """Enqueue pieces, and yield each to wait for. When the caller asks for the next, this one
+        has landed: its place is reused."""
         in_flight: deque[_InFlight] = deque()
         for number, copy in enumerate(copies):
             if len(in_flight) == DEPTH:
@@ -101,8 +101,8 @@ class Direction(ABC):
         yield from in_flight
 
     def _enqueued(self, copy: Copy, place: int) -> _InFlight:
-        """Put it on the stream, with the event and the staging buffer of this place: these are free
-        again, because pieces end in order."""
+        """Put a piece on the stream, with the event and staging buffer of a place, which are free:
+        pieces end in order."""
         staging = None if copy.pinned else self._staging + place * STAGED_BYTES
         arrive = self._enqueue(copy, staging)
         self._driver.record(self._events[place], self._stream)
@@ -110,8 +110,8 @@ class Direction(ABC):
 
     @abstractmethod
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
-        """Put a piece on the stream, through `staging` if there is one; return the work that is
-        left when it has arrived."""
+        """Put a piece on the stream, through `staging` if given; return what is left to do when it
+        has arrived."""
 
 
 def _staging(driver: Driver) -> int:
@@ -126,10 +126,8 @@ def _staging(driver: Driver) -> int:
 
 
 class Inward(Direction):
-    """Copies from host memory to chunks."""
-
     def zero(self, address: int, nbytes: int) -> None:
-        """Zero memory without a copy in flight. Blocks. Raises: DeviceError."""
+        """Zero memory while no copy is in flight. Blocks. Raises: DeviceError."""
         with self._driver.current():
             self._driver.zero_later(address, nbytes, self._stream)
             self._driver.finish(self._stream)
@@ -146,8 +144,6 @@ class Inward(Direction):
 
 
 class Outward(Direction):
-    """Copies from chunks to host memory."""
-
     def _enqueue(self, copy: Copy, staging: int | None) -> Callable[[], object] | None:
         target = copy.host
         if target is None:

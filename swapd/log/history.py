@@ -1,7 +1,7 @@
-"""Each record of the swap log in the context of earlier ones.
+"""The context of each swap log record, the story of a component, and filters. Makes no text for
+people.
 
-Records name sessions, requests and copies by number; `Seen` remembers the meaning of the numbers.
-Lives here: remembering, the story of a component, and filters. May not live here: text for people.
+Records name sessions, requests and copies by number; `Seen` remembers what the numbers mean.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,49 +15,47 @@ from swapd.log.reader import LogLine
 from swapd.log.records import KINDS, Record
 from swapd.shared import protocol
 
-#: Most sessions whose label is remembered; a record may name one that is long gone.
+#: Limit of remembered labels; a record may name a session that ended long ago.
 LABELS_MAX = 10_000
-#: Most names of gone components that are remembered.
 NAMES_GONE_MAX = 1_000
 
-#: Slow actions, whose ends name them by generation.
+#: Slow actions whose end names the generation.
 Slow = actions.CopyIn | actions.CopyOut | actions.Lend | actions.Reclaim
 
 
 def copied_bytes(order: actions.CopyIn | actions.CopyOut) -> int:
-    """Bytes that this copy moves: all of a component, or the used ranges of scratch."""
+    """Return the bytes that a copy moves: all of a component, or the used ranges of scratch."""
     return order.nbytes if order.only is None else sum(nbytes for _, nbytes in order.only)
 
 
 class Seen:
-    """The context that later records refer to by number.
+    """What the numbers in later records mean.
 
-    `note` each record after looking at it. `Seen` forgets everything that no later record can refer
+    Call `note` with each record after looking at it. `Seen` forgets what no later record can refer
     to, so that a reader can follow a log for months.
     """
 
     def __init__(self) -> None:
         self.labels: dict[int, str] = {}
-        #: (session, request): its names, from the request to the release or refusal.
+        #: Names by (session, request), until the release or refusal.
         self.asked: dict[tuple[int, int], tuple[str, ...]] = {}
-        #: Copies in flight, loans and reclaims, by generation: the order and its time.
+        #: Copies, loans and reclaims in progress, by generation: the order and its time.
         self.copies: dict[int, tuple[Slow, float]] = {}
-        #: Evictions in progress, by generation: the cause, and the time of the decision.
+        #: (cause, time of the decision) of evictions in progress, by generation.
         self.evictions: dict[int, tuple[int, float]] = {}
         #: Names of host copies by uid, and of components by session.
         self.masters: dict[int, str] = {}
         self.owned: dict[int, dict[str, None]] = {}
         self.sizes: dict[str, int] = {}
-        #: Scratch by name; and the bytes of it that are worth saving, if a release gave them.
+        #: Scratch by name, and the bytes worth saving, if a release named them.
         self.scratch: dict[str, protocol.Scratch] = {}
         self.used: dict[str, int] = {}
-        #: The family of each part, by name.
         self.part_of: dict[str, str] = {}
-        #: The last load of each component, and the time of its end.
+        #: Last load of each component, and when it ended.
         self.came: dict[str, tuple[actions.CopyIn, float]] = {}
 
     def about(self, record: Record) -> tuple[str, ...]:
-        """The components of a record; for an eviction also those that it makes room for."""
+        """Return the components of a record; for an eviction also those for which it makes room."""
         match record.event or record.action:
             case events.SessionRequest() as e:
                 return self._about(e.session, e.request)
@@ -74,7 +72,7 @@ class Seen:
                 return (name,) if name else ()
 
     def _name(self, item: Any) -> str | None:
-        """The component of an event that has only the number of a host copy or a generation."""
+        """Find the component of an event that has only a uid or a generation."""
         if (uid := getattr(item, "uid", None)) is not None:
             return self.masters.get(uid)
         order = self.order(getattr(item, "generation", -1))
@@ -92,15 +90,13 @@ class Seen:
                 return names_of(request)
 
     def order(self, generation: int) -> Slow | None:
-        """The slow action of this generation, while it runs."""
         return self.copies[generation][0] if generation in self.copies else None
 
     def room_for(self, evict: actions.Evict) -> tuple[str, ...]:
-        """The names for which an eviction makes room."""
         return () if evict.waiter is None else self.asked.get(evict.waiter, ())
 
     def brought(self, grant: actions.Grant, time: float) -> dict[str, actions.CopyIn]:
-        """The loads that a grant waited for, by name."""
+        """Return the loads that a grant waited for, by name."""
         began = time - grant.waited_s
         found = ((place, self.came.get(place.name)) for place in grant.placements)
         return {
@@ -128,7 +124,7 @@ class Seen:
             case events.SessionGone():
                 self._forget_session(e.session)
             case events.Reclaimed() if e.runs:
-                pass  # the rest comes later
+                pass  # the rest is reclaimed later
             case _ if isinstance(e, events.Over):
                 order, _ = self.copies.pop(e.generation, (None, 0.0))
                 if isinstance(e, events.CopiedIn) and isinstance(order, actions.CopyIn):
@@ -175,8 +171,8 @@ class Seen:
         self._forget_names(self.sizes)
 
     def _forget_names(self, grown: Mapping[str, object]) -> None:
-        """Forget names that belong to no component and no open request; rarely, because it looks at
-        all of them. Such names come from refused requests, and from before the log begins."""
+        """Forget names without a component or open request, from refused requests or from before
+        the log begins. Done rarely, because it looks at all names."""
         if len(grown) <= 2 * len(self.masters) + NAMES_GONE_MAX:
             return
         there = set(self.masters.values()).union(*self.asked.values())
@@ -193,7 +189,7 @@ class Seen:
     def _forget_component(self, a: actions.DropHostCopy) -> None:
         self.masters.pop(a.uid, None)
         if a.name in self.masters.values():
-            return  # the other of two: an update
+            return  # an update: the other host copy remains
         self.came.pop(a.name, None)
         for names in self.owned.values():
             names.pop(a.name, None)
@@ -204,7 +200,6 @@ def names_in(lines: Iterable[LogLine]) -> set[str]:
 
 
 def _with_names(lines: Iterable[LogLine]) -> Iterator[tuple[LogLine, tuple[str, ...]]]:
-    """Each line with the components of its record."""
     seen = Seen()
     for line in lines:
         yield line, seen.about(line.record)
@@ -212,7 +207,8 @@ def _with_names(lines: Iterable[LogLine]) -> Iterator[tuple[LogLine, tuple[str, 
 
 
 def belonging(lines: Iterable[LogLine], name: str) -> set[str]:
-    """`name`, and other names for it in records: for a family its parts, for a part its family."""
+    """Return `name` and its other names in records: the parts of a family, or the family of a
+    part."""
     asked = [
         e.request for line in lines if isinstance(e := line.record.event, events.SessionRequest)
     ]
@@ -222,19 +218,20 @@ def belonging(lines: Iterable[LogLine], name: str) -> set[str]:
 
 
 class StoryStep(NamedTuple):
-    """One record in the story of a component. `depth`: number of causes before it."""
+    """One record in a story. `depth`: number of causes before it."""
 
     line: LogLine
     depth: int
-    #: Whether it is about the component itself, or only a cause of such a record.
+    #: False if the record is only a cause of records about the component.
     about: bool
 
 
 def of_component(lines: Sequence[LogLine], name: str) -> list[list[StoryStep]]:
-    """The story of a component, or a family: a chapter for each first cause, in order of time.
+    """Return the story of a component or family, in the run of `lines`: a chapter for each first
+    cause, in order of time.
 
     A chapter has the records about the component that followed from that cause, each after its own
-    cause, and one deeper. `lines` are those of one run.
+    cause and one deeper.
     """
     names = belonging(lines, name)
     numbered = [line for line in lines if not line.record.dropped]
@@ -252,7 +249,7 @@ def of_component(lines: Sequence[LogLine], name: str) -> list[list[StoryStep]]:
 
 
 def _with_causes(about: Iterable[int], by_seq: Mapping[int, LogLine]) -> set[int]:
-    """These records, and the causes of each, as far as the log has them."""
+    """Add the causes of these records that the log has."""
     kept: set[int] = set()
     for seq in about:
         while seq in by_seq and seq not in kept:
@@ -262,7 +259,7 @@ def _with_causes(about: Iterable[int], by_seq: Mapping[int, LogLine]) -> set[int
 
 
 def _in_turn(first: int, effects: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
-    """A record and all that followed from it, each after its cause, with its depth."""
+    """Yield (record, depth) of a record and its effects, each after its cause."""
     todo = [(first, 0)]
     while todo:
         seq, depth = todo.pop()
@@ -273,9 +270,9 @@ def _in_turn(first: int, effects: Mapping[int, list[int]]) -> Iterator[tuple[int
 class Filter(NamedTuple):
     """Conditions that a record must all meet; an empty one always holds.
 
-    `components`: names or patterns; the name of a family includes its parts. `sessions`: labels,
-    patterns of them, or numbers of the sessions that acted or were served. `kinds`: as in the
-    schema. `min_s`: shortest duration that the record reports. `since`: Unix time.
+    `components`: names or patterns; a family's name includes its parts. `sessions`: labels,
+    patterns, or numbers of the sessions that acted or were served. `min_s`: shortest duration that
+    the record reports. `since`: Unix time.
     """
 
     components: tuple[str, ...] = ()
@@ -285,7 +282,8 @@ class Filter(NamedTuple):
     since: float = 0.0
 
     def wants(self, record: Record, seen: Seen) -> bool:
-        """Whether a record meets them all. `seen` holds the records before it."""
+        """Return whether the record meets all conditions. `seen` has noted the records before
+        it."""
         return (
             record.time >= self.since
             and (not self.kinds or kind_of(record) in self.kinds)
@@ -313,7 +311,6 @@ class Filter(NamedTuple):
 
 
 def kind_of(record: Record) -> str:
-    """The kind of a record, or its type if it has none."""
     item = record.event or record.action
     if isinstance(item, events.SessionRequest):
         return str(item.request.__struct_config__.tag)
@@ -327,7 +324,7 @@ def unknown_kinds(kinds: tuple[str, ...]) -> list[str]:
 
 
 def took(record: Record, seen: Seen) -> float | None:
-    """Seconds that the finished step of a record took; None if the record finishes nothing."""
+    """Return how many seconds the finished step took; None if the record finishes no step."""
     if isinstance(record.event, events.Over):
         return _since(record.event.generation, seen.copies, record)
     match record.action:

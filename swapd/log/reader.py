@@ -1,4 +1,4 @@
-"""Reads the swap log's file: all of it, or as it grows, each record once across rotations."""
+"""Reads the swap log's file, all of it or as it grows: each record once, across rotations."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,15 +12,13 @@ from swapd.log.records import OtherSchema, Record, parse, render
 
 
 class LogLine(NamedTuple):
-    """One line of the log, as bytes and as a record."""
-
     raw: bytes
     record: Record
 
 
 class Runs(NamedTuple):
-    """The contents of a log: the lines that this version reads, the number of those in another
-    schema, and the reason why the last run cannot be read, if it is one of these."""
+    """The lines that this version reads, the number of lines in another schema, and why the last
+    run cannot be read, if it is in another schema."""
 
     lines: list[LogLine]
     left_out: int
@@ -29,7 +27,6 @@ class Runs(NamedTuple):
 
 class Reader:
     def __init__(self) -> None:
-        #: Why the current run cannot be read; None if it can.
         self.other: OtherSchema | None = None
         self.left_out = 0
 
@@ -45,7 +42,7 @@ class Reader:
             self.other = exc
             self.left_out += 1
             return None
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # no UTF-8, or no record
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # not UTF-8, or no record
             self.left_out += bool(raw) and self.other is not None
             return None
         if record.start is not None:
@@ -57,16 +54,16 @@ class Reader:
 
 
 class Tail:
-    """The records of a log in order. For one thread."""
+    """Reads the records of a log in order. For one thread."""
 
     def __init__(self, path: Path, most_bytes: int | None = None) -> None:
-        """`most_bytes`: how much of the current file one `read` has, the first one too; it skips
-        what is before that. None: all, and first the rotated file."""
+        """`most_bytes`: a `read` skips all but the last so many bytes of the current file. None:
+        read all, the rotated file first."""
         self._path = path
         self._old = path.with_name(path.name + ".1")
         self._most_bytes = most_bytes
         self._file: BinaryIO | None = None
-        #: The beginning of a line that is not complete yet.
+        #: Start of an incomplete line.
         self._begun = b""
         self.reader = Reader()
         self._last = 0
@@ -77,9 +74,10 @@ class Tail:
             self._file = None
 
     def read(self) -> list[LogLine]:
-        """The records since the last call. A record `dropped` counts those that the file lacks.
+        """Return the records since the last call. A `dropped` record counts those that the file
+        lacks.
 
-        Raises: OSError; OtherSchema if they are in another schema.
+        Raises: OSError; OtherSchema if the last run is in another schema.
         """
         found = list(self._numbered(self.lines()))
         if self.reader.other is not None:
@@ -87,7 +85,7 @@ class Tail:
         return found
 
     def lines(self) -> Iterator[LogLine]:
-        """The lines since the last call, also if the last run is in another schema. Raises:
+        """Yield the lines since the last call, also if the last run is in another schema. Raises:
         OSError."""
         if self._file is None and not self._open_first():
             return
@@ -103,7 +101,8 @@ class Tail:
         return False
 
     def _go_on(self) -> bool:
-        """Whether the log goes on in another file: go to it. The current one is complete then."""
+        """Finish the current file; return whether the log goes on in another file, which is open
+        then."""
         assert self._file is not None
         own = os.fstat(self._file.fileno())
         now, old = _inode(self._path), _inode(self._old)
@@ -113,7 +112,7 @@ class Tail:
         try:
             file = following.open("rb")
         except FileNotFoundError:
-            return False  # it is about to be made
+            return False  # about to be made
         self._begun += self._file.read()  # written before the rotation
         if self._begun and not self._begun.endswith(b"\n"):
             self._begun += b"\n"  # a line that a crash cut short
@@ -125,7 +124,7 @@ class Tail:
         assert self._file is not None
         size, at = os.fstat(self._file.fileno()).st_size, self._file.tell()
         if size < at:
-            self._file.seek(0)  # somebody has emptied it
+            self._file.seek(0)  # emptied by someone
         elif self._most_bytes is not None and size - at > self._most_bytes:
             self._file.seek(size - self._most_bytes - 1)
             self._file.readline()
@@ -134,7 +133,7 @@ class Tail:
         return self.reader.read((whole + end).split(b"\n"))
 
     def _numbered(self, lines: Iterator[LogLine]) -> Iterator[LogLine]:
-        """The same, with a record that counts the missing ones before the next."""
+        """Insert a record that counts the missing ones at each gap."""
         told = 0
         for line in lines:
             record = line.record
@@ -158,13 +157,13 @@ def _inode(path: Path) -> int | None:
 
 
 def read_runs(path: Path) -> Runs:
-    """All lines of a log, those of the rotated file first; also if the last run is in another
-    schema.
+    """Return all lines of a log, the rotated file's first, also if the last run is in another
+    schema. Raises: OSError.
 
     Leaves out lines that do not parse (cut short by a power failure, or of a later version's kind),
-    an unfinished last line, and runs in another schema. Raises: OSError.
+    an unfinished last line, and runs in another schema.
     """
-    path.stat()  # one with a rotated file alone is missing
+    path.stat()  # raises if only the rotated file is there
     tail = Tail(path)
     try:
         return Runs(list(tail.lines()), tail.reader.left_out, tail.reader.other)
@@ -173,7 +172,7 @@ def read_runs(path: Path) -> Runs:
 
 
 def read(path: Path) -> list[LogLine]:
-    """The same. Raises: OSError; OtherSchema if the last run is in another schema."""
+    """As `read_runs`. Raises: OSError; OtherSchema if the last run is in another schema."""
     found = read_runs(path)
     if found.other is not None:
         raise found.other
@@ -181,7 +180,7 @@ def read(path: Path) -> list[LogLine]:
 
 
 def last_run(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """The lines of the latest daemon: a log can hold several, and each counts from 1."""
+    """Return the lines of the latest daemon. A log can hold several runs, each numbered from 1."""
     for i in range(len(lines) - 1, -1, -1):
         if lines[i].record.start is not None or (
             i and lines[i].record.seq < lines[i - 1].record.seq

@@ -1,7 +1,7 @@
-"""Records of the swap log, as bytes and as values. `README.md` has the schema.
+"""Records of the swap log, as bytes and as values, in both directions. `README.md` has the schema.
 
-Every line is one flat JSON object. The first record of a daemon names the schema of its run; a
-reader refuses all others with a message. Lives here: both directions. May not live here: files.
+Each line is one flat JSON object. The first record of a daemon names the schema of its run; a
+reader refuses other schemas.
 """
 
 import re
@@ -15,12 +15,12 @@ from swapd.core.records import Rules
 from swapd.shared.errors import UserError
 from swapd.shared.protocol import AnyOrder
 
-#: Counts up when the meaning of existing records changes. New fields and new kinds do not count.
+#: Increase it when existing records change their meaning, not for new fields or kinds.
 SCHEMA = 1
 
 
 class OtherSchema(UserError):
-    """A record is of a run in another schema. The message says which, and how to read it."""
+    """A record belongs to a run in another schema. The message tells how to read it."""
 
     def __init__(self, found: int) -> None:
         self.found = found
@@ -32,7 +32,7 @@ class OtherSchema(UserError):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first record of a daemon: with it and the events, every decision can be replayed."""
+    """The first record of a daemon. With it and the events, all decisions can be replayed."""
 
     version: str
     device: str
@@ -58,8 +58,6 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, gc=False):
-    """The first fields in the line of an event or action."""
-
     seq: int
     t: float
     type: str
@@ -67,7 +65,7 @@ class Head(msgspec.Struct, gc=False):
 
 
 class AskedHead(Head, gc=False):
-    """The same for a request: the line has its kind and the fields that its sender sent."""
+    """First fields of a request. Its kind and the fields from the wire follow."""
 
     now: float
     session: int
@@ -88,7 +86,7 @@ class _Dropped(msgspec.Struct, gc=False):
 
 
 class _Begin(msgspec.Struct):
-    """The fields that determine how to read the rest of a line."""
+    """Fields that tell how to read the rest of a line."""
 
     seq: int
     t: float
@@ -100,14 +98,14 @@ class _Begin(msgspec.Struct):
 
 
 class _Whose(msgspec.Struct):
-    """The fields of a request in the log that are not on the wire."""
+    """Fields of a logged request that are not on the wire."""
 
     now: float
     session: int
 
 
 class _Unnumbered(msgspec.Struct):
-    """The fields of records before schemas had numbers."""
+    """Fields of records from before schemas had numbers."""
 
     seq: int
     cause: int
@@ -131,7 +129,6 @@ _REQUESTS = _by_kind(AnyOrder)
 _EVENTS = _by_kind(AnyEvent)
 _ACTIONS = _by_kind(AnyAction)
 
-#: All kinds of records.
 KINDS = frozenset({"start", "dropped", *_REQUESTS, *_EVENTS, *_ACTIONS})
 
 #: Heads, each followed by its event, request or action.
@@ -139,24 +136,24 @@ Parts = list[msgspec.Struct]
 
 
 def parts_of(seq: int, t: float, cause: int, item: AnyEvent | AnyAction) -> Parts:
-    """The record of an event or action."""
     if type(item) is SessionRequest:
         return [AskedHead(seq, t, "event", cause, item.now, item.session), item.request]
     return [Head(seq, t, "event" if isinstance(item, Event) else "action", cause), item]
 
 
 def render_all(parts: Parts) -> list[bytes]:
-    """Lines of events and actions, without their ends. Raises: one of `protocol.NOT_ENCODABLE`.
+    """Return lines of events and actions, without line ends. Raises: one of
+    `protocol.NOT_ENCODABLE`.
 
-    Encodes all in one call, head and rest each as a line: a line that begins with its tag continues
-    the one before. No line breaks inside: JSON strings contain no bare newline.
+    Encodes all in one call, heads and rests as a line each, and joins a line that begins with its
+    tag to the one before. JSON strings contain no bare newline.
     """
     data = _encoder.encode_lines(parts).replace(b'}\n{"op":', b',"kind":')
     return data.split(b"\n")[:-1]
 
 
 def render(record: Record) -> bytes:
-    """One line, without its end. Raises: one of `protocol.NOT_ENCODABLE`."""
+    """Return one line, without its end. Raises: one of `protocol.NOT_ENCODABLE`."""
     seq, t, item = record.seq, record.time, record.event or record.action
     if item is not None:
         (line,) = render_all(parts_of(seq, t, record.cause, item))
@@ -169,20 +166,20 @@ def render(record: Record) -> bytes:
 
 
 def began(head: bytes, otherwise: float) -> float:
-    """The time of a record whose line begins so; `otherwise` if it has none."""
+    """Return the time in the beginning of a line, or `otherwise`."""
     found = _TIME.match(head)
     return float(found[1]) if found else otherwise
 
 
 def missed(before: bytes, count: int) -> bytes:
-    """A line that tells a reader that it missed `count` records, up to the line that follows."""
+    """Return a line that tells a reader that it missed `count` records before the line `before`."""
     following = _begin(before)
     return _encoder.encode(_Dropped(following.seq, following.t, "dropped", count))
 
 
 def parse(line: bytes | str) -> Record:
-    """The record of a line. Raises: OtherSchema; msgspec.MsgspecError, ValueError or RecursionError
-    for a line that is no record."""
+    """Return the record of a line. Raises: OtherSchema; msgspec.MsgspecError, ValueError or
+    RecursionError for a line that is no record."""
     try:
         head = _begin(line)
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
-"""Replay a swap log: the same events through a fresh core must give the same actions.
+"""Replays a swap log: the same events through a fresh core must give the same actions.
 
-This turns a log from production into a test: `for step in replay(lines): assert step.actions ==
-step.recorded`. Needs the log of one run from its first record on.
+So a production log is a test: `for step in replay(lines): assert step.actions == step.recorded`.
+Needs the log of one run from its first record on.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from swapd.shared.errors import UserError
 
 
 class Step(NamedTuple):
-    """One event, with the actions of the core now and the recorded ones."""
+    """One event, with the actions of the core now and those recorded."""
 
     seq: int
     event: AnyEvent
@@ -24,14 +24,14 @@ class Step(NamedTuple):
 
 
 class ReplayError(UserError):
-    """The log cannot be replayed. The message says why."""
+    """The log cannot be replayed."""
 
 
 def replay(lines: Iterable[bytes | str]) -> Iterator[Step]:
-    """Feed the events of a log to a fresh `Residency`, and compare nothing.
+    """Feed the events of a log to a fresh `Residency`, without comparing actions.
 
-    Every line must parse. If the log may end in the middle of the last event's actions, that event
-    is left out. Raises: ReplayError, msgspec.MsgspecError.
+    Every line must parse. The last event is left out if its recorded actions are incomplete.
+    Raises: ReplayError, msgspec.MsgspecError.
     """
     records = map(parse, lines)
     seq, start = _start(records)
@@ -60,7 +60,8 @@ def _start(records: Iterator[Record]) -> tuple[int, Start]:
 
 
 def _without_hole(records: Iterable[Record], first: int) -> Iterator[Record]:
-    """The records of one run, from number `first` on. Raises: ReplayError if one is missing."""
+    """Yield the records of one run, from number `first` on. Raises: ReplayError if one is
+    missing."""
     for expected, record in enumerate(records, first):
         if record.seq != expected or record.dropped or record.start is not None:
             raise ReplayError(f"record {expected} is missing: the log has a hole, or two runs")

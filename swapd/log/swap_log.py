@@ -1,10 +1,8 @@
 """The swap log: one numbered record for each event and each action, with its cause.
 
-The ZeroMQ stream and the file have the same lines (`records.py`). They can be replayed, so a
-production log works as a test. Writing never blocks the core: it renders records in batches, and a
-thread of its own writes the file. If the disk is full, or slower than the records come, the file
-loses records, and later gets their number; subscribers miss nothing. At the end, the daemon waits
-only for a moment for a disk that hangs.
+The ZeroMQ stream and the file have the same lines (`records.py`). Writing never blocks the core: a
+thread writes the file. If the disk is full or too slow, the file loses records and later gets their
+number; subscribers miss nothing.
 """
 
 import asyncio
@@ -37,15 +35,15 @@ from swapd.shared.runtime_dir import SWAP_LOG, Folder
 
 log = logging.getLogger("swapd.log.swap_log")
 
-#: How long records may wait, to be rendered and written together.
+#: How long records wait to be rendered and written together.
 BATCH_S = 0.02
-#: Most records to render before other work has its turn.
+#: Records to render before other work has its turn.
 BATCH = 250
-#: Most bytes of records that wait for the disk. Beyond that the oldest are dropped.
+#: Limit of bytes that wait for the disk; beyond it the oldest records are dropped.
 QUEUE_MAX_BYTES = 16 << 20
-#: Bytes of a line that include its time.
+#: Bytes of a line that contain its time.
 _HEAD_BYTES = 256
-#: How long to wait for the last records to be written.
+#: Time limit for writing the last records.
 CLOSE_S = 1.0
 
 
@@ -70,16 +68,16 @@ class SwapLog:
         self._epoch = time.time() - time.monotonic()  # noqa: TID251
 
     def start(self, start: Start) -> None:
-        """Record the version and the settings of this daemon. It is the first record."""
+        """Write the first record."""
         self._seq += 1
         self._hand_over([render(Record(self._seq, 0, self._epoch + time.monotonic(), start=start))])
 
     def event(self, event: AnyEvent, cause: int) -> int:
-        """Record an event; return its number, the cause of its actions."""
+        """Return the number of the record, which is the cause of the event's actions."""
         return self.action(event, cause, event.now)
 
     def action(self, item: AnyEvent | AnyAction, cause: int, now: float) -> int:
-        """Record an action of the time `now`; return its number."""
+        """Return the number of the record."""
         self._seq = seq = self._seq + 1
         self._pending += parts_of(seq, self._epoch + now, cause, item)
         if self._timer is None:
@@ -87,16 +85,15 @@ class SwapLog:
         return seq
 
     def counted(self) -> tuple[int, int]:
-        """The number of records so far, and of those that the file lost."""
+        """Return the number of records, and of those that the file lost."""
         return self._seq, self._file.lost
 
     def limit(self, max_bytes: int, max_age_s: float) -> None:
-        """Rotate the file at this size and age from now on."""
         self._file.max_bytes = max_bytes
         self._file.max_age_s = max_age_s
 
     def flush(self) -> None:
-        """Render and hand over all pending records. Does not wait for the disk."""
+        """Hand over all pending records. Does not wait for the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -120,7 +117,7 @@ class SwapLog:
             self._timer = self._loop.call_later(0, self._due)
 
     def close(self) -> None:
-        """Flush, and wait until the file has all of it: CLOSE_S at most."""
+        """Flush, and wait until the file has everything, at most CLOSE_S."""
         self.flush()
         self._file.close()
 
@@ -145,13 +142,11 @@ def _rendered_one(parts: Parts) -> bytes:
 
 
 class SwapLogFile:
-    """Appends lines to a file in a thread of its own; rotates it; survives a full disk.
+    """Appends lines to a file in a thread of its own, rotates the file, and survives a full disk.
 
-    `write` never waits for the disk: lines that the disk does not take soon enough are dropped, and
-    counted.
-
-    Each write opens the file anew, so it may be moved away. No other user can put another in its
-    place: see `runtime_dir`.
+    `write` never waits: lines that the disk does not take in time are dropped and counted. Each
+    write opens the file anew, so it may be moved away. Other users cannot replace it: see
+    `runtime_dir`.
     """
 
     def __init__(
@@ -162,16 +157,17 @@ class SwapLogFile:
         self.max_bytes = max_bytes
         self.max_age_s = max_age_s
         self._folder = folder
-        #: Inode of the file, and the time of its first record.
+        #: Inode of the file, and time of its first record.
         self._begun: tuple[int, float] = (0, 0.0)
-        #: Batches of lines that wait, and their bytes; under `_change`, like all but `_dropped`.
+        #: Batches of lines that wait, and their bytes. `_change` guards these and all fields up to
+        #: itself.
         self._queue: deque[list[bytes]] = deque()
         self._queued_bytes = 0
         self._skipped = 0
         self._behind = False
         self._closed = False
         self._change = threading.Condition()
-        #: Lines that the disk did not take since the last one that it took, and at all.
+        #: Lines lost since the last successful write, and in all.
         self._dropped = 0
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name="swapd-swap-log", daemon=True)
@@ -195,7 +191,7 @@ class SwapLogFile:
             self._change.notify()
 
     def close(self) -> None:
-        """Wait until all is written: CLOSE_S at most."""
+        """Wait until everything is written, at most CLOSE_S."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -220,7 +216,7 @@ class SwapLogFile:
                 self.lost += len(lines)
 
     def _next(self) -> list[bytes] | None:
-        """The next batch to write, waiting for one if need be; None at the end."""
+        """Wait for the next batch to write; return None at the end."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
@@ -250,7 +246,7 @@ class SwapLogFile:
         self._dropped = 0
 
     def _opened(self, more: int) -> OwnedFd:
-        """The file, rotated if `more` bytes are too many for it."""
+        """Return the file, rotated if `more` bytes do not fit."""
         with self._its_folder() as folder:
             file = self._open_in(folder)
             if self._is_over(file.fileno(), more):
@@ -261,7 +257,6 @@ class SwapLogFile:
             return file
 
     def _is_over(self, fd: int, more: int) -> bool:
-        """Whether the next bytes belong in another file."""
         found = os.fstat(fd)
         if found.st_size == 0:
             return False
@@ -277,7 +272,7 @@ class SwapLogFile:
 
     def _open_in(self, folder: OwnedFd) -> OwnedFd:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        if self._folder is not None:  # others can put no links there
+        if self._folder is not None:  # other users can put no links there
             return runtime_dir.open_in(folder, self.path.name, flags)
         return runtime_dir.open_named(self.path, flags)
 
@@ -287,10 +282,10 @@ def _size(lines: list[bytes]) -> int:
 
 
 def place(config: Config, own: Folder) -> tuple[Path, Folder | None]:
-    """The file, and its folder if that is `own`, the runtime folder. Makes the state folder.
+    """Return the file, and its folder if that is `own`, the runtime folder. Makes the state folder.
 
-    If it cannot make that, or others could write there, the log goes to the runtime folder, and a
-    warning says so: a daemon that runs without a home is better than none.
+    If the state folder cannot be made, or others could write there, the log goes to the runtime
+    folder, with a warning: a daemon without a home should run too.
     """
     path = config.swap_log_path
     if config.swap_log:

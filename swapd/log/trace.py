@@ -1,10 +1,9 @@
-"""A run of the swap log as a trace, to be opened in Perfetto or chrome://tracing.
+"""Turns a run of the swap log into a trace for Perfetto or chrome://tracing, in the Trace Event
+Format (JSON). Pure.
 
-The format is the Trace Event Format, in JSON. The components are one process; each has a track of
-its residency and its copies. The copies are another, by direction, with a counter of bytes. Each
-session is one, with its waits and leases. Pure: records in, events out, in order of time.
-
-Times are microseconds since the first record; its Unix time is the name of the trace's clock.
+Components are one process, with a track of states each. Copies are another, by direction, with a
+counter of bytes. Each session is a process with its waits and leases. Times are microseconds since
+the first record.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,30 +18,27 @@ from swapd.shared.text import counted, plain
 
 Event = dict[str, Any]
 
-#: Numbers of processes in the trace; sessions follow.
+#: Process numbers in the trace; sessions follow.
 COMPONENTS, COPIES, SESSIONS = 1, 2, 10
 _IN, _OUT = 1, 2
 
 
 class _TraceSpan(NamedTuple):
-    """An event that has begun."""
-
     name: str
     since: float
     args: dict[str, Any]
 
 
 class TraceBuilder:
-    """The records of a log as events of a trace. Give it records in order, then `end`."""
+    """Turns records into events of a trace. Call `add` with records in order, then `end`."""
 
     def __init__(self) -> None:
         self._seen = Seen()
         self._zero: float | None = None
         self._now = 0.0
-        #: Tracks of components, and the current state of each.
+        #: Track and current state of each component.
         self._tracks: dict[str, int] = {}
         self._doing: dict[str, _TraceSpan] = {}
-        #: Leases and waits, by session and request.
         self._leases: dict[tuple[int, int], _TraceSpan] = {}
         self._waits: dict[tuple[int, int], _TraceSpan] = {}
         self._resident: dict[str, int] = {}
@@ -61,7 +57,7 @@ class TraceBuilder:
         self._seen.note(record)
 
     def end(self) -> Iterator[Event]:
-        """End all events that still go on, at the time of the last record."""
+        """End what still goes on, at the time of the last record."""
         for name in list(self._doing):
             yield from self._ends(name)
         for generation in self._seen.copies:
@@ -70,7 +66,6 @@ class TraceBuilder:
             yield from self._over(key)
 
     def _at(self, time: float) -> float:
-        """Microseconds since the first record."""
         return (time - (self._zero or 0.0)) * 1e6
 
     # --- records -------------------------------------------------------------------------
@@ -133,7 +128,7 @@ class TraceBuilder:
             case actions.Evicted() | actions.Lost():
                 yield from self._leaves(a.name)
             case actions.KeepHostCopy() | actions.DropHostCopy():
-                if [*self._seen.masters.values()].count(a.name) <= 1:  # two during an update
+                if [*self._seen.masters.values()].count(a.name) <= 1:  # an update has two
                     yield from self._leaves(a.name)
             case _:
                 yield from self._of_session(a)
@@ -200,7 +195,7 @@ class TraceBuilder:
         }
 
     def _copied(self, generation: int) -> Iterator[Event]:
-        """A copy has ended. Copies of one direction may overlap, so they are asynchronous."""
+        """End a copy. Copies of one direction may overlap, so their events are asynchronous."""
         order, time = self._seen.copies.get(generation, (None, 0.0))
         if not isinstance(order, actions.CopyIn | actions.CopyOut):
             return
@@ -237,7 +232,7 @@ class TraceBuilder:
 
 
 def trace(records: Iterable[Record], since: float = 0.0) -> Iterator[Event]:
-    """The events of a run; of those that were over before `since`, in Unix time, the names only."""
+    """Yield the events of a run; of those that ended before `since`, in Unix time, only names."""
     one, first = TraceBuilder(), 0.0
     for record in records:
         first = first or record.time
@@ -247,7 +242,7 @@ def trace(records: Iterable[Record], since: float = 0.0) -> Iterator[Event]:
 
 
 def _over(event: Event) -> float:
-    """The time at which an event is over: names never are."""
+    """Return when an event ends; names never end."""
     return float("inf") if event["ph"] == "M" else float(event["ts"] + event.get("dur", 0.0))
 
 
@@ -264,7 +259,7 @@ def _named(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def rendered(records: Iterable[Record], since: float = 0.0) -> Iterator[bytes]:
-    """The trace as a file, in pieces: it may be larger than memory."""
+    """Yield the trace as a file, in pieces, because it may be larger than memory."""
     encode = msgspec.json.Encoder().encode
     yield b'{"displayTimeUnit":"ms","traceEvents":['
     between = b"\n"

@@ -1,9 +1,9 @@
-"""A recorded swap log, run again under other settings: in seconds, by the same core.
+"""Runs a recorded swap log again under other settings, in seconds, with the real core. Does no I/O.
 
 `work.py` reads from a log who asked for what, and how long after what. `again.py` runs that on a
-device without bytes or a clock, around the real core. `optimum.py` says how few bytes any choice of
-evictions would have loaded, and `search.py` looks for better settings. None does I/O; `swapd
-replay` and `swapd plan --from-log` print the results.
+device without bytes or a clock. `optimum.py` finds the fewest bytes that any choice of evictions
+would have loaded, and `search.py` better settings. `swapd replay` and `swapd plan --from-log` print
+the results.
 """
 
 from swapd.replay.again import run_again

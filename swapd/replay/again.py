@@ -1,7 +1,4 @@
-"""Runs the work of a log on a simulated device, under other settings.
-
-The device has no bytes, and its clock is moved by events alone; the core is the real one.
-"""
+"""Runs the work of a log on a simulated device, under other settings, with the real core."""
 
 import heapq
 from collections.abc import Callable
@@ -27,16 +24,16 @@ from swapd.replay.work import (
 )
 from swapd.shared import protocol
 
-#: The core looks again at what waits for ever, for ever.
+#: Ticks with nothing else due after which a run ends: the core looks again at what waits for ever.
 TICKS_IN_VAIN = 1_000
 
 
 class SimulatedMachine:
-    """Runs what is due, and the copies that the core orders, at a rate for each direction.
+    """Runs what is due, and the copies that the core orders, at one rate for each direction. Only
+    events move its clock.
 
-    A copy stands still for a more urgent one, as on a device. All else takes no time: host copies,
-    acknowledgements, memory that is lent. `heard` is called with each event, before the core has
-    it, and with each action of the core.
+    A copy pauses for a more urgent one. Everything else takes no time. `heard` gets each event,
+    before the core does, and each action of the core.
     """
 
     def __init__(
@@ -56,7 +53,7 @@ class SimulatedMachine:
         heapq.heappush(self._due, (max(when, self.now), next(self._numbers), do))
 
     def run(self) -> None:
-        """Until nothing is due, and the core waits for nothing but events."""
+        """Run until nothing is due, and the core waits only for events."""
         in_vain = 0
         while in_vain < TICKS_IN_VAIN:
             tick_at = self.core.next_deadline()
@@ -134,7 +131,7 @@ class _CopyLane:
         self._copies: dict[int, _Copy] = {}
         self._running: int | None = None
         self._since = 0.0
-        #: Counts up when another copy runs, or none.
+        #: Counts up at each choice of the running copy.
         self._turn = 0
 
     def begin(self, generation: int, nbytes: int, urgency: Urgency) -> None:
@@ -177,7 +174,6 @@ class _CopyLane:
 
 
 def run_again(work: RecordedWork, rules: Rules, chunks: int, bytes_per_s: float) -> ReplayTally:
-    """What comes of the work of a log with these rules, chunks of memory, and rate of copies."""
     return _Again(work, rules, chunks, bytes_per_s).run()
 
 
@@ -185,7 +181,7 @@ class _Asked(NamedTuple):
     step: int
     names: tuple[str, ...]
     at: float
-    #: Leases that it spent then, and that nothing else ends.
+    #: Spare leases that the acquire ended, and that no release in the log ends.
     spares: tuple[int, ...]
 
 
@@ -195,7 +191,7 @@ class _Again:
         core = Residency(chunks, work.start.chunk_bytes, rules)
         self._machine = SimulatedMachine(core, bytes_per_s, self._heard)
         self._outcome, self._copies = ReplayTally(), CopiesUnderWay()
-        #: By step: those that come after it; and how many it waits for itself.
+        #: By step: the steps after it, and how many steps it still waits for.
         self._then: dict[int, list[int]] = {}
         self._waits_for: list[int] = []
         for number, step in enumerate(work.steps):
@@ -204,14 +200,14 @@ class _Again:
                 self._then.setdefault(before, []).append(number)
         #: Acquires that do not have their bytes yet.
         self._asked: dict[Key, _Asked] = {}
-        #: Leases whose release the log has.
+        #: Leases whose release is in the log.
         self._ends = {
             (step.event.session, step.event.request.lease)
             for step in work.steps
             if isinstance(step.event, events.SessionRequest)
             and isinstance(step.event.request, protocol.Release)
         }
-        #: Leases that nobody uses any more, of which the release is due later: since when.
+        #: Unused leases to release later: the step, and the end of the use.
         self._kept: dict[Key, tuple[int, float]] = {}
         self._hurried: set[int] = set()
 
@@ -256,7 +252,7 @@ class _Again:
     # --- leases --------------------------------------------------------------------------
 
     def _end_use(self, number: int, step: WorkStep, key: Key) -> None:
-        """Nobody uses a lease from now on: its client keeps it for a while, unless it is wanted."""
+        """End the use of a lease. Its client keeps it for a while, unless it is wanted."""
         if key[0] in self._hurried or not step.kept_s:
             return self._release(key, number, self._machine.now)
         self._kept[key] = number, self._machine.now
@@ -310,7 +306,7 @@ class _Again:
         self._machine.at(self._machine.now, partial(self._over, asked.step))
 
     def _give_up(self, key: Key) -> None:
-        """Nothing in the log says when this lease ends: it was refused, or spent."""
+        """Release a lease whose end is not in the log: it was refused or spent."""
         now = self._machine.now
         event = events.SessionRequest(now, key[0], protocol.Release(0, key[1]))
         self._machine.at(now, partial(self._machine.feed, event))

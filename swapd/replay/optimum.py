@@ -1,7 +1,6 @@
-"""The fewest bytes that any choice of evictions loads for the same uses in the same order. Pure.
+"""The fewest bytes that any choice of evictions loads, for the same uses in the same order. Pure.
 
-To load on demand is enough for the fewest, and to keep as much as fits: a load ahead of its use
-saves time, no bytes.
+Only loads on demand are considered: a load ahead of its use saves time, but no bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from swapd.shared import protocol
 
 Names = frozenset[str]
 
-#: All choices are tried while they are so few: components at a time, sets of them, and in all.
+#: All choices are tried within these limits: components at a time, sets of them, and sets in all.
 _AT_A_TIME_MAX = 12
 _SETS_MAX = 1_000
 _TRIED_MAX = 500_000
@@ -24,13 +23,16 @@ _TRIED_MAX = 500_000
 
 class Fewest(NamedTuple):
     nbytes: int
-    #: Whether some choice loads so few. Else it is a bound: none loads fewer.
+    #: If False, `nbytes` is a bound: no choice loads fewer.
     exact: bool
 
 
 def fewest_of(work: RecordedWork, outcome: ReplayTally, chunks: int) -> Fewest:
-    """For what was in use in this outcome of the work. A bound if the work has more than
-    components of one registration each: workspaces, scratch, new weights."""
+    """Return the fewest bytes for the uses in this outcome.
+
+    It is a bound if the work has more than components with one registration each: workspaces,
+    scratch, new weights.
+    """
     sizes: dict[str, int] = {}
     plain = True
     for step in work.steps:
@@ -48,11 +50,11 @@ def fewest_of(work: RecordedWork, outcome: ReplayTally, chunks: int) -> Fewest:
 def fewest(
     uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int = 1
 ) -> Fewest:
-    """Each of the `uses` needs all its components at once, of `sizes` in bytes, each in whole
-    chunks of a device that is empty at first.
+    """Return the fewest bytes for `uses`, each of which needs all its components at once. `sizes`
+    are in bytes.
 
-    Exact for a few components, and where those that are needed last fill the room of what comes;
-    else the bound by which parts of components could go.
+    Components take whole chunks of a device that is empty at first. The result is exact for a few
+    components, or if those needed last exactly make room for each load; else a bound.
     """
     bound = _by_next_use(uses, sizes, chunks, chunk_bytes)
     found = None if bound.exact else _of_all_choices(uses, sizes, chunks, chunk_bytes)
@@ -66,7 +68,7 @@ def _of_all_choices(
 
     @cache
     def moves(there: Names, asked: Names) -> tuple[int, list[Names]]:
-        """The bytes to load for `asked`, and what may be there then: the largest sets."""
+        """Return the bytes to load for `asked`, and the largest sets that may be there then."""
         if asked <= there:
             return 0, [there]
         room = chunks - sum(taken[one] for one in asked)
@@ -109,7 +111,7 @@ def _largest(names: Names, taken: Mapping[str, int], room: int) -> list[Names]:
 def _by_next_use(
     uses: Sequence[Names], sizes: Mapping[str, int], chunks: int, chunk_bytes: int
 ) -> Fewest:
-    """What is needed last goes first, a byte at a time, which no choice of whole ones betters."""
+    """Evict what is needed last, byte by byte: no choice of whole components loads less."""
     room, loaded = chunks * chunk_bytes, 0
     whole = all(nbytes % chunk_bytes == 0 for nbytes in sizes.values())
     there: dict[str, int] = {}
@@ -125,7 +127,7 @@ def _by_next_use(
         while room < 0 and last:
             when, name = heappop(last)
             if name in asked or next_of[name] != -when:
-                continue  # it was used since
+                continue
             goes = min(there[name], -room)
             room += goes
             there[name] -= goes

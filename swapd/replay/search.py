@@ -1,7 +1,7 @@
 """Looks for settings under which a recorded run waits less, by running it again. Pure.
 
-A point has a value for each setting; None: as recorded. The settings are those that a daemon has:
-its rules, which components are pinned, and how much of a family is resident.
+A point has a value for each setting, or None for the recorded value. Settings are the daemon's
+rules, which components are pinned, and how much of a family is resident.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ from swapd.shared import protocol, vm
 
 _T = TypeVar("_T")
 
-#: Names to pin, and families to resize: those that move the most bytes if they come in each time.
+#: Limits of names to pin and families to resize: those that could move the most bytes.
 _NAMES_MAX = 12
 _FAMILIES_MAX = 6
 _MIB = 1 << 20
 
-#: The values to try; the daemon's defaults are among them.
+#: Values to try, including the daemon's defaults.
 _RULES: dict[str, tuple[Any, ...]] = {
     "eviction": ("next_use", "lru"),
     "overtake": (0, 4, 16, 64),
@@ -32,18 +32,17 @@ _RULES: dict[str, tuple[Any, ...]] = {
     "residency_bound_s": (0.5, 2.0, 8.0),
 }
 
-#: Settings whose effect is smaller than this share of all waiting stay as recorded.
+#: Settings that save less than this share of all waiting stay as recorded.
 WORTH = 0.01
-#: Bytes count so much of the time of their copies: of two that wait as long, the one that moves
-#: less is better.
+#: Weight of the time of copies: with equal waiting, fewer bytes are better.
 _COPIES = 0.01
-#: Other points to start from, drawn at random.
+#: Number of random points to start from.
 _RESTARTS = 4
 _SEED = 7
 
 
 class Setting(NamedTuple):
-    """One that can be changed, with all its values; the first is None."""
+    """The first value is None."""
 
     kind: Literal["rule", "pin", "resize"]
     name: str
@@ -51,7 +50,7 @@ class Setting(NamedTuple):
 
 
 Point = tuple[Any, ...]
-#: By kind and name: the values that are not as recorded.
+#: Values that are not as recorded, by kind and name.
 Changes = dict[tuple[str, str], Any]
 
 
@@ -82,8 +81,8 @@ def settings_of(work: RecordedWork) -> list[Setting]:
 def _by_bytes_moved(
     work: RecordedWork, registered: Mapping[str, protocol.Register], sizes: Mapping[str, int]
 ) -> list[str]:
-    """The components, and families in place of parts, that are acquired: the one first that moves
-    the most bytes if it comes in each time."""
+    """Return acquired components, and families in place of parts, ordered by the bytes they move if
+    they come in each time."""
     moved = Counter[str]()
     for request in _of_kind(work, protocol.Acquire):
         for name in request.names:
@@ -102,7 +101,7 @@ def _pins_of(
 
 
 def _parts_of(nbytes: int) -> tuple[Any, ...]:
-    """Resident sizes of a family, as `swapd resize` takes them: "auto", none, to all of it."""
+    """Return resident sizes as `swapd resize` takes them: "auto", and from none to all."""
     sizes = (nbytes * quarters // 4 // _MIB * _MIB for quarters in range(4))
     return (None, "auto", *dict.fromkeys(sizes), vm.round_up(nbytes, _MIB))
 
@@ -135,8 +134,7 @@ def changes(settings: Sequence[Setting], point: Point) -> Changes:
 
 
 def _ordered(work: RecordedWork, given: Changes) -> RecordedWork:
-    """The work with other pins and sizes, from when a name may be acquired, in place of those that
-    were recorded for it."""
+    """Replace the recorded pins and sizes of a name, from when it may be acquired."""
     if all(kind == "rule" for kind, _ in given):
         return work
     nothing = events.Tick(0.0)
@@ -165,8 +163,8 @@ def _orders(given: Changes, name: str) -> Iterator[protocol.Pin | protocol.Resiz
 
 
 def _complete(work: RecordedWork) -> Iterator[tuple[int, int, str]]:
-    """The steps by which a component may be acquired, or all parts of a family that are registered
-    by then: with the session and the name."""
+    """Yield (step, session, name) when a component, or all registered parts of a family, may be
+    acquired."""
     filling: dict[tuple[int, str], set[str]] = {}
     target: dict[tuple[int, str], str] = {}
     for number, request in _requests(work):
@@ -194,9 +192,11 @@ def cost_of(outcome: ReplayTally, bytes_per_s: float) -> ReplayCost:
 def search(
     settings: Sequence[Setting], cost: Callable[[Point], ReplayCost], goes_on: Callable[[], bool]
 ) -> Point:
-    """The best point that is found while it `goes_on`: one setting after the other takes its best
-    value until none gets better, from the recorded values and from a few random ones. What has no
-    effect stays as recorded."""
+    """Return the best point found while `goes_on()`.
+
+    From the recorded values, and from a few random ones, each setting in turn takes its best value
+    until nothing improves. Settings without effect stay as recorded.
+    """
     known: dict[Point, ReplayCost] = {}
 
     def of(point: Point) -> ReplayCost:

@@ -1,7 +1,7 @@
 """The work in a swap log: who asked for what, and how long after what. Pure.
 
 A thread asks again some time after it got what it asked for before, and holds a lease for some
-time. Both times are its own, and stay. How long it waits is what another setting changes.
+time. Both times stay under other settings; only waiting changes.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ from swapd.log.replay import replay
 from swapd.shared import protocol
 
 Key = tuple[int, int]
-#: Whoever asks for one thing after the other: a thread, by the label of its process (with the pid)
-#: and its number. It may have several sessions.
+#: A thread, by the label of its process (with the pid) and its number. It may have several
+#: sessions.
 Actor = tuple[str, int]
 
 Asking = protocol.Acquire | protocol.AcquireWorkspace | protocol.AcquireStart
-#: What later acquires of the session may need.
+#: Requests that later acquires of the session may need.
 _NEEDED = (
     protocol.Register,
     protocol.Commit,
@@ -34,7 +34,7 @@ _NEEDED = (
 )
 
 
-#: A release that comes later than this after the end of the use is one of a lease that was kept.
+#: A lease was kept if its release comes later than this after the last use.
 KEPT_LEAST_S = 1e-3
 
 
@@ -47,9 +47,9 @@ class ReplayTally(msgspec.Struct):
     #: Acquires without an answer at the end.
     waiting: int = 0
     seconds: float = 0.0
-    #: Seconds from each acquire until its bytes were there; tries that were refused are none.
+    #: Seconds from each acquire until its bytes were there, without refused tries.
     waits: list[float] = []
-    #: Each time that an acquire had its bytes: the names of all leases, if some were new.
+    #: All leased names, each time that an acquire got its bytes and some names were new.
     uses: list[frozenset[str]] = []
 
     def note(self, said: AnyEvent | actions.AnyAction) -> None:
@@ -75,8 +75,8 @@ class ReplayTally(msgspec.Struct):
 
 
 class WorkStep(NamedTuple):
-    """An event from outside. It comes `delay_s` after the last of the steps `after` is over; an
-    acquire is over once its bytes are there, or it is refused."""
+    """An event from outside, `delay_s` after the last of the steps `after` is over. An acquire is
+    over once its bytes are there or it is refused."""
 
     event: AnyEvent
     after: tuple[int, ...]
@@ -91,12 +91,12 @@ class RecordedWork(NamedTuple):
     start: Start
     steps: list[WorkStep]
     happened: ReplayTally
-    #: Of copies to the device, while there were any; None if there were none.
+    #: Rate of copies to the device while there were any; None if there were none.
     bytes_per_s: float | None
 
 
 def read_work(lines: Iterable[bytes], start: Start) -> RecordedWork:
-    """The work in a run of the log, whose first record is `start`. Raises: as `replay`."""
+    """Return the work in a run of the log, whose first record is `start`. Raises: as `replay`."""
     reader = WorkReader()
     for recorded in replay(lines):
         reader.note(recorded)
@@ -104,12 +104,12 @@ def read_work(lines: Iterable[bytes], start: Start) -> RecordedWork:
 
 
 class CopiesUnderWay:
-    """The copies under way, and when what is acquired is there: also of an early grant. And what
-    all leases hold."""
+    """Tracks copies in progress, what all leases hold, and when all bytes of an acquire are there,
+    also after an early grant."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        #: Keys that were granted and wait for copies of these names.
+        #: Granted keys that wait for copies of these names.
         self._pending: dict[Key, set[str]] = {}
         self.held: dict[Key, tuple[str, ...]] = {}
 
@@ -126,7 +126,7 @@ class CopiesUnderWay:
                     self._released(key)
 
     def ends(self, generation: int) -> list[Key]:
-        """Returns what is there by this."""
+        """End a copy; return the keys that have all their bytes now."""
         name = self._names.pop(generation, None)
         done = []
         for key, names in list(self._pending.items()):
@@ -137,7 +137,7 @@ class CopiesUnderWay:
         return done
 
     def granted(self, key: Key, names: tuple[str, ...], step: WorkStep, *, spent: bool) -> bool:
-        """`step` asked; `spent`: the leases that it named as spare have ended."""
+        """Return whether all bytes are there. `spent`: the spare leases of `step` have ended."""
         for lease in spares(step) if spent else ():
             self._released((key[0], lease))
         self.held[key] = names
@@ -175,8 +175,8 @@ class WorkReader:
         self._asked: dict[Key, _Demand] = {}
         self._labels: dict[int, str] = {}
         self._last: dict[Actor, int] = {}
-        #: By session: the last step that later ones need; and its steps that are over, in the order
-        #: in which they were.
+        #: By session: the last step that later ones need, and the steps that are over, in the order
+        #: of their ends.
         self._needed: dict[int, int] = {}
         self._done: dict[int, list[int]] = {}
         self._copies = CopiesUnderWay()
@@ -215,7 +215,7 @@ class WorkReader:
     def _note_request(self, event: events.SessionRequest, request: protocol.AnyOrder) -> None:
         session = event.session
         if session not in self._needed:
-            return  # it is going already
+            return  # the session is ending
         match request:
             case protocol.Acquire() | protocol.AcquireWorkspace() | protocol.AcquireStart():
                 self._note_acquire(event, request)
@@ -245,7 +245,7 @@ class WorkReader:
         if asked.step not in self._over:
             return self._give_up(asked)
         kept_s = request.idle_s if isinstance(request, protocol.Release) else 0.0
-        if kept_s > KEPT_LEAST_S:  # its client gave it back later: the thread did not wait for that
+        if kept_s > KEPT_LEAST_S:  # the client gave it back later; the thread did not wait for it
             number = self._add_later(event, (asked.step,), kept_s)
         else:
             number = self._add_later(event, (asked.step, self._last[asked.actor]))
@@ -253,7 +253,8 @@ class WorkReader:
         self._end(key[0], number)
 
     def _give_up(self, asked: _Demand) -> None:
-        """It never had its bytes: when it runs again, it waits no longer than it did."""
+        """Change an acquire that never had its bytes, so that in a replay it waits no longer than
+        it did."""
         step = self._steps[asked.step]
         assert isinstance(step.event, events.SessionRequest)
         patient = msgspec.structs.replace(step.event.request, timeout_s=self._now - asked.at)

@@ -1,12 +1,11 @@
-"""Answers HTTP requests that only read: one for each connection, within bounds of time and number.
+"""Answers read-only HTTP requests, one per connection, within limits of time and number.
 
-A connection has ASK_S from its beginning until its whole request, body included, is here, and
-READ_S to take the answer. One that has not asked yet gives way to newer ones beyond ASKING_MAX, so
-connections that say nothing lock nobody out. Requests under way are bounded too, with places kept
-for some paths.
+A connection has ASK_S to send its whole request and READ_S to take the answer. Beyond ASKING_MAX
+without a complete request, the oldest is closed, so silent connections lock nobody out. Requests in
+progress are limited too, with reserved places for some paths.
 
 Without a token, on the loopback, a page of another site could make a browser ask here by its own
-host name (DNS rebinding): so only the address's own names are served then.
+host name (DNS rebinding). So only the address's own names are served then.
 """
 
 import asyncio
@@ -24,18 +23,18 @@ import h11
 
 log = logging.getLogger("swapd.web")
 
-#: Seconds that a connection may take to send a request, and to read an answer.
+#: Time limits for sending a request, and for reading an answer.
 ASK_S = 10.0
 READ_S = 10.0
-#: Most connections whose request is not complete: one more ends the oldest of them.
+#: Limit of connections without a complete request; beyond it the oldest is closed.
 ASKING_MAX = 200
-#: Most requests under way; and most of those whose places are kept.
+#: Limits of requests in progress, without and with reserved places.
 ANSWERING_MAX = 64
 KEPT_MAX = 16
 HEADERS_MAX_BYTES = 16 << 10
 BODY_MAX_BYTES = 4 << 10
-#: After a refusal, seconds and bytes for the rest of a request: unread, it would cost the client
-#: the answer.
+#: Time and bytes for the rest of a refused request: if it stayed unread, the client would lose the
+#: answer.
 REST_S = 1.0
 REST_MAX_BYTES = 256 << 10
 
@@ -43,7 +42,7 @@ Headers = Iterable[tuple[str, str]]
 
 
 class HttpRequest(NamedTuple):
-    """`query` is not decoded. Names of headers are in lower case."""
+    """`query` is not decoded. Header names are in lower case."""
 
     path: str
     query: str
@@ -70,14 +69,14 @@ class Server:
         headers: Headers = (),
         kept: Iterable[str] = (),
     ) -> None:
-        """`headers` go with every answer. `kept`: paths with places of their own."""
+        """`headers` go with every answer. `kept`: paths with reserved places."""
         self._answer = answer
         self._headers = [("connection", "close"), *headers]
         self._kept = frozenset(kept)
-        #: Connections whose request is not complete, the oldest first.
+        #: Connections without a complete request, oldest first.
         self._asking: dict[asyncio.StreamWriter, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Requests under way: others, and those with places of their own.
+        #: Requests in progress, by whether they have a reserved place.
         self._answering = {False: 0, True: 0}
 
     async def serve(self, listening: socket.socket) -> None:
@@ -98,7 +97,7 @@ class Server:
         try:
             await self._talk(reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # the client is gone or too slow, or the server ends: so does this task
+            pass  # the client is gone or too slow, or the server ends
         except Exception:
             log.exception("a request failed")
         finally:
@@ -199,7 +198,7 @@ async def _read_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         nbytes += len(some)
 
 
-#: Paths that need no token: they reveal nothing but that a swapd is here.
+#: Paths without a token: they reveal only that a swapd is here.
 OPEN = ("/", "/healthz")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -237,8 +236,8 @@ def _name(host: str) -> str:
 
 
 def headers_for(page: str) -> Headers:
-    """The headers of every answer: browsers load and run only the page's own parts, show it in no
-    other page, and keep nothing."""
+    """Return the headers of every answer: browsers load and run only the page's own parts, show it
+    in no other page, and keep nothing."""
     allowed = {
         kind: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,7 +1,7 @@
-"""The metrics of `/metrics`, from a daemon's status.
+"""The metrics of `/metrics`, from a daemon's status. Pure.
 
-Pure. Names follow Prometheus: they have units, bytes and seconds; counters end in `_total`.
-`deploy/grafana` and `deploy/prometheus` use these names.
+Names follow Prometheus: with units, bytes and seconds; counters end in `_total`. `deploy/grafana`
+and `deploy/prometheus` use these names.
 """
 
 from collections.abc import Iterable, Iterator

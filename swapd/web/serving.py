@@ -1,7 +1,7 @@
-"""The page's process: what it answers, and its lifetime.
+"""The page's process: its answers and its lifetime.
 
-It asks the daemon for a status every second, for the marks of the past, and again for a request
-if that is older than FRESH_S.
+Asks the daemon for a status every second, to keep marks of the past, and for a request if the last
+status is older than FRESH_S.
 """
 
 import asyncio
@@ -30,17 +30,16 @@ from swapd.web import metrics
 from swapd.web.http import AccessRules, Answer, HttpRequest, Server, headers_for
 from swapd_client import Client, SwapdError, connect
 
-#: Seconds of the past that it keeps, and most marks of one component.
+#: Seconds of the past that are kept, and limit of marks of a component.
 PAST_S = 300.0
 MARKS_MAX = 600
-#: Most components, or families.
 ROWS_MAX = 500
 
-#: Codes of states: loading, held, leaving; those that are in and have none are `r`.
+#: Codes of states: loading, held, leaving; `r` for others on the device.
 _CODES = {"loading": "l", "lending": "l", "lent": "h", "leased": "h"}
 _CODES |= dict.fromkeys(("stopping", "revoking", "writing back", "reclaiming"), "v")
 
-#: Unix time, code (`o`: out), and the share that is on the device.
+#: Unix time, code (`o`: not on the device), and the share on the device.
 Mark = tuple[float, str, float]
 
 
@@ -83,29 +82,29 @@ log = logging.getLogger("swapd.web")
 
 #: Like a command's label: its sessions are not workers.
 LABEL = "swapd http"
-#: Seconds that the daemon may take for a connection, and for a status.
+#: Time limits for a connection to the daemon, and for a status.
 CONNECT_S = 10.0
 ANSWER_S = 5.0
-#: A newer status is used again. Longest wait of a scrape for one: then it uses the last one, with
-#: its age.
+#: A status younger than FRESH_S is used again. A scrape waits SCRAPE_S for a new one, then gets the
+#: last with its age.
 FRESH_S = 0.4
 SCRAPE_S = 1.0
-#: Seconds between two statuses while nobody asks; of a daemon that answers slowly, so many times
-#: as long as it takes.
+#: Seconds between statuses while nobody asks; at least SAMPLE_PAUSES times as long as the last one
+#: took.
 SAMPLE_S = 1.0
 SAMPLE_PAUSES = 20
 LINES = 60
 #: Seconds that a daemon may take to stop after it has ended all sessions.
 END_S = 10.0
-#: This process's niceness, in favour of the daemon.
+#: Niceness, in favour of the daemon.
 NICE = 5
 #: Prometheus and probes get an answer however many pages are open.
 KEPT = ("/healthz", "/metrics")
 
 
 class Watched:
-    """The daemon's last status and what goes with it: one request to the daemon at a time, however
-    many tasks want it."""
+    """The daemon's last status and what goes with it. Sends the daemon one request at a time, for
+    any number of tasks."""
 
     def __init__(self, client: Client) -> None:
         """Ask for the first status. Blocks. Raises: SwapdError."""
@@ -126,7 +125,7 @@ class Watched:
         self.past.note(status.components, _clock())
 
     async def ask(self, within_s: float = ANSWER_S) -> Status:
-        """The current status, at most FRESH_S old. Raises: SwapdError; TimeoutError."""
+        """Return a status at most FRESH_S old. Raises: SwapdError; TimeoutError."""
         if self.age_s > FRESH_S:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.get_running_loop().create_task(self._ask(), name="status")
@@ -136,7 +135,8 @@ class Watched:
         return self.status
 
     async def _ask(self) -> SwapdError | None:
-        """Ask; return an error instead of raising it, because no task may wait any more."""
+        """Return an error instead of raising it, because perhaps nobody waits for this task any
+        more."""
         try:
             status = await asyncio.to_thread(self._client.status, timeout=ANSWER_S)
         except SwapdError as exc:
@@ -231,7 +231,8 @@ def _number(query: str, name: str) -> float:
 
 
 def main(settings: bytes) -> None:
-    """Serve until the daemon ends, or the process that started this one: then standard input ends.
+    """Serve until the daemon ends, or the process that started this one, which closes standard
+    input.
 
     `settings`: a `PageSettings`, as JSON.
     """
@@ -267,7 +268,7 @@ async def _serve_until_the_end(watched: Watched, client: Client, settings: PageS
             serving = tasks.create_task(server.serve(listening), name="http")
             sampling = tasks.create_task(watched.sample(), name="status")
             await over.wait()
-            with suppress(TimeoutError):  # a daemon ends this process when it has stopped
+            with suppress(TimeoutError):  # the daemon ends this process when it has stopped
                 async with asyncio.timeout(END_S):
                     await told_to_end.wait()
             serving.cancel()
@@ -275,7 +276,7 @@ async def _serve_until_the_end(watched: Watched, client: Client, settings: PageS
 
 
 def _when_readable(fd: int, *events: asyncio.Event) -> None:
-    """Set the events once `fd` has data or has ended; the data stays unread."""
+    """Set the events once `fd` has data, which stays unread, or has ended."""
     loop = asyncio.get_running_loop()
 
     def is_readable() -> None:
