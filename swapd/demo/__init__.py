@@ -1,1 +1,1 @@
-"""Three stages of a real architecture take turns on a device that cannot hold them."""
+"""Three stages of a real architecture take turns on a device that cannot hold them together."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-# The thinker reads bytes: token n < 256 is byte n, and special tokens follow.
+# Token n < 256 is byte n; special tokens follow.
 BYTE_TOKENS = 256
 AUDIO_START = 256
 AUDIO_END = 257
@@ -22,8 +22,7 @@ TEXT_VOCABULARY = 272
 THINKER_WIDTH = 768
 MEL_BINS = 128
 
-# The codec's size and special tokens are the full model's. Tokens from CODES upwards are
-# special ones, for which the vocoder has no embedding.
+# As in the full model. Tokens from CODES upwards are special; the vocoder cannot embed them.
 CODES = 8193
 CODEC_VOCABULARY = 8448
 CODEC_PAD = 8292
@@ -35,7 +34,7 @@ WAVE_MEL_BINS = 80
 VOICE_WIDTH = 64
 VOICE_FRAMES = 100
 
-# Heads are 64 wide; the sections share the 32 rotary frequencies out to time, height, width.
+# Heads are 64 wide: the sections divide 32 rotary frequencies among time, height and width.
 _ROPE: dict[str, Any] = {
     "rope_type": "default",
     "rope_theta": 1000000.0,
@@ -81,7 +80,7 @@ def _thinker(transformers: Any) -> tuple[Any, Any]:
         audio_start_token_id=AUDIO_START,
         audio_end_token_id=AUDIO_END,
         user_token_id=USER,
-        # Not declared by the configuration class, but the model reads it all the same.
+        # The configuration class does not declare this, but the model reads it.
         vision_start_token_id=VISION_START,
     )
     return transformers.Qwen2_5OmniThinkerForConditionalGeneration, config
@@ -138,7 +137,7 @@ def _token2wav(transformers: Any) -> tuple[Any, Any]:
     return transformers.Qwen2_5OmniToken2WavModel, config
 
 
-# For each stage, the function that returns its class and its reduced configuration.
+# By stage: returns the class and the reduced configuration.
 ARCHITECTURES: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "thinker": _thinker,
     "talker": _talker,

@@ -1,4 +1,4 @@
-"""The demo: build, run without swapd, run the same with it, compare every bit."""
+"""Runs the stages without swapd, then with it, and compares every bit of the outputs."""
 
 import multiprocessing
 import time
@@ -53,7 +53,7 @@ class StageProcess:
         self.waited_s = 0.0
 
     def built(self) -> int:
-        """Wait until the stage is built; return its weights' bytes. Raises: DemoError."""
+        """Wait until the stage is built; return the bytes of its weights. Raises: DemoError."""
         return self._answer(self.building)
 
     def join(self, endpoint: str) -> None:
@@ -61,7 +61,7 @@ class StageProcess:
         self._answer(self._pool.submit(worker.join, endpoint))
 
     def run(self, prompt: bytes, sound_seed: int, inputs: bytes) -> bytes:
-        """Run the stage; return its outputs, encoded. Raises: DemoError."""
+        """Run the stage; return its outputs as safetensors. Raises: DemoError."""
         asked = self._pool.submit(worker.run, prompt, sound_seed, inputs)
         outputs, waited_s = self._answer(asked)
         self.waited_s += waited_s
@@ -85,12 +85,12 @@ def run(
 ) -> Summary:
     """Run the demo and write `wav`.
 
-    `say` gets the next step; `watch` gets the daemon's folder, to follow its log.
-    Blocks for the whole run. Raises: DemoError, SpawnError.
+    `say` gets the next step; `watch` gets the daemon's folder, to follow its log. Blocks for the
+    whole run. Raises: DemoError, SpawnError.
     """
     budget = BUDGET_BYTES
     with spawn.daemon(budget=budget) as daemon, _workers() as workers:
-        watch(daemon.folder)  # before the workers connect, which takes them a while
+        watch(daemon.folder)  # before the workers connect
         say("Building thinker, talker and token2wav, each in its own process")
         sizes = {stage.name: stage.built() for stage in workers}
         say(", ".join(f"{name} {size(n)}" for name, n in sizes.items()))

@@ -1,14 +1,13 @@
-"""Three cooperating models in the shape of Qwen2.5-Omni: thinker, talker and token2wav.
+"""Three models in the shape of Qwen2.5-Omni: thinker, talker and token2wav.
 
-Every stage is the architecture that the transformers package ships, with a reduced
-configuration and weights drawn from a seed, so nothing has to be downloaded. The weights
-are untrained, so the output is noise. But it depends on every layer that runs, which makes it a
-sensitive check that a stage ran with its own weights. It checks neither the vision tower nor
-embeddings of tokens that do not occur.
+Each stage is the architecture of the transformers package with a reduced configuration and weights
+drawn from a seed, so nothing is downloaded. The untrained output is noise, but it depends on every
+layer that runs, so it shows whether a stage ran with its own weights. The vision tower does not
+run, nor do embeddings of tokens that do not occur.
 
-Each process builds one stage, and passes dicts of plain CPU tensors on. Runs draw no
-entropy and use one thread, so equal inputs give bit-identical outputs in any process on one kind of
-machine. Weights are read and never written.
+Each process builds one stage and passes dicts of CPU tensors on. Runs draw no entropy and use one
+thread, so equal inputs give bit-identical outputs on one kind of machine. Weights are never
+written.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ STAGES = ("thinker", "talker", "token2wav")
 
 THINKER_TOKENS = 12
 TALKER_TOKENS = 24
-# Points on the sampler's time axis; each of the three intervals between them costs four
-# evaluations of the diffusion transformer.
+# Points on the sampler's time axis. Each interval costs four evaluations of the diffusion model.
 DIFFUSION_POINTS = 4
 
 SOUND_RATE = 16000
@@ -60,12 +58,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 def build(stage: str, seed: int) -> torch.nn.Module:
-    """Build one stage, in eval mode; equal (stage, seed) give bit-identical weights."""
-    import transformers  # late: it takes seconds, and a process may only want write_wav
+    """Build one stage, in eval mode. Equal arguments give bit-identical weights."""
+    import transformers  # takes seconds, and write_wav does not need it
     from transformers.initialization import no_init_weights
 
-    # Both are imported by now: a module that is first imported while default weights are
-    # skipped may keep the stubs that skip them.
+    # First import all: a module imported under `no_init_weights` may keep its stubs for good.
     architecture, config = ARCHITECTURES[stage](transformers)
     with _single_thread(), no_init_weights():  # drawing them twice would double the time
         module: torch.nn.Module = architecture(config)
@@ -76,7 +73,7 @@ def build(stage: str, seed: int) -> torch.nn.Module:
 
 
 def generate_sound(seed: int) -> torch.Tensor:
-    """Make a second of a mono sine sweep with a little hiss: float32 samples at SOUND_RATE."""
+    """Return a second of a sine sweep with some hiss: mono float32 samples at SOUND_RATE."""
     generator = torch.Generator().manual_seed(_number(f"sound/{seed}"))
     with _single_thread():
         low, high = (torch.rand(2, generator=generator) * 1500 + 150).tolist()
@@ -90,8 +87,8 @@ def generate_sound(seed: int) -> torch.Tensor:
 def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> Tensors:
     """Read the prompt and hear the sound; return the reply as the talker's inputs.
 
-    "tokens" holds the reply's bytes, "logits" the winning logit of each. The talker has no
-    use for those, but they show a wrong weight that is too small to make another byte win.
+    "tokens" holds the bytes of the reply, "logits" the winning logit of each. The talker does not
+    use these; they show a wrong weight that is too small to change a byte.
     """
     import transformers
 
@@ -101,7 +98,7 @@ def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> 
         features = extractor(
             sound.numpy(), sampling_rate=SOUND_RATE, padding=False, return_tensors="pt"
         )["input_features"]  # (1, MEL_BINS, frames), log-mel
-        # The audio tower halves the frames twice, each step by its own rounding.
+        # The audio tower halves the frames twice, and rounds differently each time.
         audio_tokens = ((features.shape[-1] - 1) // 2 + 1) // 2
         prompt_ids = torch.tensor([[AUDIO_START, *[AUDIO] * audio_tokens, AUDIO_END, *prompt]])
         result = thinker.generate(
@@ -111,7 +108,7 @@ def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> 
             feature_attention_mask=torch.ones(features.shape[0], features.shape[2]).long(),
             max_new_tokens=THINKER_TOKENS,
             do_sample=False,
-            # Only bytes: untrained weights would also answer with placeholders for sounds.
+            # Bytes only: untrained weights would also answer with placeholders for sounds.
             suppress_tokens=list(range(BYTE_TOKENS, TEXT_VOCABULARY)),
             pad_token_id=TEXT_PAD,
             output_hidden_states=True,
@@ -127,7 +124,7 @@ def run_thinker(module: torch.nn.Module, prompt: bytes, sound: torch.Tensor) -> 
 def run_talker(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Tensors:
     """Speak the thinker's reply: return "codes", the vocoder's codec tokens.
 
-    "logits" holds the winning logit of each, for the reason given in run_thinker.
+    "logits" holds the winning logit of each, as in `run_thinker`.
     """
     talker: Any = module
     text_ids = inputs["text_ids"]
@@ -139,16 +136,14 @@ def run_talker(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> T
             input_ids=codec_ids,
             input_text_ids=text_ids,
             attention_mask=torch.ones_like(text_ids),
-            # A copy, as the model adds the codec's start and pad embeddings to it in place.
+            # A copy: the model adds the codec's start and pad embeddings in place.
             inputs_embeds=inputs["prompt_embeds"].clone(),
             thinker_reply_part=inputs["reply_embeds"],
             max_new_tokens=TALKER_TOKENS,
             do_sample=False,
-            # Once the reply is used up every step has the same input, and untrained weights
-            # would repeat one code for ever.
+            # After the reply every step has the same input, and untrained weights repeat one code.
             repetition_penalty=1.3,
-            # No end token either: untrained weights end a sentence at any place, and demos
-            # are easier to compare when every one has the same length.
+            # Nor an end token: untrained weights end anywhere, and equal lengths compare better.
             suppress_tokens=list(range(CODES, CODEC_VOCABULARY)),
             pad_token_id=CODEC_PAD,
             output_logits=True,
@@ -162,9 +157,9 @@ def run_talker(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> T
 def run_token2wav(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Tensors:
     """Turn codec tokens into sound: return "waveform", float32 samples at WAVE_RATE."""
     token2wav: Any = module
-    # A made-up speaker, which the full model would load from its file of speakers.
+    # The full model would load a speaker from a file.
     speaker = torch.Generator().manual_seed(_number("voice/0"))
-    # The sampler takes its noise from the global generator, whose state is the caller's.
+    # The sampler's noise is from the global generator, whose state is the caller's.
     with _single_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_number("diffusion noise"))
         waveform = token2wav(
@@ -182,7 +177,7 @@ def write_wav(path: str | os.PathLike[str], waveform: torch.Tensor) -> None:
         out.setnchannels(1)
         out.setsampwidth(2)
         out.setframerate(WAVE_RATE)
-        # A wave file is little-endian on every machine.
+        # wave files are little-endian
         out.writeframes(samples.numpy().astype("<i2").tobytes())
 
 
@@ -198,8 +193,8 @@ def _talker_inputs(
 ) -> Tensors:
     """Wire the thinker's output to the talker as the full model's generate() does.
 
-    hidden_states has one entry for the prompt and one for each reply token but the last; an
-    entry runs from the first layer's input to the last layer's output.
+    `hidden_states` has an entry for the prompt and for each reply token but the last, from the
+    first layer's input to the last layer's output.
     """
     prompt, *reply = [entry[0] + entry[-1] for entry in hidden_states]
     # The talker gets the thinker's encoding of a sound, but not the sound itself.
@@ -217,8 +212,8 @@ def _talker_inputs(
 def _parts(stage: str, module: torch.nn.Module) -> list[tuple[torch.nn.Module, float]]:
     if stage != "token2wav":
         return [(module, 1.0)]
-    # The vocoder has no norms between its residual blocks: at a gain of one, its signal grows
-    # until the clamp at its end flattens it, and at half of that the sound is hardly audible.
+    # The vocoder has no norms between its residual blocks. At a gain of 1 its signal grows until
+    # the clamp at its end flattens it; at 0.5 the sound is hardly audible.
     return [
         (module.get_submodule("code2wav_dit_model"), 1.0),
         (module.get_submodule("code2wav_bigvgan_model"), 0.7),
@@ -227,10 +222,10 @@ def _parts(stage: str, module: torch.nn.Module) -> list[tuple[torch.nn.Module, f
 
 @torch.no_grad()
 def _draw_weights(part: torch.nn.Module, generator: torch.Generator, gain: float) -> None:
-    """Draw every parameter, none of which the constructor has filled in.
+    """Draw every parameter, as the constructor has filled in no values.
 
-    Those that an untrained model would have at zero (biases, the activations' exponents) or
-    at one (norms) get a spread as well, so that all of them matter to the output.
+    Biases, exponents and norms get a spread, too, instead of 0 or 1, so that all matter to the
+    output.
     """
     for module in part.modules():
         for name, param in module.named_parameters(recurse=False):
@@ -244,7 +239,7 @@ def _draw_weights(part: torch.nn.Module, generator: torch.Generator, gain: float
 
 
 def _std(module: torch.nn.Module, weight: torch.Tensor) -> float:
-    """Return the spread that keeps a signal's size when it passes through the weight."""
+    """Return the spread that keeps a signal's size through the weight."""
     if isinstance(module, torch.nn.ConvTranspose1d):
         taps = module.kernel_size[0] / module.stride[0]
         return 1.0 / math.sqrt(module.in_channels * taps)
@@ -257,7 +252,7 @@ def _number(label: str) -> int:
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Compute on one thread: the number of threads decides the order sums are taken in."""
+    """Compute on one thread, since the number of threads decides the order of sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

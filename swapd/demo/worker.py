@@ -1,7 +1,4 @@
-"""One stage in its own process: build it, then run it, with or without swapd.
-
-The process has one stage, so its state is the module's.
-"""
+"""One stage in a process of its own: builds it, then runs it, with or without swapd."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext

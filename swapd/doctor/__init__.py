@@ -1,4 +1,4 @@
-"""`swapd doctor`: checks of this machine, with advice. `examine` runs them all."""
+"""`swapd doctor`: checks of this machine, with advice."""
 
 import platform
 import resource
@@ -12,7 +12,7 @@ __all__ = ["Check", "examine"]
 
 
 def examine(folder: Path, timeout: float) -> list[Check]:
-    """All checks, for a daemon whose runtime folder is `folder`."""
+    """Return all checks, for a daemon whose runtime folder is `folder`."""
     return [
         host.python(),
         host.kernel(platform.system(), platform.release()),

@@ -13,9 +13,9 @@ from swapd.shared.units import size
 from swapd_client import NotRunning, SwapdError, Timeout, connect
 
 OWN_LABEL = "swapd doctor"
-#: Free memory of a GPU for the contexts, graphs and activations of workers.
+#: Free GPU memory for contexts, graphs and activations of workers.
 FREE_WANTED = 1 << 30
-#: Room on the swap log's disk: the current file and the old one.
+#: Bytes for the swap log: the current file and the old one.
 LOG_WANTED = 2 * (64 << 20)
 
 

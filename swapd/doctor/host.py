@@ -1,8 +1,7 @@
-"""Checks this machine: one check for each feature and limit.
+"""Checks each feature and limit of this machine that swapd needs, by a trial where possible.
 
-Lives here: finding out, by trying where that is possible. May not live here: printing.
-It changes nothing: trials use a few pages of this process's own memory; of GPUs it asks the driver,
-and makes no context on one.
+Changes nothing: trials use a few pages of this process's own memory, and GPUs are checked through
+the driver, without a context.
 """
 
 import fcntl
@@ -32,10 +31,7 @@ from swapd.shared.units import size
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. `fail`: swapd does not run without it; `warn`: something is slower or off.
-
-    `advice` is the remedy, or empty if there is none.
-    """
+    """One finding. `fail`: swapd does not run without it; `warn`: something is slower or off."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -49,11 +45,11 @@ def checked_that(
     return Check(name, "ok", found) if holds else Check(name, otherwise, found, advice)
 
 
-#: It brought MADV_POPULATE_READ and _WRITE.
+#: The first with MADV_POPULATE_READ and _WRITE.
 KERNEL_NEEDED = (5, 14)
 #: A daemon holds about one descriptor for each component and three for each session.
 FILES_WANTED = 1024
-#: Arena and host copies of the smallest useful set-up.
+#: For the arena and host copies of the smallest useful set-up.
 MEMORY_WANTED = 2 << 30
 
 _SHMEM_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -120,7 +116,7 @@ def memfd_sealing() -> Check:
 
 
 def shelving() -> Check:
-    """The kernel can move pages of shared memory aside and back, which makes a swap cheap."""
+    """Check that the kernel can move pages of shared memory, which makes a swap cheap."""
 
     def attempt() -> None:
         with OwnedFd(_memfd()) as fd:
@@ -172,7 +168,7 @@ def peer_credentials() -> Check:
 
 
 def memory(available: int, group: Group | None) -> Check:
-    """Host memory for arena and host copies. `group`: the control group with the least limit."""
+    """`group`: the control group with the smallest limit."""
     found = f"{size(available)} available"
     limit = "no cgroup limit" if group is None else f"{size(group.limit)} in cgroup {group.path}"
     found += f", {limit}"
@@ -236,11 +232,10 @@ def _memfd() -> int:
 # --- GPUs -------------------------------------------------------------------------------
 
 
-#: The default chunk of `--device cuda:0`, and the daemon's other descriptors.
+#: The default chunk of `--device cuda:0`; and the number of the daemon's other descriptors.
 CHUNK_BYTES = 64 << 20
 SPARE_FILES = 256
 
-#: Printed with each GPU, as advice.
 MEASURED = "docs/costs.md has the figures of an H200: `make gpu-check` measures this one"
 
 _NEEDED = {

@@ -1,1 +1,1 @@
-"""Any PyTorch module, its components lent by swapd, with nothing to change in it."""
+"""Attaches any unchanged PyTorch module to swapd, which then lends its components."""

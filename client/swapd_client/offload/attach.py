@@ -1,4 +1,4 @@
-"""Attaches a model: finds its components, registers them, installs hooks. All of it, or nothing."""
+"""Attaches a model: finds its components, registers them, installs hooks. Errors undo all of it."""
 
 import itertools
 import logging
@@ -50,15 +50,13 @@ class Arguments:
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None
     wrap_methods: Methods
     extra_tensors: Sequence[str]
-    #: For components whose name does not show their kind.
     kinds: Mapping[str, Kind]
-    #: Components that are never evicted; overrides the settings.
     stay: Sequence[str]
     trainable: Trainable
 
 
 def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
-    """`given`, with single settings from `flags`. Raises: InvalidSource, InvalidArgument."""
+    """Merge `flags` into `given.settings`. Raises: InvalidSource, InvalidArgument."""
     _check_names(flags)
     settings, components = given.settings, given.components
     if flags and settings is not None:
@@ -76,7 +74,6 @@ def checked(given: Arguments, flags: Mapping[str, Any]) -> Arguments:
 
 
 def _listed(given: Arguments) -> Arguments:
-    """A single name is a list of one name, not of its letters."""
     single = {name: n for name in _LISTS if isinstance(n := getattr(given, name), str)}
     listed: dict[str, Any] = {name: [one] for name, one in single.items()}
     return replace(given, **listed)
@@ -101,12 +98,12 @@ def attach(client: AttachClient, model: object, arguments: Arguments) -> Attachm
         try:
             _attach(client, model, arguments, attachment)
         except DuplicateName:
-            dropped.settle()  # the name may belong to a model that is garbage
+            dropped.settle()  # the name may belong to a dead model
             _attach(client, model, arguments, attachment)
         return attachment
     except Exception:
         raise
-    except BaseException:  # an interrupt, perhaps when all was done
+    except BaseException:  # an interrupt, perhaps after all was done
         with suppress(SwapdError):
             attachment.detach()
         raise
@@ -141,14 +138,11 @@ class _Attaching:
         self._found = find.components_of(self._roots, wanted)
         find.refuse_compiled(self._roots, self._found)
         self._starts = {id(one.module) for one in self._found}
-        #: The name of the component that is the whole model, if there is one: the daemon gets the
-        #: prefix.
         self._whole = next((one.name for one in self._found if one.whole), None)
-        #: Whether the whole model is one component because the caller named none.
         self._guessed = wanted is None and self._whole is not None
         plain = ownership.plain_tensors(self._roots, self._found)
         extra = _extra(plain, arguments.extra_tensors)
-        #: Tensors that are neither parameters nor buffers; they stay private.
+        #: Neither parameters nor buffers; they stay private.
         self._plain = {name: tensor for name, tensor in plain.items() if name not in extra}
         self._trained = self._trained_now()
         self._left_over = self._hooks_left_over()
@@ -234,10 +228,10 @@ class _Attaching:
         return called
 
     def _hows(self) -> dict[str, Sharing]:
-        """How each component shares the device.
+        """Return how each component shares the device.
 
-        A component excludes no other if it is nested in one, contains one, or runs at each step of
-        a DiT and the caller did not name it.
+        A component that is nested, or runs at each step of a DiT without being named, excludes no
+        other.
         """
         given = self._arguments
         sizes = dict.fromkeys((one.name for one in self._found), 0)
@@ -302,7 +296,7 @@ class _Attaching:
         attachment.components = {one.name: self._attached(one) for one in self._found}
         if self._client.session.is_disabled:
             for root in self._roots.values():
-                weakref.finalize(root, id, attachment.kept).atexit = False  # holds it until then
+                weakref.finalize(root, id, attachment.kept).atexit = False  # keeps it until then
             return
         installer = Installer(self._client, attachment, self._roots, self._starts)
         for module, parts in self._owned.outside.items():

@@ -1,10 +1,8 @@
 """Keeps calls of a model away while its weights move into swapd.
 
-A call that began before the model's hooks has no lease, so it would read weights that may leave at
-any time. `attach` waits for such calls. Calls that begin meanwhile wait at a door until `attach` is
-over, and then run with the hooks that it installed.
-
-A generator or coroutine that is suspended is on no thread's stack, so `attach` does not see it.
+A call that began before the hooks has no lease, so its weights could be evicted under it. `attach`
+waits for such calls. New calls wait at a door until it is over, and then run with the hooks.
+Suspended generators and coroutines are on no thread's stack, so `attach` does not see them.
 """
 
 import logging
@@ -22,11 +20,11 @@ from swapd_client.offload.scope import here
 
 log = logging.getLogger("swapd_client")
 
-#: `attach` refuses to wait longer: a thread in a call may wait for the thread that attaches.
+#: Limited, since a thread in a call may be waiting for the thread that attaches.
 PATIENCE_S = 30.0
 #: A call without a hook sends no signal when it ends, so the wait polls.
 _LOOK_AGAIN_S = 0.01
-#: Every call of a module without a hook passes through here.
+#: Every call of a module without a hook runs this code.
 _CALL = Module._call_impl.__code__
 
 
@@ -36,11 +34,10 @@ def without_calls(
     methods: Collection[str],
     do: Callable[[], None],
 ) -> None:
-    """`do()` while no other thread is in a call of these modules.
+    """Call `do()` while no other thread is in a call of `modules`.
 
-    `entrances`: those that are called from outside. `methods`: whose calls count beside forwards.
-    Blocks until the calls under way have ended. Raises: InUse, naming calls that do not
-    end.
+    `entrances` are called from outside. Calls of `methods` count like forwards. Blocks until the
+    calls under way have ended. Raises: InUse, naming calls that do not end.
     """
     calls = _Calls({id(module) for module in modules}, methods)
     try:
@@ -65,11 +62,11 @@ class _Calls:
         self._thread = threading.get_ident()
         self.doors: list[Hook] = []
         self._is_open = False
-        #: The outermost frames of calls that had begun: they may call other modules.
+        #: Outermost frames of calls that began before. What these call may pass the doors.
         self._under_way: set[FrameType] = set()
 
     def wait(self, module: Module) -> None:
-        """Block until the doors are open, or the call is part of one that may go on."""
+        """Block until the doors are open. Calls under way, or of a held component, go on."""
         if threading.get_ident() == self._thread:
             return
         call, scope, hook = self._outermost(sys._getframe()), here(), hook_of(module)
@@ -84,7 +81,6 @@ class _Calls:
             )
 
     def await_end(self) -> None:
-        """Block until the calls under way have ended. Raises: InUse."""
         deadline = time.monotonic() + PATIENCE_S
         with self._lock:
             self._under_way = set(self._now())

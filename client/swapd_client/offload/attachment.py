@@ -1,7 +1,4 @@
-"""A model that is attached to swapd: its components, leases on them, and `detach`.
-
-`attach.py` makes it; `hooks.py` runs around each call.
-"""
+"""An attached model: its components, leases on them, edits of weights, `refresh` and `detach`."""
 
 import logging
 import threading
@@ -35,8 +32,8 @@ from swapd_client.registration import refuse_in_use, unregister
 
 log = logging.getLogger("swapd_client")
 
-#: Held while hooks are installed: loaders that patch registration for the whole process must not
-#: see it half done.
+#: Held while hooks are installed or removed: loaders that patch torch's registration for the whole
+#: process must not see it half done.
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -44,12 +41,11 @@ ONE_AT_A_TIME = threading.Lock()
 class AttachedComponent:
     name: str
     module: torch.nn.Module
-    #: Held by a call of the module. None if it has no parameters.
+    #: What a call of the module holds; None if the component has no weights in swapd.
     held: ComponentHold | PassHold | None
-    #: All of the component. The same as `held`, unless it is streamed.
+    #: The same as `held`, unless the component is streamed.
     all_of_it: ComponentHold
     nbytes: int
-    #: The blocks of a streamed component, by module.
     blocks: dict[torch.nn.Module, BlockHold] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -59,22 +55,22 @@ class AttachedComponent:
 @dataclass(frozen=True)
 class StreamedComponent:
     stream: Stream
-    #: The modules of each part of the stream.
+    #: The modules of each block.
     blocks: tuple[tuple[torch.nn.Module, ...], ...]
 
 
 class Use:
-    """A `with` block that holds components. It may be nested, and used more than once."""
+    """A `with` block that holds components. Reusable, and may be nested."""
 
     def __init__(
         self, client: AttachClient, all_of: Sequence[AttachedComponent], parts: Sequence[Holdable]
     ) -> None:
-        """Hold `all_of` these components, and the `parts` that a call of others would hold."""
+        """`parts`: what calls of other modules would hold."""
         whole = [one.all_of_it for one in all_of]
         if len(whole) > 1:
             names = dict.fromkeys(name for held in whole for name in held.names)
             whole = [ComponentHold(client, list(names))]
-        #: One acquire takes all: threads that took them one by one could wait for each other.
+        #: One acquire takes all: threads that took components one by one could wait for each other.
         self._taken: list[Holdable] = [*whole, *parts]
         #: Calls inside the block find these held, and acquire nothing.
         self._lent = [one.held for one in all_of if one.held is not None]
@@ -138,19 +134,18 @@ class Attachment(AbstractContextManager["Attachment"]):
 
     def __init__(self, client: AttachClient, prefix: str) -> None:
         self.components: dict[str, AttachedComponent] = {}
-        #: Components that `detach` unregisters, by their names in the daemon, in order of
-        #: registration.
+        #: Names in the daemon that `detach` unregisters, in order of registration.
         self.registered: list[str] = []
-        #: Lives as long as this does; without hooks, as long as any part of the model.
+        #: Collected with this attachment, or without hooks, with the last root module of the model.
         self.kept = threading.Event()
         self.streamed: dict[str, StreamedComponent] = {}
         self.trained: Trained = {}
         self.summary = ""
-        #: Attaches the model again, with the modules and parameters that it has by then.
+        #: Attaches the model as it is by then; None after `detach`.
         self._again: Callable[[], None] | None = None
         self._client = client
         self._prefix = prefix
-        #: Remove hooks and guards from the modules; each may be called twice, or for nothing.
+        #: Remove hooks and guards. Each may be called twice, or before its hook is there.
         self._installed: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
@@ -165,12 +160,14 @@ class Attachment(AbstractContextManager["Attachment"]):
         self.detach()
 
     def use(self, *what: str | torch.nn.Module) -> Use:
-        """A `with` block that holds components, for code that no hook sees.
+        """Return a `with` block that holds components, for code that no hook sees.
 
-        `what`: names of components, or modules. A component means all of it, and a module around
-        components all of each; a module inside a streamed component means the part that a call of
-        it would hold. Needed for methods that are not wrapped, for backward, and for code that
-        reads weights outside of forward. One acquire takes all. Entering it raises the errors of
+        Needed for methods that are not wrapped, for backward, and for code that reads weights
+        outside of forward.
+
+        `what`: names of components, or modules. A name means the whole component. A module around
+        components means all of each; a module inside a streamed component, the part that a call of
+        it would hold. One acquire takes all. Entering the block raises the errors of
         `Client.acquire`.
         """
         whole: dict[str, AttachedComponent] = {}
@@ -183,17 +180,17 @@ class Attachment(AbstractContextManager["Attachment"]):
         return Use(self._client, list(whole.values()), list(parts))
 
     def edit(self, *what: str | torch.nn.Module) -> AbstractContextManager[None]:
-        """A `with` block in which any code may write to the weights in place.
+        """Return a `with` block in which any code may write to the weights in place.
 
         `what`: as for `use`; without it, all components. Within the block the tensors are over
         private copies: on the host only the written pages are copied, on a GPU all bytes. At its
-        end, also after an exception, the copies become the new weights of all components at once.
-        Leases of this thread are acquired again, and so have the new bytes. Other threads are
-        treated as by `load_state_dict`.
+        end, also after an exception, the copies become the new weights of all components at once,
+        and leases of this thread are acquired again, with the new bytes. Other threads are treated
+        as by `load_state_dict`.
 
         Shapes and types must not change: detach for that. Blocks and raises as `Client.update` and,
         to acquire again, as `Client.acquire`. Raises: NotWhileAttached, naming a tensor whose shape
-        changed; that tensor keeps its old bytes.
+        or type changed; that tensor keeps its old bytes.
         """
         modules: dict[torch.nn.Module, None] = {}
         for item in what or self.components:
@@ -228,13 +225,13 @@ class Attachment(AbstractContextManager["Attachment"]):
         return one
 
     def between_passes(self, name: str) -> AbstractContextManager[None]:
-        """A `with` block in which no other thread calls a module of a family."""
+        """Return a `with` block in which no other thread calls a module of this streamed family."""
         if all(name != streamed.stream.family for streamed in self.streamed.values()):
             return nullcontext()
         return quiet({self._client: self._client.session.registry.family(name)})
 
     def to_undo(self, undo: Callable[[], None]) -> None:
-        """Call `undo()` at `detach`. Say so first, then do it: an interrupt may come in between."""
+        """Have `detach` call `undo()`. Call this before the change: an interrupt may come first."""
         self._installed.append(undo)
 
     def refresh(self) -> None:
@@ -251,13 +248,13 @@ class Attachment(AbstractContextManager["Attachment"]):
     def detach(self) -> None:
         """Remove all hooks, and move the weights back into ordinary private memory.
 
-        Components that were registered or loaded before `attach` stay registered, and only a lease
-        lets code use them: the log names them, and `client.unregister` makes them private.
+        Components registered or loaded before `attach` stay registered, for use under a lease only.
+        The log names them; `client.unregister` makes them private.
 
-        Weights that another attached model shares are in the component of the model that was
-        attached first. If that one is detached, they become private memory, for both; `refresh` of
-        the other's attachment registers them again. If the other is detached, its hooks stay, and
-        acquire that component, until the first is detached too.
+        Weights that attached models share are in a component of the model attached first. When that
+        model is detached, they become private for all; `refresh` of another attachment registers
+        them again. When another model is detached, its hooks stay, and acquire that component,
+        until the first is detached too.
 
         No component of the model may be in use. A call of a model that shares weights waits while
         they are moved. A second call does nothing. If the daemon is gone, the client first joins
@@ -280,7 +277,6 @@ class Attachment(AbstractContextManager["Attachment"]):
             self._end()
 
     def _end(self) -> None:
-        """Remove the hooks, unless they acquire components of another attached model."""
         others = [one for one in self._client.attachments if one is not self]
         lent = {name for one in others for name in one.registered}
         left = self._left()
@@ -300,7 +296,7 @@ class Attachment(AbstractContextManager["Attachment"]):
 
     @property
     def is_detached(self) -> bool:
-        """Whether `detach` was called. Hooks may have stayed on weights of other models."""
+        """True after `detach`, even if hooks stay for weights of other models."""
         return self._again is None
 
     def _left(self) -> list[str]:
@@ -316,10 +312,9 @@ class Attachment(AbstractContextManager["Attachment"]):
             )
 
     def _take_back(self) -> None:
-        """Move the weights to private memory; until one is moved, calls still hold it."""
         while self.registered:
             name = self.registered[-1]
-            if name in self._client.session.components:  # the caller may have unregistered it
+            if name in self._client.session.components:
                 unregister(self._client.leasing, name)
             self.registered.pop()
 
@@ -338,10 +333,9 @@ class Attachment(AbstractContextManager["Attachment"]):
 def take_back_if_dropped(client: AttachClient, attachment: Attachment) -> None:
     """Unregister an attachment's components when it is collected without `detach`.
 
-    Not on a GPU: private memory there stays for the life of the process, since work queued on a
-    stream may still read it. A component that stays registered costs less, because the daemon can
-    evict it. So it stays, and the log says so. Only the hooks on its model keep an attachment
-    alive, nothing of the client's does. So it is collected with the model.
+    Only hooks keep an attachment alive, so it is collected with its model. On a GPU the components
+    stay registered, and the log says so: private memory would stay for the life of the process,
+    since queued work may still read it, whereas the daemon can evict a component.
     """
     work = partial(_take_back_all, client, attachment.registered)
     when_collected(attachment.kept, client.session, work)
@@ -364,7 +358,7 @@ def _take_back(client: AttachClient, name: str) -> None:
             name,
         )
         return
-    try:  # to unregister it, unless it is unregistered; other models may share weights with it
+    try:  # calls of other models may use its weights: `quiet` waits for them
         with suppress(UnknownComponent), quiet({client: [name]}):
             unregister(client.leasing, name)
     except SwapdError as exc:

@@ -1,19 +1,17 @@
 """Chooses the components of a model when the caller names none. Pure: looks at names and sizes.
 
-Components should run in turns: an encoder once, then a decoder for each token. Modules that
-alternate many times in a request must stay one component: the blocks of a stack, an LLM and its
-head, the encoder and the decoder of one transformer. Without room for both, each step would load
-them again. So these modules are components:
+Components run in turns, as an encoder before a decoder. Modules that alternate within a request
+must stay one component, or each step could load them again: the blocks of a stack, an LLM and its
+head, the halves of T5. So these are components:
 
 1. Modules with a usual name.
-2. Models inside the model: the config has another `model_type` than the config around it. Neither
-   half of T5 has one; Llava's tower and language model do.
+2. Models whose config has another `model_type` than the config around it, such as Llava's tower.
 3. The largest other modules, if the named ones leave more than a fifth and the model has no config.
 
-Names mislead: a `transformer` may be one block of a hundred. So no module inside a component or
-inside a list of blocks is a component. A single part that only has a config of its own or a lesser
-name is none. If more than a fifth of the bytes is in no part, the model is one component. The limit
-is half for usual names in a model without a config: people write settings for these names.
+Names mislead: a `transformer` may be one block of a hundred. So nothing inside a component or a
+list of blocks is a component, and a single part needs a usual name. If the parts leave out more
+than a fifth of the bytes, the whole model is one component; with a usual name and no config, if
+they leave out half, since people write settings for these names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,9 +25,9 @@ from swapd_client.memory.movable import nbytes_of
 DITS = ("transformer", "transformer_2", "dit", "unet")
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 VAES = ("vae",)
-#: These run at every step of a DiT: alternating with it would copy both at each step.
+#: These run at every step of a DiT: if they alternated with it, each step would load both.
 BESIDE_DITS = ("controlnet", "adapter", "motion_adapter")
-#: A part with one of these names is a component, however small.
+#: These are components, however small.
 USUAL = (
     *("thinker", "talker", "code2wav", "token2wav"),
     *("visual", "audio_tower", "language_model"),
@@ -37,7 +35,7 @@ USUAL = (
     *ENCODERS,
     *VAES,
 )
-#: A part with one of these names is a component if it is large enough and there is another part.
+#: These are components if they are large enough and there is another part.
 LESSER = (
     *("vision_tower", "vision_model", "vision_encoder", "image_tower", "video_tower"),
     *("text_model", "text_decoder", "audio_model", "audio_encoder", "speech_encoder"),
@@ -48,19 +46,19 @@ NAMES = (*USUAL, *LESSER)
 #: torch never calls these: the module around them calls, or reads, their contents.
 CONTAINERS = (ModuleList, ModuleDict, ParameterList, ParameterDict)
 
-#: The share of a model that may be in no component before more is looked for, or a warning given.
+#: Share of a model that may be in no component without further search, or a warning.
 MAY_STAY = 0.2
-#: Usual names in a model without a config count only if they cover this share of it.
+#: With a usual name and without a config, the parts must cover this share.
 _MOST = 0.5
-#: A part below both limits does not justify a chunk.
+#: A part below both limits is no component.
 _LEAST = 0.01
 _LEAST_BYTES = 256 << 20
-#: Minimum share of the model for "the largest other modules".
+#: Smallest share of the model for rule 3.
 _LARGE = 0.05
 
 
 def parts_of(root: Module) -> dict[str, Module]:
-    """The components of a model, by path. Empty: the whole model is one component."""
+    """Return the components of a model by path; empty if the whole model is one component."""
     parts = _Parts(root)
     found = dict(parts.named(root, "", ""))
     if len(found) < 2 and not has_usual(found):
@@ -85,7 +83,7 @@ def children_of(module: Module, path: str) -> Iterator[tuple[str, Module]]:
 
 
 def _sizes(module: Module, sizes: dict[int, int], seen: set[int]) -> int:
-    """Bytes of the parameters in each module, by its id; a tied one counts at its first place."""
+    """Fill `sizes` with each module's bytes, by id. A tied parameter counts at its first place."""
     if id(module) in sizes:
         return 0
     sizes[id(module)] = 0  # until it is known: a module may contain itself
@@ -107,7 +105,10 @@ class _Parts:
         return held / self._total if self._total else 1.0
 
     def named(self, module: Module, path: str, around: str) -> Iterator[tuple[str, Module]]:
-        """The outermost modules whose name or config counts. `around`: the model type there."""
+        """Yield the outermost modules that are components by name or config.
+
+        `around`: the model type of the module around `module`.
+        """
         if isinstance(module, ModuleList):
             return
         around = _model_type(module) or around
@@ -124,7 +125,7 @@ class _Parts:
                 yield from self.named(child, where, around)
 
     def _may_be_one(self, module: Module, name: str) -> bool:
-        """False if the rest is nearly nothing: then it is a wrapper around the model."""
+        """Return False for nearly the whole model: what is around it is a mere wrapper."""
         return name in USUAL or self._total - self._sizes[id(module)] >= _LEAST * self._total
 
     def largest(self, module: Module, path: str, inside: set[int]) -> dict[str, Module]:

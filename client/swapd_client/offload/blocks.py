@@ -1,8 +1,4 @@
-"""The blocks of a component: modules that run one after the other, loaded one by one.
-
-Lives here: which modules they are, by the model's class, by the caller, or by detection. May not
-live here: ownership of tensors (`find.py`), the order of calls (`stream.py`).
-"""
+"""Finds the blocks of a component: modules that run one after the other, loaded one by one."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,13 +37,12 @@ class ModelBlock:
 def blocks_of(
     component: Module, named: Sequence[str] | None = None, least: int = 0
 ) -> list[ModelBlock]:
-    """The blocks of a component, in order of declaration; [] if none are found.
+    """Return the blocks of a component in order of declaration; [] if there are none.
 
-    `named`: paths of lists of blocks, or of single blocks. Default: the names that the component's
-    class declares; else the lists of like modules that hold most of its bytes.
-
-    `least`: neighbours of one list with fewer bytes become one block, since each takes a whole
-    chunk. Raises: InvalidSource, if a path does not exist.
+    `named`: paths of lists of blocks, or of single blocks. Default: what the component's class
+    declares, or else the lists of like modules that hold most of its bytes. Neighbours in a list
+    are joined until they have `least` bytes, since each block takes a whole chunk. Raises:
+    InvalidSource, if a path does not exist.
     """
     if named is not None:
         lists = [_at(component, path, "blocks") for path in named]
@@ -61,15 +56,12 @@ def blocks_of(
     return [block for found in lists for block in _grouped(found, least, seen)]
 
 
-#: A path, and the modules there by their own paths.
+#: A path, and the modules there by path.
 _Found = tuple[str, dict[str, Module]]
 
 
 def finer(modules: Iterable[Module], needed: int) -> str:
-    """Advice for modules that are larger than the device at once.
-
-    `needed`: the bytes of the device that they take.
-    """
+    """Return advice for modules that do not fit; they need `needed` bytes of the device."""
     inside = [named for module in modules for named in module.named_children()]
     while len(inside) == 1:
         path, only = inside[0]
@@ -83,7 +75,6 @@ def finer(modules: Iterable[Module], needed: int) -> str:
 
 
 def _declared(component: Module) -> Sequence[str] | None:
-    """The lists that the class declares. A single name is the old form, and still works."""
     names = getattr(component, ATTRIBUTE, None)
     if names is None and (old := getattr(component, _OLD_ATTRIBUTE, None)) is not None:
         warnings.warn(
@@ -121,9 +112,9 @@ def _detected(component: Module) -> list[_Found]:
 
 
 def lists_of(module: Module, path: str = "") -> Iterator[_Found]:
-    """The outermost lists of several modules of one class in `module`, whose path is `path`.
+    """Yield the outermost lists of several modules of one class in `module`, whose path is `path`.
 
-    Without those that stand for modules of another process, as in vLLM's pipelines.
+    Identity modules do not count: in vLLM's pipelines they stand for modules of another process.
     """
     children = {f"{path}.{name}".lstrip("."): child for name, child in module.named_children()}
     here = {name: child for name, child in children.items() if not isinstance(child, Identity)}
@@ -155,7 +146,7 @@ def _grouped(found: _Found, least: int, seen: set[int]) -> Iterator[ModelBlock]:
 
 
 def _called(module: Module) -> Iterator[Module]:
-    """A module; for a list, which torch never calls, the modules in it."""
+    """Yield the module; for a list, which torch never calls, the modules in it."""
     if is_called(module):
         yield module
     else:

@@ -1,11 +1,8 @@
 """Copies of tensors and modules whose bytes may not be on the device.
 
-A clean component's bytes are in its host copy, so reading it needs no lease and no device memory:
-the copies are a private mapping of the host copy, whose pages are copied on write. A mutable
-component's latest bytes may be on the device only: they are copied under a lease.
-
-Copies and pickles of a module have none of swapd's attributes: they have weights of their own, and
-no client. `Marker` marks these attributes.
+Copies of a clean component need no lease and no device memory: they map its host copy privately,
+and pages are copied on write. A mutable component's latest bytes may be on the device only, so they
+are copied under a lease. Copies and pickles of a module are without swapd's attributes (`Marker`).
 """
 
 import copy
@@ -28,7 +25,7 @@ _Memory = ctypes.Array[ctypes.c_ubyte]
 
 
 def start_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage; 0 if it has none."""
+    """Return the address of the storage; 0 if there is none."""
     try:
         return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
     except (RuntimeError, NotImplementedError):  # sparse, fake, uninitialised
@@ -37,23 +34,20 @@ def start_of(tensor: torch.Tensor) -> int:
 
 @dataclass(eq=False)
 class Copies:
-    """Copies that belong together: tensors on one storage get copies on one storage.
-
-    Each copy has a storage on the CPU with its own bytes only, used by no other tensor.
-    """
+    """Makes private copies on the CPU. Tensors on one storage get copies on one storage."""
 
     session: Session
-    #: The component at an address.
+    #: Finds a component by address.
     find: Callable[[int], Part | None]
-    #: A lease on all that `find` returns.
+    #: Acquires all of these components.
     hold: Callable[[], AbstractContextManager[object]]
-    #: The mapped host copies, by component; None if the component has been unregistered.
+    #: Mapped host copies, by component; None if it has been unregistered.
     _masters: dict[str, _Memory | None] = field(default_factory=dict, init=False)
-    #: By the address of the original storage.
+    #: The copied storages, by the address of the original.
     _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict, init=False)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A private copy of a tensor; a wrapper is copied around copies of its inner tensors.
+        """Return a private copy of a tensor; of a wrapper, one around copies of its inner tensors.
 
         A tensor outside all components is returned itself, detached. Blocks for a lease if the
         component is mutable, and raises as `Client.acquire`.
@@ -108,7 +102,6 @@ def _copied(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The module's own tensors: parameters, buffers, attributes, and tensors in lists and dicts."""
     for value in vars(module).values():
         if isinstance(value, torch.Tensor):
             yield value
@@ -120,7 +113,7 @@ def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 def stand_in(
     tensor: torch.Tensor, copies: Copies, device: torch.device | None = None
 ) -> torch.Tensor:
-    """The tensor to pickle instead of `tensor`: an equal one, private, on the CPU or `device`."""
+    """Return the tensor to pickle instead of `tensor`: equal, private, on the CPU or `device`."""
     with torch.inference_mode(False):
         made = copies.of(tensor).to(device or "cpu")
         if isinstance(tensor, torch.nn.Parameter):
@@ -131,12 +124,12 @@ def stand_in(
 
 
 def private(tensor: torch.Tensor, copies: Copies) -> torch.Tensor:
-    """As `copy.deepcopy` of an ordinary tensor."""
+    """Return what `copy.deepcopy` would return for an ordinary tensor."""
     return copy.deepcopy(stand_in(tensor, copies, tensor.device))
 
 
 def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
-    """`copy.deepcopy` of a module without swapd's attributes. `memo` has its tensors' copies."""
+    """Deep-copy a module without swapd's attributes. `memo` has the copies of its tensors."""
     if (own := getattr(type(module), "__deepcopy__", None)) is not None:
         made = own(module, memo)
         object.__setattr__(made, "__dict__", without_markers(vars(made)))
@@ -147,7 +140,7 @@ def copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
     made = memo[id(module)] = make(*copy.deepcopy(arguments, memo))
     if isinstance(state, dict):
         state = without_markers(state)
-    # a second item: the state in slots
+    # the second item is the state in slots
     elif isinstance(state, tuple) and isinstance(state[0], dict):
         state = without_markers(state[0]), *state[1:]
     if state is not None:
@@ -161,23 +154,22 @@ class Marker:
     __slots__ = ()
 
     def before(self, name: str) -> Any:
-        """The module's own attribute of that name; None if it had none."""
+        """Return the module's own attribute that this one replaced; None if it had none."""
         return None
 
 
-#: Keeps the undo of a change to the model. Called before the change: an interrupt may come between.
+#: Keeps the undo of a change. Call it before the change: an interrupt may come in between.
 ToUndo = Callable[[Callable[[], None]], object]
 Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 class Method(Marker):
-    """In the place of one module's method: `run` calls it."""
+    """Replaces a method of one module. `run` gets the original method and its arguments."""
 
     def __init__(self, module: torch.nn.Module, name: str, run: Run | None) -> None:
         self._module = module
         self._run = run
         self.__name__ = name
-        #: The module's own attribute of that name, if it had one.
         self._before = module.__dict__.get(name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,7 +200,7 @@ class Method(Marker):
 
 
 def without_markers(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's `__dict__` without swapd's attributes; does not change its tables of hooks."""
+    """Return a module's `__dict__` without swapd's attributes and hooks; it stays as it is."""
     plain = {}
     for name, value in attributes.items():
         own = _own(name, value)
@@ -222,7 +214,7 @@ def without_markers(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers_of_markers(attributes: dict[str, Any]) -> set[int]:
-    """swapd's numbers in tables of hooks; other tables have the same, with options of the hooks."""
+    """Return the ids of swapd's hooks; tables with options of hooks use the same ids."""
     tables = (table for name, table in attributes.items() if _is_hooks(name, table))
     return {n for table in tables for n, hook in table.items() if _marker_of(hook)}
 

@@ -1,13 +1,12 @@
 """What an attached model needs of `torch._dynamo`, without importing it.
 
-The import takes 1 to 3 s of CPU, and most processes compile nothing. So no code here, and none that
-an attached model runs, imports it. `torch.compile` does; then the waiting work is done.
+The import takes 1 to 3 s of CPU, so no code that an attached model runs may import it. Work that
+needs it waits until `torch.compile` does.
 
-torch finds compiled code by guards, and these ignore hooks: code compiled for another module of the
-class, or for this one before it was attached, would run here without a lease. Guards do see whether
-a module has a `forward` of its own. So an attached module gets one, which calls the current
-`forward` of its class. Before the first import of `torch._dynamo` no code can be compiled, so
-modules get none: it would add a function to each call.
+The guards of compiled code ignore hooks: code compiled for another module of the class, or before
+`attach`, would run without a lease. But they see whether a module has a `forward` of its own. So an
+attached module gets one that calls the `forward` of its class. It gets it when `torch._dynamo` is
+imported: before, no code can be compiled, and the `forward` would add a function to each call.
 """
 
 import importlib
@@ -43,12 +42,12 @@ def when_imported(do: Callable[[], None]) -> None:
                 sys.meta_path.insert(0, _Finder())
             _waiting.append(do)
             return
-    importlib.import_module(_NAME)  # another thread may be importing it
+    importlib.import_module(_NAME)  # waits for a thread that is importing it
     do()
 
 
 class _Finder(MetaPathFinder):
-    """Finds that one module, once, by the finders after it."""
+    """Finds `torch._dynamo`, once, through the finders after this one, and wraps its loader."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _NAME or self not in sys.meta_path:
@@ -61,8 +60,6 @@ class _Finder(MetaPathFinder):
 
 
 class _Telling(Loader):
-    """A module's own loader, which then runs the waiting callbacks."""
-
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
@@ -90,7 +87,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def skip(function: Callable[..., Any]) -> None:
-    """Have torch not compile a function, but those that it calls. Only once it is imported."""
+    """Keep torch from compiling a function, but not what it calls. Imports `torch._dynamo`."""
     from torch._dynamo import decorators
 
     decorators.skip(function)
@@ -98,7 +95,7 @@ def skip(function: Callable[..., Any]) -> None:
 
 
 def uncompiled(function: _F) -> _F:
-    """Have compiled code call a module's function uncompiled, with a graph break."""
+    """Decorate a function of a module: compiled code calls it uncompiled, with a graph break."""
     made = [function]
 
     def replace() -> None:
@@ -106,7 +103,7 @@ def uncompiled(function: _F) -> _F:
         setattr(sys.modules[function.__module__], function.__name__, made[0])
 
     when_imported(replace)
-    return made[0]  # replaced already, if that was possible
+    return made[0]  # the replacement, if `torch._dynamo` was imported already
 
 
 def _disabled(function: _F) -> _F:
@@ -118,14 +115,14 @@ def _disabled(function: _F) -> _F:
     return called
 
 
-#: Modules that get a forward once code may be compiled. None: code may be compiled already.
+#: Modules that get a forward once code may be compiled. None: it may be compiled already.
 _to_distinguish: WeakSet[torch.nn.Module] | None = WeakSet()
 
 
 def distinguish(module: torch.nn.Module) -> None:
     """Keep code compiled for other modules away from `module`, until `undistinguish`.
 
-    A module with a `forward` of its own keeps it: code compiled for it is its own.
+    A module with a `forward` of its own keeps it: torch compiles separate code for it.
     """
     with _lock:
         if _to_distinguish is None:
@@ -165,7 +162,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return type(self).forward(self, *args, **kwargs)
 
 
-#: torch counts recompilations by code object, so each class has its own.
+#: torch counts recompilations by code object, so each class has one of its own.
 _by_class: "WeakKeyDictionary[type, FunctionType]" = WeakKeyDictionary()
 
 

@@ -1,9 +1,7 @@
-"""Finds the components of a model.
+"""Finds the components that a caller names. Does not talk to the daemon or change the model.
 
 A model is a module, a pipeline (an object with `components`, or a `model`), or a mapping of names
-to modules. Lives here: names, patterns, nested components; detection without names is in
-`automatic.py`, shared tensors in `ownership.py`. Nothing here talks to the daemon or changes the
-model.
+to modules.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ _SHARDS = ("FSDPModule", "FullyShardedDataParallel")
 class ComponentModule:
     name: str
     module: Module
-    #: The component is the whole model; its name is that of the class.
+    #: The component is the whole model, and is named like its class.
     whole: bool = False
 
 
@@ -36,7 +34,7 @@ class ComponentModule:
 
 
 def roots_of(model: object) -> dict[str, Module]:
-    """A model's modules by name; a single module's name is empty. Raises: InvalidSource."""
+    """Return the modules of a model by name; "" for a single module. Raises: InvalidSource."""
     if isinstance(model, Module):
         return {"": model}
     named: object = getattr(model, "components", None)
@@ -66,7 +64,6 @@ def _around_a_model(model: object) -> Mapping[str, Module] | None:
 
 
 def modules_of(roots: Mapping[str, Module]) -> dict[str, Module]:
-    """All modules by path; one with two paths under both."""
     return {
         join(name, path): module
         for name, root in roots.items()
@@ -84,10 +81,9 @@ def join(*parts: str) -> str:
 def components_of(
     roots: Mapping[str, Module], wanted: Sequence[str] | None
 ) -> list[ComponentModule]:
-    """The components that `wanted` names, by path or pattern; "." is the whole model.
+    """Return the components that `wanted` names, by path or pattern; "." is the whole model.
 
-    A path may begin with a usual name, at any depth. Without `wanted`, as in `automatic.py`.
-
+    A path that begins with a usual name may be anywhere. Without `wanted`, `automatic.py` chooses.
     Raises: InvalidSource, naming the modules there are.
     """
     modules = modules_of(roots)
@@ -104,7 +100,7 @@ def components_of(
 def _automatic(name: str, root: Module) -> Iterable[ComponentModule]:
     parts = {} if name in automatic.NAMES else automatic.parts_of(root)
     if not automatic.has_usual(parts) and compiled_around(root, parts.values()) is not None:
-        parts = {}  # compiled as one, it can be attached as a whole, but not in parts
+        parts = {}  # compiled as one, it can only be attached as a whole
     if not parts:
         return _whole(name, root)
     return [ComponentModule(join(name, path), module) for path, module in parts.items()]
@@ -148,7 +144,7 @@ def _listed(modules: Mapping[str, Module], limit: int = 40) -> str:
 
 
 def _outermost(matches: Mapping[str, Module]) -> Iterator[ComponentModule]:
-    """Matches inside no other match; a module that torch never calls stands for its children."""
+    """Yield the matches inside no other match, or the children of one that torch never calls."""
     done: list[str] = []
     for path in sorted(matches, key=lambda p: p.count(".")):
         if any(path.startswith(f"{outer}.") for outer in done):
@@ -166,7 +162,7 @@ def _callable(path: str, module: Module) -> Iterator[ComponentModule]:
 
 
 def is_called(module: Module) -> bool:
-    """Whether torch calls it. Otherwise the module around it calls, or reads, its contents."""
+    """Whether torch calls the module. If not, the module around it calls or reads its contents."""
     none = getattr(module.forward, "__func__", None) is Module.forward
     return not none and not isinstance(module, CONTAINERS)
 
@@ -177,7 +173,7 @@ def bare(module: Module) -> Module:
 
 
 def compiled_around(root: Module, modules: Iterable[Module]) -> Module | None:
-    """A module compiled as one around any of `modules`, whose hooks may not run there."""
+    """Return a module compiled as one around any of `modules`, whose hooks may not run there."""
     inner = {id(module) for module in modules}
     for outer in root.modules():
         compiled = bare(outer) is not outer or outer._compiled_call_impl is not None
@@ -187,7 +183,7 @@ def compiled_around(root: Module, modules: Iterable[Module]) -> Module | None:
 
 
 def walk(root: Module, stops: Iterable[int] = ()) -> Iterator[Module]:
-    """`root` and the modules in it, each once, except `stops` and their contents."""
+    """Yield `root` and all modules in it, but not `stops` and their contents."""
     seen = {id(root)}.union(stops)
     waiting = [root]
     while waiting:
@@ -235,7 +231,7 @@ def refuse_hooked(roots: Mapping[str, Module]) -> None:
 
 
 def refuse_compiled(roots: Mapping[str, Module], found: Sequence[ComponentModule]) -> None:
-    """Raise for components inside a compiled module: compiled code does not see new hooks."""
+    """Raise for a component in a compiled module: compiled code does not see new hooks."""
     for root in roots.values():
         for one in found:
             if (outer := compiled_around(root, [one.module])) is not None:

@@ -1,9 +1,9 @@
-"""The first call of a streamed component, or of a module around components: its reads are watched.
+"""Watches the first call of a streamed component, or of a module around components.
 
-Hooks load a block, or a component, for its own call. A model may also call a part of a block, call
-`forward` past the hooks, or read weights itself. So every operation of the first call is looked at.
-If one reads weights that the thread does not hold, swapd loads them, and from then on the method
-that made the read holds them while it runs.
+Hooks load a block, or a component, for its own call. But a model may call a part of a block, call
+`forward` past the hooks, or read weights itself. If the first call reads weights that its thread
+does not hold, swapd loads them, and from then on the method that made the read holds them while it
+runs.
 """
 
 import logging
@@ -38,8 +38,6 @@ class ReadPart(NamedTuple):
 
 
 class FirstCall(Method):
-    """A method whose first call is watched. It runs inside the hooks of its module."""
-
     def __init__(
         self,
         module: Module,
@@ -48,9 +46,7 @@ class FirstCall(Method):
         parts: Sequence[ReadPart],
         to_undo: ToUndo,
     ) -> None:
-        """`gate`: of the module: a call that holds all of it is not watched. `parts`: what a call
-        may read.
-        """
+        """`parts`: what a call may read. A call that holds all behind `gate` is not watched."""
         super().__init__(module, name, None)
         self._gate = gate
         self._parts = parts
@@ -77,8 +73,6 @@ _CALL = FirstCall.__call__.__code__
 
 
 class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operation of one call, in its thread."""
-
     supports_higher_order_operators = True
 
     def __init__(self, call: FirstCall, parts: Sequence[ReadPart], to_undo: ToUndo) -> None:
@@ -87,17 +81,17 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._to_undo = to_undo
         self._found: list[tuple[str, str]] = []
         self._loaded: set[LeaseGate] = set()
-        #: What the reads hold, and the frame of the method that made each.
+        #: An entry for each read, with the frame of the method that made it.
         self._held: list[tuple[Entry, FrameType]] = []
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """torch would never compile code again that it meets in another mode."""
+        """Return True: torch never compiles code again that it meets under a mode without this."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would import its compiler to skip the next method; see `_skip`."""
+        """Return False: else torch imports its compiler to skip the next method. See `_skip`."""
         return False
 
     def __torch_dispatch__(
@@ -134,17 +128,17 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         wrap(module, name, part.gate, self._to_undo)
 
     def _release(self, *, ended: bool) -> None:
-        """Release what the reads hold; with `ended`, of methods that are no longer running."""
         while self._held and not (ended and _is_running(self._held[-1][1])):
-            with suppress(SwapdError):  # the call's own release has the same problem
+            with suppress(SwapdError):  # the call's own release raises it, too
                 here().leave(self._held[-1][0])
             self._held.pop()
             tell()
 
     def _reader(self, part: ReadPart, frame: FrameType) -> tuple[Module, str, FrameType]:
-        """The method that reads: the outermost one of the part's own modules that is running.
+        """Return the module, name and frame of the method that reads.
 
-        If the read comes from outside of these: the watched method.
+        This is the outermost running method of the part's own modules, or if no such method is
+        running, the watched method.
         """
         found, outermost = None, frame
         at: FrameType | None = frame
@@ -161,7 +155,7 @@ class _Reads(modes.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found or (self._call._module, self._call.__name__, outermost)
 
     def own(self, output: Any) -> Any:
-        """The call's output, with copies of weights that only the reads hold."""
+        """Return the call's output, with copies of weights that only the reads hold."""
         self._load_for(output, sys._getframe(1))
         for gate in self._loaded:
             output = gate.own(output)
@@ -204,7 +198,7 @@ def _begin(reads: _Reads) -> None:
 
 @uncompiled
 def _end(reads: _Reads, output: Any) -> Any:
-    if modes._get_current_dispatch_mode() is reads:  # else an interrupt came before it was
+    if modes._get_current_dispatch_mode() is reads:  # else an interrupt came before the push
         modes._pop_mode()
     try:
         return output if type(output) in LATER else reads.own(output)

@@ -1,4 +1,4 @@
-"""The way into a component: the checks before a call, the lease of it, and its output."""
+"""Runs calls of a component under its lease: checks before the call, the lease, and the output."""
 
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -20,31 +20,29 @@ from swapd_client.offload.update_barrier import await_changes, tell
 
 @dataclass(eq=False)
 class LeaseGate:
-    """Runs calls of a component, or of a block of it, under its lease."""
-
     name: str
-    #: Acquired by a call: the component, or a block of it.
+    #: What a call acquires: the component, or a block of it.
     held: Holdable
     #: Held whenever any part is.
     whole: Holdable
-    #: With this held, there is nothing left to acquire.
+    #: If this is held, a call acquires nothing.
     all_of_it: Holdable
-    #: Those that backward would read.
+    #: What backward would read.
     parameters: tuple[torch.Tensor, ...]
     grown: Growth | None
-    #: The addresses under `held`; and under `whole`.
+    #: The addresses under `held`, and under `whole`.
     lent: ComponentSpans
     all_lent: ComponentSpans
 
     def run(
         self, call: Callable[..., Any], args: Any, kwargs: Any, *, is_forward: bool = True
     ) -> Any:
-        """Call `call(*args, **kwargs)`, and return its output, readable without the lease.
+        """Return the output of `call(*args, **kwargs)`, readable without the lease.
 
-        A method, which is no forward, may switch to no_grad itself, as `generate` does: the
-        forwards that it calls are checked, and its output is. Raises as `call`, `Client.acquire`
-        and a release; NotWhileAttached if backward would read weights after the lease has ended, if
-        the call is traced, or if the output cannot be copied.
+        A method that is no forward may switch to no_grad itself, as `generate` does: then only its
+        output, and the forwards that it calls, are checked. Raises as `call`, `Client.acquire` and
+        a release; NotWhileAttached if backward would read weights after the lease has ended, if the
+        call is traced, or if the output cannot be copied.
         """
         scope = thread.scope
         counts = scope.counts
@@ -60,7 +58,7 @@ class LeaseGate:
                 if type(output) not in LATER:
                     output = _own(self, entry, output)
                 _leave(entry)
-            except BaseException:  # also an interrupt before it has left
+            except BaseException:  # also an interrupt
                 with suppress(SwapdError):  # an earlier error is the one to report
                     _leave(entry)
                 raise
@@ -93,7 +91,7 @@ class LeaseGate:
             scope.begins = None
 
     def own(self, output: Any) -> Any:
-        """The output of a call or a generator, with copies of tensors whose lease is about to end.
+        """Return an output, with copies of tensors whose lease is about to end.
 
         Raises: NotWhileAttached.
         """
@@ -120,13 +118,13 @@ class LeaseGate:
         )
 
 
-# torch compiles what `run` calls: the call, and none of these.
+# torch compiles the call that `run` makes, and none of these.
 
 
 @uncompiled
 def _check_grad(gate: LeaseGate, scope: Scope) -> None:
     if gate.whole in scope.counts and scope.entries and scope.entries[-1].is_checked:
-        return  # by the forward around this one; or `use` holds it, perhaps over backward
+        return  # checked by the forward around this one; or `use` holds it, perhaps over backward
     if gate.backward_may_follow() and any(p.requires_grad for p in gate.parameters):
         raise gate.refused_grad("its parameters require grad")
 
@@ -156,7 +154,7 @@ def _lease(gate: LeaseGate, work: Any) -> Any:
     held, own = gate.held, gate.own
     if isinstance(work, CoroutineType):
         return LeasedCoroutine(work, _LeaseSpan(held, own))
-    if isinstance(work, AsyncGeneratorType):  # each value ends a step so
+    if isinstance(work, AsyncGeneratorType):  # StopIteration ends a step, not the generator
         return LeasedAsyncGenerator(work, _LeaseSpan(held, own, goes_on=StopIteration))
     steps = work if isinstance(work, GeneratorType) else (value for value in work)
     return LeasedGenerator(steps, _LeaseSpan(held, own, yields=True))
@@ -170,7 +168,7 @@ when_imported(lambda: skip(LeaseGate.run))
 # step, they never hold it.
 
 
-#: Copies values that may be views of weights for a caller without the lease.
+#: Copies values that may be views of weights, for a caller without the lease.
 Own = Callable[[Any], Any]
 
 
@@ -183,10 +181,10 @@ class _LeaseSpan:
         yields: bool = False,
         goes_on: type[BaseException] | tuple[()] = (),
     ) -> None:
-        """A step that raises is the last one, unless it raises `goes_on`.
+        """Hold `held` from the first step to `end`; if it is streamed, during each step only.
 
-        A streamed component is held for each step, and not between them. `yields`: the value of a
-        step is for the caller, not for the event loop.
+        `yields`: the value of a step is for the caller, not for the event loop. `goes_on`: what a
+        step may raise without being the last.
         """
         self._held = held
         self._own = own
@@ -196,12 +194,12 @@ class _LeaseSpan:
         self._process = os.getpid()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
-        # the collector may run at any point, with locks held
+        # the collector may run with any lock held
         if self._give_back is not None and self._process == getpid():
             give_back_later(self._give_back)
 
     def step(self, take: Callable[..., Any], *args: Any) -> Any:
-        """Take a step. Raises as the step, and as `Client.acquire`."""
+        """Run a step. Raises as the step, and as `Client.acquire`."""
         scope, entry = here(), Entry(self._held, self)
         scope.begins = self._held  # set before the check for a change
         try:

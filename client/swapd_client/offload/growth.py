@@ -1,10 +1,9 @@
-"""Parameters and modules that are registered on a model after it was attached.
+"""Watches for parameters and modules that a model gains after it was attached.
 
-torch calls a hook for each one registered on any module of the process. The component is marked as
-grown (LoRA, new heads), and at its next call the log names once the parameters that stay private.
-Wrappers and traces are refused there, which would use the weights without the hooks: a `torch.fx`
-trace takes over modules and parameters; DistributedDataParallel and FSDP read and write all weights
-in their constructors.
+torch calls a hook for each registration in the process. If a component has grown (LoRA, new heads),
+its next call logs the parameters that stay private. Traces and wrappers that would use the weights
+without the hooks are refused: a `torch.fx` trace takes over modules and parameters;
+DistributedDataParallel and FSDP read and write all weights in their constructors.
 """
 
 import logging
@@ -33,7 +32,7 @@ log = logging.getLogger("swapd_client")
 class Growth:
     name: str
     modules: Callable[[], Iterable[Module]]
-    #: Whether a tensor is in swapd, or stays private.
+    #: Whether a tensor is in swapd, or is meant to stay private.
     is_known: Callable[[Any], bool]
     changed: bool = False
 
@@ -95,10 +94,9 @@ def _registered(module: Module, name: str, new: object) -> None:
     _note(module, new)
 
 
-#: Their constructors broadcast or flatten all parameters.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-#: Frames searched above `_is_copied_by_fx`: torch's own calls, its registration of a parameter, the
-#: module's `__setattr__`, and the frames that keep these from being compiled.
+#: Frames to search: torch's own calls, its registration of a parameter, the module's `__setattr__`,
+#: and the frames that keep these from being compiled.
 _NEAR = 8
 
 
@@ -126,7 +124,7 @@ def _is_copied_by_fx() -> bool:
         if frame.f_back is None:
             return False
         if frame.f_code is copying:
-            return torch._guards.TracingContext.try_get() is None  # torch.compile does it as well
+            return torch._guards.TracingContext.try_get() is None  # torch.compile does it, too
         frame = frame.f_back
     return False
 

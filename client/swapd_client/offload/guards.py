@@ -1,10 +1,9 @@
-"""Operations on a module, other than calls, while its weights may be absent.
+"""Makes operations on a module, other than calls, safe while its weights may be absent.
 
-`guard(module, weights)` makes each do the same as for any other module, or raise: `state_dict`,
-`load_state_dict`, `copy.deepcopy`, pickle and `torch.save`, `.to()` and its kind. Each submodule
-has its own Guard, so it does not matter which of them the caller uses, or through which parent.
-Methods of other libraries' classes that write to weights run in an edit; other code that writes
-needs `attachment.edit(...)`.
+After `guard(module, weights)`, `state_dict`, `load_state_dict`, `copy.deepcopy`, pickle,
+`torch.save`, `.to()` and its kind do the same as for any other module, or raise. Each submodule has
+its own Guard, so they may be used through any parent. Methods of other libraries that write to
+weights run in an edit; other code that writes needs `attachment.edit(...)`.
 """
 
 import weakref
@@ -37,15 +36,14 @@ from swapd_client.offload.weights import ComponentWeights, CopiesByOwner, Covere
 
 _GUARD = "_swapd_guard"
 
-#: All weights that modules are guarded for; a new tuple at each change, for other threads.
+#: All weights that have guards; a new tuple at each change, for other threads.
 _guarded: tuple[weakref.ref[ComponentWeights], ...] = ()
 
 
 def guard(module: Module, weights: ComponentWeights, to_undo: ToUndo) -> None:
-    """Guard a module and its submodules, for their tensors that belong to `weights`.
+    """Guard the tensors of `weights` in a module and its submodules.
 
-    A module may have guards for several. Pass the whole model: then tensors tied across components
-    stay tied in copies, and a refused move has moved nothing.
+    Give the whole model: then tied tensors stay tied in copies, and a refused move moves nothing.
     """
     modules = list(module.modules())
 
@@ -107,7 +105,7 @@ def own_tensors(module: Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def writable(*what: Module | torch.Tensor) -> AbstractContextManager[None]:
-    """As `weights.edits`: code may write to these tensors, and to the weights of these modules."""
+    """Return a `with` block in which code may write to these tensors and modules' weights."""
     found = covered(*what)
     return edited(found, owners(found)) if found else nullcontext()
 
@@ -117,8 +115,6 @@ def owners(found: Iterable[Covered]) -> list[ComponentWeights]:
 
 
 class Guard(Marker):
-    """Replaces some methods of one module."""
-
     def __init__(self, module: Any) -> None:
         self.weights: list[ComponentWeights] = []
         self.module = module
@@ -131,14 +127,14 @@ class Guard(Marker):
             "_load_from_state_dict": self._load,
         }
         for name, run in _WRITERS.items():
-            # `getattr` on a stand-in would find those of its module
+            # `getattr` on a wrapper may find the methods of the module in it
             if callable(getattr(type(module), name, None)):
                 attributes[name] = Method(module, name, partial(run, self))
-        #: Attributes that the module itself, and not its class, had under these names.
+        #: Attributes under these names that the module itself had.
         self._own = {name: vars(module).get(name) for name in attributes}
-        vars(module).update(attributes)  # first: from here on `forget` is called after an interrupt
+        vars(module).update(attributes)  # first: from here on, an interrupt leads to `forget`
         self._handles.append(module.register_state_dict_post_hook(_StateDictHook(self)))
-        # before the existing hooks: they must see bytes that are readable
+        # before the existing hooks, which must see readable bytes
         module._state_dict_hooks.move_to_end(self._handles[0].id, last=False)
         self._handles.append(module.register_load_state_dict_post_hook(self._loaded))
 
@@ -149,7 +145,7 @@ class Guard(Marker):
         return self  # a class that copies attributes by hand gets the guard; the copy then drops it
 
     def forget(self, weights: ComponentWeights) -> None:
-        """Guard no tensors of these weights any more; without any, the guard is removed."""
+        """Stop guarding these weights. Remove the guard if it guards no others."""
         self.weights = [one for one in self.weights if one is not weights]
         if self.weights:
             return
@@ -165,7 +161,6 @@ class Guard(Marker):
         return self._own.get(name)
 
     def method(self, name: str, module: Module | None = None) -> Callable[..., Any]:
-        """The module's own method, bound to it or to its stand-in."""
         module = self.module if module is None else module
         own: Callable[..., Any] | None = self._own[name]
         if own is None:
@@ -243,7 +238,7 @@ class Guard(Marker):
                 method(*arguments)
 
         calls = [weights for weights in self.weights if weights.has_inside(module)]
-        # tensors that loading must not write in place; in a module of components, all of them
+        # tensors not to be written in place; all of them, if calls of a component run the module
         staged = (
             (name, tensor, weights)
             for name, tensor in own_tensors(module)
@@ -257,7 +252,6 @@ class Guard(Marker):
 
 
 def _apply_to_rest(module: Any, fn: Callable[..., Any], but: set[str]) -> None:
-    """`Module._apply` for the module's own tensors with other names."""
     rest: Any = Module()
     for table in state_dict.TABLES:
         tensors = getattr(module, table).items()
@@ -350,7 +344,7 @@ def _refuse_resize(owner: Guard, method: Callable[..., Any], args: Any, kwargs: 
 
 _WRITERS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("fuse_lora", "unfuse_lora"), _write_layers),  # diffusers
-    # it makes new private weights from the existing ones
+    # makes new private weights from the existing ones
     "fuse_qkv_projections": _write,  # diffusers
     "_rescale_layers": _write,  # RWKV, in its first forward in each mode
     "resize_token_embeddings": _refuse_resize,  # transformers

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PassHold:
-    """A streamed component: the tensors outside its blocks, for one pass through the blocks."""
+    """A pass through a streamed component.
+
+    It holds the whole component if that is on the device, else the tensors outside the blocks.
+    """
 
     is_lease = False
     stream: Stream
@@ -52,7 +55,7 @@ class PassHold:
                 self.hooks.begin(lent, whole=False)
                 return leave
             scope.enter(lent, lent=True)  # then its blocks need no lease
-            # in grad mode the hooks check each forward
+            # in grad mode the hooks stay, to check each forward
             self.hooks.begin(lent, whole=not torch.is_grad_enabled())
             return leave
         except BaseException:
@@ -64,7 +67,7 @@ class PassHold:
         return self.everything.has_any(client, names)
 
     def _leave(self, scope: Scope, lent: Entry, releases: Sequence[Callable[[], None]]) -> None:
-        """After an error or an interrupt, in `take` or here, all of it may be done again."""
+        """Undo `take`. May be repeated after an error or an interrupt, in `take` or here."""
         with ExitStack() as last:
             for release in releases:
                 last.callback(release)
@@ -77,7 +80,7 @@ class BlockHold:
     is_lease = False
 
     def __init__(self, whole: PassHold, number: int | None) -> None:
-        """`number`: of the block; None: a layer outside the blocks, which needs `whole` only."""
+        """`number`: None for a layer outside the blocks, which needs `whole` only."""
         self.uses: set[Entry] = set()
         self.client = whole.client
         self._whole = whole
@@ -94,7 +97,7 @@ class BlockHold:
         entry = Entry(whole, self, is_call=False, is_inner=True)
         leave = partial(to_its_end, partial(self._leave, scope, entry))
         try:
-            # its hooks called it and will leave it, so they stay installed in any case
+            # a hook called this and will leave it, so the hooks stay installed in any case
             whole.hooks.begin(entry, whole=False)
             scope.enter(entry)
             if number is not None and whole.everything not in scope.counts:
@@ -106,7 +109,7 @@ class BlockHold:
             raise
 
     def _leave(self, scope: Scope, entry: Entry) -> None:
-        """After an error or an interrupt, in `take` or here, all of it may be done again."""
+        """Undo `take`. May be repeated after an error or an interrupt, in `take` or here."""
         whole = self._whole
         try:
             if self._number is not None:

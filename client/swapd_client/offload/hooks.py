@@ -1,8 +1,8 @@
-"""Calls of a module, and of its methods, that hold its component while they run.
+"""Makes calls of a module, and of its methods, hold its component while they run.
 
-torch runs a module's call through `_call_impl`, or through the compiled one of `Module.compile`. A
-hooked module has an attribute of its own in its place, so the class and `forward` stay as they
-were. Hooks are marked as swapd's: copies and pickles of the module are without them.
+torch calls a module by its `_call_impl`, or the compiled one of `Module.compile`. An attribute of
+the module takes that place, so its class and `forward` stay as they were. Copies and pickles of the
+module are without it.
 """
 
 import sys
@@ -54,7 +54,7 @@ dynamo.when_imported(lambda: dynamo.skip(_held))
 
 
 class Hook(Marker):
-    """In the place where torch calls a module, while it has a gate or a door."""
+    """Replaces the attribute by which torch calls a module, while it has a gate or a door."""
 
     def __init__(self, module: Module) -> None:
         self._attributes = vars(module)
@@ -62,12 +62,11 @@ class Hook(Marker):
         self._slot = "_compiled_call_impl" if compiled else "_call_impl"
         self._before = self._attributes.get(self._slot)
         self._runs = MethodType(_held, module)
-        #: Calls the module as torch would without this.
         self.inner: Callable[..., Any] = self._before or MethodType(type(module)._call_impl, module)
-        #: Where calls wait while `attach` keeps them away.
+        #: Where calls wait during `attach`.
         self.door: Callable[[Module], None] | None = None
         self.gate: LeaseGate | None = None
-        #: The manager that takes this out at times, if there is one.
+        #: Takes this hook out at times; None if the hook always stays.
         self.aside: BlockHooks | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
@@ -80,7 +79,7 @@ class Hook(Marker):
         self._runs = runs
 
     def refuse_script(self) -> Module:
-        """Called by `torch.jit.script`. Raises, with advice."""
+        """Raise NotWhileAttached. Called by `torch.jit.script`."""
         name = "" if self.gate is None else self.gate.name
         raise NotWhileAttached(
             f"{name!r} is attached to swapd, and a scripted module would not load its weights: "
@@ -100,7 +99,7 @@ class Hook(Marker):
             self._attributes[self._slot] = self._before
 
     def end(self, what: str) -> None:
-        """Remove the "door", or the "gate"; without any, it is removed from the module."""
+        """Remove the "door" or the "gate". Without both, remove the hook from the module."""
         setattr(self, what, None)
         if self.door is None and self.gate is None:
             self.take_out()
@@ -124,10 +123,10 @@ def install(
     is_compiled: bool = False,
     is_member: bool = False,
 ) -> Hook:
-    """Have each call of `module` run through `gate`; returns the hook.
+    """Have each call of `module` run through `gate`.
 
-    If `is_compiled`, the module is compiled as one: its hook stays outside of the compiled code. If
-    `is_member`, it may share compiled code with others in its list, which is without the hook.
+    `is_compiled`: as one, so the hook stays outside of the compiled code. `is_member`: of a list
+    whose members may share compiled code; that code is without the hook.
     """
     hook = hook_of(module) or Hook(module)
     distinct = not (is_compiled or is_member)
@@ -152,10 +151,10 @@ def install(
 
 
 def hook_original(compiled: Module, gate: LeaseGate, to_undo: ToUndo) -> None:
-    """Have also the original of `compiled` run through `gate` when it is called.
+    """Have direct calls of the original of `compiled` run through `gate`, too.
 
-    Its compiled code stays valid. If torch compiles the call as well, as for torch's own classes,
-    nothing is done.
+    The compiled code stays valid. No-op if torch compiles the original's call as well, as for
+    torch's own classes.
     """
     original = find.bare(compiled)
     calls = getattr(vars(compiled).get("forward"), "_torchdynamo_orig_callable", None)
@@ -174,27 +173,23 @@ _TO_SCRIPT = "__prepare_scriptable__"
 class BlockHooks:
     """The hooks of a component's blocks, and of single layers beside them.
 
-    A pass that holds the whole component removes them, and puts them back: a hook that does nothing
-    still costs microseconds, and more with cold caches. Direct calls of these modules meanwhile, by
-    another thread, run under the lease of that pass.
-
-    Compiled code keeps the hooks of the time of its compilation: torch does not check them again.
-    So all hooks are installed during a compilation.
+    A pass that holds the whole component removes them meanwhile: a hook that does nothing still
+    costs microseconds, and more with cold caches. Other threads' direct calls then run under its
+    lease. During a compilation all hooks are installed: the compiled code keeps them as they were.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hooks: list[Hook] = []
-        #: The passes under way: those that go block by block, with direct calls of blocks; and
-        #: those that hold the whole component.
+        #: Passes and direct calls that go block by block; and passes that hold the whole component.
         self._by_block: set[object] = set()
         self._whole: set[object] = set()
-        #: None after an interrupt: then some are.
+        #: None after an interrupt: some may be removed.
         self._removed: bool | None = False
         _all.add(self)
 
     def add(self, hook: Hook) -> None:
-        """Manage a hook from now on. Call it while no pass is under way."""
+        """Manage a hook. Call it while no pass is under way."""
         hook.aside = self
         with self._lock:
             self._hooks.append(hook)
@@ -205,7 +200,6 @@ class BlockHooks:
             self._hooks = [one for one in self._hooks if one is not hook]
 
     def begin(self, by: object, *, whole: bool) -> None:
-        """A pass begins that holds the whole component, or goes block by block."""
         with self._lock:
             (self._whole if whole else self._by_block).add(by)
             self._follow()
@@ -232,7 +226,7 @@ class BlockHooks:
 
 
 _all: "weakref.WeakSet[BlockHooks]" = weakref.WeakSet()
-#: Each compilation, and the managers told of it; one may begin inside another.
+#: The compilations under way, innermost last, and the managers told of each.
 _told: list[tuple[object, list[BlockHooks]]] = []
 
 
@@ -250,7 +244,7 @@ def _compile_ends(*_: object) -> None:
 
 
 def _hear_of_compilations() -> None:
-    """Runs whenever hooks are removed: `torch.compiler.reset()` drops its callbacks."""
+    """Register the callbacks, also after each `torch.compiler.reset()`, which drops them."""
     callback = sys.modules.get("torch._dynamo.callback")
     handler: Any = getattr(callback, "callback_handler", None)
     if handler is not None and _compile_begins not in handler.start_callbacks:
@@ -284,15 +278,14 @@ def put(module: Module, method: Method, to_undo: ToUndo) -> None:
     setattr(module, name, method)
 
 
-#: Methods of a component with these prefixes only switch an option.
+#: Methods with these prefixes only switch an option.
 _SWITCHES = ("enable_", "disable_", "set_")
 
 
 def methods_of(module: Module) -> Iterable[str]:
-    """The public methods that a component's own class adds, and `generate`.
+    """Return the public methods that a component's own class adds, and `generate`.
 
-    Own methods are those defined in the module of the class, or of the class that has its forward.
-    The methods of torch's own classes are for building modules.
+    They are in the file of the class, or of the class that has its forward, but not in torch's own.
     """
     kind = type(module)
     forward = next((c for c in kind.__mro__ if "forward" in vars(c)), kind)

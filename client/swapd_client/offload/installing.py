@@ -25,7 +25,7 @@ from swapd_client.offload.scope import ComponentHold, Holdable
 from swapd_client.offload.strategy import refuse_unknown
 from swapd_client.offload.weights import ComponentWeights
 
-#: Callers outside of a component call its modules down to this depth.
+#: Outside code calls the modules of a component down to this depth.
 DEPTH = 2
 
 #: By component, or for all that have them.
@@ -33,7 +33,7 @@ Methods = Mapping[str, Sequence[str]] | Sequence[str]
 
 
 def methods_of(found: Sequence[ComponentModule], named: Methods) -> dict[str, list[str]]:
-    """The methods of each component that must hold it: its own, and those `named`.
+    """Return the methods of each component that must hold it: its own, and those `named`.
 
     Raises: InvalidSource, if a component or its method does not exist.
     """
@@ -68,14 +68,14 @@ class Installer:
         roots: Mapping[str, Module],
         starts: set[int],
     ) -> None:
-        """`starts`: the root modules of components, by id."""
+        """`starts`: ids of the root modules of components."""
         self._client = client
         self._attachment = attachment
         self._roots = roots
         self._starts = starts
         self._hooked: set[int] = set()
         self._parts: list[ReadPart] = []
-        #: The originals of compiled modules, by id.
+        #: Ids of the originals of compiled modules.
         self._compiled = {
             id(find.bare(module))
             for root in roots.values()
@@ -84,7 +84,7 @@ class Installer:
         }
 
     def outside(self, module: Module, names: Sequence[str]) -> None:
-        """Hook a module that uses tensors of components, but is not in exactly one."""
+        """Hook a module that uses tensors of components without being in exactly one component."""
         held = ComponentHold(self._client, list(names))
         parameters = tuple(p for _, p in own_parameters(module))
         name, lent = "+".join(names), self._lent(names)
@@ -150,7 +150,7 @@ class Installer:
         return parts
 
     def around(self) -> None:
-        """Watch the modules around components. Call it once all components have their hooks."""
+        """Watch the modules around components, which must have their hooks."""
         for root in self._roots.values():
             if id(root) not in self._starts and find.is_called(root):
                 self._watch(root, ["forward"], None, self._parts)
@@ -171,7 +171,7 @@ class Installer:
         return ComponentSpans((part.address, part.address + part.nbytes) for part in parts)
 
     def guard(self, one: AttachedComponent) -> None:
-        """Guard other operations, on all modules of the model: tensors may be tied across them."""
+        """Guard all modules of the model: tensors may be tied across them."""
         parts = [self._client.session.own(name) for name in one.all_of_it.names]
         weights = ComponentWeights(
             self._client,
@@ -191,7 +191,7 @@ class Installer:
         *,
         is_member: bool = False,
     ) -> None:
-        """`aside` removes this hook at times. `is_member`: as in `hooks.install`."""
+        """`aside` removes this hook at times."""
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
@@ -203,7 +203,7 @@ class Installer:
             aside.add(hook)
 
 
-# The table that watches growth belongs to the whole process, so it must not keep the model alive.
+# The table of watched modules is the whole process's, so it must not keep the model alive.
 
 
 def _modules_now(root: Module, starts: set[int]) -> Callable[[], Iterable[Module]]:
@@ -229,11 +229,11 @@ def is_layer(module: Module) -> bool:
 
 
 def entrances(root: Module, starts: set[int]) -> dict[Module, bool]:
-    """The modules of a component that callers outside of it call; True: the members of a list.
+    """Return the modules of a component that outside code calls; True for members of a list.
 
-    The root, its children and theirs, and embeddings at any depth. A list or a dict is no level.
-    The modules in it, or in a Sequential, are members, and what is in these is no entrance. Nor are
-    modules that are compiled into one with the module around them.
+    They are the root, its children and theirs, and embeddings at any depth. A list or a dict is no
+    level. Modules in one, or in a Sequential, are members, and only embeddings inside members
+    count. Modules compiled into one with the module around them do not count.
     """
     found = {root: False}
     waiting = [(root, 0)]

@@ -1,9 +1,8 @@
-"""Copies the outputs of calls that are still swapd's memory: weights, and views of weights.
+"""Copies weights, and views of weights, in the outputs of calls.
 
 The caller reads an output after the call's lease, when the bytes may be another component's. So it
-gets copies: same values, shapes and strides, in private memory. The search covers tensors, also
-inside lists, tuples, sets, deques, dicts, dataclasses and iterators over them, nested or not, and
-the tensor attributes of other objects.
+gets copies in private memory, of the same values, shapes and strides. The search covers tensors in
+nested collections, dataclasses and iterators, and the tensor attributes of other objects.
 """
 
 import copy
@@ -22,7 +21,6 @@ from swapd_client.errors import NotWhileAttached
 from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.memory.tensors import view
 
-#: How deep structures are searched.
 _DEPTH_MAX = 12
 
 #: Work that runs later: its results are checked when it yields or returns them.
@@ -30,7 +28,7 @@ LATER = frozenset(
     (GeneratorType, CoroutineType, AsyncGeneratorType, map, filter, zip, enumerate, chain, islice)
 )
 
-#: Values in order, or in none; and iterators over such values, which can be copied.
+#: Collections, and iterators over collections, which can be copied.
 _COLLECTIONS: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque)
 _EMPTY: tuple[Iterable[Any], ...] = ((), [], set(), {}, {}.values(), {}.items())
 _ITERATORS: tuple[type[Any], ...] = tuple(type(iter(one)) for one in _EMPTY)
@@ -39,23 +37,23 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Siz
 
 
 class ComponentSpans:
-    """The addresses of some components; their bytes are valid during a lease only."""
+    """Addresses of components; their bytes are valid during a lease only."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         """`spans`: (first byte, first byte after it)."""
         sorted_spans = sorted(spans)
         self._starts = [start for start, _ in sorted_spans]
         self._ends = [end for _, end in sorted_spans]
-        #: All spans are in between; other memory may be too.
+        #: All spans lie between these, and maybe other memory.
         self.low = self._starts[0] if sorted_spans else 0
         self.high = self._ends[-1] if sorted_spans else 0
 
     def copied(self, output: Any, component: str) -> Any:
-        """`output`, with copies of its tensors at these addresses; `output` itself if it has none.
+        """Return `output`, with copies of its tensors at these addresses.
 
-        Costs about 0.2 us for a tensor elsewhere. On a GPU the copy is queued on the current
-        stream. The copy of a Parameter is a Parameter. Raises: NotWhileAttached, naming
-        `component`, if a structure around such tensors cannot be copied.
+        Returns `output` itself if it has no such tensor, at about 0.2 us for each tensor. On a GPU
+        the copy is queued on the current stream. The copy of a Parameter is a Parameter. Raises:
+        NotWhileAttached, naming `component`, if a structure around such tensors cannot be copied.
         """
         if not self._are_in((output,), _DEPTH_MAX):
             return output
@@ -77,7 +75,7 @@ class ComponentSpans:
         )
 
     def _are_in(self, values: Iterable[Any], depth: int) -> bool:
-        """Whether a value is at these addresses, or contains one that is. Runs at every call."""
+        """Whether a value is, or contains, a tensor at these addresses. Runs at every call."""
         low, high = self.low, self.high
         for value in values:
             kind = type(value)
@@ -110,7 +108,6 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def tensors_in(output: Any, depth: int = _DEPTH_MAX) -> Iterator[torch.Tensor]:
-    """The tensors in an output, where `ComponentSpans.copied` looks for them."""
     if isinstance(output, torch.Tensor):
         yield output
     elif depth and type(output) not in _PLAIN:
@@ -132,7 +129,7 @@ def _items(output: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Copying:
-    """One output: an item that occurs twice is copied once."""
+    """Copies one output; an item that occurs twice is copied once."""
 
     def __init__(self, lent: ComponentSpans, component: str) -> None:
         self._lent = lent
@@ -189,7 +186,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     ):
         return tensor.clone()
     with torch.no_grad():
-        # its own bytes: an expanded tensor seems to have more
+        # only its own bytes: an expanded tensor seems to have more
         end = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         used = torch.as_strided(tensor, (end,), (1,), tensor.storage_offset()).clone()
         made = view(used.untyped_storage(), 0, tensor)

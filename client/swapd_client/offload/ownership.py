@@ -1,4 +1,4 @@
-"""The owners of each tensor of a model. Nothing here talks to the daemon or changes the model."""
+"""Finds the components that own each tensor. Does not talk to the daemon or change the model."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,20 +26,19 @@ class TensorGroup:
 
 
 Part = TensorGroup | str
-#: Each once, in order.
+#: An ordered set.
 Parts = dict[Part, None]
 
 
 @dataclass
 class Ownership:
-    #: To be registered, by name.
     pieces: dict[str, TensorGroup] = field(default_factory=dict)
     made_of: dict[str, Parts] = field(default_factory=dict)
-    #: Modules that use tensors of components without being in exactly one, and the parts they need.
+    #: Modules that use tensors of components without being in exactly one, and what they need.
     outside: dict[Module, Parts] = field(default_factory=dict)
     #: Bytes of the parameters in no component, by path.
     left: dict[str, int] = field(default_factory=dict)
-    #: Bytes of the parameters in components that stay private.
+    #: Bytes of parameters that stay private although they are in components.
     trained_bytes: int = 0
 
 
@@ -54,7 +53,7 @@ class _Owners:
         for one in found:
             for module in walk(one.module, starts):
                 self.of.setdefault(id(module), []).append(one.name)
-        #: Modules that a caller outside of the components calls.
+        #: Modules in no component.
         self.outside = {
             id(module): module
             for root in roots.values()
@@ -73,14 +72,13 @@ def own(
 ) -> Ownership:
     """Find the owners of each tensor: an inner component comes before an outer one.
 
-    Tensors whose bytes overlap stay together. If several components use them, or a module in no
+    Tensors whose bytes overlap stay together; if several components use them, or a module in no
     component does, they become a piece of their own. `extra`: tensors that are no parameters, by
-    path. `client`: what is in its components already stays there. `trained`: parameters, by id,
-    that stay private together with all tensors that share their bytes. Raises: InvalidSource.
+    path. Tensors in components of `client` stay there. `trained`: ids of parameters that stay
+    private, with all tensors that share their bytes. Raises: InvalidSource.
     """
     owners = _Owners(roots, found)
     result = Ownership(made_of={one.name: {} for one in found})
-    #: The prefix of each component's own tensors.
     inside = {one.name: "" if one.whole else f"{one.name}." for one in found}
     for cluster in _clusters(_tensors(owners, extra, trained)):
         if not any(one.users for one in cluster):  # in no component
@@ -107,7 +105,7 @@ def _piece(
     holders = dict.fromkeys(owners.paths[id(one.holder)] for one in cluster if not one.users)
     name = "+".join([*users, *holders])
     piece = result.pieces.setdefault(name, TensorGroup(name))
-    # as in the component's own state dict; if shared, as in the model's
+    # names as in the state dict of the component, or if shared, of the model
     prefix = inside.get(name, "")
     own = (one for one in cluster if one.path.startswith(prefix))
     piece.tensors.update((one.path.removeprefix(prefix), one.tensor) for one in own)
@@ -132,7 +130,7 @@ def _use(
 class _OwnedTensor:
     path: str
     tensor: torch.Tensor
-    #: The components around it; if none, only `holder` has it.
+    #: The components around it; empty if only `holder` has it.
     users: tuple[str, ...]
     holder: Module
     stays: bool = False
@@ -165,7 +163,7 @@ def bytes_of(modules: Iterable[Module]) -> Iterator[torch.Tensor]:
 def by_block(
     piece: TensorGroup, component: Module, blocks: Sequence[Sequence[Module]], stops: Iterable[int]
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """Split a piece's tensors: those used outside the blocks or in several; and each block's."""
+    """Return the piece's tensors used outside the blocks or in several, and those of each block."""
     users = _blocks_that_use(component, blocks, set(stops))
     rest: dict[str, torch.Tensor] = {}
     parts: list[dict[str, torch.Tensor]] = [{} for _ in blocks]
@@ -196,7 +194,6 @@ _REST = -1
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """A path, then those of the modules around it, up to ""."""
     yield path
     while path:
         path = path.rpartition(".")[0]
@@ -217,7 +214,7 @@ def _called(holder: Module, owners: _Owners) -> Module:
 
 
 def components_at(tensors: Iterable[torch.Tensor]) -> Iterator[ranges.Lying]:
-    """The components, of any client, that these tensors are in."""
+    """Yield the components, of any client, that contain these tensors."""
     for _, one in chain.from_iterable(leaves("", tensor) for tensor in tensors):
         if (found := ranges.find(*extent(one))) is not None:
             yield found
@@ -231,10 +228,9 @@ def part_at(client: AttachClient, tensor: torch.Tensor) -> RegisteredPart | None
 
 
 def _clusters(tensors: Iterable[_OwnedTensor]) -> Iterator[list[_OwnedTensor]]:
-    """Group tensors whose bytes overlap; each without bytes is alone.
+    """Group tensors whose bytes overlap, in the order of their first tensors.
 
-    The groups are in the order of their first tensors: replicas, whose addresses differ, have the
-    same order.
+    So replicas, whose addresses differ, get the same order. A tensor without bytes is alone.
     """
     clusters: dict[int, list[_OwnedTensor]] = {}
     placed: list[tuple[int, int, int, _OwnedTensor]] = []
@@ -268,7 +264,7 @@ def _nbytes(cluster: Sequence[_OwnedTensor]) -> int:
 def plain_tensors(
     roots: Mapping[str, Module], found: Sequence[ComponentModule]
 ) -> dict[str, torch.Tensor]:
-    """Tensors of components that are attributes, or in lists and dicts: by path."""
+    """Return tensors of components that are plain attributes, or in lists and dicts, by path."""
     owners = _Owners(roots, found)
     known = {
         id(tensor)

@@ -1,7 +1,7 @@
 """Tensors of an attached model that stay in private memory: trained parameters, buffers, the rest.
 
-Weights in swapd are read-only, so trained parameters stay private, and an optimizer of others is
-refused. The report names the bytes that stay.
+Weights in swapd are read-only, so trained parameters stay private, and a step of an optimizer over
+other parameters is refused.
 """
 
 from collections import Counter
@@ -22,8 +22,7 @@ from swapd_client.offload.find import matching
 from swapd_client.offload.ownership import components_at, own_parameters
 from swapd_client.weights.safetensors import listed
 
-#: An argument of `attach`: all that require gradients, none, or those of these names; None: see
-#: `trained_of`.
+#: Argument of `attach`: True for all that require gradients, or names. None: see `trained_of`.
 Trainable = bool | Sequence[str] | None
 
 #: By id, since `==` on tensors computes.
@@ -33,13 +32,12 @@ Trained = dict[int, torch.Tensor]
 def trained_of(
     components: Iterable[Iterable[Module]], modules: Mapping[str, Module], trainable: Trainable
 ) -> Trained:
-    """The parameters that stay private. `components`: the modules of each; `modules`: by path.
+    """Return the parameters that stay private.
 
-    Default: in grad mode, the parameters that require gradients, in components where they are less
-    than half of those that could. A model that was built, and is not trained, requires gradients of
-    all, or nearly all, that could. Quantised weights could not.
-
-    Raises: InvalidSource for a name without a parameter.
+    `components`: the modules of each. `modules`: by path. Default, in grad mode: the parameters
+    that require gradients, in each component where they have less than half of the bytes that
+    could. A model that was built, and is not trained, requires gradients of nearly all that could.
+    Quantised weights could not. Raises: InvalidSource for a name without a parameter.
     """
     if trainable is False or (trainable is None and not torch.is_grad_enabled()):
         return {}
@@ -92,7 +90,7 @@ def _nbytes(parameters: Trained) -> int:
 
 
 def move(trained: Trained, device: torch.device) -> None:
-    """Move them to the device that computes with the other weights, as `module.to()`."""
+    """Move parameters as `module.to()` would, to the device that computes with the weights."""
     for parameter in trained.values():
         if parameter.device != device and not is_wrapper(parameter):
             parameter.data = parameter.data.to(device)
@@ -118,9 +116,8 @@ def _owner(parameter: Parameter) -> str | None:
     return next((one.name for one in found), None)
 
 
-#: A warning needs at least this much, however small the model.
+#: Fewer bytes are no reason for a warning, however small the model.
 _LEAST_BYTES = 1 << 20
-#: So many are named, the largest first.
 _NAMED = 4
 _PARAMETERS = "Name them in components=, or give components='.': the whole model as one component"
 _BUFFERS = (
@@ -131,11 +128,11 @@ _BUFFERS = (
 
 @dataclass
 class PrivateBytes:
-    """Bytes by path: of outermost modules without components, or of components."""
+    """Bytes by path: of components, or of outermost modules without components."""
 
     parameters: Counter[str] = field(default_factory=Counter)
     buffers: Counter[str] = field(default_factory=Counter)
-    #: Paths of modules whose weights are in an object that exposes no tensors.
+    #: Modules whose weights are in an object that exposes no tensors.
     packed: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -147,9 +144,9 @@ class PrivateBytes:
         return f"{said} stay where they are" if said else ""
 
     def warnings(self, lent_bytes: int, *, named: bool) -> Iterator[str]:
-        """Warnings for a user who expects the model's memory to be in swapd now.
+        """Yield warnings for a user who expects the model's memory to be in swapd now.
 
-        `lent_bytes`: of its components. `named`: the user named these, and knows the rest.
+        `lent_bytes`: of components. `named`: the user named these, and knows what stays.
         """
         if self.packed:
             yield (
@@ -175,10 +172,10 @@ class PrivateBytes:
 def staying(
     modules: Mapping[str, Module], found: Sequence[str], left: Mapping[str, int]
 ) -> PrivateBytes:
-    """Find the tensors that stay private.
+    """Return the bytes that stay private.
 
-    `modules`: all modules of the model, by path. `found`: the paths of components. `left`: bytes of
-    the parameters in no component, by path.
+    `modules`: all modules of the model, by path. `found`: paths of components. `left`: bytes of the
+    parameters in no component, by path.
     """
     result = PrivateBytes()
     for path, nbytes in left.items():
@@ -198,7 +195,7 @@ def staying(
 
 
 def _place(path: str, found: Sequence[str]) -> str:
-    """The outermost module around a tensor that contains no component; or the component."""
+    """Return the path of the component around a tensor, or of the outermost module without any."""
     parts = path.split(".")
     for n in range(1, len(parts)):
         where = ".".join(parts[:n])

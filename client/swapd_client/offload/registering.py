@@ -31,7 +31,7 @@ log = logging.getLogger("swapd_client")
 
 @dataclass(eq=False)
 class Registration:
-    """Registers the new pieces of a model; all of them, or none."""
+    """Registers the new pieces of a model. After an error no piece is registered."""
 
     client: AttachClient
     owned: Ownership
@@ -40,24 +40,23 @@ class Registration:
     blocks: Mapping[str, Sequence[str]]
     #: Modules that begin another component.
     stops: Iterable[int]
-    #: By piece. An interrupt may come before their names are read.
+    #: By piece, so that `_take_back` knows them after an interrupt.
     _made: dict[TensorGroup, list[Component]] = field(default_factory=dict, init=False)
     streamed: dict[str, StreamedComponent] = field(default_factory=dict, init=False)
-    #: No other process has it, whichever daemon both are with.
+    #: Unique among all processes.
     _group: str = field(default_factory=lambda: f"attach {token_hex(8)}", init=False)
 
     def run(
         self, found: Sequence[ComponentModule], trained: private.Trained, into: list[str]
     ) -> None:
-        """Register all pieces, and add their names to `into`.
+        """Register all pieces, and add their names to `into`. `trained` parameters stay private.
 
-        `trained`: parameters that stay private. Blocks for the copies. Raises as `Client.register`
-        and `register_family`.
+        Blocks for the copies. Raises as `Client.register` and `register_family`.
         """
         by_name = {one.name: one for one in found}
         gpu = self.client.session.processor.index
         target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
-        # as with module.to(): they stay private, on the device that computes with the weights
+        # as after module.to(): private, on the device that computes with the weights
         buffers = Buffers(ModuleList(one.module for one in found), target)
         buffers.copy()
         try:
@@ -93,7 +92,7 @@ class Registration:
             stays = any(how.policy == "permanent" for how in users)
             return Sharing("permanent") if stays else Sharing()
         if any(isinstance(part, str) for part in parts):
-            return Sharing()  # it joins components that may be in a group, or streamed
+            return Sharing()  # its other parts may be in a group, or streamed
         return self.hows[piece.name]
 
     def _one(self, piece: TensorGroup, one: ComponentModule | None) -> None:
@@ -103,7 +102,7 @@ class Registration:
         try:
             self._whole(piece, how)
         except TooLarge as exc:
-            # not if parts of the component are registered already, nor if it never leaves
+            # parts registered before cannot be streamed, and a permanent component never leaves
             may = how is self.hows.get(piece.name) and how.policy != "permanent"
             if one is None or not may:
                 raise
@@ -184,10 +183,11 @@ class Registration:
 def stream_of(
     client: AttachClient, one: ComponentModule, names: Sequence[str]
 ) -> StreamedComponent | None:
-    """How to stream a component registered or loaded as a family; None if that is impossible.
+    """Return how to stream a component that was registered or loaded as a family.
 
-    `names`: its components. Its blocks are the outermost modules whose tensors are all in one part.
-    If a part has tensors outside of them, no call would show when it is needed: None.
+    `names`: its names in the daemon. Its blocks are the outermost modules whose tensors are all in
+    one part. Returns None if it is not one family, if it is compiled as one, or if a part has
+    tensors outside the blocks: no call would show when these are needed.
     """
     families = {client.session.own(name).part_of for name in names} - {""}
     if len(families) != 1:
@@ -206,7 +206,7 @@ def stream_of(
 def _modules_of_parts(
     client: AttachClient, component: Module, numbered: Sequence[str], parts: Sequence[str]
 ) -> list[list[Module]] | None:
-    """The modules of each numbered part; None if one has none, or has tensors outside of them."""
+    """Return the modules of each numbered part; None if a part has no module, or other tensors."""
     blocks: dict[str, list[Module]] = {part: [] for part in numbered}
     waiting = [component]
     while waiting:
@@ -229,10 +229,9 @@ def _parts_in(client: AttachClient, modules: Iterable[Module], parts: Sequence[s
 def refuse_what_never_fits(
     client: AttachClient, components: Mapping[str, AttachedComponent], staying: Sequence[str]
 ) -> None:
-    """Raise TooLarge for a component that no call could ever load; warn if that may happen later.
+    """Raise TooLarge for a component whose first call would be refused; warn if later ones may be.
 
-    Without this check a model would be attached, and its first call refused. `staying`: registered
-    components that are never evicted, by their names in the daemon.
+    `staying`: names in the daemon of components that are never evicted.
     """
     for one in components.values():
         needed = _needed(client, one)

@@ -1,11 +1,10 @@
-"""The leases that each thread holds, counted: the first entry acquires, the last one releases.
+"""Counts the leases that each thread holds: the first entry acquires, the last one releases.
 
-A call inside a call that holds the same needs no entry: it ends first. Each entry is left by its
-creator, also after an interrupt.
+Each entry is left by its creator, also after an interrupt. A call inside a call that holds the same
+needs no entry.
 
-In a request of several calls, the lease of one stays with the thread for the calls after it: other
-sessions may want the memory of a DiT between two steps, and the next step would load it again. A
-thread keeps it up to a bound, but never while it waits for another acquire.
+In a request of several calls, a thread keeps leases between calls, for a limited time and never
+while it waits for another acquire. So other sessions cannot evict a DiT between two steps.
 """
 
 import os
@@ -27,7 +26,7 @@ from swapd_client.lease import Lease
 from swapd_client.offload.lender import AttachClient
 from swapd_client.session.session import Session
 
-# msgspec makes these two at every forward: no Python runs for it.
+# Made at every forward; msgspec runs no Python code for it.
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -35,26 +34,25 @@ class Entry(msgspec.Struct, eq=False):
 
     held: Any
     by: object
-    #: False for a `with` block.
     is_call: bool = True
     #: Whether calls inside need no check of gradients.
     is_checked: bool = True
-    #: Whether one thing that is held holds another by it.
+    #: Whether a holdable made this entry, to hold another one.
     is_inner: bool = False
 
 
 class Count(msgspec.Struct, eq=False):
-    #: None if the caller lent it.
+    #: None if the lease is the caller's own.
     give_back: Callable[[], None] | None = None
     n: int = 1
 
 
-#: Takes something for the thread of a scope; returns the release.
+#: Acquires something for the thread of a scope; returns the release.
 Take = Callable[["Scope"], Callable[[], None]]
 
 
 class Holdable(Protocol):
-    """What a thread can hold. Its `Scope` counts how often."""
+    """What a thread can acquire: a component, a pass through a streamed one, or one block of it."""
 
     #: Whether another thread may release it, and one thread may take it twice.
     is_lease: bool
@@ -62,28 +60,22 @@ class Holdable(Protocol):
     uses: "set[Entry]"
 
     @property
-    def client(self) -> AttachClient:
-        """The client of its components."""
+    def client(self) -> AttachClient: ...
 
     def take(self, scope: "Scope") -> Callable[[], None]:
-        """Hold it in the calling thread, whose scope this is; returns the release.
+        """Acquire it for the thread of `scope`; return the release. Raises as `Client.acquire`."""
 
-        Raises as `Client.acquire`.
-        """
-
-    def has_any(self, client: AttachClient, names: Collection[str]) -> bool:
-        """Whether it holds any of these components of a client."""
+    def has_any(self, client: AttachClient, names: Collection[str]) -> bool: ...
 
 
 @dataclass(eq=False)
 class ComponentHold:
     is_lease = True
     client: AttachClient
-    #: Components, by their names in the daemon. One that is private memory by now is dropped by the
-    #: next `take`.
+    #: Names in the daemon. The next `take` drops those of components that have become private.
     names: list[str]
     uses: set[Entry] = field(default_factory=set)
-    #: What was taken next when this was taken last, and the session that was told so.
+    #: What was acquired after this the last time, and the session that was told so.
     next: "weakref.ref[ComponentHold] | None" = None
     told: weakref.ref[Session] | None = None
 
@@ -98,7 +90,7 @@ class ComponentHold:
         return client is self.client and not set(names).isdisjoint(self.names)
 
     def lease(self) -> Lease | None:
-        """A lease on all of it, which the caller releases even when it is collected.
+        """Return a lease on all of it, which the caller releases even when it is collected.
 
         None if all of it is private again. Raises as `Client.acquire`.
         """
@@ -116,14 +108,16 @@ class ComponentHold:
         return None
 
     def is_before(self, held: "ComponentHold") -> None:
-        """`held` is taken after this: the daemon hears it when that is so for the second time in
-        turn, and then loads `held` while this is in use."""
+        """If `held` is acquired after this twice in turn, tell the daemon.
+
+        The daemon then loads `held` while this is in use.
+        """
         leasing, session = self.client.leasing, self.client.session
         if self.next is None or self.next() is not held:
             self.next, self.told = weakref.ref(held), None
         elif held.client is self.client and (self.told is None or self.told() is not session):
             self.told = weakref.ref(session)
-            with suppress(SwapdError, IndexError):  # the acquire says so, or it is private memory
+            with suppress(SwapdError, IndexError):  # the acquire will raise it; or it is private
                 names, after = tuple(held.names), self.names[0]
                 leasing.call(protocol.Follows(session.next_id(), names, after, seen=True))
 
@@ -133,20 +127,20 @@ class ComponentHold:
 
 
 class Scope:
-    """The leases of one thread. Used by that thread alone."""
+    """The leases of one thread, which alone changes them."""
 
     def __init__(self) -> None:
-        #: The holdables, and how often each is held.
+        #: How often each holdable is held.
         self.counts: dict[Holdable, Count] = {}
-        #: Of calls and `with` blocks. The last is the innermost.
+        #: Entries of calls and `with` blocks, the innermost last.
         self.entries: list[Entry] = []
-        #: Of what is held by these.
+        #: Entries made by holdables.
         self.inner: list[Entry] = []
         #: The request that this thread is in, if any: leases are taken through it.
         self.request: RequestLeases | None = None
-        #: What a call took last.
+        #: The last component acquired.
         self.last: weakref.ref[ComponentHold] | None = None
-        #: The holdable of a call that begins, until the call is an entry; see `update_barrier.py`.
+        #: The holdable of a beginning call, until the call is an entry; see `update_barrier.py`.
         self.begins: Holdable | None = None
         self.thread = threading.get_ident()
         with _registering:
@@ -157,13 +151,15 @@ class Scope:
         return f"<Scope {self.counts}>"
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
-        # the thread ended while it held something. In a forked child all other threads have ended:
-        # their leases belong to the parent
+        # the thread ended while it held something. In a forked child, leases belong to the parent
         if self._process == getpid() and self.counts:
             give_back_later(partial(_give_back, self.counts))
 
     def taken(self, held: Holdable, take: Take) -> Callable[[], None]:
-        """As `take(self)`; if the daemon is gone, what the client then does comes first."""
+        """Call `take`. If the daemon is gone, call it again once the client has joined the next.
+
+        If the client has made the weights private memory instead, no lease is needed.
+        """
         try:
             return take(self)
         except SessionEnded as exc:
@@ -172,7 +168,7 @@ class Scope:
         return again(self)
 
     def enter(self, entry: Entry, *, lent: bool = False) -> None:
-        """A call, or a `with` block, begins. Raises as `Client.acquire`.
+        """Begin a call or a `with` block. Raises as `Client.acquire`.
 
         `lent`: the caller holds it already, under its own lease.
         """
@@ -186,7 +182,7 @@ class Scope:
             if not lent:
                 take = held.take if request is None else partial(request.take, held)
                 count.give_back = self.taken(held, take)
-        count.n += 1  # since the take returned, no interrupt comes before the entry is there
+        count.n += 1  # since the take returned, no interrupt can come before the entry is there
         self.counts[held] = count
         entries.append(entry)
 
@@ -198,15 +194,15 @@ class Scope:
                 last.is_before(held)
 
     def leave(self, entry: Entry) -> None:
-        """A call, or a block, ends. No-op if it holds nothing.
+        """End a call or a block. No-op if it holds nothing.
 
-        Raises as a release; it is released all the same.
+        Raises as a release; the lease is released all the same.
         """
         entries = self.inner if entry.is_inner else self.entries
         if entry not in entries:
             return
         count = self.counts[entry.held]
-        count.n -= 1  # from here on no interrupt comes before the entry is gone
+        count.n -= 1  # no interrupt can come before the entry is gone
         if not count.n:
             del self.counts[entry.held]
         give_back = None if count.n else count.give_back
@@ -229,7 +225,7 @@ class Scope:
             if count.give_back is not None and is_of(held, components)
         ]
         for held, count in reversed(mine):
-            # taking one may take others, which go and come with it
+            # one may hold others, which are released and acquired with it
             if self.counts.get(held) is count and (give_back := count.give_back) is not None:
                 count.give_back = None
                 give_back()
@@ -251,18 +247,18 @@ def _give_back(counts: "dict[Holdable, Count]") -> None:
 
 
 class RequestLeases:
-    """The leases that a thread keeps between the calls of a request. Used by that thread alone."""
+    """The leases that a thread keeps between the calls of a request. Only that thread uses it."""
 
     def __init__(self, client: AttachClient, within_s: float) -> None:
-        """`within_s`: how long components that others want are still kept."""
+        """`within_s`: how long to keep components that others want."""
         self._client = client
         self._within_s = within_s
-        #: Time at which wanted components are given back; None: none are wanted.
+        #: When to release wanted components; None if no component is wanted.
         self._until: float | None = None
         self._kept: dict[ComponentHold, Lease] = {}
 
     def take(self, held: Holdable, scope: Scope) -> Callable[[], None]:
-        """As `held.take`; the returned function may keep the lease instead."""
+        """As `held.take`, but the returned function may keep the lease."""
         if isinstance(held, ComponentHold):
             lease = self._kept.pop(held, None)
             if lease is None:
@@ -291,7 +287,7 @@ class RequestLeases:
 
 @contextmanager
 def kept_between_calls(client: AttachClient, within_s: float) -> Iterator[None]:
-    """A request: this thread keeps the leases of its calls on `client`'s components between them.
+    """Make the block a request: its thread keeps leases on `client`'s components between calls.
 
     `within_s`: seconds to keep a lease after another session wants the memory. A request within a
     request does nothing.
@@ -318,7 +314,7 @@ def scopes() -> list[Scope]:
 
 
 def _in_child() -> None:
-    """Another thread of the parent may have held the lock."""
+    """Replace the lock, which another thread of the parent may have held."""
     global _registering
     _registering = threading.Lock()
 
@@ -331,7 +327,6 @@ class _ThreadScope(threading.local):
         self.scope = Scope()
 
 
-#: Its `scope` has the leases of the calling thread.
 thread = _ThreadScope()
 
 

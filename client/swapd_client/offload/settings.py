@@ -1,19 +1,13 @@
 """The offloading settings of vLLM and vLLM-Omni, under the names that their users know.
 
-They come from keyword arguments, a stage file in YAML, or the command line, and become one frozen
-`OffloadSettings`. Lives here: names, meanings, defaults, contradictions. May not live here: the
-effects of settings, torch.
+They come from keyword arguments, a stage file in YAML, or the command line. `strategy.py` turns
+them into policies.
 
-Three switches choose how a model's components share the device; the first excludes the others:
-
-- `cpu_offload_enabled`: the components `cpu_offload_components` are lent one at a time, as
-  `cpu_offload_strategy` says.
-- `enable_cpu_offload`: DiTs and encoders exclude each other, the VAE stays.
-- `enable_layerwise_offload`: DiTs are streamed block by block. If both are set, it wins over
-  `enable_cpu_offload`, with a warning.
-
-`cpu_offload_gb` is a switch of its own, and works with each of them. `cpu_offload_components`
-narrows the active switch. Without a switch, other settings offload nothing.
+Three switches choose how a model's components share the device: `cpu_offload_enabled`, which
+excludes the others, `enable_cpu_offload`, and `enable_layerwise_offload`, which wins over the
+second. `cpu_offload_gb` is a switch of its own, and works with each of them.
+`cpu_offload_components` narrows the active switch. Without a switch, other settings offload
+nothing.
 """
 
 import argparse
@@ -37,11 +31,11 @@ Mode = Literal["off", "alternating", "sequential", "model", "layerwise", "partia
 
 
 class SettingsWarning(UserWarning):
-    """Settings that are accepted, but have less effect than they promise."""
+    """Settings that have less effect than they promise."""
 
 
 class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The components to offload, and how. Default: none."""
+    """The components to offload, and how. By default, nothing is offloaded."""
 
     cpu_offload_enabled: Annotated[
         bool, Meta(description="Let swapd load and evict the model's components, on demand")
@@ -72,7 +66,7 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
     def __post_init__(self) -> None:
-        """Raises: InvalidArgument for settings that contradict each other."""
+        """Raise InvalidArgument if settings contradict each other."""
         if self.cpu_offload_components is not None and not self.cpu_offload_components:
             raise InvalidArgument(
                 "cpu_offload_components is empty; leave it out to offload all components found"
@@ -119,16 +113,15 @@ class OffloadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 NAMES = OffloadSettings.__struct_fields__
 _KINDS = get_type_hints(OffloadSettings, include_extras=True)
-#: Keys of a stage in a file that are about the stage itself.
+#: Keys that describe the stage itself.
 _NO_SETTINGS = ("stage_id", "engine_args", "additional_config", "model_stage", "model_arch")
-#: At least so alike are a setting and a misspelt one, of 1.
+#: Similarity (of 1) from which a key counts as a misspelt setting.
 _NEARLY = 0.9
-#: Former names, and their successors.
 _FORMER = {"dit_cpu_offload": "enable_cpu_offload"}
 
 
 def from_keywords(**given: Any) -> OffloadSettings:
-    """The settings given as keyword arguments; None stands for the default.
+    """Return the given settings; None stands for the default.
 
     Raises: InvalidArgument, naming a setting that is misspelt, of the wrong type, or contradictory.
     """
@@ -142,7 +135,7 @@ def from_keywords(**given: Any) -> OffloadSettings:
 
 
 def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> OffloadSettings:
-    """The settings of one stage in a stage file of vLLM-Omni.
+    """Return the settings of one stage in a stage file of vLLM-Omni. Needs PyYAML.
 
     Stages are listed under `stage_args`, with the settings in each one's `engine_args`, or under
     `stages`, with the settings in the stage itself or in its `additional_config: {swapd: ...}`.
@@ -150,7 +143,7 @@ def from_yaml(path: str | os.PathLike[str], stage: int | str | None = None) -> O
     one stage only. Keys that are no offloading settings are ignored; a misspelt offloading setting
     is an error in any stage of the file.
 
-    Needs PyYAML. Raises: InvalidArgument, naming file, stage and key.
+    Raises: InvalidArgument, naming file, stage and key.
     """
     stages = _listed(Path(path), _read(Path(path)))
     where, settings = _chosen(Path(path), stages, stage)
@@ -164,7 +157,7 @@ class StageSettings(msgspec.Struct, frozen=True):
     where: str
     id: object
     model_stage: str | None
-    #: Its offloading settings, and the names of all others.
+    #: The offloading settings; and the names of all others.
     settings: dict[str, Any]
     others: list[str]
 
@@ -174,10 +167,7 @@ class StageSettings(msgspec.Struct, frozen=True):
 
 
 def in_stage_args(path: Path) -> list[StageSettings]:
-    """The stages that a file lists under `stage_args`; none of another file.
-
-    Raises: InvalidArgument.
-    """
+    """Return the stages that a file lists under `stage_args`, if any. Raises: InvalidArgument."""
     raw = _read(path)
     return _listed(path, raw) if isinstance(raw, dict) and "stage_args" in raw else []
 
@@ -251,7 +241,7 @@ def _is_ours(key: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES) -> None:
-    """Give `parser` an option for each of `names`, except for options that it already has."""
+    """Give `parser` an option for each of `names` that it does not have yet."""
     group = parser.add_argument_group("offloading")
     for name in names:
         kind = _KINDS[name]
@@ -275,7 +265,7 @@ def add_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = NAMES)
 
 
 def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
-    """The settings of a parsed command line. Raises: InvalidArgument, naming the option."""
+    """Raises: InvalidArgument, naming the option."""
     given = {name: getattr(parsed, name, None) for name in NAMES}
     return OffloadSettings(
         **{n: _parsed(n, v, "--" + n.replace("_", "-")) for n, v in given.items() if v is not None}
@@ -286,7 +276,7 @@ def from_arguments(parsed: argparse.Namespace) -> OffloadSettings:
 
 
 def check_name(name: str, source: str) -> None:
-    """Check that it is a setting's. Raises: InvalidArgument, with the one that it may mean."""
+    """Raise InvalidArgument, with a suggestion, unless `name` is a setting."""
     if name not in NAMES:
         hint = meant(_FORMER.get(name, name), NAMES, "settings are")
         raise InvalidArgument(f"{source} is not a setting; {hint}")

@@ -1,9 +1,9 @@
 """`state_dict` and `load_state_dict` for weights that are read-only in place, or absent.
 
-Loading code gets a stand-in for the module: the same attributes, with copies of its tensors. So
-torch, and a class's own loading, work and report as always, and a concurrent call of the module
-sees no change. The written values become the tensors' new values when the outermost guarded module
-is loaded: all at once, or none if an error comes first.
+Loading code gets a stand-in for the module, with the same attributes and copies of its tensors. So
+torch, and a class's own loading, work as always, and concurrent calls see no change. When the
+outermost guarded module is loaded, all written values become the tensors' values at once; after an
+error, no tensor changes.
 """
 
 import threading
@@ -20,8 +20,7 @@ from swapd_client.memory.movable import inner_names, is_wrapper
 from swapd_client.offload.copies import start_of
 from swapd_client.offload.weights import Changes, ComponentWeights, CopiesByOwner
 
-#: A module's tensors by name, with their owner; None: a private tensor that calls of the component
-#: use.
+#: Tensors by name, with their owner. None: a private tensor that calls of the component use.
 Staged = Iterable[tuple[str, torch.Tensor, ComponentWeights | None]]
 
 TABLES = ("_parameters", "_buffers")
@@ -44,7 +43,7 @@ class _StateDictLoad:
         staged: Staged,
         calls: list[ComponentWeights],
     ) -> None:
-        """Have `load` load a module's own tensors; it must not write to those `staged` in place.
+        """Call `load` with a stand-in for `module`, which has copies of the `staged` tensors.
 
         `calls`: the components whose calls run the module.
         """
@@ -115,7 +114,7 @@ class _StandIn:
 
 @contextmanager
 def in_place(module: torch.nn.Module, stand_in: torch.nn.Module) -> Iterator[None]:
-    """Give the module its stand-in's tensors, for all threads, within the block."""
+    """Within the block, give the module its stand-in's tensors, for all threads."""
     tables = {table: vars(module)[table] for table in TABLES}
     vars(module).update({table: vars(stand_in)[table] for table in TABLES})
     try:
@@ -158,14 +157,13 @@ class _Staged:
         if isinstance(tensor, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
         self.copy = copy
-        #: The loaded value; None if none was loaded.
         self.value: torch.Tensor | None = None
         self._target: dict[str, Any] = vars(module)[self.table]
         self._found: Any = copy
         self._before = _traces(copy)
 
     def find(self, module: torch.nn.Module, prefix: str) -> None:
-        """Look at the loaded tensor. Raises: NotWhileAttached if it does not fit its component."""
+        """Find the loaded value. Raises: NotWhileAttached if it does not fit the component."""
         self._found = vars(module)[self.table].get(self.name)
         if self._found is self.copy:
             self.value = self.copy.detach() if _traces(self.copy) != self._before else None
@@ -179,7 +177,7 @@ class _Staged:
                 f"loading replaced {key!r} by a tensor that does not fit its place in swapd. "
                 "detach() first, then load, then attach() again"
             )
-        # callers know the parameter: it stays, and takes the value
+        # others refer to the parameter: so it stays, and takes the value
         with torch.inference_mode(False), torch.no_grad():
             if type(found.data) is type(self.copy.data) and found.dtype == self.copy.dtype:
                 return found.detach()
@@ -205,9 +203,9 @@ class _Staged:
 
 
 def _traces(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """A value that a write to a tensor, or to its memory's place, changes."""
+    """Return what changes when a tensor is written to, or put over other memory."""
     inner = inner_names(tensor) if is_wrapper(tensor) else ()
-    # a write to a wrapper counts for the wrapper, but not always for its inner tensors
+    # a write to a wrapper changes its version, but not always that of its inner tensors
     own = (0 if inner else start_of(tensor), tensor._version)
     return [own, *(trace for name in inner for trace in _traces(getattr(tensor, name)))]
 
@@ -216,24 +214,24 @@ _thread = threading.local()
 
 
 def _loads() -> list[_StateDictLoad]:
-    """The loads under way in this thread; more than one if a module's loading loads another."""
+    """Return this thread's loads; several if a module's loading loads another."""
     loads: list[_StateDictLoad] = vars(_thread).setdefault("loads", [])
     return loads
 
 
 def of(missing_keys: list[str], module: torch.nn.Module) -> _StateDictLoad:
-    """The load with this list; a new one, with `module` as its first, if there is none."""
+    """Return the load with this list; without one, begin it at `module`."""
     for load in _loads():
         if load.missing_keys is missing_keys:
             return load
-    # an older load that began at this module ended by an exception
+    # an older load that began here ended by an exception
     _loads()[:] = [load for load in _loads() if load.first is not module]
     _loads().append(_StateDictLoad(missing_keys, module))
     return _loads()[-1]
 
 
 def ended(missing_keys: list[str], module: torch.nn.Module) -> None:
-    """`module` and its submodules were loaded. Raises as `Changes.apply`."""
+    """Apply the load that began at `module`. Raises as `Changes.apply`."""
     for load in _loads():
         if load.missing_keys is missing_keys and load.first is module:
             _loads().remove(load)
@@ -245,11 +243,11 @@ def ended(missing_keys: list[str], module: torch.nn.Module) -> None:
 
 class _StateDictCopies(CopiesByOwner):
     def __init__(self) -> None:
-        #: Modules already put into it, by id and prefix.
+        #: Modules already saved, by id and prefix.
         self.modules: set[tuple[int, str]] = set()
 
 
-#: By the id of the result, while that lives.
+#: By the id of the state dict, while that lives.
 _copied: dict[int, _StateDictCopies] = {}
 
 

@@ -1,4 +1,4 @@
-"""Translates the settings into a policy for each component of a model. Pure."""
+"""Translates the settings into a policy for each component. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +19,18 @@ ENCODERS_FAMILY = "encoders"
 @dataclass(frozen=True)
 class Sharing:
     policy: Policy = "lru"
-    #: Its family.
     part_of: str = ""
     streamed: bool = False
-    #: If streamed: bytes, or a size, to keep on the device. None: as much as fits.
+    #: If streamed: how much to keep on the device, as bytes or "5.6GiB". None: as much as fits.
     resident: int | str | None = None
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether it excludes the other exclusive components."""
         return self.policy == "alternating"
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of a component, by its name; "" if the name does not show it."""
+    """Return the kind that a component's name shows; "" if it shows no kind."""
     last = name.rpartition(".")[2]
     bare = last.rstrip("0123456789").rstrip("_")
     kinds: dict[Kind, tuple[str, ...]] = {"dit": DITS, "encoder": ENCODERS, "vae": VAES}
@@ -48,7 +46,7 @@ def refuse_unknown(what: str, names: Iterable[str], there: Iterable[str]) -> Non
 
 
 def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of) -> list[str]:
-    """Components that run at each step of a DiT: if they excluded it, each step would load both."""
+    """Return the components that run at each step of a DiT, and so must not exclude it."""
     if not any(kind_of(name) == "dit" for name in names):
         return []
     return [name for name in names if name.rpartition(".")[2] in BESIDE_DITS]
@@ -57,10 +55,7 @@ def beside_dits(names: Collection[str], kind_of: Callable[[str], Kind] = kind_of
 def of_settings(
     sizes: Mapping[str, int], settings: OffloadSettings, kind_of: Callable[[str], Kind] = kind_of
 ) -> dict[str, Sharing]:
-    """How each component shares the device. `sizes`: bytes of the components.
-
-    Empty if no switch is on.
-    """
+    """Return how each component shares the device; {} if no switch is on. `sizes`: bytes."""
     mode = settings.mode
     if mode == "off":
         return {}
@@ -82,7 +77,7 @@ _TURNS: Mapping[Kind, Sharing] = {
     "encoder": replace(_EXCLUSIVE, part_of=ENCODERS_FAMILY),
     **_STAYING,
 }
-#: By mode: components of these kinds, and all others.
+#: By mode: how components of these kinds share the device, and how all others do.
 _MODES: Mapping[str, tuple[Mapping[Kind, Sharing], Sharing]] = {
     "alternating": ({}, _EXCLUSIVE),
     "sequential": ({}, Sharing("sequential")),
@@ -93,7 +88,7 @@ _MODES: Mapping[str, tuple[Mapping[Kind, Sharing], Sharing]] = {
 
 
 def _worth_streaming(names: Mapping[str, int], kind_of: Callable[[str], Kind]) -> list[str]:
-    """The DiTs; if there are none, components that are no encoder and no VAE; else all."""
+    """Return the DiTs; or if there are none, all but encoders and VAEs; or else all."""
     dits = [name for name in names if kind_of(name) == "dit"]
     return dits or [name for name in names if not kind_of(name)] or list(names)
 
@@ -105,7 +100,7 @@ def of_arguments(
     blocks: Sequence[str] | Mapping[str, Sequence[str]] | None,
     kind_of: Callable[[str], Kind] = kind_of,
 ) -> dict[str, Sharing]:
-    """`hows`, with the components in `resident` and `blocks` streamed.
+    """Return `hows` with the components in `resident` and `blocks` streamed.
 
     Values without names apply to all components worth streaming. Raises: InvalidSource.
     """

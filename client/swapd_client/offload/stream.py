@@ -1,12 +1,11 @@
 """Streams one component block by block: while one computes, the next are copied.
 
-A part that is not kept leaves the device at its release, so at most `SLOTS` of them are there at a
-time: the one in use, and those in transfer. Reading ahead takes no thread: when one part is needed,
-the stream requests the next ones.
+A part that is not kept leaves the device at its release. At most `SLOTS` of them are there at a
+time, in use or in transfer. When a part is needed, the stream requests the next ones.
 
-A thread never waits while it holds parts that it only read ahead: otherwise two streaming threads
-could wait for each other. If a request ahead has no grant when its part is needed, an ordinary
-waiting request takes its place. Before that, the thread releases all other parts read ahead.
+A thread never waits while it holds parts that it only read ahead: two such threads could wait for
+each other. If a request ahead has no grant when its part is needed, the thread releases all other
+parts read ahead, and replaces the request by an ordinary one that waits.
 """
 
 import os
@@ -21,26 +20,26 @@ from swapd_client.errors import Deadlock, SwapdError, Timeout, TooLarge, Unknown
 from swapd_client.lease import Lease, wait_here
 from swapd_client.offload.lender import AttachClient
 
-#: How long to wait for the grant of a request ahead before the ordinary request replaces it: longer
-#: than an answer takes; short, because deadlock detection does not see this wait.
+#: Seconds to wait for the grant of a request ahead: longer than an answer takes, and short, because
+#: deadlock detection does not see this wait.
 GRANT_S = 0.01
-#: For each thread, so many parts that are not kept may be on the device: the running block, and the
-#: next one.
+#: Limit, per thread, of parts on the device that are not kept: the running block and the next.
 SLOTS = 2
 
 
 class Stream:
-    """The parts of one component of this process, for the passes of any number of threads.
+    """The parts of one component, for the passes of any number of threads.
 
-    If all of it is on the device, a pass takes it as one (`whole`). Otherwise its thread reports
-    each step to its pass (`here`): `enter`, then `need` and `done` for each block, then `leave`.
+    If all of it is on the device, a pass takes it as one (`whole`). Otherwise its thread calls on
+    its pass (`here`) `enter`, then `need` and `done` for each block, then `leave`.
     """
 
     def __init__(
         self, client: AttachClient, family: str, rest: str | None, parts: Sequence[str]
     ) -> None:
-        """`rest` and `parts` are names of components: the tensors outside the blocks, held for a
-        whole pass; and the blocks, in their expected order of use.
+        """`rest`: the component with the tensors outside the blocks, held for a whole pass.
+
+        `parts`: the components of the blocks, in their expected order of use.
         """
         self.client = client
         self.family = family
@@ -48,11 +47,11 @@ class Stream:
         self.parts = tuple(parts)
         self.order = Order(len(self.parts))
         self.everything = (*([rest] if rest else []), *self.parts)
-        #: Whether a part leaves the device when it is released, as of the last grant.
+        #: Whether a part leaves the device at its release, as of the last grant.
         self._transient: dict[str, bool] = {}
-        #: Whether to try to acquire all of it at once: no part is known to leave.
+        #: False if a part is known to leave: then `whole` does not try.
         self.may_be_in = True
-        #: The grant that the last two were learned from.
+        #: The placements that the last two were learned from.
         self._noted: tuple[Placement, ...] = ()
         self._local = threading.local()
 
@@ -62,11 +61,10 @@ class Stream:
 
     @property
     def is_private(self) -> bool:
-        """Whether its tensors have become private memory, which needs no lease."""
         return self.everything[0] not in self.client.session.components
 
     def whole(self) -> Lease | None:
-        """A lease on all of it, if it is on the device; else None. Raises as `Client.acquire`."""
+        """Return a lease on all of it if it is on the device. Raises as `Client.acquire`."""
         if not self.may_be_in:
             return None
         try:
@@ -82,10 +80,10 @@ class Stream:
         return self._transient.get(self.parts[part], True)
 
     def note(self, lease: Lease) -> Lease:
-        """Learn from a grant which parts are kept: that may change at any time."""
+        """Learn from a grant which parts are kept, which may change at any time."""
         lease.answered_for()
         places = lease.placements
-        if places is not self._noted:  # a lease kept between passes has the same object
+        if places is not self._noted:  # the same object if the lease was kept between passes
             self._transient.update((place.name, place.transient) for place in places)
             self.may_be_in = not any(self._transient.values())
             self._noted = places
@@ -101,22 +99,22 @@ class Stream:
 class StreamPass:
     """The leases and open requests of one thread for a stream.
 
-    An interrupt may end a method anywhere. A request is known here before it is sent, and until its
-    lease is. A lease that is lost is collected; its release may be repeated.
+    An interrupt may end a method anywhere. So a request is noted before it is sent, until its lease
+    is noted. A lost lease is released when it is collected; a release may be repeated.
     """
 
     def __init__(self, stream: Stream) -> None:
         self._process = os.getpid()
         self._stream = stream
         self._client = stream.client
-        #: The pass is over with the daemon of these leases.
+        #: With another daemon the client has another one; then this pass is over.
         self.leasing = stream.client.leasing
-        #: Requests are abandoned on the channel that sent them: another could be faster.
+        #: The channel that sent the requests: on another, `abandon` could overtake them.
         self._channel = self.leasing.channel()
         self._rest: Lease | None = None
-        #: Blocks that run now: several if they are nested.
+        #: Blocks that run now; several if they are nested.
         self._used: dict[int, Lease] = {}
-        #: Read ahead: the request, or the lease of a part that is used again at once.
+        #: Parts read ahead: the request, or the lease of a part that is used again at once.
         self._ahead: dict[int, int | Lease] = {}
         #: None outside of a pass: a block may be called alone.
         self._expected: Expected | None = None
@@ -126,7 +124,7 @@ class StreamPass:
         self._hinted = False
 
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:  # `os` may be gone by then
-        # the thread ended in the middle of a pass, and no other thread releases for it
+        # the thread ended in the middle of a pass
         held = self._holds or self._ending
         # not in a forked child, which began in the middle of the pass
         if held and self._process == getpid():
@@ -137,9 +135,9 @@ class StreamPass:
         return self._rest is not None or bool(self._used or self._ahead)
 
     def enter(self) -> None:
-        """A forward begins: load the tensors outside the blocks.
+        """Begin a pass: load the tensors outside the blocks. Leave a pass that was not left.
 
-        Leaves a pass that was not left. Raises as `Client.acquire`; then nothing is held.
+        Raises as `Client.acquire`; then nothing is held.
         """
         self.leave()
         stream, client = self._stream, self._client
@@ -156,7 +154,7 @@ class StreamPass:
             raise
 
     def need(self, part: int) -> None:
-        """A block's forward begins: hold the block, and request the next ones.
+        """Hold a block, and request the next ones.
 
         On return the block is there, or on a GPU the current stream waits for it. Raises as
         `Client.acquire` and `Lease.wait`; then the block is not held.
@@ -177,7 +175,7 @@ class StreamPass:
             raise
 
     def done(self, part: int) -> None:
-        """A block's forward has ended, normally or not. No-op for a block that was not needed."""
+        """End the use of a block. No-op for a block that was not needed."""
         lease = self._used.get(part)
         if lease is None:
             return
@@ -194,7 +192,7 @@ class StreamPass:
             self._look_ahead(wait=True)
 
     def leave(self) -> None:
-        """The forward has ended: release everything. Raises as `Lease.release`."""
+        """End the pass: release everything. Raises as `Lease.release`."""
         if self._expected is None and not self._holds:
             return
         try:
@@ -202,7 +200,7 @@ class StreamPass:
         finally:
             self._stream.order.learn(self._seen)
             self._seen.clear()
-            with suppress(SwapdError):  # the session has just ended: no reading ahead
+            with suppress(SwapdError):
                 self._hint(self._room())
             self._expected = None
             self._hinted = False
@@ -232,9 +230,9 @@ class StreamPass:
             return None
 
     def _wait(self, part: int, asked: int | None) -> Lease:
-        """The lease of a part, by waiting, in place of the request `asked`.
+        """Wait for a part, in place of the request `asked`.
 
-        The daemon may grant that request meanwhile: a part that arrived must not arrive again.
+        The daemon may grant `asked` meanwhile: then the part must not be loaded twice.
         """
         name = self._stream.parts[part]
         try:
@@ -247,9 +245,9 @@ class StreamPass:
         return self._have_anew(part)
 
     def _have_anew(self, part: int) -> Lease:
-        """Release everything that this thread holds, and acquire it again together with `part`.
+        """Release all that this thread holds, and acquire it again together with `part`.
 
-        Other streaming threads do the same: a thread that holds nothing blocks no other.
+        Other streaming threads do the same, so no thread blocks another.
         """
         stream, take = self._stream, self._client.leasing.take
         used = list(self._used.items())
@@ -269,7 +267,7 @@ class StreamPass:
     def _look_ahead(self, *, wait: bool = False) -> None:
         """Have requests open for the next parts, and for no others.
 
-        With `wait`, wait for slots until the GPU has finished the work before the last block.
+        `wait`: wait for slots until the GPU has finished the work before the last block.
         """
         if self._expected is None:
             return
@@ -283,7 +281,7 @@ class StreamPass:
             self._ahead[part] = request = self._client.session.next_id()
             self._client.leasing.ask(request, self._stream.parts[part])
         if not self._hinted and not self._needs_more_slots():
-            self._hinted = True  # this pass needs no more slots, so the next may have them
+            self._hinted = True  # this pass needs no more slots: the next may have them
             self._hint(self._room())
 
     def _wanted(self) -> Iterator[int]:
@@ -307,7 +305,7 @@ class StreamPass:
     def _room(self) -> int:
         session = self._client.session
         self._ending = [lease for lease in self._ending if session.leases.is_ending(lease)]
-        used = any(map(self._stream.passes, self._used))  # those that outer calls hold take none
+        used = any(map(self._stream.passes, self._used))  # nested blocks take one slot
         return SLOTS - used - len(self._ending)
 
     def _hint(self, most: int) -> None:
@@ -328,7 +326,7 @@ class StreamPass:
         del self._ahead[part]
 
     def _give_back(self) -> None:
-        """Release everything, also after errors; raise the first one."""
+        """Release everything, also after errors; raise the first error."""
         leases = list(self._used.values())
         if self._rest is not None:
             leases.append(self._rest)
@@ -349,10 +347,10 @@ class StreamPass:
 
 
 class Order:
-    """The order in which parts are used. Passes of several threads may read and teach it at once.
+    """The expected order of parts: at first that of declaration, then that of the last pass.
 
-    At first the order of declaration; then the order of the last pass. Passes may differ: a step
-    cache skips blocks, a model may call one block twice.
+    Several threads may use it at once. Passes differ: a step cache skips blocks, a model may call a
+    block twice.
     """
 
     def __init__(self, parts: int) -> None:
@@ -382,7 +380,7 @@ class Expected:
         return self.order[self._at :]
 
     def used(self, part: int) -> None:
-        """The pass used this part, expected or not: go on from there."""
+        """Note a use of this part, expected or not, and go on after it."""
         for order, start in ((self.order, self._at), (self._whole, 0)):
             if part in order[start:]:
                 self.order, self._at = order, order.index(part, start) + 1

@@ -1,10 +1,8 @@
 """Functions of torch and PEFT that read or write weights outside of any call.
 
-While a model is attached, swapd replaces each of `TOOLS` by a function that runs it in an edit of
-its arguments: the attached tensors among them, and those of the modules among them. Code that
-imported a function by its name before calls the original.
-
-Methods that models of many classes have are in `guards.py`.
+While a model is attached, each function of `TOOLS` runs in an edit of the attached tensors among
+its arguments, and of those in modules among them. Code that imported a function by its name before
+calls the original. Methods that models of many classes have are in `guards.py`.
 """
 
 import functools
@@ -42,7 +40,7 @@ def _write_layers(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _write_adapters(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """For functions that leave the layers under the adapters alone."""
+    """For functions that write to adapters, and not to the layers under them."""
     layers = [m for model in _among(args, kwargs, Module) for m in model.modules()]
     adapters = [
         child
@@ -64,7 +62,7 @@ def _copy(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-#: By module, and by class (with its subclasses) or "": patterns of names.
+#: Patterns of names, by module and class (with its subclasses) or "".
 TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
     ("torch._tensor", "Tensor"): {"__deepcopy__": _copy},
     ("torch.nn.init", ""): {"*_": _write},
@@ -92,7 +90,7 @@ TOOLS: Mapping[tuple[str, str], Mapping[str, Run]] = {
 
 _lock = threading.Lock()
 _replaced = ExitStack()
-#: Those of `TOOLS` that are to be replaced.
+#: Keys of `TOOLS` whose libraries are not imported yet.
 _missing: list[tuple[str, str]] = []
 _is_watching = False
 
@@ -117,7 +115,6 @@ def rest() -> None:
 
 
 def look() -> None:
-    """Replace functions of libraries that were imported since."""
     if any(module in sys.modules for module, _ in _missing):
         with _lock:
             _replace()

@@ -1,10 +1,9 @@
-"""Weights that change while other threads call the modules that use them.
+"""Keeps calls away while weights change that these calls do not hold as a whole.
 
-An update of a component that calls hold as a whole needs none of this: a lease has the old bytes or
-the new ones. Other weights are held part by part or not at all: streamed blocks, buffers, mutable
-weights. They change while no other thread is in a call of the component, and none begins. The
-change waits for calls only. It does not wait for `use` blocks or for generators between two steps:
-a thread inside one may be waiting for the thread that changes the weights.
+These are streamed blocks, buffers and mutable weights; a lease on a whole component has the old
+bytes or the new ones. A change waits until no other thread is in a call of the component. It does
+not wait for `use` blocks or for generators between two steps: a thread inside one may be waiting
+for the thread that changes the weights.
 """
 
 import logging
@@ -18,15 +17,14 @@ from swapd_client.offload.scope import Scope, here, is_of, scopes
 
 log = logging.getLogger("swapd_client")
 
-#: A change that has waited so long says for which threads.
+#: Seconds until a waiting change logs the threads it waits for.
 _SAY_AFTER_S = 10.0
 
-#: Names of components, by their client.
 Components = Mapping[AttachClient, Collection[str]]
 
 
 def _calls(scope: Scope, components: Components) -> bool:
-    # in this order: a call that begins becomes an entry
+    # in this order, since a call that begins becomes an entry
     begins = scope.begins
     entries = list(scope.entries)
     if begins is not None and is_of(begins, components):
@@ -41,9 +39,9 @@ class _Changing:
         os.register_at_fork(after_in_child=self.start_over)
 
     def start_over(self) -> None:
-        #: What changes now. Read at the beginning and the end of every call.
+        #: What changes now. Every call reads it when it begins and ends.
         self.now: Components | None = None
-        #: The thread that makes the change; 0: none.
+        #: The thread that makes the change, or 0.
         self.by = 0
         self.one_at_a_time = threading.Lock()
         self.lock = threading.RLock()
@@ -54,7 +52,7 @@ _changing = _Changing()
 
 
 def await_changes(scope: Scope) -> None:
-    """Called when a call begins, after `scope.begins` was set: wait while its weights change."""
+    """Wait while the weights of a beginning call change. First set `scope.begins`."""
     if _changing.now is None or _changing.by == scope.thread:
         return
     held = scope.begins
@@ -72,7 +70,7 @@ def await_changes(scope: Scope) -> None:
 
 
 def tell() -> None:
-    """Called when a call has ended in this thread, or failed to begin."""
+    """Wake a waiting change: a call of this thread has ended, or failed to begin."""
     if _changing.now is not None:
         with _changing.lock:
             _changing.told.notify_all()
@@ -82,9 +80,8 @@ def tell() -> None:
 def quiet(components: Components) -> Iterator[None]:
     """A `with` block during which no other thread is in a call of these components.
 
-    Blocks until the calls under way have ended, and logs the threads if that takes long. In a
-    thread that is itself in a call it does nothing, since other threads may wait for that one; nor
-    inside another such block.
+    Blocks until the calls under way have ended, and logs the threads if that takes long. No-op in
+    such a block, and in a thread that is in a call itself, since others may wait for that thread.
     """
     scope = here()
     if _changing.by == scope.thread or any(entry.is_call for entry in scope.entries):

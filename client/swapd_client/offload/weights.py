@@ -1,9 +1,9 @@
 """The weights of registered components: the owner of a tensor, its bytes, and new bytes.
 
-Weights are read-only in the process, so a write to them would crash it. During an edit, each tensor
-is over a private copy of its bytes. When the thread's outermost edit ends, the written values
-become the weights of all components at once. No other thread is in a call of them meanwhile. Then
-leases of this thread are acquired again, and so have the new values.
+A write to weights in swapd would crash the process. So during an edit, each tensor is over a
+private copy. When the thread's outermost edit ends, the written values become the weights of all
+components at once, while no other thread is in a call of them. Then this thread acquires its leases
+again, with the new values.
 """
 
 import threading
@@ -23,16 +23,16 @@ from swapd_client.offload.lender import AttachClient
 from swapd_client.offload.scope import here
 from swapd_client.offload.update_barrier import quiet
 
-#: A `with` block with a lease on all of the components.
+#: Acquires all of the components.
 _HoldAll = Callable[[], AbstractContextManager[object]]
 Values = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Changes:
-    """New values for the weights of any number of components, which all change at once."""
+    """New values for weights of any number of components. Those of one client change at once."""
 
     def __init__(self) -> None:
-        #: By client and component: the new values by name.
+        #: New values by client, component and name.
         self._clean: dict[AttachClient, dict[str, dict[str, torch.Tensor]]] = {}
         self.mutable: list[tuple[_HoldAll, torch.Tensor, torch.Tensor]] = []
         #: Components that a call may hold part by part, or that are written in place.
@@ -49,11 +49,10 @@ class Changes:
         self.in_steps.setdefault(client, set()).update(names)
 
     def apply(self, also: Callable[[], None] = lambda: None) -> None:
-        """Apply all changes, then call `also` for private tensors. Several clients go one by one.
+        """Apply all changes, client by client, and call `also` for private tensors.
 
-        Blocks, also for calls in other threads whose weights cannot change under them. Raises as
-        `Client.update` and `Client.acquire`; then no weights have changed, except mutable ones in
-        part.
+        Blocks, also for calls in other threads. Raises as `Client.update` and `Client.acquire`;
+        then the weights of this client and of later ones have not changed.
         """
         holds = list(dict.fromkeys(hold for hold, _, _ in self.mutable))
         if self.in_steps:
@@ -81,8 +80,9 @@ class ComponentWeights:
         hold: _HoldAll | None = None,
         inside: Collection[torch.nn.Module] | None = None,
     ) -> None:
-        """`hold`: replaces an acquire, for callers that count each thread's leases. `inside`: the
-        modules in the component; None: all that are guarded for it.
+        """`hold`: replaces an acquire, for callers that count each thread's leases.
+
+        `inside`: the modules in the component; None: all that are guarded for it.
         """
         self.name = name
         self._inside = inside
@@ -131,10 +131,7 @@ class CopiesByOwner(dict[ComponentWeights, Copies]):
 
 
 def _updated_as(part: Part, name: str) -> tuple[str, str]:
-    """The names for `Client.update` of a component, or of its family, and of a tensor in it.
-
-    The blocks of one component are updated together.
-    """
+    """Return the names for `Client.update`: of a component, or its family, and of a tensor."""
     family = f"{part.part_of}/"
     if not part.part_of or not part.name.startswith(family):
         return part.name, name
@@ -148,7 +145,6 @@ def _unwrapped(values: Values) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _name_in(part: Part, tensor: torch.Tensor) -> str:
-    """A tensor's name in its component; several names mean the same bytes."""
     layout = part.layout
     assert isinstance(layout, PlacedTensors)
     sought = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.data_ptr() - part.address)
@@ -168,11 +164,10 @@ class _Edited:
     def __init__(self, covered: Covered) -> None:
         self.tensor, self._name, self.weights = covered
         self._there = self.tensor.data
-        #: The value at the end of the block.
         self._value: torch.Tensor | None = None
 
     def begin(self, copies: Copies, written: torch.Tensor | None) -> None:
-        """`written`: its value from an earlier edit of this thread, not applied yet."""
+        """`written`: the value from an earlier edit of this thread that is not applied yet."""
         copy = copies.of(self.tensor).to(self.tensor.device) if written is None else written
         #: The copy's address; 0 if the copy may already differ from the weights.
         self._memory = copy.data_ptr() if written is None else 0
@@ -185,7 +180,7 @@ class _Edited:
     def end(self, unchanged: CopiesByOwner) -> torch.Tensor | None:
         """Put the tensor back; return its value if it changed. Raises: NotWhileAttached.
 
-        After an interrupt all of it may be done again.
+        May be repeated after an interrupt.
         """
         value = self._value = self.tensor.data if self._value is None else self._value
         self._put(self._there)
@@ -206,23 +201,24 @@ class _Edited:
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit by bit, so equal NaNs compare equal."""
+    """Compare bit by bit, so that equal NaNs are equal."""
     bits = [t.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
     return torch.equal(*bits)
 
 
 #: New values from the edits of a thread, by owner and tensor id.
 _Written = dict[ComponentWeights, dict[int, tuple[torch.Tensor, torch.Tensor]]]
-#: Its `values` are those of this thread; None, or not there, outside of an edit.
+#: `values` of this thread; missing or None outside of an edit.
 _thread = threading.local()
 
 
 @contextmanager
 def edits(weights: Sequence[ComponentWeights]) -> Iterator[None]:
-    """A `with` block. At its end all edited weights change at once, of `weights` and of others.
+    """A `with` block. At its end, all weights edited in it change at once.
 
-    Also if it raises: then the values written so far apply, as they would in private memory. Blocks
-    until calls in other threads have ended. Raises as `Client.update` and `Client.acquire`.
+    If it raises, the values written so far apply, as in private memory. The block begins when the
+    calls of `weights` in other threads have ended; new ones wait. Raises as `Client.update` and
+    `Client.acquire`.
     """
     if getattr(_thread, "values", None) is not None:
         yield
@@ -274,7 +270,7 @@ def edited(covered: Iterable[Covered], weights: Sequence[ComponentWeights]) -> I
             for one in covered:
                 tensor, _, its = one
                 _, written = values.get(its, {}).get(id(tensor), (tensor, None))
-                staged.append(_Edited(one))  # first: an interrupt may come when it is over a copy
+                staged.append(_Edited(one))  # first: an interrupt may come once it is over a copy
                 staged[-1].begin(copies[its], written)
             yield
         finally:
