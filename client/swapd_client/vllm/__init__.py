@@ -1,9 +1,8 @@
-"""swapd in vLLM and vllm-omni: worker classes that a stage's configuration names.
+"""swapd's plugin for vLLM and vllm-omni, which call `register` in every process they start.
 
-vLLM and vllm-omni call `register` in every process they start. All other code is in the worker
-class that `worker_cls` (AR and generation stages) or `worker_extension_cls` (diffusion stages)
-names: `omni.ARWorker`, `omni.GenerationWorker`, `diffusion.DiffusionExtension`, and `worker.Worker`
-for vLLM alone. swapd changes nothing of vLLM. This module imports neither vLLM nor torch.
+All else is in the worker classes that a stage's configuration names: `worker_cls` is
+`omni.ARWorker`, `omni.GenerationWorker` or, for vLLM alone, `worker.Worker`; `worker_extension_cls`
+is `diffusion.DiffusionExtension`. This module imports neither vLLM nor torch.
 """
 
 import logging
@@ -16,8 +15,7 @@ log = logging.getLogger("swapd_client")
 def register() -> None:
     """Send the client's log to vLLM's handlers, and warn of unsupported versions.
 
-    The entry point of the plugin. Cheap, and idempotent. Never raises: a worker that cannot run
-    raises its own error.
+    Cheap and idempotent. Never raises: a worker that cannot run raises its own error.
     """
     _log_with_vllm()
     try:

@@ -1,6 +1,6 @@
-"""The bytes of weights that a stage will load, if its files tell it beforehand.
+"""The bytes of weights that a stage will load, by its files.
 
-Imports neither torch nor vLLM: `swapd plan` reads its table.
+Imports neither torch nor vLLM: `swapd plan` uses it.
 """
 
 import logging
@@ -15,7 +15,7 @@ from swapd_client.weights.safetensors import Stored
 
 log = logging.getLogger("swapd_client")
 
-#: Stages whose tensors have other prefixes in the files.
+#: Tensor prefixes in the files of stages whose tensors do not all begin with the stage's name.
 _PREFIXES = {"code2wav": ("code2wav.", "token2wav.")}
 #: Types that vLLM casts to the model's own.
 _CAST = ("F16", "BF16", "F32", "F64")
@@ -24,7 +24,7 @@ BORROWED = {("qwen2_5_omni", "talker"): ("thinker.model.embed_tokens",)}
 
 
 def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
-    """A stage's bytes in its files, cast to `item_bytes` if given; None if unknown."""
+    """None: unknown. `item_bytes`: size of the model's dtype, to which vLLM casts floats."""
     if (tensors := tensors_of(model, stage)) is None:
         return None
     cast = _CAST if item_bytes else ()
@@ -32,8 +32,7 @@ def nbytes_of(model: str, stage: str, item_bytes: int = 0) -> int | None:
 
 
 def tensors_of(model: str, stage: str) -> list[Stored] | None:
-    """A stage's tensors: those that begin with its name, and borrowed ones; if there are none of
-    its name, all; None if unknown."""
+    """Return a stage's tensors, with borrowed ones; all if none has its prefix; None if unknown."""
     folder = Path(model) if Path(model).is_dir() else _cached(model)
     if folder is None:
         return None

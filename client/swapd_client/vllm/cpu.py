@@ -12,19 +12,16 @@ from swapd_client.vllm.worker import SwapdWorkerMixin
 def keep_weights() -> None:
     """Make all models loaded from now on compute with their parameters.
 
-    oneDNN, and the kernels for AMX, would pack weights into memory of their own, and leave nothing
-    to lend.
+    oneDNN and the AMX kernels would pack weights into memory of their own, which swapd cannot lend.
     """
     vllm._custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
-    # a process must ask the kernel before it uses AMX; oneDNN does, vLLM's attention does not, and
-    # would then execute an illegal instruction
+    # a process must ask the kernel before it uses AMX; oneDNN asks, vLLM's attention does not, and
+    # would die of an illegal instruction
     torch.cpu._init_amx()
 
 
 class CPUWorker(SwapdWorkerMixin, VllmCPUWorker):  # type: ignore[misc]
-    """vLLM's CPU worker, with its weights in swapd."""
-
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         if not config.is_disabled():
             keep_weights()

@@ -1,8 +1,6 @@
 """The worker extension for vllm-omni's diffusion stages, named by `worker_extension_cls`.
 
-vllm-omni puts it before its own worker class, so overrides here are called first. The pipeline
-loads under a workspace lease. Then its components' weights move into swapd, and each component is
-loaded for the calls that use it.
+vllm-omni puts it before its own worker class in the MRO.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +32,13 @@ from swapd_client.vllm.worker_start import during, gather, number_of
 if TYPE_CHECKING:
 
     class _Above(CustomPipelineWorkerExtension, DiffusionWorker):  # type: ignore[misc]
-        """The bases of the extension in the class that vllm-omni makes."""
+        ...
 else:
     _Above = CustomPipelineWorkerExtension
 
 
 class _Swapd:
     def __init__(self, worker: Any) -> None:
-        """Connect. Raises: UnsupportedVersion, InvalidArgument, Unsupported, NotRunning."""
         register()  # vllm-omni does so too, unless its plugins are filtered
         versions.check()
         config = worker.od_config
@@ -73,15 +70,11 @@ class _Swapd:
         self._start = StartTurn(name, gpus.folder_of(options.endpoint, gpu, worker.rank))
         self._share = share
         self.weights: Components | Whole | None = None
-        #: The workspace lease, and the turn to start, during loading.
+        #: The workspace lease and the turn to start, while the stage loads.
         self.loading = ExitStack()
 
     def begin_loading(self, nbytes: int | None) -> None:
-        """Reserve a workspace to load in, and take the turn to start, so that no other stage
-        measures.
-
-        Until `loading` is closed, also if this raises.
-        """
+        """Take the turn to start and a workspace until `loading` is closed, also if this raises."""
         self.loading.callback(self._start.end)
         self._start.begin(self._share)
         self.loading.enter_context(self.stage.memory.loading(nbytes))
@@ -100,16 +93,13 @@ class _Swapd:
         return moved
 
     def compare(self) -> None:
-        """Compare its layers' outputs with those before. Blocks for leases. Raises: PointerKept."""
+        """Raises: PointerKept. Blocks for leases."""
         assert self.weights is not None
         self._moving.compare(self.weights.around, self.weights.hold)
 
 
 class _Overriding(type):
-    """Metaclass of a class that overrides a worker's methods: `dir` does not list those.
-
-    vllm-omni warns that each listed one may conflict with the worker's; here that is intended.
-    """
+    """Metaclass that hides overridden methods from `dir`, or vllm-omni warns of each."""
 
     def __dir__(cls) -> list[str]:
         return [name for name in super().__dir__() if not hasattr(DiffusionWorker, name)]
@@ -130,8 +120,6 @@ def _request(worker: Any) -> AbstractContextManager[None]:
     "add_lora",
 )
 class DiffusionExtension(_Above, metaclass=_Overriding):
-    """vllm-omni's diffusion worker, with its pipeline's weights in swapd."""
-
     _swapd: _Swapd | None = None
 
     # --- loading -------------------------------------------------------------------------
@@ -139,7 +127,7 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load under a workspace lease, which `init_lora_manager` ends.
 
-        Raises: UnsupportedVersion, InvalidArgument, Unsupported, NotRunning.
+        Raises: UnsupportedVersion, InvalidArgument, Unsupported, and as `Stage.connect`.
         """
         if self._swapd is None:
             self._swapd = _Swapd(self)
@@ -155,7 +143,7 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
             swapd.loading.close()
 
     def init_lora_manager(self) -> None:
-        """The last step of loading, which adds some LoRAs to the weights. Then the weights move."""
+        """Move the weights into swapd once the last step of loading may have merged LoRAs."""
         swapd = self._swapd
         assert swapd is not None
         with swapd.loading:
@@ -181,7 +169,6 @@ class DiffusionExtension(_Above, metaclass=_Overriding):
     # vllm-omni's `handle_sleep_task` and `handle_wake_task` call these.
 
     def sleep(self, level: int = 1) -> int:
-        """Evict the weights at once; return their bytes."""
         if (swapd := self._swapd) is None or swapd.weights is None:
             return 0
         swapd.stage.sleep()
@@ -214,7 +201,7 @@ def _kinds(pipeline: Any) -> Mapping[str, Kind]:
 
 
 def _load_bytes(config: Any, options: Options) -> int | None:
-    """The bytes to load; None if the files do not tell. Each component has a folder of its own."""
+    """None: the files do not tell. Each component has a folder of its own."""
     if options.load_workspace is not None:
         return options.load_workspace
     folder = Path(config.model)

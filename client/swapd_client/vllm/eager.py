@@ -1,8 +1,7 @@
 """A context for calls of a stage's modules before its first step, which leave no trace in them.
 
-`torch.compile` binds code to the hooks at its first call, which are soon removed, and gives code up
-for ever that runs under a dispatch mode. And a module may prepare itself in its first call, and
-remember that it has.
+`torch.compile` binds code to the hooks present at its first call, and never compiles code that ran
+under a dispatch mode. A module may also prepare itself in its first call.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-#: Attributes that are not restored: a call that registers weights has moved them there.
+#: Attributes that are not restored: a call that registers weights moves them into these.
 _REGISTERED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -21,7 +20,7 @@ def eager(models: Iterable[Module] = ()) -> Iterator[None]:
     """In the block, torch compiles nothing in this process, and vLLM no module in `models`.
 
     Afterwards the attributes of these modules are as before, except parameters, buffers and
-    modules: a module that prepares itself in its first call does so again in the next one.
+    submodules.
     """
     modules = {id(module): module for model in models for module in model.modules()}.values()
     before = [(vars(module), _copied(vars(module))) for module in modules]

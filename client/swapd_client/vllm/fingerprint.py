@@ -1,12 +1,9 @@
-"""A hash of all that a model has besides the bytes of its parameters.
+"""A hash of everything in a model but the bytes of its parameters.
 
-Two models with equal parameters and equal fingerprints compute the same, as far as Python shows:
-the fingerprint has the kinds, places and attributes of parameters, the bytes of all other tensors,
-every number, string and flag in the modules and in objects that they refer to, and the source
-files of the modules' classes. A value that was computed from weights is in it, wherever it is kept.
-
-It may differ between equal models (some objects have addresses or counters), and is never equal for
-models that differ in any of these. State in compiled code is not in it.
+It covers the kinds, places and attributes of parameters, the bytes of all other tensors, every
+number, string and flag in the modules and in objects that they refer to, and the source files of
+the modules' classes, but no state in compiled code. Equal models may have different fingerprints,
+because some objects have addresses or counters.
 """
 
 import sys
@@ -26,7 +23,7 @@ from swapd_client.memory.layout import Buffer
 from swapd_client.offload.copies import start_of
 from swapd_client.vllm.kernel_tensors import in_slots, inside, is_plain
 
-#: Most objects of a model; one with more may reach all of its process.
+#: A model with more objects may reach its whole process.
 MOST = 1_000_000
 _DEEP = 200
 
@@ -36,7 +33,7 @@ _NAMED = (type, types.BuiltinFunctionType, types.ModuleType, weakref.ref)
 
 
 class Unfathomable(Exception):
-    """A model has state of a kind that cannot be told apart."""
+    """A model has state that cannot be hashed."""
 
 
 def fingerprint(models: Mapping[str, Module]) -> str:
@@ -51,10 +48,10 @@ class _Walk:
     def __init__(self, models: Mapping[str, Module]) -> None:
         self._said: list[str] = []
         self._kinds: dict[type, str] = {}
-        #: The number of each object, which lives at least as long as the walk: ids are not reused.
+        #: Number and object by id. The reference keeps the id from being reused.
         self._seen: dict[int, tuple[int, object]] = {}
         parameters = [one for model in models.values() for one in model.parameters()]
-        #: The storages of parameters, by address, in their order.
+        #: Number of each storage of parameters, by address.
         stores = dict.fromkeys(start_of(one) for one in parameters)
         self._stores = {start: number for number, start in enumerate(stores) if start}
 
@@ -82,7 +79,6 @@ class _Walk:
         self._said.append(repr(said))
 
     def _inside(self, thing: Any) -> Iterator[tuple[str, Any]]:
-        """What an object refers to, by name. Notes the bytes that it has itself."""
         if isinstance(thing, torch.Tensor):
             self._note_tensor(thing)
             yield from vars(thing).items()
@@ -124,7 +120,6 @@ def hashed(data: Buffer) -> str:
 
 
 def _source_of(kind: type) -> str:
-    """Of a class of modules: size and mtime of the file that it is in."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None or not issubclass(kind, Module):
         return ""

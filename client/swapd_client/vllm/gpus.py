@@ -5,20 +5,20 @@ from pathlib import Path
 from swapd.shared import config
 from swapd_client.errors import SwapdError
 
-#: Placeholder for the number of the rank's GPU in an endpoint, as in "/run/swapd/gpu{gpu}".
+#: Placeholder in an endpoint for the number of the rank's GPU.
 GPU = "{gpu}"
 
 
 class NoEndpoint(SwapdError, ValueError):
-    """The daemon of a rank cannot be found out; the message tells how to set it."""
+    """The daemon of a rank cannot be determined."""
 
 
 def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
-    """The runtime folder of a rank's daemon.
+    """Return the runtime folder of a rank's daemon.
 
-    `endpoint` is the setting, else `$SWAPD_ENDPOINT`, else the folder of the GPU; the first two may
-    contain `{gpu}`. `visible` is the GPU's number in this process, as torch counts; it is converted
-    to the number on the machine. None: no GPU, and `{gpu}` is the `rank`. Raises: NoEndpoint.
+    That is `endpoint`, else `$SWAPD_ENDPOINT`, else the folder of the GPU. `{gpu}` in the first two
+    is the GPU's number on the machine. `visible` is torch's number of the GPU in this process;
+    None: there is no GPU, and `{gpu}` is the `rank`. Raises: NoEndpoint.
     """
     said = endpoint or config.endpoint_from_environment()
     if said is None:
@@ -33,9 +33,9 @@ def folder_of(endpoint: str, visible: int | None, rank: int = 0) -> Path:
 
 
 def number_of(visible: int) -> int:
-    """The number on the machine of the GPU that has number `visible` in this process.
+    """Return the number on the machine of the GPU that is number `visible` in this process.
 
-    By `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint if that lists UUIDs instead of numbers.
+    Reads `$CUDA_VISIBLE_DEVICES`. Raises: NoEndpoint if that lists UUIDs, or too few GPUs.
     """
     listed = config.variable(config.VISIBLE_VARIABLE)
     if listed is None:

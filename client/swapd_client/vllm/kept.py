@@ -1,8 +1,7 @@
-"""The name of a stage's weights for the daemon, under which their host copies may outlive it.
+"""The name of a stage's weights, under which the daemon may keep their host copies.
 
-A stage that starts again asks for them by the first two of a name's parts, builds its model without
-reading, and registers it under the whole name. If the daemon has no bytes of that name by then, the
-stage reads its files (`Unfound`).
+A stage that starts asks for host copies by the first two parts of the name. If the daemon has them,
+the stage builds its model without reading, and registers it under the whole name.
 """
 
 from collections import Counter
@@ -20,16 +19,15 @@ class Unfound(Exception):
 
 
 class Content(NamedTuple):
-    #: Hash of all that vLLM makes the weights from.
+    #: Hash of everything that vLLM makes the weights from.
     key: str
-    #: Fingerprints of the model: with the weights loaded, and when they are processed.
+    #: Fingerprints of the model, after its weights are loaded and after they are processed.
     loaded: str
     processed: str
-    #: Whether its parameters have no bytes: they are in the daemon only.
+    #: Whether its parameters have no bytes here, only in the daemon.
     is_unread: bool
 
     def layout_of(self, tensors: Tensors, parts: int, processor: Any) -> "KeptLayout":
-        """`parts`: how many components the stage has."""
         name = f"{prefix(self.key, self.loaded)}{self.processed}:{parts}"
         layout = KeptLayout(tensors, gpu=processor.index, fetch=processor.fetch)
         layout.name, layout.is_unread = name, self.is_unread
@@ -41,14 +39,13 @@ def prefix(key: str, loaded: str) -> str:
 
 
 def has_all(kept: Iterable[KeptStatus], key: str, loaded: str) -> bool:
-    """Whether the host copies of all components of a stage are kept."""
     found = Counter(one.content for one in kept)
     mine = (name for name in found if name.startswith(prefix(key, loaded)))
     return any(found[name] == int(name.rpartition(":")[2]) for name in mine)
 
 
 class KeptLayout(TensorLayout, Ready):
-    """The weights of a component, under a name that the stage vouches for."""
+    """The weights of a component, under a name for which the stage vouches."""
 
     name: str
     is_unread: bool

@@ -1,17 +1,12 @@
-"""Weights of a stage that are not parameters: their places, and which can be in swapd.
+"""Finds the weights of a stage that are not parameters but can move into swapd with them.
 
-Kernels keep weights in many places: in an object that wraps them, on the method that quantises a
-layer, in a closure; and any object may keep a view of a parameter. Two kinds can go into swapd with
-the parameters:
+Kernels keep such weights in wrapper objects, on quantisation methods, in closures. Two kinds move:
 
-- Aliases: tensors in the storage of a parameter, wherever they are kept (`aliases_of`).
-- Tensors of a layer that processes its weights when they are loaded (`Candidates`). A component is
-  read-only for its stage, so only tensors that nothing writes to qualify. These are large, and a
-  dummy forward does not change them. They are not one repeated value (as reserved memory is), and
-  their names are not usual for scratch memory. A dummy forward does not run attention, so tensors
-  of attention must also have the name of a weight.
-
-Everything else stays in place.
+- Aliases: tensors in the storage of a parameter, wherever they are kept.
+- Tensors of a layer that processes its weights after loading (`Candidates`), if nothing seems to
+  write to them, because a component is read-only. They are large, not one repeated value, not named
+  like scratch memory, and unchanged by a dummy forward. A dummy forward does not run attention, so
+  tensors of attention must also be named like a weight.
 """
 
 import functools
@@ -33,7 +28,6 @@ from swapd_client.offload.copies import start_of
 #: Bytes; smaller tensors are not worth a place in a component.
 LARGE = 64 << 10
 
-#: Names of tensors that are written to.
 _SCRATCH = re.compile("workspace|scratch|buf|cache|(?<!b)lock|semaphore|counter|lora|state")
 
 #: Names of weights: MLA has `W_UK_T`, and for AMX `_w_uk_packed`.
@@ -45,50 +39,46 @@ _FOREIGN = (
     *("logging.", "threading.", "_thread."),
 )
 
-#: Attributes with the width of a linear layer's input and output, of vLLM's and torch's.
 INPUT = ("input_size_per_partition", "input_size", "in_features")
 OUTPUT = ("output_size_per_partition", "output_size", "out_features")
-#: A layer with less than this share of its weight has none: no format has less than 2 bits of 32.
+#: A layer with less than this share of its full size has no weight: formats have 2 of 32 bits or
+#: more.
 _NONE = 1 / 32
 
-#: Greatest distance of a tensor from its layer, and greatest length of a container.
+#: Greatest distance of a tensor from its layer, and length of a container.
 _DEEP = 6
 _LONG = 4096
 
 
 class Outside(NamedTuple):
-    """A tensor that is not a parameter. `name`: the path of its module, then the path from
-    there."""
+    """A tensor that is not a parameter. `name`: its module's path, then `kept`."""
 
     name: str
     tensor: torch.Tensor
-    #: Whether it belongs to a layer that may keep weights so.
+    #: Whether its layer may keep weights this way.
     of_layer: bool
-    #: The end of the name: the path from its module.
+    #: The path from its module, in lower case.
     kept: str
 
 
 class Candidates:
-    """Tensors of modules besides their parameters, as they are before a dummy forward."""
-
     def __init__(self, models: Mapping[str, Module]) -> None:
-        """`models`: by name, as in `parts.parts_of`. Reads the bytes of possible weights."""
+        """Read the bytes of possible weights, before a dummy forward."""
         self.found = found_in(models)
         self._likely = [(one, _sum(one.tensor)) for one in self.found if _may_be_a_weight(one)]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Tensors that can be in swapd, by name. Call it after the dummy forward."""
+        """Return the tensors that can move into swapd, by name, after the dummy forward."""
         return {one.name: one.tensor for one, before in self._likely if _sum(one.tensor) == before}
 
 
 def aliases_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Other tensors of this process in the storages of `tensors`."""
     given = list(tensors)
     known = {id(tensor) for tensor in given}
     stores = {start_of(tensor) for tensor in given} - {0}
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
-    are_tensors = map(kinds.__contains__, map(type, objects))  # a million objects
+    are_tensors = map(kinds.__contains__, map(type, objects))  # fast: of a million objects
     with torch._C.DisableTorchFunctionSubclass():  # ignore the behaviour of tensor subclasses
         found = [
             thing
@@ -104,10 +94,7 @@ def width_of(layer: Module, names: Iterable[str]) -> int | None:
 
 
 def packed_bytes(models: Mapping[str, Module], found: Iterable[Outside]) -> int:
-    """Bytes of the linear layers of vLLM that have no weight any more, by their widths.
-
-    Their kernels have packed it where nothing can see it, as oneDNN's do. `found`: of `found_in`.
-    """
+    """Return the bytes of linear layers that a kernel has packed where Python cannot see them."""
     packed = 0
     for key, model in models.items():
         for path, layer in model.named_modules(prefix=key):
@@ -135,7 +122,7 @@ def _may_be_a_weight(one: Outside) -> bool:
     return (
         one.of_layer
         and one.tensor.nbytes >= LARGE
-        and not _SCRATCH.search(one.kept)  # also parts of lists, and an adapter's tensors
+        and not _SCRATCH.search(one.kept)  # the whole path: also members of lists
         and not _is_one_value(one.tensor)
     )
 
@@ -185,13 +172,13 @@ def _reached(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it can be moved: it owns its bytes, and is not the result of a computation."""
+    """Return whether a tensor can move: it wraps no other, and no computation has made it."""
     kind = type(tensor)
     return (kind is torch.Tensor or issubclass(kind, torch.nn.Parameter)) and tensor.is_leaf
 
 
 def inside(thing: Any) -> Mapping[str, Any]:
-    """The objects that it refers to, by name; {} for what belongs to the process."""
+    """Return the objects that `thing` refers to, by name; {} for what belongs to the process."""
     if isinstance(thing, dict | list | tuple | set):
         if len(thing) >= _LONG:
             return {}
@@ -223,7 +210,6 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
     return defaults | found
 
 
-#: The objects that an object of a kind refers to, by name.
 _KINDS: tuple[tuple[Any, Callable[[Any], Mapping[str, Any]]], ...] = (
     (str | bytes | int | float | None, lambda _: {}),
     (types.FunctionType, _closure),
@@ -244,7 +230,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    """A checksum that changes with the bytes, as those of scratch memory do."""
     return int(_bytes(tensor).sum(dtype=torch.int64))
 
 

@@ -1,7 +1,4 @@
-"""vLLM's KV cache in a buffer of swapd: its size, the places of its blocks, and refusals.
-
-`stage/kv_cache.py` defines its contents between two turns.
-"""
+"""vLLM's KV cache in a buffer of swapd: its size, the places of its blocks, and refusals."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,9 +35,9 @@ def block_tokens_of(config: "KVCacheConfig") -> list[int]:
 def problem_with(
     config: "KVCacheConfig", vllm_config: Any, terms: KvTerms, *, apart: bool
 ) -> str | None:
-    """The reason why this cache cannot take turns, with a remedy; None if it can.
+    """Return why this cache cannot take turns, with a remedy.
 
-    `apart`: the stage has weights that are leased for some steps only.
+    `apart`: whether the stage has weights that are leased for some steps only.
     """
     if connector := _connector_of(vllm_config):
         return f"a KV connector copies blocks at any time: leave out {connector}"
@@ -83,7 +80,7 @@ def _problem_with_layers(config: "KVCacheConfig", terms: KvTerms) -> str | None:
 
 
 def _problem_with_dtype(config: "KVCacheConfig", vllm_config: Any) -> str | None:
-    """The first layer's dtype that its attention does not list: vLLM accepts some on a CPU."""
+    """vLLM accepts some dtypes on a CPU that the attention backend does not list."""
     layers = vllm_config.compilation_config.static_forward_context
     for layer in (layers[name] for group in config.kv_cache_groups for name in group.layer_names):
         backend, dtype = layer.get_attn_backend(), getattr(layer, "kv_cache_dtype", None)
@@ -100,16 +97,13 @@ def _connector_of(vllm_config: Any) -> str | None:
     return next((f"omni_kv_config.{key}" for key in _OF_OMNI if of_omni.get(key)), None)
 
 
-#: Keys of vllm-omni's `omni_kv_config` that send blocks from stage to stage.
 _OF_OMNI = ("need_send_cache", "need_recv_cache")
 
-#: Kinds of layers whose blocks are placed as in `layers_of`.
+#: Kinds of layers whose blocks are where `layers_of` says.
 _TESTED = ("FullAttentionSpec", "SlidingWindowSpec", "UniformTypeKVCacheSpecs", "MLAAttentionSpec")
 
 
 class _Zeros(TorchFunctionMode):
-    """Replaces the `torch.zeros` of the KV cache by a buffer that already contains zeros."""
-
     def __init__(self, buffer: torch.Tensor) -> None:
         super().__init__()
         self._buffer = buffer.view(torch.int8)
@@ -132,7 +126,7 @@ class _Zeros(TorchFunctionMode):
 
 @contextmanager
 def made_over(buffer: torch.Tensor) -> Iterator[None]:
-    """In the block vLLM makes its KV cache over `buffer` (zeros); every layer is a view.
+    """In the block vLLM makes its KV cache over `buffer`, which is zeros.
 
     Raises: RuntimeError if vLLM has made it elsewhere.
     """
@@ -145,7 +139,6 @@ def made_over(buffer: torch.Tensor) -> Iterator[None]:
 
 
 def note(in_use: BlocksInUse, scheduled: Any) -> None:
-    """Note the blocks in a step's `SchedulerOutput`, once the step has its lease."""
     for new in scheduled.scheduled_new_reqs:
         in_use.has(new.req_id, new.block_ids)
     cached = scheduled.scheduled_cached_reqs

@@ -1,10 +1,8 @@
-"""Division of a component into parts of neighbouring layers, so that it is evicted in parts.
+"""Divides a component into parts of neighbouring layers: a family, evicted part by part.
 
-The component is registered as a family of these parts. Tensors in no layer, or in several
-(embeddings, head, norms, tied weights), are the part `rest`. All parts are leased together.
-
-If the weights do not fit, some layers come and go inside each step: they are a family of their own,
-beside that of the weights that stay for a turn (`stage/window.py`).
+Tensors in no layer or in several (embeddings, head, norms, tied weights) are the part `rest`. All
+parts are leased together, except layers that stream (`stage/window.py`): they are a family of their
+own.
 """
 
 from collections import defaultdict
@@ -31,8 +29,7 @@ def divide(
 ) -> None:
     """Divide those components of a stage that take turns and are large enough.
 
-    `models`: as in `parts.parts_of`. `chunk`: the daemon's chunk in bytes. A stage that fits into
-    `room` bytes whole, but not in parts, stays whole.
+    Nothing is divided if the parts, in whole chunks, do not fit into `room` bytes.
     """
     lists = _lists_of(models)
     divided = [part for part in parts if part.policy == "lru" and not part.encoder]
@@ -47,10 +44,7 @@ def divide(
 def by_layers(
     tensors: Tensors, lists: Iterable[Sequence[str]], least: int
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """`tensors` in parts of at least `least` bytes each, except `rest`, which is first.
-
-    `lists`: the paths of consecutive layers. {} if there would be only one part of layers.
-    """
+    """Divide `tensors` into parts of at least `least` bytes; the first is `rest`, of any size."""
     lists = list(map(tuple, lists))
     of_layer = _by_layer(tensors, set(chain.from_iterable(lists)))
     parts: dict[str, dict[str, torch.Tensor]] = {}
@@ -79,15 +73,13 @@ def modules_of(models: Mapping[str, Module], part: str) -> list[Module]:
 
 
 def nbytes_of(tensors: Tensors) -> int:
-    """Upper bound on their bytes together, each storage once."""
+    """Return an upper bound; each storage counts once."""
     stores = {start: n for one in tensors.values() for start, n in _stores(one)}
     return sum(vm.round_up(n, ALIGN_BYTES) for n in stores.values())
 
 
 def _by_layer(tensors: Tensors, layers: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of each layer; under "" those in none, and those that share memory with others
-    elsewhere.
-    """
+    """Under "" are tensors in no layer, and those that share memory with another layer's."""
     layer_of = {name: _around(name, layers) for name in tensors}
     stores = {name: {start for start, _ in _stores(one)} for name, one in tensors.items()}
     while shared := _shared(stores, layer_of):  # all tensors inside one wrapper stay together
@@ -148,12 +140,10 @@ def _lists_of(models: Mapping[str, Module]) -> list[tuple[str, ...]]:
 def stream(
     parts: list[StagePart], models: Mapping[str, Module], options: Options, chunk: int, room: int
 ) -> None:
-    """Have layers of a stage's own component stream, as `options` say: the last of `parts` then.
+    """Have some layers stream, as `options` say; append them to `parts` as a component.
 
-    `models`: as in `parts.parts_of`. They are layers of the list with most bytes, spread evenly, so
-    that their copies hide under the layers in between. All have equally many chunks of `chunk`
-    bytes, so that each fits where another was. `room`: the bytes that the daemon can lend. Raises:
-    InvalidArgument.
+    They are spread evenly, so that their copies hide under the layers in between. All have equally
+    many chunks, so that each fits where another was. Raises: InvalidArgument.
     """
     main = next(part for part in parts if not part.encoder)
     divided, layers = _divided(main, models, chunk)
@@ -166,7 +156,7 @@ def stream(
     beside += [part.tensors for part in parts if part is not main]
     nbytes = max(nbytes_of(divided[name]) for name in layers)
     number, slots = _window(options, main.name, len(layers), nbytes, beside, chunk, room)
-    if number <= slots:  # they would all be in at once
+    if number <= slots:  # they would all be loaded at once
         return
     passing = {layers[(2 * i + 1) * len(layers) // (2 * number)] for i in range(number)}
     parts.append(_without(main, divided, divided.keys() - passing, f"{main.name}.streamed"))

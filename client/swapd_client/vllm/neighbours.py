@@ -1,7 +1,6 @@
 """The stages before and after a stage in the order of requests, by their names in the daemon.
 
-The order is a setting (`order`), or else vllm-omni's. Reads vllm-omni only if there is a
-configuration of vllm-omni.
+Imports vllm-omni only in stages of vllm-omni.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from swapd_client.vllm.options import Options
 
 
 class Neighbours(NamedTuple):
-    """Neighbours of one stage. The first stages follow the last ones, with the next request."""
+    """Neighbours of one stage. After the last stages come the first, with the next request."""
 
     after: tuple[str, ...] = ()
     #: Stages that are done with a request when this stage gets it.
@@ -23,11 +22,7 @@ ALONE = Neighbours()
 
 
 def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
-    """Neighbours of the stage that is called `name` in the daemon.
-
-    `model_config`: vLLM's; vllm-omni's also has the stage and the pipeline. Raises:
-    InvalidArgument.
-    """
+    """Raises: InvalidArgument."""
     if options.order is not None:
         return in_order(options.order, name)
     if (stage := getattr(model_config, "stage_id", None)) is None:
@@ -37,7 +32,7 @@ def neighbours_of(options: Options, model_config: Any, name: str) -> Neighbours:
 
 
 def in_order(order: Sequence[str], name: str) -> Neighbours:
-    """Neighbours in a sequence of stages. Raises: InvalidArgument if `name` is none of them."""
+    """Raises: InvalidArgument if `order` lacks `name`."""
     if not order:
         return ALONE
     if name not in order:
@@ -66,9 +61,9 @@ def _named(
 
 
 def _topology(config: Any, stage: int) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """Sources and names of the stages of the pipeline, from vllm-omni; empty if it is unknown.
+    """Return sources and names of the stages, empty if unknown, from vllm-omni's code.
 
-    A worker process does not get the topology: it is in vllm-omni's code.
+    A worker process does not get the topology.
     """
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, resolve_pipeline_config
 

@@ -1,4 +1,4 @@
-"""Options of a stage in `additional_config.swapd`."""
+"""Options of a stage in `additional_config.swapd`; deploy/vllm-omni/README.md explains them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -13,55 +13,50 @@ from swapd_client.errors import InvalidArgument
 from swapd_client.offload import settings
 from swapd_client.offload.settings import OffloadSettings
 
-#: Least chunks of each part of a stage that is evicted by layers. Parts take whole chunks, and half
-#: a chunk is empty on average: so at most 1/32 of their device memory.
+#: Least number of chunks in a part of a stage that is evicted by layers. Half a chunk of each part
+#: is empty on average.
 PART_CHUNKS = 16
 
 KEY = "swapd"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage's options; the defaults hold for a stage without options."""
+    """The defaults apply to a stage without options."""
 
     #: The stage's name in the daemon; "": as in vllm-omni, or as its model.
     component: str = ""
     #: The daemon's runtime folder; "": `$SWAPD_ENDPOINT`, or that of the rank's GPU.
     endpoint: str = ""
-    #: Seconds that requests in flight may take to finish when another stage waits.
+    #: Seconds for requests in flight to finish once another stage waits.
     finish_within_s: Annotated[float, Meta(ge=0)] = 10.0
-    #: Seconds of a turn when another stage waits, even with requests in flight; None: as above.
+    #: Seconds of a turn while another stage waits; None: requests in flight finish.
     slice_s: Annotated[float, Meta(gt=0)] | None = None
-    #: Bytes of device memory to lend for loading; None: as much as the stage's files have.
+    #: Bytes of device memory to reserve for loading; None: as many as the stage's files have.
     load_workspace: int | None = None
-    #: Names in the daemon of the pipeline's stages, in the order in which a request passes them;
-    #: None: the order of vllm-omni. (): no other stage is loaded ahead.
+    #: Names in the daemon of the pipeline's stages; None: vllm-omni's. (): load no stage ahead.
     order: tuple[str, ...] | None = None
-    #: The KV cache between two turns. "private": it is not in swapd. "drop": its contents are
-    #: dropped, and a turn lasts until no request is in flight. "auto": swapd saves the blocks of
-    #: requests in flight, and with prefix caching those of finished requests. "save": swapd always
-    #: saves both.
+    #: "private": the KV cache is not in swapd. "drop": its contents are dropped between two turns,
+    #: and a turn lasts until no request is in flight. "auto": swapd saves the blocks of requests in
+    #: flight, and with prefix caching those of ended requests. "save": it always saves both.
     kv: Literal["private", "drop", "auto", "save"] = "private"
-    #: With `async_chunk`: chunks of a request that a stage makes in a turn before it gives way to
-    #: the stage that consumes them; for the same request twice as many each time. 0: it first
-    #: finishes the requests in flight.
+    #: With `async_chunk`: chunks of a request to make before the stage that consumes them gets its
+    #: turn. 0: first finish the requests in flight.
     chunks_per_turn: Annotated[int, Meta(ge=0)] = 32
-    #: Whether the stage names the weights it accessed outside of its turn before it dies of that.
+    #: Whether a stage that dies of an access outside of its turn first names the weights.
     faults: Literal["explain", "silent"] = "explain"
-    #: Bytes of the weights that stay for a turn, while the other layers stream; "auto": as many as
-    #: fit. None: all stay, unless `cpu_offload_gb`, `enable_layerwise_offload` or the next two say
-    #: that layers stream.
+    #: Bytes of weights that stay for a turn, while other layers stream; "auto": as many as fit.
+    #: None: all stay, unless another option of `streams` is set.
     resident: int | Literal["auto"] | None = None
-    #: vLLM's: of each group of so many layers, so many stream. 0: none.
+    #: Of each `offload_group_size` layers, `offload_num_in_group` stream. 0: none.
     offload_group_size: Annotated[int, Meta(ge=0)] = 0
     offload_num_in_group: Annotated[int, Meta(ge=1)] = 1
-    #: The `cpu_offload_*` keys, and vllm-omni's others.
     offload: OffloadSettings = OffloadSettings()
-    #: Whether `cpu_offload_enabled` is set at all: false differs from unset.
+    #: Whether `cpu_offload_enabled` is set: false differs from unset.
     offload_said: bool = False
 
     @property
     def streams(self) -> list[str]:
-        """The options by which layers of an AR or generation stage stream; none: they do not."""
+        """The set options that make layers of an AR or generation stage stream."""
         given = {
             "resident": self.resident is not None,
             "cpu_offload_gb": self.offload.cpu_offload_gb,
@@ -78,9 +73,9 @@ NAMES = (*_OWN, *settings.NAMES)
 def options_of(
     additional_config: Mapping[str, Any] | None, stage: str, flags: Iterable[str] = ()
 ) -> Options:
-    """The options of a stage; messages name it `stage`. `flags`: further ones that are true.
+    """Return the options of the stage that messages call `stage`. `flags`: further true options.
 
-    Raises: InvalidArgument, which names the option that is unknown, of the wrong type, or in
+    Raises: InvalidArgument, which names an option that is unknown, of a wrong type, or in
     contradiction to another.
     """
     given = (additional_config or {}).get(KEY, {})
@@ -163,7 +158,7 @@ def _finite(value: Any) -> float:
     return seconds
 
 
-#: Conversions of options whose type does not tell everything, before that to their type.
+#: Conversions that come before msgspec's.
 _FIRST: Mapping[str, Callable[[Any], Any]] = {
     "load_workspace": _size,
     "resident": lambda value: value if value == "auto" else _size(value),

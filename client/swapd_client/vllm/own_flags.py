@@ -1,6 +1,6 @@
-"""The offloading flags that a diffusion stage sets itself, beside `additional_config`.
+"""The offloading flags that a diffusion stage sets beside `additional_config`.
 
-swapd takes them over from vllm-omni, as if they were its own options of the same names.
+swapd takes them over from vllm-omni as its own options of the same names.
 """
 
 import logging
@@ -12,7 +12,7 @@ from swapd_client.vllm.options import KEY, Options, options_of
 
 log = logging.getLogger("swapd_client")
 
-#: Each flag, with the mode and the components of a `diffusion_offload_config` that means the same.
+#: Flags, with the mode and components of a `diffusion_offload_config` that means the same.
 _FLAGS: Mapping[str, tuple[str, set[str]]] = {
     "enable_layerwise_offload": ("layer", {"dit"}),
     "enable_cpu_offload": ("module", {"dit", "text_encoder"}),
@@ -21,9 +21,9 @@ _CONFIG = "diffusion_offload_config"
 
 
 def options_of_stage(stage: Mapping[str, Any], where: str) -> Options:
-    """The options of a diffusion stage, its own flags among them; messages name it `where`.
+    """As `options_of`, with the stage's own flags.
 
-    Raises: InvalidArgument, as `options_of`, and for flags that contradict the options.
+    Raises: InvalidArgument also for flags that contradict the options.
     """
     flags = _flags_of(stage, where)
     try:
@@ -36,9 +36,9 @@ def options_of_stage(stage: Mapping[str, Any], where: str) -> Options:
 
 
 def take_over(config: Any, where: str) -> Options:
-    """As `options_of_stage`, for vllm-omni's configuration of the stage.
+    """As `options_of_stage`; move the flags of `config` into its `additional_config`.
 
-    Moves its flags into `additional_config`, so that vllm-omni's own offloader finds none.
+    vllm-omni's own offloader then finds none.
     """
     options = options_of_stage(vars(config), where)
     if not (flags := _flags_of(vars(config), where)):
@@ -49,7 +49,7 @@ def take_over(config: Any, where: str) -> Options:
     for name in flags:
         setattr(config, name, False)
     setattr(config, _CONFIG, None)
-    vars(config).pop("_resolved_diffusion_offload", None)  # vllm-omni remembers what they meant
+    vars(config).pop("_resolved_diffusion_offload", None)  # vllm-omni's cache
     log.info(
         "%s: swapd takes over %s from vllm-omni, as its own option of that name",
         where,

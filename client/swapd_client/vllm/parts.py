@@ -1,7 +1,4 @@
-"""Division of a stage's model into components, and their policies.
-
-A stage is one component, or itself and its encoders. `layers.py` divides components by layers.
-"""
+"""Divides a stage's model into components (itself and its encoders), and chooses their policies."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,15 +22,15 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass
 class StagePart:
-    #: Name in the daemon; of a component that is evicted by layers, its family's name.
+    #: Name in the daemon: of the component, or of the family if it is divided by layers.
     name: str
     policy: Policy
     #: Whether only steps with encoder inputs need it.
     encoder: bool = False
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: If it is evicted by layers: its tensors, by part of the family called `name`.
+    #: Its tensors by part of the family, if it is divided by layers.
     layers: Mapping[str, Tensors] = field(default_factory=dict)
-    #: How many of its layers are in at a time, if they come and go inside each step; 0: all.
+    #: If its layers stream: how many of them are on the device at a time.
     slots: int = 0
 
     @property
@@ -54,12 +51,11 @@ def parts_of(
     outside: Mapping[str, torch.Tensor] = MappingProxyType({}),
     aliases: Iterable[torch.Tensor] = (),
 ) -> list[StagePart]:
-    """The components of a stage called `name`, the stage itself first; none is empty.
+    """Return the components of a stage called `name`, the stage itself first; none is empty.
 
-    `models`: the model, under "", and other models with weights (a drafter), under their names.
-    `outside`: weights that are not parameters, by names that begin with the paths of their modules.
-    `aliases`: further tensors over the same memory. Weights that an encoder shares with the rest
-    belong to the rest. Raises: InvalidArgument.
+    `models`: the model under "", others (a drafter) under their names. `outside`: weights that are
+    not parameters, by names that begin with their modules' paths. `aliases`: further tensors over
+    the same memory. Raises: InvalidArgument.
     """
     _refuse(options, name)
     modules = {
@@ -105,7 +101,7 @@ def _stage_itself(named: Sequence[str], name: str) -> bool:
 
 
 def _taking_turns(options: Options) -> Policy:
-    """A step needs several at once, so alternating ones must not exclude each other."""
+    """A step needs several at once, so "alternating" must not make them exclude each other."""
     return "sequential" if options.offload.cpu_offload_strategy == "sequential" else "lru"
 
 
@@ -161,7 +157,7 @@ def _parameters(
 
 
 def _keep_together(parts: Sequence[StagePart]) -> None:
-    """Put tensors that share memory into the first part with one; each tensor once."""
+    """Put tensors that share memory into the first part that has one."""
     owner: dict[int, StagePart] = {}
     seen: set[int] = set()
     for part in parts:

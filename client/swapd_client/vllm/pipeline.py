@@ -44,7 +44,6 @@ _IN_WORDS = {
 }
 
 
-#: Methods of VAEs that some pipelines call.
 _PRIVATE = ("_encode", "_decode")
 
 
@@ -56,8 +55,7 @@ class Components:
     ) -> None:
         """Move the weights into swapd. Blocks for the copies.
 
-        `kinds`: the pipeline's components, by path. Raises: InvalidArgument, and as
-        `Client.attach`; then the pipeline is unchanged.
+        Raises: InvalidArgument, and as `Client.attach`; then the pipeline is unchanged.
         """
         self._stage = stage
         self._options = options
@@ -82,9 +80,9 @@ class Components:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """In the block, components that a call has loaded stay until another one is called.
+        """In the block, a component that a call has loaded stays until another one is called.
 
-        Once others may have the memory, they stay for at most `finish_within_s`.
+        Once others may have its memory, it stays for `finish_within_s` at most.
         """
         with self._stage.computing():
             if (error := self._stage.client.session.error) is not None:
@@ -93,7 +91,7 @@ class Components:
                 yield
 
     def around(self, module: Module) -> Module | None:
-        """The module to hold before a single call of `module`; None: nothing."""
+        """Return the module to hold for a single call of `module`."""
         for one in self._attachment.components.values():
             if module in set(one.module.modules()):
                 blocks = [block for block in one.blocks if module in set(block.modules())]
@@ -142,15 +140,13 @@ class Components:
     def _gone(self, client: Client, error: SessionEnded) -> None:
         """Called in a request. Raises `error` if the results so far may be wrong."""
         if client is not self._stage.client:
-            return  # compiled code may call old hooks too
+            return  # compiled code may call hooks of an earlier client
         self._stage.turns.go_alone(error)
         if isinstance(error, SessionFenced):
             raise error
 
 
 class Whole:
-    """The whole pipeline as one component, held while anything computes."""
-
     def __init__(
         self,
         stage: Stage,
@@ -177,9 +173,9 @@ class Whole:
 
 
 def as_whole(options: Options, name: str, ranks: int) -> Options | None:
-    """The options of a stage that is one component, called `name`; None if it is several.
+    """Return the options of a stage that is one component; None if it is several.
 
-    Raises: InvalidArgument for settings that are impossible with several ranks.
+    Raises: InvalidArgument for settings that do not go with several ranks, or with one component.
     """
     offload = options.offload
     if offload.cpu_offload_components != (WHOLE,):
@@ -204,10 +200,10 @@ class _Component(NamedTuple):
 
 
 def _components(pipeline: Module, declared: Mapping[str, Kind]) -> dict[str, _Component]:
-    """The declared components, by name, each once; a list of modules stands for its members.
+    """Return the declared components, by name. A list of modules stands for its members.
 
-    A component inside another joins the outer one. A stage that held one, and waited for the other,
-    could wait for another stage that does the same.
+    A component inside another joins the outer one: a stage that held the one and waited for the
+    other could wait for a stage that does the same.
     """
     roots = find.roots_of(pipeline)
     found = [(one, kind) for n, kind in declared.items() for one in find.components_of(roots, [n])]

@@ -1,45 +1,31 @@
 """The ranks of one stage take their leases one after the other, in the order of their daemons.
 
-Each rank's weights are in the daemon of its own GPU, and a step needs all ranks: a rank that has
-its lease waits in a collective for the ranks that have none yet. No daemon sees that wait, so two
-stages on two GPUs could hold one lease each and wait for the other for ever. Two rules prevent it:
+Each rank's weights are in the daemon of its own GPU, and a step needs all ranks: a rank with a
+lease waits in a collective for ranks without. No daemon sees that wait, so two stages on two GPUs
+could hold one lease each and wait for each other for ever. Two rules prevent this:
 
-1. A rank asks for its lease when the rank before it holds one for this same step, and then tells
-   the next. The order is that of the daemons, so it is the same for all stages, even if their ranks
-   0 are on different GPUs.
-2. A lease kept from an earlier step is not held for this one until the rank's turn has come. A
-   rank that has to wait for its memory tells the ranks after it, which then give back the leases
-   that they kept, once these are wanted. Between steps `Stage` does so.
+1. A rank asks for its lease when the rank before it holds a lease for the same step, and then tells
+   the next rank. The order of the daemons is the same for all stages.
+2. A lease kept from an earlier step counts for this step only when the rank's turn has come. A rank
+   that must wait for memory tells the ranks after it, which give back kept leases that others want.
+   Between steps the stage's own thread does so.
 
-That is enough. Call a lease firm if it is wanted and its rank keeps it until a step is over: the
-rank holds it for that step, or keeps it with no waiting rank before it. The step then waits for
-later ranks in the order only, because the earlier ones hold leases too, or have done their share of
-the step and gone on. Each later rank is about to hold a lease, or waits at its daemon for another
-firm lease. So all waits lead to later daemons, and there are no cycles. The last wait is for a step
-for which all ranks of a stage hold leases, and such a step ends.
+Call a lease firm if it is wanted and its rank keeps it until a step is over. That step waits only
+for later ranks: earlier ranks hold leases too, or have done their share. Each later rank is about
+to hold a lease, or waits at its daemon for another firm lease. So all waits lead to later daemons,
+without cycles, and the last wait is for a step whose ranks all hold leases. Such a step ends.
 
-Hence each rank may decide by itself to keep a lease or to give it back. A rank that always fits, or
-whose daemon is gone, still tells the next rank. A rank without a daemon rejoins the next daemon by
-itself, between two of its steps and before its turn in the next: in one step it has a lease or
-needs none. Until then it holds nothing of any daemon, and registering waits for no lease, so it
-adds no wait. A daemon keeps its place in the order over a restart, because its folder defines the
-place. If the folder was removed meanwhile, stages that start later could have another order, so the
-rank does not rejoin.
+Hence each rank may decide alone to keep a lease, to give it back, or to rejoin a daemon between two
+steps (registering waits for no lease). A rank that always fits, or whose daemon is gone, still
+tells the next rank.
 
-The ranks of a pipeline (`pipeline_parallel_size`) need not be in one step: vLLM has several in
-flight, and a rank that has sent its part goes on. All of the above holds for them too, because a
-rank in a step waits only for what others do in that step or in an earlier one: it receives its
-input, and waits until its last output was received. A rank without its turn in such a step is later
-in the order; one that had its turn holds its lease, or is done. `execute_model` and `sample_tokens`
-of a step are under one lease, also if vLLM reads results of earlier steps in between. vLLM's own
-executor (`mp`) tells all ranks of each step at once. Others may call a rank only when it has input,
-which may come from a rank that waits for that one's turn: so they are refused. A rank tells the
-next one of its turn when it begins the step. So the steps of a pipeline overlap only if its ranks
-are in the order of the daemons; otherwise each begins when the one before is over (`in_turn`).
+A pipeline has several steps in flight. The rules hold, because a rank in a step waits only for what
+others do in that step or in an earlier one. vLLM's executor `mp` tells all ranks of each step at
+once. Executors that may call a rank only when it has input are refused, because the input may come
+from a rank that waits for its turn.
 
 All ranks must make the same calls in the same order, as vLLM's executors do. They are on one host,
-each connected with the next, so the others notice when one dies. When they meet, they also pass the
-memory of their `LossCounts` from rank to rank.
+each connected with the next, so the others notice when a rank dies.
 """
 
 import ctypes
@@ -58,7 +44,7 @@ from swapd.shared import vm
 from swapd.shared.fds import OwnedFd, peer_of, recv_packet, send_packet
 from swapd_client.errors import SwapdError
 
-#: Seconds that a rank waits for the next one to connect; all ranks exist by then.
+#: Seconds to wait for the next rank to connect; all ranks exist by then.
 MEET_S = 60.0
 
 _HOLDS = b"+"
@@ -80,18 +66,16 @@ class Seat(msgspec.Struct, frozen=True):
     pid: int
     address: str
     folder: str
-    #: The folder's device and inode, which are the same by all paths and in all containers.
+    #: Device and inode of the folder: the same by all paths and in all containers.
     daemon: tuple[int, int] | None
 
 
 class LossCounts:
-    """How often each rank of a stage has lost something, in memory that they share.
+    """The number of losses of each rank of a stage, in memory that the ranks share.
 
-    A rank writes its own count before it computes a step. The rank whose output vLLM takes reads
-    all counts when the step has computed. No rank sends a message or waits. That is enough: a rank
-    can change the result of a step only by what it sends in that step, and it writes its count
-    before. So the reader sees at least the losses that the step can have read. It may see a later
-    one, too: then the step is computed again without need. A rank that dies leaves its count.
+    A rank writes its number before it computes a step, and changes the step's result only by what
+    it sends afterwards. So a rank that reads all numbers after the step sees at least the losses
+    that the step can have read.
     """
 
     def __init__(self, memory: OwnedFd | None = None, rank: int = 0, ranks: int = 1) -> None:
@@ -107,7 +91,7 @@ class LossCounts:
 
     @property
     def total(self) -> int:
-        """The losses of all ranks; it never decreases."""
+        """The losses of all ranks; never decreases."""
         return sum(self._counts)
 
     def set(self, losses: int) -> None:
@@ -120,16 +104,16 @@ class _Link(NamedTuple):
 
 
 class Ranks:
-    """One rank's place in the order. Used by the thread that steps; `wake` by any."""
+    """One rank's place in the order. Used by the thread that steps; `wake` by any thread."""
 
     def __init__(
         self, rank: int, folder: Path, share: Callable[[str], Sequence[str]], *, stage: str
     ) -> None:
-        """Meet the others. Blocks until all are there.
+        """Meet the other ranks. Blocks until all are there.
 
-        `folder` is the runtime folder of this rank's daemon. `share` returns the strings of all
-        ranks, one each, after all of them have called it: a gather over the stage's process group.
-        Raises: RanksApart, in all ranks alike; RankGone.
+        `folder`: the runtime folder of this rank's daemon. `share` blocks until all ranks have
+        called it, and returns all their strings. Raises: RanksApart, in all ranks alike if their
+        daemons are the reason; RankGone.
         """
         self._rank = rank
         self._stage = stage
@@ -144,7 +128,6 @@ class Ranks:
             self._mine = mine
             said = share(msgspec.json.encode(mine).decode())
             seats = in_order([msgspec.json.decode(seat, type=Seat) for seat in said], stage)
-            #: The ranks in the order of their daemons.
             self.in_turn = [seat.rank for seat in seats]
             at = seats.index(mine)
             try:
@@ -152,7 +135,6 @@ class Ranks:
                     self._last = self._reach(seats[at - 1])
                 if at + 1 < len(seats):
                     self._next = self._let_in(door, seats[at + 1])
-                #: How often each rank has lost its KV cache.
                 self.loss_counts = self._meet(len(seats))
             except BaseException:
                 _close(self._last)
@@ -168,14 +150,12 @@ class Ranks:
     def acquiring(
         self, wanted: Callable[[], bool], give_back: Callable[[], None]
     ) -> Iterator[None]:
-        """Wait until the ranks before have their leases; this one gets its own in the block.
-
-        After the block the next rank is told.
+        """Wait for this rank's turn. The block acquires its lease; then the next rank is told.
 
         Call it once for each step, also if the lease was kept. The block calls `waits` before it
-        waits for memory. While an earlier rank waits, this one calls `give_back()` if `wanted()`,
-        which it calls at first, and again after each `wake`. If the block raises, so do the turns
-        of all later ranks. Raises: RankGone; if the next rank is gone, the lease may be held.
+        waits for memory. While an earlier rank waits for memory, this one calls `give_back()` once
+        `wanted()` is true; each `wake` has it look again. If the block raises, so do the turns of
+        all later ranks. Raises: RankGone; if the next rank is gone, the lease may be held.
         """
         try:
             self._wait(wanted, give_back)
@@ -188,7 +168,7 @@ class Ranks:
         self._tell(_HOLDS)
 
     def waits(self) -> None:
-        """Call when this rank will wait for memory, in its turn. Never blocks. Raises: RankGone."""
+        """Tell later ranks that this one will wait for memory. Never blocks. Raises: RankGone."""
         self._tell(_WAITS)
 
     def check_place(self) -> None:
@@ -201,7 +181,7 @@ class Ranks:
             )
 
     def wake(self) -> None:
-        """Let a rank that waits for its turn check whether its lease is wanted. Does not block."""
+        """Have a waiting rank look whether its lease is wanted. Does not block."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._wake.fileno(), 1)
@@ -275,7 +255,7 @@ class Ranks:
             return memory
         try:
             _, (memory,) = recv_packet(self._last.sock, _LONGEST)
-        except (OSError, ValueError) as exc:  # also if none came with it
+        except (OSError, ValueError) as exc:  # also if no memory came with it
             raise self._gone(self._last.rank) from exc
         return memory
 
@@ -306,12 +286,11 @@ class Ranks:
 
 
 def ranks_of(parallel: Any) -> int:
-    """The ranks of a stage with this `parallel_config` of vLLM: they divide each of its steps."""
     return int(parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
 
 
 def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
-    """The ranks in the order of their daemons. Raises: RanksApart unless each has its own."""
+    """Return the ranks in the order of their daemons. Raises: RanksApart if two share a daemon."""
     by_daemon: dict[tuple[int, int], Seat] = {}
     for seat in seats:
         if seat.daemon is None:
@@ -331,7 +310,7 @@ def in_order(seats: Iterable[Seat], stage: str) -> list[Seat]:
 
 
 def daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
-    """A daemon's runtime folder, and its identity for ranks; None if there is none."""
+    """Return a runtime folder and its identity in the order of ranks; None if it is missing."""
     try:
         found = folder.stat()
     except OSError:
@@ -342,5 +321,5 @@ def daemon_at(folder: Path) -> tuple[str, tuple[int, int] | None]:
 def _close(link: _Link | None) -> None:
     if link is not None:
         with suppress(OSError):  # the other side has already left
-            link.sock.shutdown(socket.SHUT_RDWR)  # a turn that waits in another thread ends
+            link.sock.shutdown(socket.SHUT_RDWR)  # wakes a turn in another thread
         link.sock.close()

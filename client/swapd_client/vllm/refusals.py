@@ -25,11 +25,11 @@ ELASTIC = (
     "elastic expert parallelism moves weights to other ranks while they are in use: set "
     "enable_elastic_ep: false"
 )
-#: Weight transfer backends that find the weights at their current addresses. Others may write to
-#: the weights' first addresses, where they are read-only.
+#: Weight transfer backends that look up the weights' current addresses. Others may write to the
+#: addresses in swapd, which are read-only.
 _TRANSFERS = ("nccl", "ipc", "sparse_nccl", "sharded_rdt")
 
-#: Of AR and generation stages, by vLLM's configuration.
+#: For AR and generation stages, by vLLM's configuration.
 WORKER: tuple[Refusal, ...] = (
     (lambda c: getattr(c.model_config, "enable_sleep_mode", False), _SLEEP_MODE),
     (
@@ -64,7 +64,7 @@ WORKER: tuple[Refusal, ...] = (
 )
 
 
-#: Of diffusion stages, by vllm-omni's configuration.
+#: For diffusion stages, by vllm-omni's configuration.
 DIFFUSION: tuple[Refusal, ...] = (
     (lambda c: c.enable_sleep_mode, _SLEEP_MODE),
     (

@@ -1,24 +1,16 @@
 """vLLM's schedulers, extended to learn when contents of a stage's KV cache are lost.
 
-The contents of a cache that takes turns may be lost between two turns: the daemon dropped them, or
-could not save them. Then all running requests are preempted and prefixes forgotten; vLLM computes
-the needed contents again, and no request ends. Each loss has a number. The scheduler sends with
-every step the number of the last loss that it knows. So the worker recognises a step that was
-scheduled before that. It computes such a step, because it must see the requests in it, and the
-results are discarded.
+After a loss, a scheduler of swapd preempts all running requests and forgets prefixes, and vLLM
+computes the needed contents again. Each loss has a number. The scheduler sends the last number that
+it knows with every step, so the worker recognises a step that was scheduled before a loss. The
+worker computes that step all the same, because it must see the requests in it; the results are
+discarded.
 
-Each of several ranks may lose its part. The one whose output vLLM takes reports for all, once a
-step has computed.
-
-In the worker's own process the worker makes vLLM use this scheduler, which takes the lease before
-it looks up prefixes. For another process the configuration names it (`scheduler_cls`), and it
-learns of losses from the worker's results.
-
-Otherwise vLLM's own scheduler learns of the ids of lost blocks that a step has read, as if a KV
-connector had failed to load them. It then drops the results of requests with such blocks, and
-computes them again from the first such block. `problem_with_blocks` lists where that is sound.
-
-vllm-omni's schedulers send chunks to the next stage (`async_chunk`), and so know their number.
+If the scheduler runs in the worker's process, the worker makes vLLM use this one, which takes the
+lease before it looks up prefixes. For another process the configuration names it (`scheduler_cls`),
+and the results of steps tell it of losses. vLLM's own scheduler instead learns which lost blocks a
+step has read, as if a KV connector had failed to load them, and computes requests again from the
+first such block on.
 """
 
 import copy
@@ -48,26 +40,23 @@ else:
 
 log = logging.getLogger("swapd_client")
 
-#: The message to a scheduler about a step; None if all of the step counts.
+#: Makes the message to a scheduler about a step; None if all of the step counts.
 StepVerdict = Callable[[], KVConnectorOutput | None]
 
-#: Added attribute of a `SchedulerOutput`: the number of the last loss its scheduler knew.
+#: Added attribute of a `SchedulerOutput`: the last loss that its scheduler knew.
 _KNOWN_LOSS = "swapd_known_loss"
 
 
 @dataclass
 class LossOutput(KVConnectorOutput):  # type: ignore[misc]
-    """About a step: it read from a cache whose contents were lost."""
-
     loss: int = 0
 
 
 class LossAwareScheduler(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vLLM, first."""
+    """Mixed into a scheduler class of vLLM, as first base."""
 
     #: In the worker's process: the stage whose lease it takes before it looks up prefixes.
     swapd: ClassVar[Stage | None] = None
-    #: The number of the last loss that this scheduler knows.
     _known_loss = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +70,7 @@ class LossAwareScheduler(_Above):  # type: ignore[misc]
 
     def _schedule_leased(self, stage: Stage, *args: Any, **kwargs: Any) -> Any:
         if self.finished_req_ids:
-            stage.note((), self.finished_req_ids)  # or the turn would last for these
+            stage.note((), self.finished_req_ids)  # else they would prolong the turn
         stage.begin()
         try:
             self._handle_loss(stage.components.losses)
@@ -107,7 +96,7 @@ class LossAwareScheduler(_Above):  # type: ignore[misc]
 
 
 class ChunkCountingScheduler(_Above):  # type: ignore[misc]
-    """Mixed into vllm-omni's scheduler, first: tells its stage the number of chunks sent."""
+    """Mixed into vllm-omni's scheduler, as first base: tells its stage how many chunks it sent."""
 
     stage: ClassVar[Stage]
 
@@ -122,7 +111,7 @@ class ChunkCountingScheduler(_Above):  # type: ignore[misc]
 
 
 class TracedScheduler(_Above):  # type: ignore[misc]
-    """Mixed into a scheduler class of vLLM, first: tells its stage the traces of its requests."""
+    """Mixed into a scheduler class of vLLM, as first base: tells its stage all traces."""
 
     stage: ClassVar[Stage]
 
@@ -135,11 +124,11 @@ class TracedScheduler(_Above):  # type: ignore[misc]
 
 
 class Scheduler(LossAwareScheduler, VllmScheduler):  # type: ignore[misc]
-    """vLLM's scheduler. For `scheduler_cls`, where the worker has a process of its own."""
+    """For `scheduler_cls`, where the worker has a process of its own."""
 
 
 class AsyncScheduler(LossAwareScheduler, VllmAsyncScheduler):  # type: ignore[misc]
-    """The same, for `async_scheduling`."""
+    """For `async_scheduling`."""
 
 
 def _looked(get: Callable[..., Any], streaming: ChunkStreaming) -> Callable[..., Any]:
@@ -152,7 +141,7 @@ def _looked(get: Callable[..., Any], streaming: ChunkStreaming) -> Callable[...,
 
 
 def reporting_of(config: Any, cache: "KVCacheConfig", *, second_runner: bool) -> tuple[bool, str]:
-    """Whether a scheduler learns of losses by number; and if it does not at all, the remedy."""
+    """Return whether the scheduler learns of losses by number, and a remedy if not at all."""
     if problem := _problem_with_numbers(config, second_runner=second_runner):
         unreported = second_runner or _problem_with_blocks(config, cache)
         return False, problem if unreported else ""
@@ -179,15 +168,16 @@ def _problem_with_numbers(config: Any, *, second_runner: bool) -> str:
 
 
 def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
-    """Reason why a scheduler of vLLM does not compute the contents of lost blocks again.
+    """Return why the scheduler does not compute the contents of lost blocks again.
 
-    It goes back in a request to the first lost block, and leaves the request in place. That is
-    sound if
+    A scheduler of vLLM goes back in a request to the first lost block, and leaves the request in
+    place. That is sound if
     - it is vLLM's own, or vllm-omni's of generation stages, in the version for one step at a time:
-      another scheduler does not undo its plans from a dropped step, or the steps ahead of it;
+      no other undoes its plans from a dropped step, or the steps ahead of it;
     - the request has all blocks from there on: requests give back blocks before a sliding window;
     - a block is complete after at most two parts of a prompt, because two requests may share it,
       and only one of them must compute it.
+
     vLLM 0.30 to 0.33 do this alike. For layers in several groups 0.30 restarts such a request, and
     the others raise an error. Model Runner V2 does not go back in a request, in any of them.
     """
@@ -219,7 +209,7 @@ def _problem_with_blocks(config: Any, cache: "KVCacheConfig") -> str:
 
 
 def _is_told_by_all(config: Any) -> bool:
-    """Whether each of several ranks reports a step, or vLLM is not known to ask one alone."""
+    """Return whether each rank reports a step, or vLLM is not known to ask only one."""
     parallel = config.parallel_config
     return bool(parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend != "mp")
 
@@ -231,10 +221,7 @@ def _has_all_blocks(spec: Any) -> bool:
 
 
 def use_loss_aware(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that learns of losses, if it will make it in this process.
-
-    Call it before vLLM makes one. Only for losses by number.
-    """
+    """Make vLLM use a scheduler that learns of losses by number. Call it before vLLM makes it."""
     if config.parallel_config.distributed_executor_backend != "uni":
         return
     base = config.scheduler_config.get_scheduler_cls()
@@ -244,10 +231,7 @@ def use_loss_aware(config: Any, stage: Stage) -> None:
 
 
 def use_chunk_counting(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes one.
-
-    Only if vLLM makes it in this process, and the stage streams.
-    """
+    """Make vLLM use a scheduler that counts the chunks it sends. Call it before vLLM makes it."""
     if not getattr(config.model_config, "async_chunk", False):
         return
     if config.parallel_config.distributed_executor_backend != "uni":
@@ -264,10 +248,7 @@ def _counts_no_chunks(stage: Stage, remedy: str) -> None:
 
 
 def use_traced(config: Any, stage: Stage) -> None:
-    """Make vLLM use a scheduler that knows its requests' traces. Call it after all other changes.
-
-    Only if vLLM makes it in this process, and the process has a provider of spans.
-    """
+    """Make vLLM use a scheduler that reports traces. Call it last, after `use_loss_aware`."""
     if config.parallel_config.distributed_executor_backend == "uni" and are_provided():
         _extend(config, TracedScheduler, stage=stage)
 
@@ -279,12 +260,11 @@ def _extend(config: Any, mixin: type, **attributes: Stage | None) -> None:
 
 
 def verdict_of(cache: StageCache, scheduler_output: Any, *, reports: bool = True) -> StepVerdict:
-    """The message about a step that has its lease, made by a call; `all_counts` if it all counts.
+    """Return a function that makes the message about a step, once the step has its lease.
 
-    `reports`: whether vLLM takes the output of this rank.
-
-    Call the message when the step has computed: by then the other ranks have counted their losses.
-    Raises: CacheLost, if the step would read lost blocks and the scheduler cannot learn of it.
+    Call the function when the step has computed: by then the other ranks have counted their losses.
+    `reports`: whether vLLM takes the output of this rank. Raises: CacheLost, if the step would read
+    lost blocks and the scheduler cannot learn of it.
     """
     note(cache.in_use, scheduler_output)
     if cache.counts_alone and getattr(scheduler_output, _KNOWN_LOSS, 0) >= cache.losses:
@@ -315,15 +295,16 @@ def all_counts() -> None:
 
 
 def verdict_of_fence(cache: StageCache) -> KVConnectorOutput | None:
-    """The message about a step that may have computed on others' memory; None if impossible.
+    """Return the message about a step that may have computed on others' memory.
 
-    It is so for a rank that vLLM does not ask: the output of that step may be out already.
+    None: the scheduler cannot learn of it. Only for the rank whose output vLLM takes: in another
+    rank this is too late, because the step's output may be out already.
     """
     return LossOutput(loss=cache.count_doubtful()) if cache.terms.by_number else None
 
 
 def with_verdict(output: Any, verdict: StepVerdict) -> Any:
-    """A step's result, with the message about results that do not count. Raises as `verdict`."""
+    """Return a step's result with the message about what does not count. Raises as `verdict`."""
     if isinstance(output, AsyncModelRunnerOutput):
         output.__class__, output.swapd_verdict = _counting(output.__class__), verdict
         return output

@@ -1,12 +1,10 @@
-"""Checks while a stage loads that it computes the same after its weights have moved.
+"""Checks while a stage loads that its layers compute the same after their weights have moved.
 
-A kernel may keep the address of a weight, or a copy of it, in a hidden place. Once the weights are
-in swapd, and other data is in their old place, such a layer computes with that data. So a dummy
-forward runs first, and every call of a module that computes with weights is recorded:
-`RecordedCalls`. Each call is repeated with the same inputs, before the weights move and afterwards,
-when their old place has been overwritten: `OldMemory`. The outputs must be equal, bit for bit.
-Calls are compared one by one: attention has no cache yet, so its output is not comparable. Inputs
-in floating point are random: a dummy forward often computes zeros, and zero times anything is zero.
+A kernel may keep the address of a weight, or a copy of it, in a hidden place. So each call of a
+module with weights is recorded and repeated: before the weights move, and afterwards, when their
+old place has been overwritten. The outputs must be equal, bit for bit. Calls are compared one by
+one, because attention has no cache yet. Floating-point inputs are random, because a dummy forward
+often computes zeros, and zero times anything is zero.
 """
 
 import logging
@@ -28,17 +26,17 @@ from swapd_client.vllm.kernel_tensors import INPUT, aliases_of, width_of
 
 log = logging.getLogger("swapd_client")
 
-#: Seed of the random inputs; arbitrary, but equal for all ranks of a stage.
+#: Seed of the random inputs; equal for all ranks of a stage.
 _SEED = 20
 _ROWS = 2
 
 _AGAIN = 3
 
-#: Output of a call, tensor by tensor: shape, dtype, bytes.
+#: Of each tensor in a call's output: shape, dtype, bytes.
 Out = tuple[tuple[tuple[int, ...], torch.dtype, bytes], ...]
 
 Context = Callable[[], AbstractContextManager[object]]
-#: The module to hold before a module is called (or None), and a context that holds it.
+#: The module to hold for a call of a module, or None; and a context that holds it.
 Around = Callable[[Module], Module | None]
 Hold = Callable[[Module | None], AbstractContextManager[object]]
 
@@ -80,12 +78,12 @@ class RecordedCalls:
         for key, model in models.items():
             for path, module in model.named_modules(prefix=key):
                 given = None if id(module) in called else _linear_input(module)
-                # a layer that is built on the host has no output yet to compare with
+                # a layer that is still on the host has no output on the GPU to compare with
                 if given is not None and given.is_cuda == on_gpu:
                     self._calls.append(Call(path, module, (given,), {}))
 
     def settle(self) -> None:
-        """Record each call's output, while the weights are in the place where they were loaded."""
+        """Record each call's output before the weights move."""
         once, again = self._made(), self._made()
         self._expected = [
             out if out == other else None for out, other in zip(once, again, strict=True)
@@ -94,7 +92,7 @@ class RecordedCalls:
     def compare(self, stage: str, around: Around = nothing, hold: Hold = nullcontext) -> None:
         """Repeat each call under `hold(around(module))`, after the weights have moved.
 
-        Raises: PointerKept, which names the first call that differs; and errors of `hold`.
+        Raises: PointerKept, which names the first call that differs.
         """
         made = self._made(around, hold)
         for call, before, now in zip(self._calls, self._expected, made, strict=True):
@@ -109,9 +107,9 @@ class RecordedCalls:
             log.info("%s computes the same, bit for bit, in %d layers", stage, checked)
 
     def _differs(self, call: Call, before: Out, around: Around, hold: Hold) -> bool:
-        """Whether its output never equals the old one, and always the same other one.
+        """Return whether a call's output is always the same, and not the old output.
 
-        A kernel that adds in any order may return the same output twice by chance.
+        A kernel that adds in any order may have returned the old output twice by chance.
         """
         with self._alone(), hold(around(call.module)):
             again = {_out_of(call) for _ in range(_AGAIN)}
@@ -145,11 +143,11 @@ class RecordedCalls:
 
 class OldMemory:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keeps the memory of `tensors`; `leave` frees it."""
+        """Keep the memory of `tensors` until `leave`."""
         self._were = [(one, one.data) for tensor in tensors for _, one in leaves("", tensor)]
 
     def overwrite(self) -> list[torch.Tensor]:
-        """Overwrite the old place with NaN, or zero, except of tensors that have not moved.
+        """Overwrite the old place of tensors that have moved, with NaN or zero.
 
         Returns tensors that still use the old memory, which is not overwritten.
         """
@@ -168,10 +166,9 @@ class OldMemory:
 
 
 def _computes_with_weights(module: Module, args: tuple[Any, ...]) -> bool:
-    """Whether to repeat its calls: modules of modules may change state of their own.
+    """Return whether to repeat a module's calls.
 
-    Neither are calls of attention, or of other modules with a cache: without a cache they leave
-    their output buffer unchanged.
+    Containers may change state of their own; attention without a cache leaves its output unchanged.
     """
     if hasattr(module, "kv_cache"):
         return False
@@ -222,7 +219,7 @@ def _spoil(flat: torch.Tensor) -> None:
     if flat.is_floating_point() and flat.dtype.itemsize > 1:
         flat.fill_(float("nan"))
     elif flat.is_floating_point():
-        flat.view(torch.uint8).fill_(0x7F)  # not a number in both kinds of fp8
+        flat.view(torch.uint8).fill_(0x7F)  # NaN in both kinds of fp8
     else:
         flat.zero_()
 

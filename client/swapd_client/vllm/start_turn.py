@@ -1,10 +1,8 @@
 """Engines of one device start one after the other, because each sizes its KV cache by free memory.
 
-A stage has its daemon's turn to start from before vLLM first reads the free memory until vLLM has
-warmed up. Others wait, and hold nothing meanwhile. So no stage counts memory that another
-allocates, or has as workspace, as its own or as free. The ranks of a stage ask in the order of
-their daemons, each after the rank before it has its turn: so two stages on two GPUs never wait for
-each other.
+A stage holds its daemon's turn to start from before vLLM first reads the free memory until vLLM has
+warmed up; other stages wait, and hold nothing meanwhile. The ranks of a stage ask in the order of
+their daemons, so two stages on two GPUs never wait for each other.
 """
 
 import logging
@@ -23,7 +21,7 @@ log = logging.getLogger("swapd_client")
 
 
 class StartTurn:
-    """A stage's turn to start. Used by the thread that starts it."""
+    """Used by the thread that starts the stage."""
 
     def __init__(self, stage: str, folder: Path) -> None:
         self._stage = stage
@@ -35,7 +33,7 @@ class StartTurn:
         """Wait for the turn and take it. `share`: as in `Ranks`, if there are several ranks.
 
         Raises: NotRunning, with the command to run; VersionMismatch, SessionEnded; RuntimeError if
-        another rank cannot start.
+        any of several ranks cannot start.
         """
         if share is None:
             return self._take()
@@ -89,8 +87,7 @@ def once_ranks_meet(module: ModuleType, then: Callable[[], None]) -> Iterator[No
     """In the block, call `then()` after vLLM has connected the ranks of a stage.
 
     That is before vLLM reads the device's free memory, and the first time that the ranks can agree
-    on an order. `module` is vLLM's module with the connecting function, restored at the end of the
-    block.
+    on an order. `module`: the one in which vLLM looks up the connecting function.
     """
     connect = module.ensure_model_parallel_initialized
 

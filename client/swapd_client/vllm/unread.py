@@ -1,15 +1,13 @@
-"""A start that reads no weights: the daemon has kept those that the last process loaded.
+"""A start that reads no weights, because the daemon has kept those of the last process.
 
-vLLM builds the model as always. When it would read the files, it is asked for its key, a hash of
-all that the weights are made from, and for the fingerprint that the model has without them. If the
-daemon has kept all components of both, nothing is read, and vLLM goes on with memory that was never
-written to: it processes what it takes for weights into the form that its kernels want. Then the
-fingerprint is taken again. The components are registered under a name of all three, and so bound to
-kept bytes only if these come from equal files and settings, and if neither loading nor processing
-left anything else in the model than it has now.
+vLLM builds the model. Before it reads the files, this computes a key (the hash of everything that
+the weights are made from) and the fingerprint of the model without them. If the daemon has kept all
+components of both, vLLM reads nothing, and processes memory that was never written to into the form
+that its kernels want. Then the fingerprint is taken again, and the components are registered under
+all three: so loading and processing must have left nothing else in the model than now.
 
-Only models whose layers vLLM itself declares to be complete without their processing
-(`supports_pre_processed_weights`, of its own weight cache) start so, and only of one rank.
+Only stages of one rank start so, with layers that vLLM declares complete without their processing
+(`supports_pre_processed_weights`).
 """
 
 import logging
@@ -38,14 +36,14 @@ from swapd_client.weights.safetensors import File
 
 log = logging.getLogger("swapd_client")
 
-#: Counts up when the plugin makes other bytes of the same files.
+#: To be increased when the plugin makes other bytes of the same files.
 READER = 1
 #: Where the classes of models are that read nothing but the files in their folder.
 _MODELS = "vllm.model_executor.models."
 #: Most files of a model's folder.
 _FILES = 10_000
 
-#: vLLM's settings under which a stage reads its files at each start, by what the log calls them.
+#: vLLM's settings under which a stage reads its files at each start, by their name in the log.
 _READS: Mapping[str, Callable[[Any], object]] = {
     "a model that is not in a local folder": lambda c: not Path(c.model_config.model).is_dir(),
     "another loader than vLLM's default": lambda c: (
@@ -64,17 +62,14 @@ _READS: Mapping[str, Callable[[Any], object]] = {
 
 
 class KeptWeights:
-    """The weights of one stage that starts."""
-
     def __init__(self, name: str, worker: Any, status: Callable[[], Status]) -> None:
         self._name = name
         self._worker = worker
         self._status = status
         self._key = key_of(worker)
         self._loaded = ""
-        #: Whether the model has been built without reading.
         self.is_unread = False
-        #: What the model's construction adds to vLLM's configuration, before it.
+        #: Entries of vLLM's configuration to which building the model adds.
         compilation = worker.vllm_config.compilation_config
         self._layers = compilation.static_forward_context
         self._experts = compilation.static_all_moe_layers
@@ -82,7 +77,7 @@ class KeptWeights:
 
     @classmethod
     def of(cls, name: str, worker: Any, status: Callable[[], Status]) -> "KeptWeights | None":
-        """None: they are not kept, and not looked for."""
+        """None: no weights of this stage are kept."""
         if not status().keep_host_bytes:
             return None
         try:
@@ -115,9 +110,9 @@ class KeptWeights:
             DefaultModelLoader.load_weights = read
 
     def content(self, models: Mapping[str, Module]) -> Content | None:
-        """Their name for the daemon, once they are loaded; None: they are not kept.
+        """Return the weights' name for the daemon; None: they are not kept.
 
-        Files that changed meanwhile, or so lately that a write may not show, have none.
+        They have no name if their files changed meanwhile, or so lately that a write may not show.
         """
         if not self._key or not self._loaded:
             return None
@@ -145,7 +140,7 @@ class KeptWeights:
         return found
 
     def _printed(self, model: Module) -> str:
-        """The model's fingerprint; "": its weights are not kept."""
+        """Return the model's fingerprint; "": its weights are not kept."""
         if (why := _problem_with(model)) is None:
             try:
                 return fingerprint({"": model})
@@ -168,7 +163,7 @@ def _problem_with(model: Module) -> str | None:
 
 
 def key_of(worker: Any) -> str:
-    """A hash of all that vLLM makes the weights from. "": a file was written a moment ago.
+    """Return a hash of all that vLLM makes the weights from; "" shortly after a file was written.
 
     Raises: InvalidSource, OSError.
     """
@@ -205,7 +200,7 @@ def _device(device: torch.device) -> str:
 
 
 def _files(folder: Path) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Path, identity, and whether it is settled, of each file in a model's folder."""
+    """Return path, identity, and whether it is settled, of each file."""
     found = []
     for where, _, names in os.walk(folder, followlinks=True):
         for name in names:

@@ -1,8 +1,7 @@
 """Supported versions of vLLM and vllm-omni.
 
 The worker classes override methods that other versions may call in another order;
-`tests/vllm/method_table.py` lists those methods. Imports neither package: both are loaded already
-wherever it matters.
+`tests/vllm/method_table.py` lists them. Imports neither package.
 """
 
 import sys

@@ -24,20 +24,19 @@ Take = Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], int]
 
 
 class WeightMove:
-    """The move of one stage's weights: `move`, then `compare` once they can be leased."""
+    """First `move`; then `compare`, once the weights can be leased."""
 
     def __init__(self, name: str, *, keep_place: bool) -> None:
-        """`name`: the stage's. `keep_place`: whether the weights' old memory is kept until
-        `compare`.
-        """
+        """`keep_place`: whether the weights' old memory is kept until `compare`."""
         self._name = name
         self._keep_place = keep_place
         self._calls = RecordedCalls()
         self._place = OldMemory(())
-        #: Moved tensors that are not parameters, by name; and the tensors that have not moved.
+        #: Moved tensors that are not parameters, by name.
         self._outside: Mapping[str, torch.Tensor] = {}
-        #: Bytes of weights that the models had before, wherever a kernel had put them.
+        #: Bytes of weights before the move, wherever a kernel had put them.
         self.held = 0
+        #: Tensors found outside of parameters that have not moved.
         self._left: list[kernel_tensors.Outside] = []
 
     def move(
@@ -49,9 +48,8 @@ class WeightMove:
     ) -> int:
         """Move all weights that can be moved into swapd; return their bytes.
 
-        `take(outside, aliases)` moves the parameters of `models`, and these tensors, in the form of
-        `parts.parts_of`. `forward()` computes with all layers, and `context()` surrounds calls of
-        single layers. Raises as `take`.
+        `take(outside, aliases)` moves the parameters of `models` and these tensors. `forward()`
+        computes with all layers; calls of single layers are in `context()`. Raises as `take`.
         """
         found = Candidates(models)
         self._note(models, forward, context)
@@ -79,7 +77,7 @@ class WeightMove:
         return moved
 
     def move_unread(self, models: Mapping[str, Module], take: Take) -> int:
-        """As `move`, of weights whose bytes are in the daemon only: there is nothing to compare."""
+        """As `move`, of weights whose bytes are only in the daemon: there is nothing to compare."""
         parameters = chain.from_iterable(one.parameters() for one in models.values())
         shared = [*filter(_shares_storage, parameters)]
         return take({}, _aliases(shared) if shared else ())
@@ -106,10 +104,7 @@ class WeightMove:
         self._calls = RecordedCalls()  # they hold inputs and outputs of every layer
 
     def warn_of_rest(self, read: int | None, moved: int) -> None:
-        """Warn if too few of the `read` bytes of weights (None: unknown) were moved.
-
-        `read`: from files, or `held`.
-        """
+        """`read`: bytes of all weights, None if unknown."""
         if not read or moved >= read * ENOUGH:
             return
         left = kernel_tensors.largest(self._left, _NAMED)
@@ -137,7 +132,7 @@ class WeightMove:
             )
 
     def warn_of_new(self, models: Mapping[str, Module]) -> None:
-        """After new weights were loaded: warn if kernels now keep weights outside of swapd."""
+        """After new weights were loaded, warn if kernels now keep weights outside of swapd."""
         if not self._outside:
             return
         new = [
@@ -159,9 +154,9 @@ def _aliases(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _shares_storage(tensor: torch.Tensor) -> bool:
-    """Whether anything else may have its storage. Looking for it takes 0.3 s in a large process.
+    """Return whether anything else may have the tensor's storage. A full search takes 0.3 s.
 
-    One that is missed only has the daemon find no bytes, as the component has another layout then.
+    If a sharer is missed, the component has another layout, for which the daemon has kept nothing.
     """
     alone = torch.empty(1)
     one, other = (t.untyped_storage() for t in (tensor, alone))

@@ -1,4 +1,4 @@
-"""How many layers of a stage stream, and how many of these are in at a time. Pure."""
+"""How many layers of a stage stream, and how many of these are on the device at a time. Pure."""
 
 from math import ceil
 
@@ -6,30 +6,30 @@ from swapd.shared.units import size
 from swapd_client.errors import InvalidArgument
 from swapd_client.vllm.options import Options
 
-#: Streamed layers that are in at a time: one computes and one comes in; and a third, if two
-#: streamed layers are neighbours, so that a copy can begin before the layer in use has ended.
+#: Streamed layers that are on the device at a time: while one computes, the next is loaded. A
+#: third, if two of them are neighbours, lets a copy begin before the layer in use has ended.
 SLOTS, SLOTS_OF_NEIGHBOURS = 2, 3
 
 
 def slots_of(streamed: int, layers: int, room_for: int) -> int:
-    """How many of the streamed layers are in at a time, where so many layers have room."""
+    """`room_for`: number of layers that have room."""
     neighbours = 2 * streamed > layers
     fits = layers - streamed + SLOTS_OF_NEIGHBOURS <= room_for
     return SLOTS_OF_NEIGHBOURS if neighbours and fits else SLOTS
 
 
 def fewest(layers: int, room_for: int) -> int:
-    """The fewest layers to stream so that the others and the window fit; all, if none fit."""
+    """Return the fewest layers to stream so that the others and the window fit; else all."""
     return 0 if layers <= room_for else min(max(layers + SLOTS - room_for, 1), layers)
 
 
 def number_of(
     options: Options, name: str, layers: int, nbytes: int, beside: int, room_for: int
 ) -> int:
-    """How many of the layers stream, as a stage's options say; messages name the stage `name`.
+    """Return how many of the layers stream, as a stage's options say.
 
-    `nbytes`: of a layer. `beside`: the bytes of the weights that stay anyway. `room_for`: the
-    layers that have room beside them. Raises: InvalidArgument.
+    `nbytes`: of a layer. `beside`: bytes of the weights that stay anyway. `room_for`: number of
+    layers that have room beside these. Raises: InvalidArgument.
     """
     most = layers * nbytes
     if len(options.streams) > 1:

@@ -1,8 +1,6 @@
-"""The worker class of AR and generation stages: use and new weights.
+"""The worker class of AR and generation stages: steps, new weights, sleep.
 
-vLLM calls a worker's methods one after the other, in one thread. `worker_start.py` has those of the
-start, `stage/turns.py` the leases. `tests/vllm/method_table.py` lists all methods that vLLM calls,
-also those not overridden here.
+vLLM calls a worker's methods one after the other, in one thread.
 """
 
 import logging
@@ -40,13 +38,12 @@ log = logging.getLogger("swapd_client")
     "apply_model",  # its function may read the weights; writing to them is a fault
 )
 class SwapdWorkerMixin(WorkerStart):
-    """Mixed into a worker class of vLLM, first: its weights are in swapd, and leased for each
-    call."""
+    """Mixed into a worker class of vLLM, as first base."""
 
     _change = ExitStack()
-    #: Makes the message to the scheduler about the current step, if the KV cache lost contents.
+    #: Makes the message to the scheduler about the current step.
     _verdict: scheduler.StepVerdict = staticmethod(scheduler.all_counts)
-    #: The same for the last step, in a rank that vLLM does not ask for it.
+    #: The same for the last step, in a rank whose output vLLM does not take.
     _unasked: scheduler.StepVerdict | None = None
 
     # --- steps ---------------------------------------------------------------------------
@@ -86,15 +83,15 @@ class SwapdWorkerMixin(WorkerStart):
 
     @property
     def _reports(self) -> bool:
-        """Whether vLLM takes the output of this rank: the first one of the last in a pipeline."""
+        """Whether vLLM takes the output of this rank, the first at the end of the pipeline."""
         parallel = self.parallel_config
         return bool(self.rank == ranks_of(parallel) - parallel.tensor_parallel_size)
 
     def _end_with_others(self, error: SwapdError) -> None:
-        """End this process if it is one of several ranks, and not the one that vLLM listens to.
+        """End this process unless vLLM takes its output.
 
-        The other ranks compute this step and would wait for it for ever; vLLM notices the end of a
-        process.
+        The other ranks compute this step and would wait for this rank for ever, but vLLM notices
+        the end of a process.
         """
         if not self._reports:
             kind = type(error).__name__
@@ -148,13 +145,13 @@ class SwapdWorkerMixin(WorkerStart):
     # --- new weights -----------------------------------------------------------------------
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """If it fails, vLLM leaves the model without weights: start the stage again."""
+        """If this fails, vLLM leaves the model without weights: start the stage again."""
         with self._swapd.memory.changing():
             super().reload_weights(*args, **kwargs)
         self._moving.warn_of_new(self._models())
 
     def reset_weights(self) -> None:
-        """All weights are zero afterwards: a trainer checks so that it writes to each of them."""
+        """Set all weights to zero, so that a trainer can check that it writes to each of them."""
         with self._swapd.memory.changing():
             super().reset_weights()
 
@@ -165,7 +162,7 @@ class SwapdWorkerMixin(WorkerStart):
         self._start_change(super().start_draft_weight_update)
 
     def update_weights(self, update_info: Any) -> None:
-        """If it fails, all weights are as they were when the update started."""
+        """If this fails, all weights are as they were when the update started."""
         with self._undone_on_error():
             super().update_weights(update_info)
 
@@ -235,4 +232,4 @@ if config.is_disabled():
 
 
 class Worker(SwapdWorkerMixin, VllmWorker):  # type: ignore[misc]
-    """vLLM's GPU worker, with its weights in swapd."""
+    """For vLLM alone, on a GPU."""

@@ -1,7 +1,4 @@
-"""How the worker of an AR or generation stage starts: loading, memory, warm-up.
-
-Lives here: vLLM's memory accounting. `worker.py` has the methods of a worker that has started.
-"""
+"""How the worker of an AR or generation stage starts: loading, memory accounting, warm-up."""
 
 import gc
 import logging
@@ -45,15 +42,13 @@ DUMMY_TOKENS = 2
 
 
 class HostLayers(NoopOffloader):  # type: ignore[misc]
-    """In place of vLLM's offloaders: builds layers on the host, as a GPU may not hold them."""
+    """Builds layers on the host, in place of vLLM's offloaders, because a GPU may not hold them."""
 
     def wrap_modules(self, modules_generator: Iterable[Module], prefix: str = "") -> list[Module]:
         return [layer.to("cpu") for layer in modules_generator]
 
 
 class WorkerStart(_Above):  # type: ignore[misc]
-    """The part of `SwapdWorkerMixin` that is used once."""
-
     _swapd: Stage
     _start: StartTurn | None = None
     _moving: WeightMove
@@ -73,7 +68,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def _take_over_offloading(self) -> None:
         """Have swapd stream the layers that vLLM's own flags would offload.
 
-        vLLM's model runner reads these flags in its constructor, later.
+        Call it before vLLM's model runner reads these flags in its constructor.
         """
         flags = self.vllm_config.offload_config
         theirs = {
@@ -121,7 +116,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load under a workspace lease, then move the weights into swapd.
 
-        Raises: UnsupportedVersion, InvalidArgument, Unsupported, NotRunning, and as `Stage.take`.
+        Raises: UnsupportedVersion, InvalidArgument, Unsupported, and as `Stage.connect`,
+        `StageMemory.take`.
         """
         versions.check()
         register()  # if $VLLM_PLUGINS leaves the plugin out, this is the first call
@@ -177,7 +173,7 @@ class WorkerStart(_Above):  # type: ignore[misc]
             moved = self._load_and_move(name, kept, *args, **kwargs)
         except Unfound as exc:
             log.warning("%s reads its files after all: %s", name, exc)
-        if moved is None:  # not in the handler, whose traceback has the model
+        if moved is None:  # not in the handler, whose traceback keeps the model
             assert kept is not None
             kept.start_over()
             moved = self._load_and_move(name, None, *args, **kwargs)
@@ -192,8 +188,10 @@ class WorkerStart(_Above):  # type: ignore[misc]
             self.model_runner.model_memory_usage = max(used - moved, 0)
 
     def _load_and_move(self, name: str, kept: KeptWeights | None, *args: Any, **kwargs: Any) -> int:
-        """Returns the bytes that are in swapd afterwards. Raises also: Unfound, if it has not read
-        the weights and the daemon has not kept them."""
+        """Return the bytes that are in swapd afterwards.
+
+        Raises also: Unfound, if it has not read the weights and the daemon has not kept them.
+        """
         graphs = _graphs()
         with nullcontext() if kept is None else kept.loading():
             super().load_model(*args, **kwargs)
@@ -238,13 +236,14 @@ class WorkerStart(_Above):  # type: ignore[misc]
             hidden, _ = self.model_runner._dummy_run(
                 DUMMY_TOKENS, is_profile=True, skip_eplb=True, **without_cache
             )
-            # a generation stage has none: its model may pass the call on to an inner one without it
+            # a generation stage has no logits: its model may pass the call on to one without the
+            # method
             ar = getattr(self.model_config, "worker_type", None) != "generation"
             if ar and isinstance(hidden, torch.Tensor) and hasattr(model, "compute_logits"):
                 model.compute_logits(hidden)
 
     def _has_second_runner(self) -> bool:
-        """Whether its model runner is V2. vllm-omni's need not be vLLM's default."""
+        """Return whether the model runner is V2. vllm-omni's need not be vLLM's default."""
         return bool(getattr(self, "use_v2_model_runner", False))
 
     def _forward_context(self) -> AbstractContextManager[None]:
@@ -280,7 +279,8 @@ class WorkerStart(_Above):  # type: ignore[misc]
             return options.load_workspace
         stage = str(getattr(self.model_config, "model_stage", None) or "")
         nbytes = checkpoint.nbytes_of(self.model_config.model, stage)
-        # of a pipeline, one rank may have most of the bytes, as those of the vocabulary
+        # ranks of a pipeline do not divide: one may have most of the bytes, as those of the
+        # vocabulary
         ranks = self.parallel_config.tensor_parallel_size
         return None if nbytes is None else -(-nbytes // ranks)
 
@@ -330,14 +330,14 @@ class WorkerStart(_Above):  # type: ignore[misc]
 
 
 def number_of(device: torch.device | None) -> int | None:
-    """The number of a worker's GPU in this process; None on a CPU."""
+    """Return the number of a worker's GPU in this process; None on a CPU."""
     if device is None or device.type != "cuda":
         return None
     return device.index or 0
 
 
 def gather(groups: Iterable[Any], mine: str) -> list[str]:
-    """The texts of all ranks, which vLLM's `groups` connect. Blocks until all have called."""
+    """Return the texts of all ranks, which `groups` connect. Blocks until all have called."""
     said = [mine]
     for group in groups:
         lists: list[list[str]] = [[]] * group.world_size
@@ -354,7 +354,7 @@ def _graphs() -> int:
 def during(
     context: Callable[[Any], AbstractContextManager[object]], *names: str
 ) -> Callable[[_Kind], _Kind]:
-    """Override these methods of a class: each runs as before, in `context(self)`."""
+    """Override the methods `names` of a class: each runs as before, in `context(self)`."""
 
     def override(kind: _Kind) -> _Kind:
         for name in names:

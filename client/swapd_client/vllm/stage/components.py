@@ -1,8 +1,4 @@
-"""A stage's components in swapd: their registration, and the components of each call.
-
-`parts.py` assigns weights to components, `layers.py` divides them by layers, and `turns.py` leases
-them.
-"""
+"""A stage's components in swapd: their registration, and the components of each call."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,20 +28,20 @@ log = logging.getLogger("swapd_client")
 
 class StageComponents:
     def __init__(self) -> None:
-        #: The components for every call, and those for a call with encoder inputs; the same object
-        #: if the stage has no encoders of its own.
+        #: Components that every call leases, and those that a call with encoder inputs leases; the
+        #: same object without encoders.
         self.main: tuple[str, ...] = ()
         self.all: tuple[str, ...] = ()
         self.tensors: Mapping[str, Tensors] = {}
         self._parts: tuple[StagePart, ...] = ()
         #: The KV cache, if it takes turns with the weights.
         self.cache: StageCache | None = None
-        #: Bytes of each component that a turn holds; of a family, of each part. Of those that
-        #: stream, of as many as are in at a time.
+        #: Bytes of each component or part that a turn holds; of those that stream, of as many as
+        #: are loaded at a time.
         self.sizes: list[int] = []
         #: The components in swapd, for the next daemon.
         self._registered: list[Part] = []
-        #: Registers all components with another client, at their addresses. None: there are none.
+        #: Registers all components with another client; None: there are none.
         self.register_again: Callable[[Client], None] | None = None
 
     def register(
@@ -53,8 +49,8 @@ class StageComponents:
     ) -> int:
         """Move `parts` into swapd, all or none; return the bytes.
 
-        `content`: what these weights are, if they may be kept. Raises as `Client.register`; Unfound
-        if they have no bytes yet, and the daemon has none.
+        `content`: the name of these weights, if they may be kept. Raises as `Client.register`;
+        Unfound if they have no bytes yet, and the daemon has none.
         """
         parts = tuple(parts)
         done: list[str] = []
@@ -96,8 +92,7 @@ class StageComponents:
     ) -> torch.Tensor:
         """Register a KV cache that takes turns with the weights; return its tensor, zeros.
 
-        `counts`: with the other ranks, if the stage has several. Raises as
-        `Client.register_scratch`.
+        Raises as `Client.register_scratch`.
         """
         assert self.register_again is not None
         component = client.register_scratch(name, nbytes, mutable=terms.saved)
@@ -128,7 +123,7 @@ class StageComponents:
     def _register_again(self, client: Client) -> None:
         status = client.status()
         need = sum(vm.round_up(nbytes, status.chunk_bytes) for nbytes in self.sizes)
-        if need > (room := lendable(status)):  # each part alone may fit
+        if need > (room := lendable(status)):  # though each part alone may fit
             raise TooLarge(
                 f"it needs {size(need)} at once, and swapd at {client.session.endpoint} can lend "
                 f"{size(room)}: start it with a larger --budget"
@@ -150,7 +145,7 @@ class StageComponents:
 
 
 def sizes_of(session: Session) -> dict[str, int]:
-    """Bytes of each family, and of each component outside of families, of this process."""
+    """Return the bytes of each family, and of each component without a family."""
     sizes: dict[str, int] = {}
     for part in session.registry.all():
         name = part.part_of or part.name

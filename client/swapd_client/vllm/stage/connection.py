@@ -1,7 +1,4 @@
-"""The daemon of a stage, or its loss: then the stage is alone, with its weights in private memory.
-
-`turns.py` decides when a stage goes alone, and `rejoining.py` how it comes back.
-"""
+"""The daemon of a stage; or the stage alone, with its weights in private memory."""
 
 import logging
 import os
@@ -19,11 +16,11 @@ log = logging.getLogger("swapd_client")
 
 
 class Stopped(SwapdError, RuntimeError):
-    """The stage has lost its weights and cannot go on; start it again."""
+    """The stage has lost its weights, or may have computed wrong results; start it again."""
 
 
 def connect(folder: Path, stage: str) -> Client:
-    """A client for a stage, which goes alone without a daemon. Raises as `swapd_client.connect`."""
+    """A stage does not reconnect: without a daemon it goes alone."""
     label = f"{stage}:{os.getpid()}"
     return swapd_client.connect(folder, label=label, faults=None, reconnect=0)
 
@@ -41,19 +38,16 @@ def close(client: Client) -> None:
 
 
 class Connection:
-    """Where a stage's weights are: in a daemon, through its client, or in private memory."""
-
     def __init__(self, stage: str, client: Client, ranks: Ranks | None) -> None:
         self.stage = stage
         self.ranks = ranks
-        #: Client of the daemon; closed while the stage is alone.
+        #: Closed while the stage is alone.
         self.client = client
         #: Wakes the stage's own thread: a lease is wanted, or the daemon is gone.
         self.wake = Event()
         self.closed = Event()
-        #: Whether the daemon is gone, and the weights are in private memory.
         self.alone = False
-        #: Set if the weights are lost: then no step is possible.
+        #: Set if no further step is possible.
         self.stopped: Stopped | None = None
         self._listen(client)
 
@@ -100,10 +94,7 @@ class Connection:
         return self.stopped
 
     def check(self, client: Client) -> None:
-        """Raise unless another client's daemon can take the weights at their addresses.
-
-        InvalidSource, RanksApart.
-        """
+        """Raise InvalidSource or RanksApart unless the daemon of `client` can take the weights."""
         refuse_another_device(self.client.session, client.session)
         if self.ranks is not None:
             self.ranks.check_place()

@@ -1,7 +1,7 @@
 """Tracks the calls that use a stage's weights, and can keep further calls out.
 
-Calls enter and leave in the thread that steps the engine. While no call is in, the stage's own
-thread may work under the lock, or shut the gate until it has.
+Calls enter and leave in the thread that steps the engine. While none runs, the stage's own thread
+may work under the lock.
 """
 
 import threading
@@ -11,19 +11,18 @@ from contextlib import contextmanager
 
 
 class CallGate:
-    """The gate of one stage. Methods marked "under the lock" require `lock`."""
+    """The methods from `await_open` on require `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         #: Number of running calls that use weights, nested ones included.
         self.depth = 0
-        #: Number of running changes of the weights; a change is no call, and may contain calls.
+        #: Number of running changes of the weights, which may contain calls.
         self.changes = 0
         #: Whether no call may begin until `open`.
         self.shut = False
-        #: Time at which the last call ended, in seconds.
         self._rested = time.monotonic()
-        #: Notified at the end of a call or a change if a thread waits for that, and by `open`.
+        #: Notified at the end of a call or a change if `_awaited`, and by `open`.
         self._free = threading.Condition(self.lock)
         self._awaited = False
 
@@ -32,8 +31,8 @@ class CallGate:
         return self.depth > 0 or self.changes > 0
 
     def enter(self) -> None:
-        """A call begins. Blocks while the gate is shut, unless it is in another call."""
-        with self.lock:  # another thread's end of the lease is complete then
+        """Begin a call. Blocks while the gate is shut, unless another call is running."""
+        with self.lock:  # a thread that ends the lease holds the lock
             self.await_open()
             self.depth += 1
 
@@ -46,7 +45,7 @@ class CallGate:
 
     @contextmanager
     def changing(self, first: Callable[[], None]) -> Iterator[None]:
-        """In the block the stage is busy, even without a call. `first()`: under the lock."""
+        """In the block the stage is busy, even without a call. `first()` runs under the lock."""
         with self.lock:
             self.await_open()
             first()
@@ -59,26 +58,23 @@ class CallGate:
                 self.tell()
 
     def await_open(self) -> None:
-        """Before a call. Under the lock."""
         while self.shut and not self.depth:
             self._free.wait()
 
     def open(self) -> None:
-        """Let calls begin. Under the lock."""
         self.shut = False
         self._free.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the end of a call or a change, or `tell`. Under the lock, released meanwhile."""
+        """Wait for the end of a call or a change, or `tell`."""
         self._awaited = True
         self._free.wait(timeout_s)
         self._awaited = False
 
     def tell(self) -> None:
-        """Wake the waiting thread to check again. Under the lock."""
         if self._awaited:
             self._free.notify_all()
 
     def idle_s(self) -> float:
-        """Seconds since the last call ended; 0 during a call. Under the lock."""
+        """Return the seconds since the last call ended; 0 during a call."""
         return 0.0 if self.depth else time.monotonic() - self._rested

@@ -1,33 +1,26 @@
-"""How long a stage keeps its lease while others wait. Pure.
-
-No clock, thread or socket; times are seconds on the caller's clock. Not thread-safe.
-"""
+"""How long a stage keeps its lease while others wait. Pure; times are the caller's, in seconds."""
 
 from collections.abc import Iterable
 
 
 class StageKeeping:
-    """Whether a stage keeps its lease from step to step.
+    """Decides whether a stage keeps its lease from step to step.
 
-    While no acquire waits for it: as long as requests are in flight. Once the lease is wanted (the
-    daemon reports that after the minimum residency), the stage finishes the requests in flight at
-    that time, within a bound, and no later ones. With a time slice, it instead serves any requests
-    until its turn has lasted that long. It gives way at once after a step without anything to
-    compute, and after it has made enough output for a waiting stage that consumes that output.
+    Until the lease is wanted (the daemon reports that after the minimum residency), the stage keeps
+    it as long as requests are in flight. From then on it finishes the requests in flight at that
+    time, within a bound; with a time slice, it serves any requests until its turn has lasted that
+    long. It gives way at once after a step that computed nothing, and when the waiting stage has
+    enough of its output.
     """
 
     def __init__(self, finish_within_s: float, slice_s: float | None = None) -> None:
-        """`finish_within_s`: bound on finishing the requests in flight while others wait.
-        `slice_s`: length of a turn while others wait, instead.
-        """
         self._finish_within_s = finish_within_s
         self._slice_s = slice_s
         self._since = 0.0
         #: Requests that were scheduled and have not finished.
         self.in_flight: set[str] = set()
-        #: Number of requests finished since the stage last gave way.
         self.finished = 0
-        #: Whether it never gives way while any request is in flight, however long others wait.
+        #: Whether it never gives way while a request is in flight.
         self.whole = False
         #: Whether it also keeps its lease between requests, until it is wanted.
         self.stays = False
@@ -53,12 +46,11 @@ class StageKeeping:
         enough: bool = False,
         beside: bool = False,
     ) -> bool:
-        """Whether the lease is kept, asked between two steps.
+        """Return whether the lease is kept between two steps.
 
         `wanted`: an acquire waits for it and may have it. `computed`: the last step computed
-        something. `enough`: the waiting stage consumes this turn's output, and has enough for a
-        while. `beside`: the waiting stage fits beside this one once others give way, in a bounded
-        time.
+        something. `enough`: the waiting stage has enough of this stage's output. `beside`: the
+        waiting stage fits beside this one once others give way, in a bounded time.
         """
         if not wanted or self.whole:
             self._asked = None
@@ -78,7 +70,7 @@ class StageKeeping:
         return self._asked
 
     def over(self) -> int:
-        """The stage gave way; return the number of requests finished in the turn."""
+        """Note that the stage gave way; return the number of requests finished in the turn."""
         self._asked = None
         finished, self.finished = self.finished, 0
         return finished

@@ -1,14 +1,12 @@
 """A stage's KV cache as scratch, leased with the weights, and its contents between two turns.
 
-`kv.py` makes vLLM's cache over a buffer of swapd. A turn may end with requests in flight, whose
-blocks are then saved. With prefix caching, every block ever written is saved, because the scheduler
-may hand it out again. Otherwise the cache is dropped: nothing is copied, and it loads as zeros.
-Contents that are gone but that the scheduler counts on are a loss. A scheduler of swapd gets the
-number of the loss. For other schedulers `lost_blocks.py` tracks the lost blocks, and which of them
-each step has read. `scheduler.py` passes this on.
+With `kv: drop` nothing is copied, and the cache is loaded as zeros. Otherwise the blocks of
+requests in flight are saved, and with prefix caching every block ever written, because the
+scheduler may hand it out again.
 
-Each of several ranks has a part of every block, and may lose it alone. The other parts are then of
-no use either, so the losses of all ranks count. One reports for all (`ranks.LossCounts`).
+Contents that are gone but that the scheduler counts on are a loss. A scheduler of swapd gets the
+number of the loss. For others `lost_blocks.py` tracks the lost blocks, and which of them each step
+has read. Each of several ranks has a part of every block, so the losses of all ranks count.
 """
 
 import logging
@@ -26,7 +24,7 @@ from swapd_client.vllm.stage.lost_blocks import LostBlocks, RequestStep
 
 log = logging.getLogger("swapd_client")
 
-#: The contents of a stage's cache between two turns. "private": it takes no turns.
+#: The option `kv`.
 Fate = Literal["private", "drop", "auto", "save"]
 
 Blocks = Sequence[Iterable[int]]
@@ -41,7 +39,7 @@ class CacheLost(SwapdError, RuntimeError):
 
 
 class Layer(NamedTuple):
-    """Place of one layer's share of a block: `offset + block * stride`, `stride` bytes long."""
+    """One layer's share of a block: `stride` bytes at `offset + block * stride`."""
 
     offset: int
     stride: int
@@ -65,7 +63,7 @@ class BlocksInUse:
         return self._of.get(request, [])
 
     def has(self, request: str, blocks: Blocks) -> None:
-        """A request has exactly these blocks; it leaves those from before a preemption."""
+        """A request has exactly these blocks, not those from before a preemption."""
         if self._prefixes:
             self._left.update(*self._of.get(request, []))
         self._of[request] = [list(group) for group in blocks]
@@ -85,7 +83,7 @@ class BlocksInUse:
 
 
 def ranges_of(layers: Iterable[Layer], blocks: Sequence[int], nbytes: int) -> list[tuple[int, int]]:
-    """Places of these blocks (ascending) in a cache of `nbytes` bytes, as (offset, bytes)."""
+    """Return the places, as (offset, bytes), of ascending blocks in a cache of `nbytes` bytes."""
     runs = list(_runs(blocks))
     ranges = []
     for offset, stride in layers:
@@ -106,12 +104,11 @@ class KvTerms(NamedTuple):
     #: Whether the scheduler keeps blocks of ended requests as prefixes of others.
     prefixes: bool
     layers: Sequence[Layer]
-    #: Reason why the scheduler would not learn of a loss, with the remedy; "": it learns.
+    #: Why the scheduler would not learn of a loss, with the remedy; "": it learns.
     unreported: str = ""
-    #: Seconds of a turn if another stage waits, even with requests in flight; None: they finish.
     slice_s: float | None = None
-    #: Whether the scheduler learns of a loss by its number, as swapd's do; if not, by the lost
-    #: blocks that a step has read, as vLLM's own.
+    #: Whether the scheduler learns of a loss by its number, as swapd's do, or by the lost blocks
+    #: that a step has read, as vLLM's own.
     by_number: bool = True
     #: Tokens in a block, by group of layers.
     block_tokens: Sequence[int] = ()
@@ -137,12 +134,11 @@ class StageCache:
         self.terms = terms
         self.counts = counts
         self.in_use = BlocksInUse(prefixes=terms.prefixes or terms.fate == "save")
-        #: Number of losses here of contents that the scheduler counted on.
+        #: Number of losses of this rank.
         self.losses = 0
-        #: Whether the contents are void since the last turn.
         self._void = False
         self._lost_blocks = LostBlocks()
-        #: Whether a loss can only be this process's own, and the scheduler gets its number.
+        #: Whether only this process can lose contents, and the scheduler gets the number.
         self.counts_alone = counts.ranks == 1 and terms.by_number
         #: Number of losses of all ranks that `take_in_losses` has taken in.
         self._known_loss = 0
@@ -152,11 +148,11 @@ class StageCache:
         return self.component.name
 
     def discard(self) -> None:
-        """The contents are void, and not saved: before `leave`."""
+        """Mark the contents as void, so that `leave` saves nothing."""
         self._void = True
 
     def leave(self) -> None:
-        """At the end of a turn: tell which contents to save. Under the lease."""
+        """Tell which contents to save, at the end of a turn, under the lease."""
         if self.terms.saved:
             nbytes = self.component.nbytes
             blocks = [] if self._void else self.in_use.blocks
@@ -190,18 +186,17 @@ class StageCache:
             )
 
     def count_doubtful(self) -> int:
-        """Count the last results as a loss, because they may be wrong; its number. From any
-        thread."""
+        """Count results that may be wrong as a loss; return its number. From any thread."""
         self.losses += 1
         self.publish_losses()
         return self.counts.total
 
     def publish_losses(self) -> None:
-        """Before a step, under its lease: show the other ranks this one's number of losses."""
+        """Before a step, under its lease."""
         self.counts.set(self.losses)
 
     def take_in_losses(self) -> None:
-        """After a noted step: take in the losses of other ranks before that step."""
+        """Note the losses of other ranks, after the step's blocks are noted and before `read`."""
         if self._known_loss < (losses := self.counts.total):
             self._known_loss = losses
             self._lost_blocks.lose(self.in_use.blocks)  # also the new blocks: no step has read them
@@ -211,7 +206,7 @@ class StageCache:
         return list(zip(self.in_use.tables(request), self.terms.block_tokens, strict=False))
 
     def read(self, shares: Iterable[RequestStep]) -> set[int]:
-        """Before a step, under its lease: the lost blocks that it will read.
+        """Return the lost blocks that a step will read. Before the step, under its lease.
 
         Raises: CacheLost if there are some, and the scheduler would not learn of it.
         """

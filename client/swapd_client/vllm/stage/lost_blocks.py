@@ -1,7 +1,7 @@
-"""Tracks lost contents of a KV cache block by block, so that no step counts that has read them.
+"""Records which KV cache blocks lost their contents, so that no step counts that read one. Pure.
 
-A block is whole again as far as it was rewritten from its first slot on. A request that has read
-lost contents writes invalid contents, which count as lost too. Pure.
+A block is valid again as far as it was rewritten from its first slot on. A request that has read
+lost contents writes invalid contents, which count as lost too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ NOBODYS = 0
 
 
 class RequestStep(NamedTuple):
-    """A request's share of a step: it reads `computed` tokens, writes `scheduled` after them."""
+    """A request's share of a step: it reads `computed` tokens, then writes `scheduled` ones."""
 
     request: str
     #: Its blocks in order, and the tokens in a block, by group of layers.
@@ -25,9 +25,9 @@ class RequestStep(NamedTuple):
 
 class LostBlocks:
     def __init__(self) -> None:
-        #: For each block that is not whole: the number of its valid slots, from the first on.
+        #: Number of valid slots, from the first on, of each block with invalid ones.
         self._whole: dict[int, int] = {}
-        #: Requests that read nothing lost in the last step, and so will not in the next.
+        #: Requests that read nothing lost in the last step, and so read nothing lost in the next.
         self._sound: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -39,7 +39,7 @@ class LostBlocks:
         self._sound.clear()
 
     def step(self, shares: Iterable[RequestStep]) -> set[int]:
-        """Note a step of these, in this order; return the lost blocks read in it."""
+        """Note a step of these shares, in this order; return the lost blocks that it reads."""
         if not self._whole:
             return set()
         gone: set[int] = set()
@@ -76,7 +76,7 @@ class LostBlocks:
 
 
 def _spans(table: Sequence[int], size: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Places of the tokens from `start` to `end`, as (block, first slot, last slot + 1)."""
+    """Yield the places of the tokens from `start` to `end`: block, first slot, last slot + 1."""
     for number in range(start // size, min(-(-end // size), len(table))):
         at = number * size
         if table[number] != NOBODYS:

@@ -1,7 +1,4 @@
-"""The device memory of a stage: a workspace to load in, its weights, its KV cache.
-
-`components.py` registers them, `room.py` checks that they fit, and `turns.py` leases them.
-"""
+"""The device memory of a stage: a workspace to load in, its weights, its KV cache."""
 
 import logging
 import time
@@ -38,7 +35,7 @@ RETURN_STEP_S = 0.02
 
 
 class StageMemory:
-    """The memory of one stage, or of one of its ranks. Used by the thread that steps the engine."""
+    """Used by the thread that steps the engine."""
 
     def __init__(self, options: Options, turns: Turns) -> None:
         self._options = options
@@ -52,9 +49,9 @@ class StageMemory:
         """In the block, `nbytes` of device memory are this process's workspace; 0: nothing.
 
         None, or more than the daemon can lend, means as much as it can. Blocks until others have
-        given way, so stages that start at the same time load one after the other. Blocks at the end
-        until swapd has the memory back: vLLM then reads the free memory of the GPU, and would count
-        it. `started`: the stage has already started, so it also takes the turn to start for this.
+        given way. Blocks at the end until swapd has the memory back: vLLM then reads the free
+        memory of the GPU, and would count it. `started`: the stage has started before, so it takes
+        the turn to start again.
         """
         if nbytes == 0:
             yield
@@ -79,10 +76,10 @@ class StageMemory:
     ) -> int:
         """Move the weights into swapd; return the bytes moved.
 
-        `models`: the stage's model under "", and others (a drafter) under their names. `outside`,
-        `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that will be leased with
-        them. `content`: as for `StageComponents.register`; weights that are no parameters are not
-        kept. Raises: InvalidArgument, and as that; then the models are unchanged.
+        `models`, `outside`, `aliases`: as in `parts_of`. `beside`: the bytes of a KV cache that
+        will be leased with the weights. `content`: as in `StageComponents.register`; unused if
+        there are weights `outside`. Raises: InvalidArgument, TooLarge, and as
+        `StageComponents.register`; then the models are unchanged.
         """
         client, stage = self._connection.client, self._connection.stage
         parts = parts_of(models, self._options, stage, outside, aliases)
@@ -107,10 +104,7 @@ class StageMemory:
         self._components.take_back(self._connection.client)
 
     def lend_cache(self, nbytes: int, terms: KvTerms) -> torch.Tensor:
-        """Register a KV cache that takes turns with the weights; return its tensor, zeros.
-
-        Not in a call. Raises as `Client.register_scratch`; TooLarge also if both do not fit.
-        """
+        """As `StageComponents.lend_cache`; not in a call. Raises TooLarge if both do not fit."""
         client, stage = self._connection.client, self._connection.stage
         check_turn(client, stage, self._components.sizes, nbytes)
         with self._gate.lock:
@@ -122,8 +116,7 @@ class StageMemory:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """In the block the weights may be written to, in private memory; then swapd has the new
-        values.
+        """In the block the weights are private and may be written to; then swapd has the new ones.
 
         Their addresses in swapd do not change. Not in a step, nor in `using`. If the block raises,
         the weights are unchanged. Blocks until there is memory for a second copy, and until no
@@ -187,9 +180,9 @@ def _lends(status: Status, session: int) -> bool:
 
 @contextmanager
 def _no_other_starts(client: Client) -> Iterator[None]:
-    """In the block no other stage starts, so that none measures the device during a workspace.
+    """In the block no other stage starts, which would measure the device. Not with a lease.
 
-    Not with a lease. Blocks until running starts have ended. Raises as `Client.acquire_start`.
+    Blocks until running starts have ended. Raises as `Client.acquire_start`.
     """
     turn = client.acquire_start()
     try:
@@ -210,13 +203,12 @@ def _written(
 ) -> Iterator[None]:
     """In the block the parameters may be written to; at its end, swapd has the new values.
 
-    A component is read-only for its worker, and its addresses are in CUDA graphs: so the parameters
-    point to private copies meanwhile, and afterwards to their old addresses.
+    A component is read-only for its worker, and its addresses are in CUDA graphs. So the parameters
+    point to private copies meanwhile, for which their device must have memory.
 
-    `parts`: by component, its parameters as they were registered. They point to private copies, for
-    which there must be memory on their device. If the block raises, or the new values do not fit,
-    the old values stay. If the daemon is gone by then, `when_gone` must close the client, and the
-    new values are in private memory. Raises: InvalidSource for a tensor that wraps others.
+    If the block raises, or the new values do not fit, the old values stay. If the daemon is gone by
+    then, `when_gone` must close the client, and the new values are in private memory. Raises:
+    InvalidSource for a tensor that wraps others.
     """
     _refuse_wrappers(chain.from_iterable(tensors.items() for tensors in parts.values()))
     homes = [(t, t.data) for tensors in parts.values() for t in tensors.values()]

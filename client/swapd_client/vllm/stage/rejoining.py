@@ -1,8 +1,8 @@
 """How a stage that is alone joins the next daemon at the same endpoint.
 
-It does so between two calls: as soon as no request is in flight, or after `finish_within_s`. The
-stage's own thread joins under the gate's lock, without a running call, and a new call waits for it.
-So within one call a stage either has a daemon or not, except that a daemon may die at any time.
+It does so between two calls: as soon as no request is in flight, or after a while. The stage's own
+thread joins under the gate's lock, and a new call waits for it. So within one call a stage either
+has a daemon or not, except that a daemon may die at any time.
 """
 
 import logging
@@ -22,23 +22,22 @@ from swapd_client.vllm.stage.turns import Turns
 
 log = logging.getLogger("swapd_client")
 
-#: Seconds between two checks for a daemon while the stage is alone; and the longest time between
-#: two requests to a daemon that has refused it.
+#: Seconds between two checks for a daemon, and at most between two requests to a daemon that has
+#: refused the stage.
 LOOK_S = 1.0
 LOOK_LAST_S = 60.0
 
 
 class Refusals:
     def __init__(self) -> None:
-        #: Identity of that daemon: inode and time of its socket.
+        #: Identity of the daemon asked last: inode and time of its socket.
         self._door: tuple[int, int] | None = None
         #: Time to ask again, and the delay before that, in seconds.
         self.ask_at = self._ask_s = 0.0
-        #: Kinds of refusals already reported.
         self._told: set[type[Exception]] = set()
 
     def may_ask(self, endpoint: Path) -> bool:
-        """Whether there may be a daemon. One that has refused the stage is asked less often."""
+        """Return whether to try. A daemon that has refused the stage is asked less often."""
         try:
             found = os.stat(endpoint / LIFELINE)
         except OSError:
@@ -63,7 +62,7 @@ class Refusals:
 
 
 class Rejoining:
-    """State of one stage, or of one of its ranks. `look` is for the stage's own thread."""
+    """`look` is for the stage's own thread."""
 
     def __init__(self, turns: Turns, within_s: float) -> None:
         self._turns = turns
@@ -78,15 +77,15 @@ class Rejoining:
         self._refusals = Refusals()
 
     def looks_every_s(self) -> float | None:
-        """Seconds between two calls of `look`; None: there is a daemon."""
+        """Return the seconds between two calls of `look`; None: there is a daemon."""
         lost = self._connection.error is not None and self._components.register_again is not None
         return LOOK_S if lost else None
 
     def look(self) -> None:
-        """Join a daemon if there is one. Blocks until it is done; reports all errors."""
+        """Join a daemon if there is one. Blocks until that is done; logs all errors."""
         endpoint = self._connection.client.session.endpoint
         try:
-            with self._gate.lock:  # now, not in the next call: the memory is the old daemon's
+            with self._gate.lock:  # go alone now: the memory is the old daemon's
                 if not self._gate.busy:
                     self._be_alone()
             if self._connection.stopped is not None or not self._refusals.may_ask(endpoint):
@@ -105,7 +104,7 @@ class Rejoining:
             self._newcomer = None
 
     def give_up(self) -> None:
-        """End the waits of `look` when the stage is closed. From another thread."""
+        """End the waits of `look`, from another thread."""
         with self._closing:
             if (newcomer := self._newcomer) is not None:
                 close(newcomer)
@@ -132,9 +131,9 @@ class Rejoining:
                         client.close()
 
     def _await_free(self, client: Client) -> bool:
-        """Wait until no call is running: between requests, or after a while between two steps.
+        """Wait until no call runs: between requests, or after a while between two steps.
 
-        False if the stage is closed by then, or the daemon is gone again.
+        Returns False if the stage is closed by then, or the daemon is gone again.
         """
         gate, until = self._gate, time.monotonic() + self._within_s
         while not self._connection.closed.is_set() and client.session.error is None:

@@ -1,6 +1,4 @@
-"""Whether a stage's components fit into a daemon's memory, beside those of other stages. Pure,
-but for the status that they read.
-"""
+"""Checks that a stage's components fit into a daemon's memory beside those of other stages."""
 
 from collections.abc import Iterable
 
@@ -14,7 +12,7 @@ MIB = 1 << 20
 
 
 def lendable(status: Status) -> int:
-    """The most bytes that a daemon can lend: all but components that stay, loaded or not."""
+    """Return the most bytes that a daemon can lend: not those that stay, or are quarantined."""
     stays = sum(one.stays_bytes for one in status.sessions)
     return max(status.budget_bytes - stays - status.quarantined_bytes, status.chunk_bytes)
 
@@ -22,8 +20,8 @@ def lendable(status: Status) -> int:
 def check_turn(client: Client, stage: str, sizes: Iterable[int], cache: int = 0) -> None:
     """Raise TooLarge unless a turn of the stage and a KV cache of `cache` bytes fit at once.
 
-    `sizes`: bytes of each component that a turn holds. The arena must have room for all components
-    of one step; and for those of others' steps, beside components that stay.
+    `sizes`: bytes of each component that a turn holds. The turns of other stages must fit, too,
+    beside components of this stage that stay.
     """
     status = client.status()
     mine = client.session.welcome.session
@@ -47,8 +45,7 @@ def check_turn(client: Client, stage: str, sizes: Iterable[int], cache: int = 0)
 def check_others(status: Status, mine: int, stage: str) -> None:
     """Raise TooLarge if components of the stage that stay leave no room for another stage's turn.
 
-    `mine`: its session, which has registered all of them. The daemon knows the size of another
-    stage's turn from its leases, so from a stage that has had a turn.
+    `mine`: its session. The daemon knows the size of a turn only of a stage that has had one.
     """
     sessions = {one.session: one for one in status.sessions}
     me = sessions.pop(mine, None)

@@ -1,14 +1,12 @@
-"""A turn begins with its first layers; a wait precedes the computation of each other layer.
+"""Lets a turn begin before all layers are loaded: each layer waits for its own weights.
 
-The turn has one lease, granted when all its copies are queued. So a running turn waits for no
-lease, but for copies that will arrive, or fail. The copies come in order: tensors outside of layers
-first, then layer by layer. A layer that must wait has another `forward` until its part has arrived.
-The first layer that finds all parts on the device gives every layer its own `forward` back. A
-forward pre-hook would do the same, but torch's dispatch of hooks costs more than the wait.
+The turn has one lease, granted when all its copies are queued: first tensors outside of layers,
+then layer by layer. So a running turn waits for no lease, but for copies that will arrive, or fail.
+A layer has another `forward` while it may have to wait. A forward pre-hook would do the same, but
+torch's dispatch of hooks costs more than the wait.
 
-This requires that each layer's weights are used in that layer's own forward only, and that Python
-runs it: a replayed graph, or compiled code, calls no `forward`, and is compiled again if there is
-another. `found_in` checks a forward of the model.
+This requires that a layer's weights are used in its own forward only, and that Python runs it:
+replayed graphs and compiled code call no `forward`. `found_in` checks that in one forward.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,12 +27,12 @@ from swapd_client.offload.copies import start_of
 from swapd_client.session.session import Session
 from swapd_client.vllm.parts import Tensors
 
-#: Parts of a stage, by name in the daemon: their layers, and their weights.
+#: Layers and weights of parts, by name in the daemon.
 Layers = Mapping[str, tuple[Sequence[Module], Tensors]]
 
 
 class Segments:
-    """Segments of one stage. Without `use` there are none: then turns begin when all arrived."""
+    """Without `use`, a turn begins when all parts have arrived."""
 
     def __init__(self, go_alone: Callable[[SwapdError], None]) -> None:
         """`go_alone`: called in a call when the daemon is gone; then all weights are in memory."""
@@ -44,9 +42,9 @@ class Segments:
         self._session: Session | None = None
         #: Parts that had not arrived when the turn began, the last of them first.
         self._coming: dict[str, Placement] = {}
-        #: Parts of layers already waited for, and the streams that waited; () is Python.
+        #: Parts already waited for, and the streams that waited; (): Python waited.
         self._waited: dict[str, tuple[int, ...]] = {}
-        #: Functions that restore the `forward` of a part's layers, by part.
+        #: By part, functions that restore the `forward` of its layers.
         self._waiting: dict[str, Sequence[Callable[[], None]]] = {}
         #: Whether a part failed to load: no further computation is valid under this lease.
         self.broken = False
@@ -58,12 +56,10 @@ class Segments:
         self._layers = layers
 
     def begin(self, lease: Lease, session: Session) -> int:
-        """A turn begins, with a lease of this session; return the number of parts still to come.
+        """Begin a turn with a lease of this session; return the number of parts still to come.
 
-        All of these are parts of layers.
-
-        Blocks until all others have arrived. Raises: DeviceFailed; the error that ended the
-        session.
+        Blocks until all parts but those of layers have arrived. Raises: DeviceFailed; the error
+        that ended the session.
         """
         self.drop()
         self._lease, self._session = lease, session
@@ -88,10 +84,10 @@ class Segments:
             undo()
 
     def arrive(self) -> None:
-        """Wait until all parts have arrived; where streams have waited, this checks the outcome.
+        """Wait until all parts have arrived; where streams have waited, check the outcome.
 
-        In a call, after the layers have computed. Raises as `begin`, but for SessionEnded: then the
-        stage has gone alone.
+        In a call, after the layers have computed. Raises as `begin`, but goes alone if the session
+        ended without a fence.
         """
         if not self._coming:
             return
@@ -141,7 +137,7 @@ class Segments:
         self._waited[name] = streams
 
     def _lose(self, error: SwapdError) -> None:
-        """The daemon is gone. Parts that had not arrived are in the host copies."""
+        """Go alone: parts that had not arrived are in the host copies. Raises SessionFenced."""
         if isinstance(error, SessionFenced):
             raise error
         self._go_alone(error)
@@ -171,10 +167,10 @@ def _calling_first(layer: Module, first: Callable[[], None]) -> Callable[[], Non
 
 
 def found_in(layers: Layers, forward: Callable[[], None]) -> dict[str, Sequence[Module]]:
-    """Parts whose layers may wait for them, as far as one `forward()` shows.
+    """Return the parts whose layers may wait for them, as far as one `forward()` shows.
 
-    These are the parts whose layers ran, outside of compiled code, if no part's weights were used
-    before one of its layers had begun; else none. Under a lease of all parts, in `eager`.
+    These are the parts whose layers ran outside of compiled code; none, if weights of any part were
+    used before one of its layers had begun. Call it under a lease of all parts, in `eager`.
     """
     owner: dict[int, str] = {}
     for name, (_, tensors) in layers.items():
@@ -207,7 +203,7 @@ def _noted(layers: Layers) -> Iterator[tuple[set[str], set[str]]]:
 
 
 def _in_compiled_code() -> bool:
-    """Whether a caller went through `torch.compile`, whose wrapper stays in `eager`."""
+    """The wrapper of `torch.compile` stays in `eager`."""
     wrapper = torch._dynamo.eval_frame.__name__
     return any(frame.f_globals.get("__name__") == wrapper for frame, _ in walk_stack(None))
 

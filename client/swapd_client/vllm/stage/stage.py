@@ -1,15 +1,7 @@
 """One worker process of a stage, as its worker class uses it.
 
-Its calls, which begin and end, its sleep, its own thread; and the parts that the other files have:
-
-- `components.py`: the registered components, and those of each call;
-- `memory.py`: the workspace that it loads in, its weights and its KV cache, and changes of these;
-- `turns.py`: when the stage takes its lease, and when it gives way; `keeping.py` decides;
-- `segments.py`: how a turn begins before all parts have arrived;
-- `streaming.py`: when it has made enough for the next stage, if both work on one request;
-- `gate.py`: the running calls, and how to keep calls out for a while;
-- `connection.py`: its daemon; or, if that is gone, the stage alone, its weights in private memory;
-- `rejoining.py`: how it comes back to the next daemon.
+`Stage` has the calls, sleep, and a thread of its own. The other files have its parts: `turns.py`
+leases, `memory.py` moves weights and cache, `connection.py` has the daemon, `gate.py` the calls.
 """
 
 import logging
@@ -37,16 +29,14 @@ from swapd_client.vllm.stage.turns import Turns
 
 log = logging.getLogger("swapd_client")
 
-#: What sleeps in vLLM's sleep mode: its tags.
+#: The tags of vLLM's sleep mode.
 EVERYTHING = ("weights", "kv_cache")
 
 
 class Stage:
     """The swapd state of one worker process. Made by `connect`; call `close` at the end.
 
-    The thread that steps the engine calls its methods. A thread of its own gives the lease back
-    when it is wanted and the engine has stopped stepping, and looks for the next daemon while there
-    is none.
+    The thread that steps the engine calls its methods.
     """
 
     def __init__(
@@ -66,13 +56,10 @@ class Stage:
         within_s = options.finish_within_s if options.slice_s is None else options.slice_s
         self._rejoining = Rejoining(self.turns, within_s)
         self._gate = self.turns.gate
-        #: `Segments.arrive` and `Turns.fence`, for a step. Every step calls them, and a call that
-        #: only passes on costs 2 us.
+        #: Every step calls these, and a method that only passes on costs 2 us.
         self.arrive = self.turns.segments.arrive
         self.fence = self.turns.fence
-        #: Between `begin` and `end`.
         self._stepping = False
-        #: What sleeps: of `EVERYTHING`.
         self._asleep: set[str] = set()
         self._thread = threading.Thread(target=self._attend, name="swapd-stage", daemon=True)
         self._thread.start()
@@ -96,11 +83,10 @@ class Stage:
         share: Callable[[str], Sequence[str]] | None = None,
         neighbours: Neighbours = ALONE,
     ) -> "Stage":
-        """Connect to the daemon. `name`: of the stage in the daemon; of a rank, "thinker.tp1".
+        """Connect to the daemon.
 
-        `gpu`: its number in this process, None on a CPU. If the stage has several ranks, this one
-        is `rank`, and `share` is the function that `Ranks` needs. `neighbours`: the stages before
-        and after.
+        `name`: the stage's in the daemon; of a rank, "thinker.tp1". `gpu`: the GPU's number in this
+        process, None on a CPU. `rank` and `share`: as in `Ranks`, if the stage has several ranks.
 
         Raises: NotRunning, with the command to run; NoEndpoint, RanksApart, VersionMismatch.
         """
@@ -137,10 +123,9 @@ class Stage:
     # --- sleep -----------------------------------------------------------------------------
 
     def sleep(self, what: Iterable[str] = EVERYTHING) -> None:
-        """Give the lease back, and evict `what` at once. Between steps.
+        """Give the lease back, evict `what`, and discard the KV cache's contents. Between steps.
 
-        The contents of the KV cache are discarded. Weights stay in their host copies. A call that
-        needs them takes a lease of its own.
+        A call that needs weights takes a lease of its own.
         """
         with self._gate.lock:
             self._gate.await_open()
@@ -163,7 +148,7 @@ class Stage:
         return False
 
     def wake_up(self, what: Iterable[str] | None = None) -> None:
-        """`what` sleeps no more; None: nothing does. Then take a turn.
+        """End the sleep of `what`, by default all. When nothing sleeps any more, take a turn.
 
         Blocks until all is loaded. Raises as `begin`.
         """
@@ -182,19 +167,15 @@ class Stage:
     # --- calls -----------------------------------------------------------------------------
 
     def note(self, came: Iterable[str], went: Iterable[str]) -> None:
-        """Before a step: requests that are new in it, and those that ended."""
+        """Note the requests that are new in the next step, and those that ended."""
         if (cache := self.components.cache) is not None:
             cache.in_use.ended(went := tuple(went))
         self.turns.keeping.note(came := tuple(came), went)
         if came and self.turns.held:
-            self.turns.load_next()  # otherwise the turn's begin asks
+            self.turns.load_next()  # otherwise the turn's begin does
 
     def begin(self, *, encoders: bool = False) -> None:
-        """Before a step; the lease is held afterwards. `encoders`: it has encoder inputs.
-
-        Blocks until it is granted. Raises as `Client.acquire`, but for SessionEnded: then the stage
-        goes on alone.
-        """
+        """Hold the lease for a step, as `Turns.hold`. `encoders`: whether it has encoder inputs."""
         if not self._stepping:
             self._stepping = True
             self._gate.enter()
@@ -247,9 +228,10 @@ class Stage:
 
     @contextmanager
     def reading_all(self) -> Iterator[None]:
-        """Context of a call that reads all weights in any order. As `using`.
+        """As `using`, for a call that reads all weights in any order.
 
-        Raises also: Unsupported if layers stream, because then not all of them are in at once.
+        Raises also: Unsupported if layers stream, because then some are never on the device
+        together.
         """
         if self.turns.window.first:
             raise Unsupported(
@@ -285,10 +267,7 @@ class Stage:
     # --- in the stage's own thread ---------------------------------------------------------
 
     def _attend(self) -> None:
-        """Give the lease back once it is wanted and nothing has used it for a while.
-
-        While the daemon is gone there is no lease: then look for the next one.
-        """
+        """Release a wanted lease once nothing uses it; without a daemon, look for the next."""
         wake, closed = self.connection.wake, self.connection.closed
         while not closed.is_set():
             every_s = self._rejoining.looks_every_s()

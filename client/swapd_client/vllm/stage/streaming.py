@@ -1,11 +1,9 @@
-"""Stages that work on one request at the same time (`async_chunk: true`), by chunks.
+"""Turns of stages that work on one request at the same time (`async_chunk: true`).
 
-A stage makes chunks, and the next stage consumes them. If both do not fit, they take turns: the
-first gives way when the next one waits and has enough chunks of one request to begin with, or when
-it has finished. So the next one starts early. A request then needs twice as many chunks each time,
-so they do not change places all the time. A stage that is small enough to stay beside the largest
-keeps its lease, so that the daemon evicts only stages that are done. `scheduler.py` counts the
-chunks that vllm-omni has sent.
+A stage makes chunks, and the next stage consumes them. If both do not fit, the first gives way when
+it has finished, or when the next one waits and has enough chunks of one request to begin with. That
+number doubles each time for the request, so that the two do not change places all the time. A stage
+that is small enough to stay beside the largest keeps its lease.
 """
 
 import logging
@@ -20,40 +18,38 @@ from swapd_client.vllm.stage.connection import Connection
 
 log = logging.getLogger("swapd_client")
 
-#: A stage that takes no step for so long has none to take, even if there are chunks: nothing
-#: fetches them. Seconds; longer than a busy machine delays a thread.
+#: Seconds without a step after which a stage has no step to take, even if there are chunks, which
+#: nothing fetches. Longer than a busy machine delays a thread.
 IDLE_S = 1.0
-#: Checks for a chunk in vain, for each request, after which there is none.
+#: Checks without a chunk, for each request in flight, after which none is to come.
 LOOKS = 2
 
 
 class ChunkStreaming:
-    """State of one stage, or of one of its ranks, even if it does not stream."""
+    """The chunks of one stage, even if it does not stream."""
 
     def __init__(self, connection: Connection, after: Sequence[str], chunks: int) -> None:
-        """`after`: the stages that consume its chunks; (): any waiting stage. `chunks`: as in
-        `Options`.
-        """
+        """`after`: the stages that consume its chunks; (): any waiting stage."""
         self._connection = connection
         self._after = after
         self._chunks = chunks
         #: Number of chunks sent, by request in flight. None: unknown.
         self._sent: Callable[[], Mapping[str, int]] | None = None
         self.receives = False
-        #: Whether it is a rank of a pipeline. It pauses while others compute, and has steps that
-        #: compute nothing while all requests are in others.
+        #: Whether it is a rank of a pipeline: it pauses while other ranks compute, and has steps
+        #: that compute nothing while all requests are in others.
         self.in_pipeline = False
-        #: Checks for a chunk in vain since the last one.
+        #: Checks without a chunk since the last chunk.
         self._in_vain = 0
         #: Chunks sent before this turn, or before the last check for waiting stages.
         self._before: Mapping[str, int] = {}
-        #: Chunks that are enough of a request for which turns have ended; `chunks` of others.
+        #: Chunks that are enough, for requests for which a turn has ended; `chunks` for others.
         self._enough: dict[str, int] = {}
         #: Requests of which there was enough when the turn ended.
         self._ready: Sequence[str] = ()
-        #: Whether it is small enough to stay; None: not checked yet.
+        #: None: not checked yet.
         self._stays: bool | None = None
-        #: Whether waiting stages now have room beside it; None: not checked yet.
+        #: None: not checked yet.
         self._beside: bool | None = None
 
     def begin_with(self, sent: Callable[[], Mapping[str, int]], *, receives: bool) -> None:
@@ -66,16 +62,13 @@ class ChunkStreaming:
         self._in_vain = 0 if found else self._in_vain + 1
 
     def may_go_on(self, in_flight: int, idle_s: float) -> bool:
-        """Whether there may be more to compute for the requests in flight, though no step does.
-
-        `idle_s`: time since the last step that did.
-        """
+        """Return whether requests in flight may have more to compute, though this step does not."""
         if not in_flight or idle_s >= IDLE_S:
             return False
         return self.in_pipeline or (self.receives and self._in_vain < LOOKS * in_flight)
 
     def patience_s(self, in_flight: int, idle_s: float) -> float:
-        """Seconds that a stage with requests in flight may take no step before it gives way."""
+        """Return the seconds without a step after which the stage gives way; usually `idle_s`."""
         pauses = self._sent is not None or self.receives or self.in_pipeline
         return IDLE_S if pauses and in_flight else idle_s
 
@@ -85,10 +78,9 @@ class ChunkStreaming:
             self._before = self._sent()
 
     def enough(self) -> bool:
-        """Whether a waiting stage consumes the chunks, and has enough of a request to begin with.
+        """Return whether a waiting stage has enough of this stage's chunks to begin with.
 
-        Between two steps of a turn that is wanted. Asks the daemon for waiting stages, once in so
-        many chunks.
+        Between two steps of a turn that is wanted. Asks the daemon, once in so many chunks.
         """
         if self._sent is None:
             return False
@@ -117,10 +109,10 @@ class ChunkStreaming:
             self._enough[one] = 2 * self._enough.get(one, self._chunks)
 
     def stays(self, *, loaded: bool) -> bool:
-        """Whether the stage is small enough to stay beside the largest, with all smaller ones.
+        """Return whether the stage is small enough to stay beside the largest.
 
-        False if it consumes no chunks: then it is first. When a turn begins. Asks the daemon if
-        that is unknown, or may have changed because the stage was evicted (`loaded`).
+        False if it consumes no chunks: then it is first. Asks the daemon if that is unknown, or may
+        have changed because the stage was evicted (`loaded`).
         """
         if self.receives and (loaded or self._stays is None):
             with suppress(SwapdError):  # the next acquire reports it
@@ -129,7 +121,7 @@ class ChunkStreaming:
         return bool(self._stays)
 
     def stays_beside(self, *, wanted: bool) -> bool:
-        """Whether it stays though it is `wanted`: there is room beside it once others give way.
+        """Return whether the stage stays though `wanted`, because others will make room beside it.
 
         Asks the daemon, once as long as it is wanted.
         """
@@ -157,11 +149,7 @@ class ChunkStreaming:
 
 
 def staying(status: Status) -> set[int]:
-    """Sessions that can stay during the largest one's turn: the smallest, as many as fit.
-
-    Pure. The largest is none of them. Each session is a stage; its components that always stay have
-    room beside them all.
-    """
+    """Return the sessions that stay during the largest one's turn: as many small ones as fit."""
     nbytes: dict[int, int] = defaultdict(int)
     for part in status.components:
         if part.kind != "workspace":

@@ -1,12 +1,10 @@
 """A stage's turns: when it takes its lease, and when it gives way.
 
-A turn begins in `_begin`, where the lease is acquired. It ends in `end`, where it is released, or
-in `go_alone`, where it is lost. In between the lease is kept from step to step, without a message,
-as `StageKeeping` decides. All components of a step are acquired at once, so that no stage holds a
-part and waits for the rest.
+A turn begins in `_begin`, and ends in `end` or, with the daemon, in `go_alone`. In between the
+lease is kept from step to step without a message, as `StageKeeping` decides. All components of a
+step are acquired at once, so that no stage holds a part and waits for the rest.
 
-During a call in the gate the lease belongs to its thread; otherwise to the holder of the gate's
-lock.
+During a call the lease belongs to the call's thread; otherwise to the holder of the gate's lock.
 """
 
 import logging
@@ -31,7 +29,7 @@ from swapd_client.vllm.stage.window import Window
 
 log = logging.getLogger("swapd_client")
 
-#: A stage that takes no step for so long gives its lease back if it is wanted.
+#: Seconds without a step after which a stage gives back a wanted lease.
 IDLE_S = 0.05
 
 
@@ -47,7 +45,6 @@ class Turns:
         self.components = components
         self.gate = CallGate()
         self.keeping = StageKeeping(options.finish_within_s, options.slice_s)
-        #: Counts the stage's output for the next stage; the scheduler sets the numbers.
         self.streaming = ChunkStreaming(connection, neighbours.after, options.chunks_per_turn)
         self.segments = Segments(self.go_alone)
         self.window = Window(self.go_alone)
@@ -58,12 +55,11 @@ class Turns:
         #: The `traceparent` headers of the stage's requests, the oldest first.
         self.headers: Callable[[], Sequence[Mapping[str, str]]] = tuple
         self._lease: Lease | None = None
-        #: Reason why a running call has lost its lease, if others may have used the memory.
+        #: Why a running call has lost its lease, if others may have used the memory.
         self._fenced: SessionFenced | None = None
         #: The leased components: `StageComponents.main` or `all`.
         self._held: tuple[str, ...] = ()
         self._since = time.monotonic()
-        #: Requests that were in flight when the stage fell asleep.
         self._sleeping: set[str] = set()
 
     @property
@@ -71,7 +67,7 @@ class Turns:
         return self._lease is not None
 
     def is_wanted(self) -> bool:
-        """Whether an acquire waits for leased components, and may have them. From any thread."""
+        """Return whether an acquire waits for leased components and may have them. Any thread."""
         lease = self._lease
         return lease is not None and (lease.wanted or self.window.is_wanted())
 
@@ -106,20 +102,19 @@ class Turns:
             self.load_next()
 
     def load_next(self) -> None:
-        """Have the daemon load the next stage while this one computes: its requests go there.
+        """Have the daemon load the next stage, to which the requests go, while this one computes.
 
-        Uses free memory, and memory that stages which are done with these requests have released.
-        Call it once this stage holds its own lease. A hint: it costs a message and has no answer.
-        Blocks only as `Leasing.hint`.
+        A hint, to give under this stage's own lease. The daemon uses free memory, and that of
+        stages that are done with these requests. Blocks only as `Leasing.hint`.
         """
         if self._after and not self.connection.alone:
             with suppress(SwapdError):  # the next acquire reports it
                 self.connection.client.leasing.hint(*self._after, over=self._before)
 
     def end(self) -> None:
-        """Give the lease back if there is one; in a call, or under the lock.
+        """Release the lease, if there is one. In a call, or under the lock.
 
-        Does not block: it ends after the GPU work under it.
+        The lease ends after the GPU work under it. Blocks only if layers stream, as `Window.end`.
         """
         lease, self._lease = self._lease, None
         if lease is None:
@@ -141,7 +136,7 @@ class Turns:
     def sleep(self) -> None:
         """End the turn and discard the KV cache's contents; under the lock.
 
-        Until `wake` no request counts as in flight. Does not block.
+        Until `wake` no request counts as in flight.
         """
         self._sleeping |= self.keeping.in_flight
         self.keeping.in_flight.clear()
@@ -153,12 +148,11 @@ class Turns:
         self.end()
 
     def wake(self) -> None:
-        """Requests that were in flight at `sleep` are in flight again; under the lock."""
         self.keeping.in_flight |= self._sleeping
         self._sleeping.clear()
 
     def go_alone(self, error: SwapdError) -> None:
-        """The turn is lost with the daemon, and there are none until swapd is back.
+        """End the turn, which is lost with the daemon.
 
         In a call, or under the lock. Idempotent. Raises: Stopped.
         """
@@ -188,7 +182,7 @@ class Turns:
 
     @contextmanager
     def in_order(self, *, waits: bool = False) -> Iterator[None]:
-        """Wait for the ranks before. `waits`: for memory besides the turn's."""
+        """Wait for the ranks before. `waits`: the block waits for memory besides the turn's."""
         if self._ranks is None:
             yield
             return
@@ -198,11 +192,11 @@ class Turns:
             yield
 
     def fence(self) -> Callable[[], SessionFenced | None]:
-        """In a call: a function that tells afterwards why its results may be wrong; None if not.
+        """In a call, return a function that tells why the results may be wrong, or None.
 
         A daemon may end a session that does not answer, and give its memory to others. The function
-        may be called in any thread, also after the call. It blocks if the session has ended, until
-        this process knows that.
+        may be called later, in any thread. Once the session has ended, it blocks until this process
+        knows that.
         """
         if self._lease is not None:
             return self.connection.client.session.fenced
@@ -223,7 +217,7 @@ class Turns:
         wanted = bool(session.told.wanted) and self.is_wanted()
         if not self._keeps(wanted=wanted, enough=wanted and self.streaming.enough()):
             self.end()
-        elif wanted:  # the wish is noted already, but a missing next step may not be
+        elif wanted:  # have the stage's thread notice if no step follows
             self.connection.wake.set()
 
     def _take(self, names: tuple[str, ...]) -> None:
@@ -270,9 +264,7 @@ class Turns:
             self.end()
 
     def end_if_idle(self) -> float:
-        """End if nothing has used the lease for a while; otherwise return seconds until the next
-        check.
-        """
+        """End the turn if nothing has used the lease for a while, else return seconds to wait."""
         if self.keeping.whole and self.keeping.in_flight:
             return IDLE_S
         if self._lease is not None and self.streaming.stays_beside(wanted=True):

@@ -1,12 +1,12 @@
-"""Layers that do not fit: each comes in ahead of its own forward, and leaves after it.
+"""Streams layers that do not fit: each is loaded ahead of its own forward, and leaves after it.
 
-A turn holds everything else, and a *window* of a few of these parts. After a layer's forward its
-part is exchanged for the next one, in one message: so the room of the window is never anybody
-else's while the turn lasts, and no exchange waits for another stage. The parts come round in a
-circle, so the first layers of the next step come in during the last ones of this one.
+A turn holds everything else, and a *window* of a few parts of such layers. After a layer's forward
+its part is exchanged for the next one, in one message: so the window's room is never anybody else's
+during the turn. The parts come in a circle, so the first layers of the next step are loaded during
+the last ones of this one.
 
-The engine's thread only waits for parts and says that they were used. A thread of the window makes
-the exchanges: it waits for the GPU, unmaps, asks and maps while the next layer computes.
+The engine's thread only waits for parts and marks them as used. A thread of the window makes the
+exchanges while the next layer computes.
 """
 
 import threading
@@ -23,17 +23,17 @@ from swapd_client.lease import Lease, wait_here
 
 
 class Window:
-    """The window of one stage. Without `use` nothing passes through it."""
+    """Without `use` nothing passes through it."""
 
     def __init__(self, go_alone: Callable[[SwapdError], None]) -> None:
         """`go_alone`: called in a call when the daemon is gone; then all weights are in memory."""
         self._go_alone = go_alone
-        #: The parts, in the order of use; and those that a turn begins with, as many as are in.
+        #: The parts in the order of use, and those that a turn begins with.
         self._parts: tuple[str, ...] = ()
         self.first: tuple[str, ...] = ()
         #: Why an exchange failed: then no further computation is possible in this turn.
         self.error: BaseException | None = None
-        #: The layer of each module in one, and the number of its part.
+        #: The layer around each module, and the number of each layer's part.
         self._layer_of: dict[int, Module] = {}
         self._number_of: dict[int, int] = {}
         self._client: Client | None = None
@@ -48,12 +48,12 @@ class Window:
         self._in: dict[int, Lease] = {}
         self._computing: Counter[int] = Counter()
         self._used: deque[int] = deque()
-        #: The part to bring in next; and one that the engine waits for, out of order.
+        #: The part to load next; and one that the engine waits for out of order.
         self._next = 0
         self._needed: int | None = None
 
     def use(self, parts: Mapping[str, Sequence[Module]], slots: int) -> None:
-        """Have `parts` pass, `slots` of them at a time. Their layers, in the order of use."""
+        """Stream `parts`, `slots` of them at a time: layers by part, in the order of use."""
         self._parts, self.first = tuple(parts), tuple(parts)[:slots]
         for number, layers in enumerate(parts.values()):
             for layer in layers:
@@ -63,7 +63,7 @@ class Window:
         threading.Thread(target=self._run, name="swapd-window", daemon=True).start()
 
     def is_wanted(self) -> bool:
-        """Whether others wait for a part of it. From any thread."""
+        """In any thread."""
         if not self._on or self._client is None:
             return False
         return not self._client.session.told.wanted.isdisjoint(self._parts)
@@ -71,9 +71,9 @@ class Window:
     # --- turns ---------------------------------------------------------------------------
 
     def begin(self, client: Client, names: tuple[str, ...], whole: Lease, *, early: bool) -> Lease:
-        """A turn begins with a lease of `names` and `first`, in the engine's thread.
+        """Begin a turn in the engine's thread. `whole`: a lease of `names` and `first`.
 
-        Returns the lease of `names` alone; `whole` is over then. Raises as `Client.acquire`.
+        Returns a lease of `names` alone; `whole` is released. Raises as `Client.acquire`.
         """
         if not self._parts:
             return whole
@@ -95,7 +95,7 @@ class Window:
         return turn
 
     def end(self) -> None:
-        """The turn is over. Blocks until an exchange that is under way has been answered."""
+        """End the turn. Blocks until an exchange that is under way has been answered."""
         with self._lock:
             self._on = False
             self._changed.wait_for(lambda: not self._exchanging)
@@ -106,7 +106,6 @@ class Window:
                 lease.release()
 
     def close(self) -> None:
-        """No turn follows. Idempotent."""
         self.end()
         with self._lock:
             self._closed = True
@@ -115,10 +114,10 @@ class Window:
     # --- in the engine's thread ----------------------------------------------------------
 
     def need(self, number: int) -> None:
-        """A layer's forward begins: wait until its part is in; on a GPU the stream waits.
+        """Wait until the part of a layer is loaded, before its forward; on a GPU the stream waits.
 
-        Nothing to do outside of turns: then the weights are in memory. Raises as
-        `Client.acquire`, but for SessionEnded: then the stage has gone alone.
+        No-op outside of turns: then the weights are in memory. Raises as `Client.acquire`, but goes
+        alone if the session ended without a fence.
         """
         try:
             lease = self._await(number)
@@ -146,7 +145,6 @@ class Window:
             return self._in.get(number)
 
     def done(self, number: int) -> None:
-        """A layer's forward has ended, normally or not."""
         with self._lock:
             self._computing[number] -= 1
             lease = self._in.get(number)
@@ -161,7 +159,6 @@ class Window:
 
     @contextmanager
     def holding(self, layer: Module | None) -> Iterator[None]:
-        """In the block the part of a layer is in, for calls of modules in it."""
         if layer is None:
             yield
             return
