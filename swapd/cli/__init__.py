@@ -1,4 +1,4 @@
-"""The command line. Needs the `daemon` extra; without it there are `--version` and `--help`."""
+"""The command line. Without the `daemon` extra only `--version` and `--help` work."""
 
 import io
 import os
@@ -16,7 +16,7 @@ Let the stages of a multi-stage model take turns on one device.
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):  # a stream that cannot show a character shows a "?"
+    for stream in (sys.stdout, sys.stderr):  # show "?" for a character it cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     os.environ.pop(DISABLE_VARIABLE, None)  # noqa: TID251 - commands are about a daemon
@@ -29,7 +29,7 @@ def main() -> None:
             raise
         missing = str(exc.name)
     else:
-        app(prog_name="swapd")  # also for `python -m swapd`: completion needs the name
+        app(prog_name="swapd")  # explicit, as `python -m swapd` needs the name for completion
         return
     _say_without(missing, sys.argv[1:])
 

@@ -1,4 +1,4 @@
-"""All commands, in one list. A process imports the modules of the one that it runs."""
+"""The table of all commands. A process imports only the modules of the command that it runs."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -63,7 +63,6 @@ def _main(
 
 
 def app_for(words: list[str]) -> typer.Typer:
-    """The app that runs this command line: with the command that it names, or with all."""
     return app_of(words[:1]) if words and words[0] in COMMANDS else app_of()
 
 
@@ -74,7 +73,7 @@ def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # as a manual page: paragraphs are filled, and pipes work
+        rich_markup_mode=None,  # as in a manual page: paragraphs are filled, and pipes work
         epilog=EPILOG,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -84,7 +83,7 @@ def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
         about = (command.__doc__ or "").partition("\n")[0]
         # the words after the first argument of `run` belong to another command line
         settings = {"allow_interspersed_args": False} if name == "run" else {}
-        app.command(name, short_help=about, context_settings=settings)(  # else click cuts it
+        app.command(name, short_help=about, context_settings=settings)(  # click would cut it
             guarded(command)
         )
     return app

@@ -1,4 +1,4 @@
-"""`swapd bench`: measure, and show the figures beside the project's bounds."""
+"""`swapd bench`: measure, and show each figure beside its bound."""
 
 import sys
 from typing import Annotated
@@ -19,7 +19,6 @@ from swapd.shared.units import seconds, size
 Device = Annotated[str, typer.Option(help="Device to swap onto: host, or a GPU, as in cuda:0")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few rounds; only counts are judged")]
 
-#: Exit codes, besides 0 if every figure is within its bound.
 FAILED, NOT_JUDGED = 1, 3
 _COLOURS = {"ok": "green", "failed": "bold red", "not judged": "yellow"}
 
@@ -27,9 +26,9 @@ _COLOURS = {"ok": "green", "failed": "bold red", "not judged": "yellow"}
 def bench(device: Device = "host", quick: Quick = False, json: Json = False) -> None:
     """Measure the costs of swapd on this machine, and those of alternatives.
 
-    Ends with status 1 if a figure is beyond its bound, with 3 if none is but some could not be
-    judged, because the machine was busy. Takes about a minute and a half, 1.5 GiB of memory, and
-    0.5 GiB of disk. On the host it needs torch.
+    Ends with status 1 if a figure is beyond its bound. Ends with 3 if no figure is, but some could
+    not be judged because the machine was busy. Takes about a minute and a half, 1.5 GiB of memory,
+    and 0.5 GiB of disk. On the host it needs torch.
     """
     with needed("swapd bench"), errors.status("Measuring") as status:
         report = suite.run(status.update, device, quick=quick)

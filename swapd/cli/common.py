@@ -1,4 +1,4 @@
-"""Shared by the commands: options, consoles, errors, times of day, and asking the daemon."""
+"""Shared by the commands: options, consoles, errors, JSON and times of day."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ from swapd.spawn import SpawnError
 
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts")]
 
-#: Columns without a terminal: enough for every table.
+#: Width without a terminal: enough for every table.
 _WIDE = 200
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
@@ -67,7 +67,7 @@ errors = _console(stderr=True)
 
 
 def say_error(text: str) -> None:
-    """Print one line for the user, on stderr, so that it never mixes with piped output."""
+    """Print one line to stderr, so that it never mixes with piped output."""
     errors.print(Text.assemble(("swapd: ", "red"), plain(text)), soft_wrap=True)
 
 
@@ -82,7 +82,7 @@ def say(text: str, style: str = "") -> None:
 def columns(
     headings: Iterable[str], rows: Iterable[Iterable[RenderableType]], left: Container[str] = ()
 ) -> Table:
-    """A table without lines; `left`: the headings of columns that are not aligned right."""
+    """Return a table without lines. `left`: headings of the columns to align left."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
@@ -101,12 +101,11 @@ def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def if_any(shown: Callable[[T], str], value: T | None) -> str:
-    """A cell of a table: empty for nothing, and for 0."""
     return shown(value) if value else ""
 
 
 def option_of(parse: Callable[[str], object], metavar: str, about: str, *names: str) -> Any:
-    """An option whose text `parse` reads; its ValueError is a usage error."""
+    """Return an option whose text `parse` reads. A ValueError of `parse` is a usage error."""
 
     def parsed(text: str) -> object:
         try:
@@ -129,24 +128,23 @@ def print_json(value: object) -> None:
 
 
 def encoded_json(value: object) -> bytes:
-    """JSON for scripts; it is safe to show on a terminal."""
+    """Return JSON that is safe to show on a terminal."""
     try:
         encoded = msgspec.json.encode(value, enc_hook=int)  # msgspec encodes no subclass of int
-    except UnicodeEncodeError:  # a path may be invalid Unicode: show it as Python does
+    except UnicodeEncodeError:  # a path with invalid Unicode: escape as Python does
         text = json.dumps(msgspec.to_builtins(value, enc_hook=int), ensure_ascii=False)
         encoded = _NO_TEXT.sub(lambda found: rf"\\u{ord(found[0]):x}", text).encode()
     return shown_json(msgspec.json.format(encoded, indent=2))
 
 
 def shown_json(encoded: bytes) -> bytes:
-    """JSON of any origin, safe to print."""
     return plain_json(encoded.decode(errors="replace")).encode()
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Print an expected error as one line; let a bug end with its traceback.
+    """Wrap a command: print an expected error as one line; let a bug end with its traceback.
 
-    A command with a `daemon`, a `target.ChosenDaemon`, gets the options of it in its place.
+    A parameter `daemon: ChosenDaemon` is replaced by the options of `ChosenDaemon`.
     """
     own = inspect.signature(command).parameters
     chosen = own["daemon"].annotation if "daemon" in own else None
@@ -182,11 +180,9 @@ def _joined(
 
 
 def clock(time: float) -> str:
-    """Local time of day, to the millisecond."""
     return datetime.fromtimestamp(time).time().isoformat("milliseconds")
 
 
 def day(time: float) -> str:
-    """Local date, and its offset from UTC."""
     local = datetime.fromtimestamp(time).astimezone()
     return f"{local.date()} UTC{local.isoformat()[-len('+00:00') :]}"

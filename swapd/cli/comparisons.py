@@ -1,7 +1,4 @@
-"""The comparisons of `swapd run --compare`: their figures, tables, and files in one folder.
-
-A comparison has the medians of several rounds.
-"""
+"""The comparisons of `swapd run --compare`: their figures, tables, and files in one folder."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -30,16 +27,16 @@ class Round(msgspec.Struct, frozen=True):
     load_s: float | None = None
     host_bytes: int | None = None
     device_bytes: int | None = None
-    #: One of each daemon; none without swapd.
+    #: One for each daemon; empty without swapd.
     outcomes: tuple[Outcome, ...] = ()
-    #: The reason for a status that the command itself did not have.
+    #: The reason for `status`, if the command itself did not end with it.
     why: str = ""
-    #: A signal that `swapd run` received meanwhile, and passed on.
+    #: A signal that `swapd run` received and passed on.
     signal: int | None = None
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two ways. `settings` are those that differ, by name; None without swapd."""
+    """One side of a comparison. `settings`: those that differ, by name; None without swapd."""
 
     name: str
     settings: dict[str, str] | None
@@ -68,9 +65,9 @@ class _Measure(NamedTuple):
     what: str
     of: Callable[[Round], float | None]
     shown: Callable[[float], str]
-    #: Whether it exists for a command without a daemon.
+    #: Whether it exists without a daemon.
     bare: bool = True
-    #: Whether the table omits it if neither side has it.
+    #: Whether the table omits it if neither side has a value.
     optional: bool = False
 
 
@@ -90,7 +87,6 @@ _MEASURES = (
     _Measure("device memory, at most", lambda r: r.device_bytes, size),
     _Measure("host memory, at most", lambda r: r.host_bytes, size),
 )
-#: A note below the table, about the measurement of memory.
 ABOUT = (
     "device memory: by NVML, without that in use before; host memory: by /proc, each 0.1 s, "
     "private memory of all processes, and their shared memory once, the daemon's too"
@@ -125,10 +121,10 @@ def _ratio(first: float | None, second: float | None) -> str:
 
 
 def better(found: Comparison) -> tuple[Side, str] | None:
-    """The side with the better settings, and the reason; None if there is none.
+    """Return the side with the better settings, and the reason; None if neither is better.
 
-    Compared with a run without swapd: the side with swapd, if its command succeeds. Compared with
-    other settings: the side with the shorter load, or else the shorter whole time.
+    Against a run without swapd, that is the side with swapd, if its command succeeds. Against other
+    settings, it is the side with the shorter load, or else the shorter whole time.
     """
     first, second = found.sides
     if any(not side.good or side.failed for side in found.sides if side.settings is not None):
@@ -143,7 +139,7 @@ def better(found: Comparison) -> tuple[Side, str] | None:
 
 
 def _time(side: Side) -> float | None:
-    """The time that decides: a server's is its load, as its whole time includes its start."""
+    """Return the deciding time. The whole time of a server includes its start."""
     loads = [each.load_s for each in side.good if each.load_s is not None]
     return median(loads or [each.whole_s for each in side.good]) if side.good else None
 

@@ -1,4 +1,4 @@
-"""`swapd pin`, `unpin`, `evict`, `resize` and `forget`: change one component. `swapd forecast`."""
+"""`swapd pin`, `unpin`, `evict`, `resize`, `forget` and `forecast`."""
 
 import time
 from functools import partial
@@ -17,7 +17,7 @@ from swapd.shared.text import plain
 from swapd.shared.units import parse_size, rate, size
 from swapd_client import Client, InUse
 
-#: Seconds for which a client may keep an unused lease, and the pause between two attempts.
+#: Longest time for which a client may keep an unused lease, and the pause between attempts.
 _KEPT_S, _AGAIN_S = 0.5, 0.05
 
 Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
@@ -26,8 +26,8 @@ Name = Annotated[str, typer.Argument(help="A component, also one with parts")]
 def pin(name: Name, daemon: ChosenDaemon) -> None:
     """Keep a component on the device: load it when there is room, and do not evict it.
 
-    Lasts until `swapd unpin`, or until the component is unregistered. Of a component in parts,
-    only its resident parts stay.
+    Lasts until `swapd unpin`, or until the component is unregistered. Of a component in parts, only
+    its resident parts stay.
     """
     with daemon.client("pin") as client:
         client.pin(name, timeout=daemon.timeout)
@@ -63,7 +63,7 @@ def evict(name: Name, daemon: ChosenDaemon) -> None:
 
 
 def _evict(client: Client, name: str, timeout: float) -> None:
-    """Evict it, in several attempts: a client keeps an unused lease for a moment."""
+    """Evict a component, and retry while it is in use: a client may keep an unused lease."""
     give_up = time.monotonic() + _KEPT_S
     while True:
         try:
@@ -91,7 +91,7 @@ Kept = Annotated[
 def forget(daemon: ChosenDaemon, contents: Kept = None) -> None:
     """Drop host copies that swapd keeps though no session uses them: all, or those named.
 
-    The next load of these files reads them again. Fails if nothing is kept of one that is named.
+    The next load of these files reads them again. Fails if nothing is kept of a named content.
     """
     with daemon.client("forget") as client:
         before = client.status(timeout=daemon.timeout).kept

@@ -1,7 +1,6 @@
-"""What the figures of a status mean, in words, and the setting to change.
+"""Conclusions from a status, in words, with the setting to change.
 
-Pure, over the status alone: `swapd status`, `swapd top`, the page and, by `/metrics`, the alerts
-all say what `conclusions` finds.
+Pure. `swapd status`, `swapd top`, the page and (by `/metrics`) the alerts all use `conclusions`.
 """
 
 from collections import Counter
@@ -18,37 +17,33 @@ from swapd.shared.units import measured_loads, size
 #: `never_fits`: acquires of a component are refused.
 Kind = Literal["thrashing", "swapping", "never_fits"]
 
-#: The last WASTED_LAST wasted loads say nothing if they took longer.
+#: If the last WASTED_LAST wasted loads took longer, nothing is concluded from them.
 LAST_S = 300.0
-#: More than this share of the time is most of it.
 _MOST = 0.5
-#: Most names in a conclusion, and most characters of each.
 _NAMES, _CHARS = 3, 40
 _MIB = 1 << 20
 
 
 class Conclusion(msgspec.Struct, frozen=True):
-    """`text` is one line for people, with names as their sessions wrote them."""
-
     kind: Kind
     text: str
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """So long, at most, half of the acquires waited, and 95 of 100: estimates."""
+    """Estimated waits: half of the acquires waited at most `p50_s`, 95 % at most `p95_s`."""
 
     p50_s: float
     p95_s: float
 
 
 class StatusReport(Status, frozen=True, tag="status"):
-    """A status as JSON shows it, with what follows from it; None: nothing was measured yet."""
+    """A status as JSON shows it, with figures derived from it. None: nothing was measured yet."""
 
     conclusions: tuple[Conclusion, ...] = ()
-    #: So long, at most, half of all acquires waited, and 95 of 100; estimates from the histogram.
+    #: Waits of all acquires, as in `Waits`.
     wait_p50_s: float | None = None
     wait_p95_s: float | None = None
-    #: The same of the acquires that named a component, by component or family.
+    #: Waits by component or family.
     waits_s: dict[str, Waits] = msgspec.field(default_factory=dict)
     load_bytes_per_s: float | None = None
 
@@ -67,7 +62,6 @@ def report(status: Status) -> StatusReport:
 
 
 def waits_of(status: Status) -> dict[str, Waits]:
-    """The waits of each component and family that was granted since the daemon's start."""
     found: dict[str, Waits] = {}
     if status.counts is None:
         return found
@@ -79,8 +73,7 @@ def waits_of(status: Status) -> dict[str, Waits]:
 
 
 def quantile(times: Histogram, share: float) -> float | None:
-    """Seconds that this share of the times does not exceed, as Prometheus estimates it: evenly
-    spread within a class, and the last bound for the open one. None if there are no times."""
+    """Estimate a quantile, in seconds, as Prometheus does. None without times."""
     rank, below = share * sum(times.counts), 0
     bounds = zip((0.0, *times.bounds), (*times.bounds, times.bounds[-1]), strict=True)
     for (low, high), count in zip(bounds, times.counts, strict=True):
@@ -91,10 +84,10 @@ def quantile(times: Histogram, share: float) -> float | None:
 
 
 def conclusions(status: Status) -> tuple[Conclusion, ...]:
-    """What is amiss in this status, and the setting to change; () if nothing is.
+    """Return the problems in this status, with the setting to change; () if there are none.
 
-    The time grows with the number of components. A daemon that is idle has no conclusion about
-    swaps after WASTED_S.
+    The time grows with the number of components. A daemon that was idle for WASTED_S has no
+    conclusion about swaps.
     """
     found = (_of_swaps(status), _of_what_never_fits(status))
     return tuple(each for each in found if each is not None)
@@ -104,12 +97,12 @@ def conclusions(status: Status) -> tuple[Conclusion, ...]:
 
 
 class _Turn(NamedTuple):
-    #: Their names, or those of their families, the largest first; and those that come and go.
+    #: Names of all used components, or of their families, the largest first.
     names: list[str]
     swapped: list[str]
-    #: Room for all of them at once, and for all that stays.
+    #: Room for all of them: those that stay, plus the largest that leaves when it is released.
     need: int
-    #: An alternating group of which several come and go; "" if there is none.
+    #: An alternating group with several swapped members, or "".
     group: str
 
 
@@ -149,7 +142,7 @@ def _is_used(c: ComponentStatus, since_s: float) -> bool:
 
 
 def _passes(c: ComponentStatus) -> bool:
-    """Whether it leaves when it is released: one after the other has the same room."""
+    """Tell whether it leaves at its release: such components use the same room in turn."""
     return c.policy == "sequential" and c.kind != "workspace"
 
 

@@ -1,4 +1,4 @@
-"""`swapd ps`, `stop` and `upgrade`: this user's daemons on this machine, and the end of one."""
+"""`swapd ps`, `stop` and `upgrade`: list this user's daemons; end or upgrade one."""
 
 import os
 import re
@@ -32,12 +32,12 @@ from swapd.shared.units import seconds, size
 from swapd_client.errors import NotRunning, SwapdError, Timeout
 from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
-#: Daemons asked at the same time: each may take its whole time to answer.
+#: Most daemons asked at once: each may take its whole time to answer.
 _AT_ONCE = 16
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One daemon. Unanswered fields are None, and `problem` has the reason."""
+    """A line of `swapd ps`. Unknown fields are None, and `problem` has the reason."""
 
     pid: int
     runtime_dir: str
@@ -115,9 +115,8 @@ def _table(listed: list[Listed]) -> Table:
 
 #: Longer than the daemon's own --stop-timeout, which is 10 s by default.
 STOP_S = 60.0
-#: Seconds that a daemon has to answer before the question.
 ASKED_S = 5.0
-#: Pause between the two signals of --now: without it they could merge into one.
+#: Pause between the two signals of --now: without a pause they could merge into one.
 _APART_S = 0.2
 
 Now = Annotated[
@@ -153,7 +152,7 @@ def stop(
 
 
 def process_of(folder: Path) -> int:
-    """The process id of the daemon that serves `folder`. Raises: NotRunning, Timeout."""
+    """Raises: NotRunning, Timeout."""
     with find(folder) as opened:
         sock, pid = open_lifeline(opened, ASKED_S)
         sock.close()
@@ -207,7 +206,7 @@ def _end(process: OwnedFd, *, now: bool, timeout: float, what: str) -> None:
 
 
 def ends_within(process: OwnedFd, within_s: float) -> bool:
-    """Wait for the end of a process (a pidfd); return whether it has come."""
+    """Wait for a process (a pidfd) to end; return whether it did."""
     poll = select.poll()
     poll.register(process.fileno(), select.POLLIN)
     return bool(poll.poll(within_s * 1000))
@@ -216,9 +215,8 @@ def ends_within(process: OwnedFd, within_s: float) -> bool:
 # --- swapd upgrade ----------------------------------------------------------------------
 
 
-#: Longest time for a check, which imports the installed version.
+#: A check imports the installed version.
 CHECK_S = 120.0
-#: Pause between two looks for the next version.
 LOOK_S = 0.02
 
 
@@ -226,9 +224,9 @@ def upgrade(endpoint: Endpoint = None, device: Device = None, timeout: Wait = ST
     """Let a daemon run the installed version of swapd, in its own process, while workers go on.
 
     First its command line is checked with that version: if it would not serve, nothing changes.
-    Then its sessions end. Holders of leases compute on, and each worker's next call joins
-    the new version, to which it hands its host copies. SIGUSR2 does the same without the check.
-    Ends with status 1 if it does not serve after --timeout seconds.
+    Then its sessions end. Holders of leases compute on, and each worker's next call joins the new
+    version, to which it hands its host copies. SIGUSR2 does the same without the check. Ends with
+    status 1 if it does not serve after --timeout seconds.
     """
     folder = where(endpoint, device, ASKED_S)
     pid = process_of(folder)
@@ -244,7 +242,7 @@ def upgrade(endpoint: Endpoint = None, device: Device = None, timeout: Wait = ST
 
 
 def _refuse_the_unable(pid: int, what: str) -> None:
-    """The signal would end a daemon that does not expect it."""
+    """Raise UserError if the daemon does not catch the signal, which would end it."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     if caught is None or not int(caught[1], 16) >> (signal.SIGUSR2 - 1) & 1:
@@ -255,7 +253,6 @@ def _refuse_the_unable(pid: int, what: str) -> None:
 
 
 def _check(pid: int, what: str) -> None:
-    """Run the daemon's command, in its folder and environment, with --check."""
     process = Path(f"/proc/{pid}")
     command = _words(process / "cmdline")
     variables = dict(pair.split("=", 1) for pair in _words(process / "environ") if "=" in pair)
@@ -285,7 +282,6 @@ def _unchecked(what: str, why: str) -> UserError:
 
 
 def _served(folder: Path, process: OwnedFd, what: str, began: float, timeout: float) -> Status:
-    """The first answer of the next version."""
     until = began + timeout
     while time.monotonic() < until:
         with suppress(SwapdError):

@@ -30,12 +30,12 @@ def demo(
 ) -> None:
     """Run a real Qwen2.5-Omni architecture on a device that cannot hold its three stages.
 
-    Thinker, talker and token2wav, with reduced configurations and random weights, each in
-    a process of its own, first without swapd and then with it; every output is compared
-    bit for bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
+    Thinker, talker and token2wav have reduced configurations and random weights. Each runs in a
+    process of its own, first without swapd and then with it, and every output is compared bit for
+    bit. Takes about half a minute and 2 GiB of memory; downloads nothing.
     """
     with needed("swapd demo"):
-        if find_spec("transformers") is None:  # the stages need it, in their own processes
+        if find_spec("transformers") is None:  # only the processes of the stages import it
             raise ModuleNotFoundError(name="transformers")
         from swapd.demo import run as run_demo
 

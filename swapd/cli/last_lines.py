@@ -14,8 +14,7 @@ from swapd.log.records import OtherSchema, Record
 from swapd.shared import protocol
 from swapd.shared.protocol import SessionStatus
 
-#: Most bytes that it reads at once, of the past as of later records: it skips older ones, so that a
-#: daemon with thousands of records a second costs its readers no more.
+#: Most bytes read at once. Older records are skipped, which bounds the cost of busy daemons.
 READ_BYTES = 256 << 10
 
 
@@ -34,8 +33,10 @@ class LastLines:
         self._seen = Seen()
 
     def read(self, sessions: Iterable[SessionStatus] = ()) -> None:
-        """Add the new records; none if the file cannot be read. `sessions`: those of the daemon,
-        whose labels may be older than the part of the log that is read. Blocks for the disk."""
+        """Add the new records, if the file can be read. Blocks for the disk.
+
+        `sessions`: of the daemon; their labels may be older than the part of the log read here.
+        """
         with suppress(OSError, OtherSchema):
             fresh = self._tail.read()
             for session in sessions:
@@ -53,7 +54,7 @@ class LastLines:
 
 
 def is_everyday(record: Record) -> bool:
-    """Whether people skip it: thousands of such records may come in a second."""
+    """Tell whether people skip this record: thousands of such records may come in a second."""
     match record.event or record.action:
         case events.SessionRequest(
             request=protocol.Acquire() | protocol.Release() | protocol.Cancel()

@@ -33,15 +33,14 @@ from swapd_client.session.endpoint import find
 
 
 class LogView:
-    """Shows the lines of a log, in order. `everything`: hits and releases too. `folds`: moves of
-    parts of one component in a line; while more records follow, it may hold back such a line."""
+    """Shows the lines of a log, in order. `everything`: also hits and releases. `folds`: moves of
+    parts of one component in one line, held back while more records may belong to it."""
 
     def __init__(self, only: Filter, *, everything: bool = False, folds: bool = False) -> None:
         self._only = only
         self._everything = everything
         self._folding = Folding() if folds else None
         self._seen = Seen()
-        #: The day of the last line, which stands above the lines of that day.
         self._day = ""
         self.found = False
 
@@ -57,7 +56,6 @@ class LogView:
 
     @property
     def keeps_back(self) -> bool:
-        """Whether it holds lines back until more records come, or none do."""
         return self._folding is not None and self._folding.open
 
     def _shown(self, lines: Iterable[LogLine], more: bool) -> Iterator[ShownLine]:
@@ -93,8 +91,7 @@ class JsonView(LogView):
         sys.stdout.buffer.flush()
 
 
-#: Seconds between two looks at the file; and looks without a record after which the view shows the
-#: lines that it held back.
+#: Seconds between two looks at the file; looks without a record until held-back lines are shown.
 LOOK_S = 0.1
 QUIET_LOOKS = 5
 #: Longest wait for the last records of a daemon that ends.
@@ -198,9 +195,9 @@ def log(
 ) -> None:
     """Show the swap log: loads, evictions and waits, with their causes.
 
-    Swaps, waits and refusals of the daemon that ran last, blocks of one pass in one line; with
-    --json all its records, as they were written. With a NAME: the records of that component, each
-    under its cause.
+    It shows swaps, waits and refusals of the daemon that ran last, with the blocks of one pass in
+    one line. With --json: all its records, as they were written. With a NAME: the records of that
+    component, each under its cause.
     """
     only = Filter(tuple(component), tuple(session), tuple(kind), min_duration or 0.0, since or 0.0)
     for strange in unknown_kinds(only.kinds):
@@ -244,7 +241,7 @@ def _show(view: LogView, path: Path, lines: int | None, *, all_runs: bool) -> No
 
 
 def _refuse_nothing(view: LogView, components: tuple[str, ...]) -> None:
-    """A name without a record is an error, as in grep."""
+    """Exit with 1 if no record is about the named components, as grep does."""
     if components and not view.found:
         say_error(f"no record is about {' or '.join(components)}; `swapd status` has names")
         sys.exit(1)
@@ -270,8 +267,8 @@ def trace(
 ) -> None:
     """Write the swap log as a trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-    A track for each component, for the copies of each direction, and for each session's waits and
-    leases; of the daemon that ran last.
+    The trace has a track for each component, for the copies of each direction, and for the waits
+    and leases of each session. It covers the daemon that ran last.
     """
     lines = last_run(read(swap_log(daemon, file)))
     with output.open("wb") as written:

@@ -1,7 +1,7 @@
-"""The daemon's page (`swapd serve --http`): its address, its token, and its process.
+"""The daemon's side of its page (`swapd serve --http`): address, token, and the serving process.
 
-Lives here: the daemon's part in it. The daemon listens, so that a bad address is an error at its
-start. A thread of the daemon keeps the process that answers (`swapd.web`).
+The daemon itself listens, so that a bad address is an error at its start. A thread of the daemon
+starts the process that answers (`swapd.web`), and restarts it when it ends.
 """
 
 import errno
@@ -28,14 +28,14 @@ from swapd.shared.fds import OwnedFd
 
 log = logging.getLogger("swapd.page")
 
-#: Bounds of a token's length: shorter ones can be guessed, and longer ones are a mistake.
+#: Bounds of a token's length: a shorter token can be guessed; a longer token is a mistake.
 TOKEN_MIN = 16
 TOKEN_MAX = 1024
 BACKLOG = 128
-#: Seconds for which the address of a daemon that has just ended may still be in use.
+#: Seconds of retries to bind: the address of a daemon that just ended may still be in use.
 TAKEN_S = 2.0
 CLOSE_S = 3.0
-#: Pauses before the process is started again: they double while it keeps ending at once.
+#: Pauses before the process is restarted; they double while it keeps ending soon.
 AGAIN_S = 1.0
 AGAIN_MAX_S = 60.0
 
@@ -62,7 +62,7 @@ class Address(NamedTuple):
 
 
 class PageSettings(msgspec.Struct, frozen=True):
-    """The settings of its process, sent by standard input, which no other process can read."""
+    """Settings of the serving process, sent by standard input, which no other process can read."""
 
     folder: str
     fd: int
@@ -72,7 +72,7 @@ class PageSettings(msgspec.Struct, frozen=True):
 
 
 class Page:
-    """Listens from the start, and answers from `start` to `close`."""
+    """Listens from its construction, and answers from `start` to `close`."""
 
     def __init__(self, address: Address, token: str) -> None:
         """Raises: ConfigError if the address is not available."""
@@ -94,9 +94,10 @@ class Page:
         return None if process is None else process.pid
 
     def start(self, folder: Path) -> None:
-        """Start its process, a client of the daemon that serves `folder`. Does not block.
+        """Start the serving process, a client of the daemon in `folder`. Does not block.
 
-        Raises: LimitError."""
+        Raises: LimitError.
+        """
         paths = [str(Path(entry).absolute()) for entry in sys.path]
         fd, host = self._socket.fileno(), self.address.host
         settings = PageSettings(str(folder), fd, host, self._token, paths)
@@ -104,7 +105,7 @@ class Page:
         system.start(self._thread)
 
     def close(self) -> None:
-        """End it. Blocks for at most CLOSE_S."""
+        """Blocks for at most CLOSE_S."""
         with self._lock:
             self._closing.set()
             process = self._process
@@ -151,9 +152,10 @@ class Page:
 
 
 def open_page(config: Config) -> Page | None:
-    """Listen at the address in the settings; None if they have none.
+    """Listen at the address in the settings; return None without an address.
 
-    Raises: ConfigError; MissingExtra."""
+    Raises: ConfigError; MissingExtra.
+    """
     if config.http is None:
         return None
     address = parse_address(config.http)
@@ -208,8 +210,8 @@ def _token(config: Config) -> str:
 
 
 def _read_secret(path: str) -> bytes:
-    """The beginning of a file that only its owner, this user or root, can write, and no others can
-    read. Raises: ConfigError, OSError."""
+    """Read the beginning of a file that belongs to this user or root, that its group cannot write,
+    and that others can neither read nor write. Raises: ConfigError, OSError."""
     with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -244,7 +246,7 @@ def _listening(address: Address) -> socket.socket:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
-    process.stdin.close()  # which ends the process
+    process.stdin.close()  # this ends the process
     try:
         process.wait(CLOSE_S)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""Folds loads and evictions of one component's parts into a line.
+"""Folds loads and evictions of the parts of one component into one line.
 
-A streamed component loads its blocks pass by pass, and a component by layers gives up many of them
+A streamed component loads its blocks pass by pass, and a component by layers gives up many layers
 for one request. Pure: records in, lines out. `render.py` words single lines.
 """
 
@@ -16,16 +16,15 @@ from swapd.shared.units import size
 
 
 class _Move(NamedTuple):
-    """A part that was loaded, written back or evicted. `took`: seconds of its copy.
+    """A part that was loaded, written back or evicted, at the time `at`.
 
-    `at`: the end of that. `passed`: it left by itself, when the pass had reached the next part.
+    `took`: seconds of the copy. `passed`: the part left by itself, once the pass had gone on.
     """
 
     verb: str
     name: str
     nbytes: int
     at: float
-    #: Its own line, for short runs.
     alone: ShownLine
     took: float = 0.0
     why: str = ""
@@ -38,13 +37,13 @@ class _Run:
         self.moved: list[_Move] = []
 
     def goes_on_with(self, moved: _Move) -> bool:
-        """Whether `moved` belongs to the same pass: a second load of a part begins the next."""
+        """Tell whether `moved` is in the same pass: a second load of a part begins the next."""
         came = {one.name for one in self.moved if one.verb == "in"}
         return moved.verb != "in" or moved.name not in came
 
     @property
     def is_stream(self) -> bool:
-        """Its parts leave by themselves: it continues across records of others."""
+        """Whether its parts leave by themselves, so that it continues across records of others."""
         return any(one.passed for one in self.moved)
 
     def lines(self, seen: Seen) -> Iterator[ShownLine]:
@@ -72,12 +71,12 @@ class _Run:
         return in_columns(ours[-1].at, Said(verb, plain(self.family), detail, style), seen)
 
 
-#: Most moves that keep their single lines.
+#: Runs of so few moves keep their single lines.
 _FEW = 2
 
 
 class Folding:
-    """Lines of records, with folded runs of parts. Pass it all records in order, then `flush`."""
+    """Lines of records, with runs of parts folded. Pass all records in order, then `flush`."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
@@ -87,7 +86,7 @@ class Folding:
         return bool(self._runs)
 
     def lines(self, record: Record, seen: Seen) -> Iterator[ShownLine]:
-        """The lines to show now. `seen` holds the records before it."""
+        """Yield the lines to show now. `seen` holds the records before this one."""
         shown = line(record, seen)
         left = record.action
         if shown is None or (isinstance(left, actions.Evicted) and left.name in seen.part_of):

@@ -134,9 +134,9 @@ def plan(
 
     With --vllm: the same for the stages of a deploy file, and the values to set in it.
 
-    With --from-log: the settings of the daemon under which the last run in its swap log would have
-    waited least, of those that are tried by running it again, as `swapd replay` does: rules,
-    pins, sizes of streamed components.
+    With --from-log: the daemon's settings with which the last run in its swap log would have waited
+    least. They are found by running it again, as `swapd replay` does, with other rules, pins and
+    sizes of streamed components.
     """
     of_parts = {
         "--kv-cache": kv_cache,
@@ -183,8 +183,8 @@ def plan(
 
 
 def deploy_of(path: Path, sources: Sequence[str]) -> Deploy:
-    """A deploy file; if it is one of `stage_args`, the overlay that it makes over the deploy file
-    that the installed vLLM-Omni has for the model, one of the sources. Raises: PlanError."""
+    """Read a deploy file. A file with `stage_args` becomes an overlay over the deploy file that the
+    installed vLLM-Omni has for the model, which is one of the sources. Raises: PlanError."""
     if not (listed := asked.in_file(path)):
         return deploy.read(path)
     model = next((one for one in sources if sizes.named(one) is None), None)

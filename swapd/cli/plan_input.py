@@ -1,4 +1,4 @@
-"""The input of a plan: components, memory, bandwidth, from options, files or a daemon."""
+"""The input of a plan (components, memory, bandwidth) from options, files or a daemon."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,29 +22,26 @@ from swapd_client.errors import NotRunning, Timeout
 
 T = TypeVar("T", int, float)
 
-#: Default bandwidth without a measurement: published, for pinned memory.
+#: A published figure, for pinned memory.
 PUBLISHED = 25e9
 _PUBLISHED_FROM = "published for PCIe 4.0 x16 and pinned memory; 5.0 x16 has about 55 GB/s"
 
-#: Default for a component whose blocks are unknown.
+#: For a component whose blocks are unknown.
 ASSUMED_BLOCKS = 32
-#: Default share of a device for contexts, graphs and the allocator.
 _OVERHEAD_SHARE = 0.1
 _MEASURED_BYTES = 64 << 20
 _MEASURED_ROUNDS = 5
 
 
 class Bandwidth(NamedTuple):
-    """Bytes per second of copies to the device, and their source."""
-
     bytes_per_s: float
     source: str
 
 
 def status_of(endpoint: str | None, timeout: float, *, needed: bool) -> Status | None:
-    """A daemon's status; None if none answers and it is not `needed`."""
+    """Return None if no daemon answers and the status is not `needed`."""
     try:
-        # if not needed, only the daemon in the default place: another may be unrelated to the plan
+        # unless needed, only the daemon in the default place: another may be unrelated to the plan
         if not (needed or endpoint):
             endpoint = config.endpoint_from_environment() or str(config.usual_folder())
         with ChosenDaemon(endpoint, timeout=timeout).client("plan") as client:
@@ -122,7 +119,7 @@ def pairs(
     like: str = "20",
     most: int = 1_000_000,
 ) -> dict[str, T]:
-    """The values of an option by the names that they are for. Raises: PlanError."""
+    """Raises: PlanError."""
     found: dict[str, T] = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -146,7 +143,8 @@ def memory_of(
     total: int | None,
     uses: Mapping[str, int | None],
 ) -> MemoryBudget:
-    """The device's memory, `total` if given, and its other `uses`, by the fields of a MemoryBudget.
+    """Return the device's memory, `total` if given, with its other `uses`, which are named as in
+    MemoryBudget.
 
     A daemon's budget is for weights alone. Raises: PlanError.
     """
@@ -163,7 +161,7 @@ def memory_of(
 
 
 def gpu_memory(device: str) -> int:
-    """All memory of a GPU, from the driver. Raises: DeviceError, PlanError."""
+    """Raises: DeviceError, PlanError."""
     number = _gpu_number(device)
     api = load()
     return int(checked(api, api.cuDeviceTotalMem, checked(api, api.cuDeviceGet, number)))
@@ -176,7 +174,7 @@ def _gpu_number(device: str) -> int:
 
 
 def given_chunk(text: str | None) -> int | Literal["auto"] | None:
-    """The value of `--chunk`, parsed as by `swapd serve`. Raises: PlanError, ConfigError."""
+    """Parse the value of `--chunk` as `swapd serve` does. Raises: PlanError, ConfigError."""
     if text is None:
         return None
     found = config.load(None, {"chunk": text}, {}).chunk

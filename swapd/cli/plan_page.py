@@ -1,4 +1,4 @@
-"""The report of `swapd plan --vllm`, and the page of it for people."""
+"""The report of `swapd plan --vllm`, and its page for people."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,9 +21,8 @@ class VllmPlanReport(msgspec.Struct, frozen=True):
     gpus: tuple[GpuPlan, ...]
     bytes_per_s: float
     bandwidth_from: str
-    #: Host memory for all copies: weights, and at most the whole KV caches.
+    #: For weights, and at most the whole KV caches.
     host_bytes: int
-    #: The daemons' chunk size, and the reason for it.
     chunk_bytes: int
     chunk_from: str
     settings: dict[int, dict[str, float]]

@@ -19,21 +19,20 @@ from swapd.shared.units import parse_size, size
 from swapd_client.vllm import checkpoint
 from swapd_client.vllm.options import KEY, options_of
 
-#: No stage has more memory.
 _MOST = 1 << 50
 
 
 class JointPlan(NamedTuple):
-    #: One for each file: its stages alone, on GPUs whose budget is for all of them.
+    #: One for each file, of its own stages; the budgets of the GPUs are for all files.
     reports: list[VllmPlanReport]
     gpus: list[GpuPlan]
-    #: Of each file, the settings of its stages that the plan changes, by their ids.
+    #: The settings that the plan changes: for each file, by the ids of its stages.
     changes: list[dict[int, dict[str, Any]]]
 
 
 class StageFile(NamedTuple):
     deploy: Deploy
-    #: Sources of its weights' sizes: folders, files, or sizes by name.
+    #: Sources of the sizes of its weights: folders, files, or NAME=SIZE.
     sources: Sequence[str]
     rooms: Sequence[str] = ()
     config: Path | None = None
@@ -55,11 +54,11 @@ def reports_of(
     on: Collection[int] = (),
     budgets: Mapping[int, int] = {},
 ) -> JointPlan:
-    """The settings for several deploy files whose stages share their GPUs, and for `servers` of
-    plain vLLM beside them, which it asks for with the memory of each GPU.
+    """Plan the settings of deploy files whose stages share GPUs, beside servers of plain vLLM.
 
-    `on`: the GPUs of servers. `budgets`: those that the user gives, by GPU. Raises: PlanError, with
-    the sum if it cannot fit.
+    `servers`: returns the plain servers, given the memory of each GPU. `on`: the GPUs of those
+    servers. `budgets`: budgets that the user gave, by GPU. Raises: PlanError, with the sum if it
+    cannot fit.
     """
     for each in files:
         _check_ours(each.deploy)
@@ -172,8 +171,8 @@ def _components(found: Deploy, sources: Sequence[str]) -> list[ModelComponent]:
 
 
 def _as_loaded(c: ModelComponent, path: Path, found: Deploy) -> ModelComponent:
-    """A component of a model as vLLM-Omni loads it, if that is a stage: in the type of its numbers,
-    and with tensors of other stages that it keeps."""
+    """Return a stage's component with the size that vLLM-Omni loads: in the stage's dtype, with
+    tensors of other stages that it keeps. Other components are returned unchanged."""
     stage = next((s for s in found.stages if c.name in claims.names_of(s)), None)
     if stage is None or not path.is_dir():
         return c
@@ -259,8 +258,8 @@ def _settings(plans: Sequence[GpuPlan]) -> dict[int, dict[str, float]]:
 
 
 def _changes(found: Deploy, plans: Sequence[GpuPlan]) -> dict[int, dict[str, Any]]:
-    """The same settings; KV caches in the arena also get `kv: auto`, to take turns there, and
-    stages that do not fit `resident: auto`, to stream."""
+    """Return `_settings`, with `kv: auto` for stages whose KV cache moves to the arena, and
+    `resident: auto` for stages that do not fit, so that they stream."""
     changes: dict[int, dict[str, Any]] = {**_settings(plans)}
     streaming = {point.name for plan in plans for point in plan.streams}
     for stage in found.stages:
@@ -312,9 +311,9 @@ def _async_chunk(found: Deploy, plan: GpuPlan) -> list[str]:
 
 
 def _as_written(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
-    """The stages' need of a GPU with the settings in their file, and these as a sum.
+    """Return what a GPU would need with the settings in the file, and these settings as a sum.
 
-    A stage with a set size of its KV cache takes no more than that and its workspace.
+    A stage that states the size of its KV cache takes no more than that and its workspace.
     """
     stages = {s.id: s for s in found.stages}
     asked = plan.budget_bytes + sum(t.nbytes for t in plan.beside)
@@ -326,7 +325,7 @@ def _as_written(found: Deploy, plan: GpuPlan) -> tuple[int, str]:
         if stage.kv_cache_bytes is not None:
             asked += share.room_bytes
             if stage.kv != "private":
-                continue  # it takes turns in the arena
+                continue  # its cache takes turns in the arena
             asked += stage.kv_cache_bytes - share.cache_bytes
             terms.append(f"a KV cache of {size(stage.kv_cache_bytes)} for {share.name}")
             continue

@@ -1,4 +1,4 @@
-"""Swap log records as text for people, given the records before them: `Seen`. Pure."""
+"""Swap log records as text for people, given the records before them (`Seen`). Pure."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,14 +17,13 @@ from swapd.shared.text import counted, plain
 from swapd.shared.units import rate, seconds, size
 
 _VERB_CELLS = 11
-#: Bounds of the width of the names' column, which fits the longest name.
 _SUBJECT_CELLS = (10, 28)
 
 GOOD, MOVE, WAIT, BAD, QUIET = "green", "magenta", "yellow", "red", "dim"
 
 
 class Said(NamedTuple):
-    """A record in words. `swap`: it belongs to the default view, not only to --all."""
+    """A record in words. `swap`: the default view shows it, not only --all."""
 
     verb: str
     subject: str
@@ -67,8 +66,8 @@ def sentence(record: Record, seen: Seen) -> Text:
 
 
 def say(record: Record, seen: Seen) -> Said:
-    """A record in words, safe to show: any program may have written its file. `seen` holds the
-    records before it."""
+    """Put a record in words that are safe to show: any program may have written its file. `seen`
+    holds the records before it."""
     item: Any = record.event or record.action
     if item is None:
         return _of_log(record)
@@ -90,7 +89,7 @@ def _of_log(record: Record) -> Said:
 
 
 class _Words(dict[str, str]):
-    """The values of a template's fields, computed at their use."""
+    """The values of a template's fields, each computed when it is used."""
 
     def __init__(self, item: Any, record: Record, seen: Seen) -> None:
         super().__init__()
@@ -189,7 +188,7 @@ def _refuse(a: actions.Refuse, w: _Words) -> Said:
 
 
 def _evicted(a: actions.Evicted, w: _Words) -> Said:
-    """It gets its own line only if leaving took time that no other line shows."""
+    """The default view shows the line only if leaving took time that no other line shows."""
     record = w.record
     cause, decided = w.seen.evictions.get(a.generation, (record.cause, record.time))
     took = record.time - decided
@@ -197,7 +196,6 @@ def _evicted(a: actions.Evicted, w: _Words) -> Said:
     return Said("evicted", "{name}", detail, MOVE, cause != record.cause and not a.bytes_back)
 
 
-#: What came of a component that was loaded ahead.
 _CAME: dict[actions.Outcome, str] = {
     "in": "was in when it was asked for: {saved} saved",
     "coming": "was coming when it was asked for: {saved} saved",
@@ -217,7 +215,7 @@ def _follow(asked: protocol.Follows, w: _Words) -> Said:
     return Said("follow", "{names}", f"follow {{followed}}, {how} {{who}}")
 
 
-#: The words for each kind of event, request and action: a template, or what makes one.
+#: The words for each kind of event, request and action: a template, or a function that makes one.
 _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     events.SessionOpened: _opened,
     events.SessionEnds: Said("ending", "{who}", "", WAIT),
@@ -285,7 +283,6 @@ _SAID: dict[type, Said | Callable[[Any, _Words], Said]] = {
     actions.Lost: Said("lost", "{names}", "{why}", f"bold {BAD}", True),
 }
 
-#: The reasons of evictions; those with a waiter also name it.
 _WHY: dict[actions.Reason, str] = {
     "room": "to make room",
     "alternating": "excluded by its group",

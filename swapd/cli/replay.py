@@ -1,7 +1,5 @@
-"""A recorded run of the daemon, again under other settings: `swapd replay`.
-
-`swapd plan --from-log`: settings under which it would have waited less.
-"""
+"""`swapd replay` runs a recorded run again under other settings; `swapd plan --from-log` searches
+for settings under which it would have waited less."""
 
 import json
 import shlex
@@ -56,12 +54,12 @@ def replay(
     """Run the daemon's last recorded run again, under other settings.
 
     The same core decides; the device is simulated, so hours take seconds. Each thread asks again as
-    long after its last answer as it did, and holds each lease for as long. A thread that waited for
-    another one, unseen by the daemon, is not known to do so.
+    long after its last answer as it did, and holds each lease for as long. A wait of one thread for
+    another that the daemon did not see is not reproduced.
 
     "as recorded" shows how well that describes the run: compare it with "what happened". "fewest"
     are the bytes that the best choice of evictions loads for the same uses in the same order; ">="
-    stands before a bound, where there are too many choices.
+    marks a lower bound, where there are too many choices.
     """
     work = work_of(swap_log(daemon, file))
     chunks = chunks_of(work, budget)
@@ -82,7 +80,7 @@ def replay(
 
 
 def work_of(path: Path) -> RecordedWork:
-    """The work of the last run in a log. Raises: ReplayError, OtherSchema, OSError."""
+    """Raises: ReplayError, OtherSchema, OSError."""
     lines = last_run(read(path))
     start = lines[0].record.start if lines else None
     if start is None:
@@ -94,7 +92,7 @@ def work_of(path: Path) -> RecordedWork:
 
 
 def chunks_of(work: RecordedWork, budget: int | None) -> int:
-    """The memory of a run with this budget; None: as recorded. Raises: BadParameter."""
+    """`budget` None: as recorded. Raises: BadParameter."""
     chunks = work.start.chunks if budget is None else budget // work.start.chunk_bytes
     if not chunks:
         raise typer.BadParameter(
@@ -160,7 +158,7 @@ _SEARCH_S = 60.0
 
 
 def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bool) -> None:
-    """Print the best settings found for the last run in a log, and what they come to. Raises:
+    """Print the best settings found for the last run in a log, and their effect. Raises:
     ReplayError, OtherSchema, OSError."""
     began, work = time.monotonic(), work_of(log)
     if not work.happened.waits:
@@ -187,7 +185,6 @@ def plan_log(log: Path, budget: int | None, bandwidth: float | None, as_json: bo
 
 
 def _best(work: RecordedWork, chunks: int, bytes_per_s: float) -> tuple[Changes, ReplayTally, int]:
-    """The changes, what comes of them, and how many settings were tried."""
     settings = search.settings_of(work)
     ends, tried = time.monotonic() + _SEARCH_S, 0
 

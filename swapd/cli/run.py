@@ -25,7 +25,6 @@ from swapd.shared.config import ConfigError
 from swapd.shared.units import parse_size, parse_span, seconds, typed_size
 
 _SUFFIX = ".toml"
-#: What to write into such a file instead of an option.
 _IN_DAEMON = "write it into [daemon] of the file"
 _IN_STAGE = "write a stage that uses the others, with ends_all = true, whose end is that of all"
 _INSTEAD = {
@@ -35,7 +34,7 @@ _INSTEAD = {
 
 
 def _files(context: typer.Context, incomplete: str) -> list[str]:
-    """For completion: files of stages, as the first word; a command completes its own words."""
+    """Complete the first word with files of stages; a command completes its own words."""
     if context.params.get("words"):
         return []
     found = (Path(name) for name in glob.glob(f"{glob.escape(incomplete)}*"))
@@ -123,11 +122,11 @@ def run(
     """Run a command with the daemons that it needs, which end when it ends.
 
     `-- vllm serve MODEL` gets swapd's worker. `-- vllm-omni serve MODEL --omni` is planned as by
-    `swapd plan --vllm`, and gets the overlay, over the deploy file that vllm-omni uses for the
-    model, or that after `--deploy-config`; its stages offload by `--cpu-offload-enabled` and the
-    like. Any other command finds its daemon by $SWAPD_ENDPOINT.
-    `swapd run` joins a running daemon whose budget is large enough. It passes signals on; the
-    status is the command's.
+    `swapd plan --vllm`. It gets the resulting overlay over the deploy file that vllm-omni uses for
+    the model, or over that after `--deploy-config`; its stages offload by `--cpu-offload-enabled`
+    and the like. Any other command finds its daemon by $SWAPD_ENDPOINT.
+    `swapd run` joins a running daemon whose budget is large enough. It passes signals on, and ends
+    with the command's status.
 
     `--compare` runs the command without swapd and then with it, or with `--set` as it is and then
     with these settings, and prints a table of both: time, waiting, bytes, memory. A server needs
@@ -137,9 +136,9 @@ def run(
     FILE.toml has several commands: [daemon] with settings of `swapd serve`, and [stages.NAME] with
     command, env, directory, restart (no, on-failure, always), retries, backoff, after, ready
     (started, registered, ended), ends_all and stop_timeout. Each line of their output begins with
-    their name. The first that fails for good ends all, and its status is the run's; a second
-    Ctrl-C kills. Stages of vLLM and vLLM-Omni that share a GPU are planned together. `--compare`
-    takes such a file, too.
+    the name of its stage. The first stage that fails for good ends all, and its status is the
+    run's; a second Ctrl-C kills. Stages of vLLM and vLLM-Omni that share a GPU are planned
+    together. `--compare` takes such a file, too.
     deploy/README.md has the keys.
     """
     if list_:

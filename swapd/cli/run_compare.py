@@ -1,6 +1,6 @@
 """`swapd run --compare`: runs a command or a file in two ways in turn, and prints a table of both.
 
-A server that is compared runs as a stage, and the command that uses it as another, which ends both.
+A server runs as a stage, and the command that uses it as another stage, whose end ends both.
 """
 
 import os
@@ -32,28 +32,27 @@ from swapd.spawn import SpawnError
 from swapd_client.errors import SwapdError
 
 _MIB = 1 << 20
-#: A server has so long after SIGTERM; then it is killed.
+#: From SIGTERM to SIGKILL.
 _ENDS_IN_S = 60.0
 _INSTEAD = "compare two settings, with --set NAME=VALUE"
 
 
 class ComparisonOptions(NamedTuple):
-    #: Settings of the second side; none: the first side runs without swapd.
+    #: Settings of the second side. Without them, the first side runs without swapd.
     changes: Sequence[str] = ()
     rounds: int = 1
-    #: A command that uses a server, and ends it; or the time after which it is ended.
     until: str | None = None
     span: float | None = None
     ready: str | None = None
 
 
 class ServerLoad(NamedTuple):
-    """What ends a server: a command that uses it, or one that waits."""
+    """The stage that ends a server: a command that uses it, or one that only waits."""
 
     words: tuple[str, ...]
-    #: Whether it uses the server, so that its time counts.
+    #: Whether it uses the server, so that its time is measured.
     counts: bool
-    #: Where the server answers once it is ready; None: it is ready at once.
+    #: Where the server answers; None: it counts as ready at once.
     address: ServerAddress | None
 
 
@@ -72,10 +71,10 @@ def compare(
     *,
     dry_run: bool,
 ) -> int:
-    """Run it in both ways, print and keep the table; return the exit status.
+    """Run the command or file in both ways, and print and save the table.
 
-    That is the status of the first command that failed. Raises: ConfigError, PlanError, SwapdError
-    before it runs anything.
+    Returns the exit status: that of the first command that failed, or of an interrupt. Raises:
+    ConfigError, PlanError, SwapdError before anything runs.
     """
     folder = folder.with_name(f"{folder.name}-{os.getpid()}")
     ways = _ways(found, folder, options, device_memory)
@@ -240,8 +239,8 @@ def _check_free(address: ServerAddress) -> None:
 def _all_rounds(
     ways: Sequence[Way], count: int
 ) -> tuple[tuple[list[Round], list[Round]], int | None]:
-    """The rounds of each side; and the status if a signal ended them. The sides alternate, so a
-    change of the machine affects both. A round with a failure is the last."""
+    """Return the rounds of each side, and the exit status if a signal ended them. The sides
+    alternate, so that a change of the machine affects both. A round with a failure is the last."""
     rounds: tuple[list[Round], list[Round]] = ([], [])
     devices = [wanted.device for wanted in ways[1].plan.daemons]
     for number in range(1, count + 1):
@@ -331,7 +330,7 @@ def _server_with_load(way: Way, load: ServerLoad, daemons: Sequence[ServingDaemo
 
 @contextmanager
 def _to_itself(address: ServerAddress | None) -> Iterator[None]:
-    """Have the server's address alone. Afterwards, remove a socket that the server leaves: the next
+    """Take the server's address. Afterwards, remove a socket file that the server left, as the next
     server could not listen there. Raises: SwapdError if another server answers."""
     if address is None:
         yield

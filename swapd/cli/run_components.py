@@ -1,4 +1,4 @@
-"""The components of the stages of `swapd run`: their names, and the GPUs that they are on."""
+"""The components of the stages of `swapd run`: their names and their GPUs."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -10,7 +10,6 @@ from swapd.run.file import RunFile, StageSpec
 from swapd.shared import config
 from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
 
-#: The setting for the name of a component, by the kind of command.
 _NAMED_BY = {
     "vllm": """--additional-config '{"swapd": {"component": "NAME"}}'""",
     "vllm-omni": "additional_config: {swapd: {component: NAME}} in its deploy file",
@@ -21,9 +20,9 @@ _NAMED_BY = {
 
 
 def check_names(found: RunFile, read: Mapping[str, Deploy | None]) -> None:
-    """Check that no two stages have components of one name in one daemon at the same time.
+    """Raise PlanError if two stages that run at once have components of one name in one daemon.
 
-    `read`: the deploy files of servers of vLLM-Omni, as far as they are known. Raises: PlanError.
+    `read`: the deploy files of vLLM-Omni servers, by stage, where known.
     """
     seen: dict[tuple[str, str], list[StageSpec]] = {}
     for stage in found.stages.values():
@@ -71,13 +70,12 @@ def devices_of(found: RunFile) -> list[str]:
 
 
 def on_host(found: RunFile) -> bool:
-    """Whether all its devices are the host, also those that it leaves out."""
     return {table.device or budgets.devices()[0] for table in found.daemons} == {"host"}
 
 
 def gpus_of(stage: StageSpec, found: RunFile) -> tuple[int, ...]:
-    """Those of a server of plain vLLM, by their numbers here. Raises: ConfigError if there is no
-    daemon for one that the stage is shown."""
+    """Return the GPUs of a server of plain vLLM, by their numbers on this machine. Raises:
+    ConfigError if too few of the GPUs that the stage is shown have a daemon."""
     needed, said = shards_of(stage.command), stage.environment.get(VISIBLE_VARIABLE)
     usual = [f"cuda:{number}" for number in range(gpus.count() or needed)]
     numbers = gpus.numbers_of(devices_of(found) or usual)

@@ -1,7 +1,7 @@
 """The plan of `swapd run`: the daemons that its stages share, and the stages as they are started.
 
 A single command is a file with one stage. Servers of vLLM-Omni that share GPUs are planned
-together, with the servers of plain vLLM there.
+together, and with the servers of plain vLLM there.
 """
 
 import shlex
@@ -35,7 +35,6 @@ _BY_LAYER, _BY_MODEL = "--enable-layerwise-offload", "--enable-cpu-offload"
 
 
 class RunPlan(NamedTuple):
-    #: With its commands as they are started.
     file: RunFile
     daemons: Sequence[DaemonSpec] = ()
     files: Mapping[Path, str] = {}
@@ -70,8 +69,8 @@ def _about(stage: StageSpec) -> str:
 
 
 def planned(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:
-    """Plan all stages; nothing is written. `folder`: of the run. Raises: PlanError, with the sum;
-    ConfigError."""
+    """Plan all stages; write nothing. `folder`: of the run. Raises: ConfigError; PlanError, with
+    the sum."""
     gpus.check(devices_of(found), f"{found.path}: daemon.device" if found.path else "-d")
     omni = [stage for stage in found.stages.values() if stage.command.kind == "vllm-omni"]
     if not omni and not on_host(found):
@@ -126,9 +125,9 @@ def _refuse_offload(command: Command) -> None:
 
 
 def _plain(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:
-    """Servers of plain vLLM on GPUs: each is planned as a stage if layers of one have to stream.
+    """Plan servers of plain vLLM on GPUs, each as a stage if layers of any have to stream.
 
-    Raises: PlanError, with the sum, if that does not do either.
+    Raises: PlanError, with the sum, if they do not fit even so.
     """
     refused = None
     try:
@@ -137,7 +136,7 @@ def _plain(found: RunFile, folder: Path, device_memory: int | None) -> RunPlan:
     except DoesNotFit as exc:
         refused = exc
     except (PlanError, ModuleNotFoundError):
-        pass  # a model that nobody can count, or no PyYAML
+        pass  # the size of a model is unknown, or there is no PyYAML
     try:
         return _unplanned(found, ())
     except PlanError as exc:
@@ -201,7 +200,7 @@ def _shown(stage: StageSpec, found: RunFile) -> dict[str, str]:
 
 
 def _seen_from_here(stage: StageSpec) -> Command:
-    """Its command with the program and the files that it names as this process finds them."""
+    """Return the command, with its program and files as this process finds them."""
     command, folder = stage.command, stage.directory
     program = command.words[0]
     at = str(folder / program) if "/" in program else program
@@ -223,7 +222,7 @@ def _deploy_of(command: Command) -> Deploy | None:
         file = servers.deploy_file_of(command)
         return deploy.read(file.path, installed=file.installed)
     except PlanError:
-        return None  # vllm-omni says so
+        return None  # vllm-omni reports it
 
 
 def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
@@ -238,7 +237,7 @@ def _deployed(stage: StageSpec, found: RunFile, overlay: Path) -> Deploy:
         raise PlanError(f"the model is missing after serve: {shlex.join(stage.command.words)}")
     file = servers.deploy_file_of(seen)
     said = [f"the deploy file is {file.path}: {file.why}"] if file.why else []
-    if {_BY_LAYER, _BY_MODEL} <= {*seen.words}:  # vllm-omni itself drops it without a word
+    if {_BY_LAYER, _BY_MODEL} <= {*seen.words}:  # vllm-omni itself drops it silently
         said.append(f"{_BY_LAYER} is set too, so {_BY_MODEL} is ignored")
     own, changes = servers.with_workers(
         file,
@@ -320,7 +319,7 @@ def _daemons(found: RunFile, plan: JointPlan) -> list[DaemonSpec]:
     daemons, tables = [], set()
     for gpu in served:
         table = _table_of(found, gpu.gpu)
-        assert table is not None  # stages are on devices of tables only
+        assert table is not None  # only devices of tables have stages
         tables.add(table.device)
         device, why = f"cuda:{gpu.gpu}", "the budget in the plan"
         one = DaemonSpec(device, gpu.budget_bytes, why, gpu.chunk_bytes)

@@ -1,4 +1,4 @@
-"""Runs the stages of `swapd run` on daemons that serve: their output, and the log."""
+"""Runs the stages of `swapd run` against daemons that serve, with their output and log."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ from swapd.shared.units import size
 from swapd_client.errors import SwapdError
 
 _LABEL = f"{OWN_LABEL}run"
-#: Seconds that a daemon may take to list its components; then it is asked again.
+#: Longest wait for a list of components, before the next attempt.
 _ASKED_S = 1.0
 
 
@@ -35,9 +35,9 @@ def run_stages(
     folder: Path,
     address: ServerAddress | None = None,
 ) -> tuple[int, Runner]:
-    """Run all stages to their end; return the exit status, and the fate of each. Main thread only.
+    """Run all stages to their end; return the exit status and the runner. Main thread only.
 
-    `folder`: logs of the daemons. `address`: where stages answer whose `ready` is that.
+    `folder`: logs of the daemons. `address`: where a stage with ready="answers" answers.
     """
     with closing(_output(found.stages)) as output, _up(daemons, address) as up:
         here = [one for one in daemons if one.process is not None]
@@ -59,7 +59,7 @@ def say_serving(daemons: Sequence[ServingDaemon]) -> None:
 
 
 def environment_on(daemons: Sequence[ServingDaemon]) -> dict[str, str]:
-    """The environment of a command which uses these daemons; it names none if there are none."""
+    """Return the environment of a command with these daemons; without any, no endpoint is set."""
     if daemons:
         return config.environment_with(SWAPD_ENDPOINT=endpoint_of(daemons))
     environment = config.environment_with()
@@ -68,7 +68,7 @@ def environment_on(daemons: Sequence[ServingDaemon]) -> dict[str, str]:
 
 
 def records_of(one: ServingDaemon) -> list[Record] | None:
-    """The swap log of a daemon's run so far; None if that is unreadable, with a message."""
+    """Return the swap log of a daemon's run so far. If it is unreadable, say so and return None."""
     try:
         with swapd_client.connect(one.folder, label=_LABEL) as client:
             path = Path(client.status().swap_log)
@@ -79,7 +79,7 @@ def records_of(one: ServingDaemon) -> list[Record] | None:
 
 
 def _say_if_gone(here: list[ServingDaemon], folder: Path, output: Output) -> None:
-    """Say that a daemon is gone: each stage notices by itself, in many words."""
+    """Report once that a daemon has ended: each stage reports it too, in many words."""
     for one in list(here):
         if one.process is not None and (status := one.process.poll()) is not None:
             here.remove(one)

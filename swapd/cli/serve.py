@@ -1,7 +1,7 @@
 """`swapd serve`: read the settings, claim the folder, open the device, serve.
 
-A thread writes its messages to stderr, so that the loop never waits: the reader of stderr may have
-stopped reading, and a daemon that wrote there itself would stop too.
+A thread writes messages to stderr: the reader of stderr may have stopped reading, and the daemon's
+loop must not wait for it.
 """
 
 import gc
@@ -40,8 +40,9 @@ def run(
 ) -> NoReturn:
     """Serve until told to stop, then end the process; read the settings again on SIGHUP.
 
-    `command`: runs in place of this program, in this process, on SIGUSR2. Raises: LimitError,
-    RuntimeDirError, DeviceError, MissingExtra, OSError."""
+    `command`: replaces this program, in this process, on SIGUSR2. Raises: LimitError,
+    RuntimeDirError, DeviceError, MissingExtra, OSError.
+    """
     with needed("swapd serve"):
         import uvloop
     system.raise_open_files()
@@ -56,7 +57,7 @@ def run(
                 log.warning("%s", note)
             own = (lambda: None) if page is None else (lambda: page.pid)
             daemon = Daemon(config, device, folder, read_again, own, may_upgrade=bool(command))
-            gc.freeze()  # the loop waits for collections: they need not look at imported modules
+            gc.freeze()  # the loop waits for collections, which need not scan imported modules
             upgrades = uvloop.run(daemon.run(lambda: _ready(config, page)))
         logging.shutdown()
         if upgrades and command:
@@ -90,16 +91,15 @@ def serve(
     """Own a device and serve its memory to workers, until SIGTERM.
 
     Each setting can also be SWAPD_<NAME> in the environment, or a line of the file. SIGHUP reads
-    the file again: --ack-timeout, --residency-factor, --residency-bound, --patience,
-    --overtake, --turn, --keep-host, --stop-timeout, --linger, --swap-log-size, --swap-log-age and
-    --host-memory change at once; the others need `swapd upgrade` or a restart, and stderr names
-    them.
+    the file again: --ack-timeout, --residency-factor, --residency-bound, --patience, --overtake,
+    --turn, --keep-host, --stop-timeout, --linger, --swap-log-size, --swap-log-age and --host-memory
+    change at once; the others need `swapd upgrade` or a restart, and stderr names them.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     handler = StderrHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-    # it may delay a start for long
+    # its work may delay a start for long, so say what it does
     logging.getLogger(host_copy_orders.__name__).setLevel(logging.INFO)
     config = config and config.absolute()
     read = partial(load, config, given, defaults={"device": _device})
@@ -120,7 +120,7 @@ def _device() -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """Prints a record as one line, a traceback as several; foreign text is harmless in both."""
+    """Formats a record as one line, a traceback as several. Foreign text is harmless in both."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return plain(super().formatMessage(record))
@@ -130,7 +130,6 @@ class LogFormatter(logging.Formatter):
 
 
 def _flags() -> Iterator[inspect.Parameter]:
-    """One for each setting: text for `load` to parse, except for choices."""
     for name, hint in get_type_hints(Config, include_extras=True).items():
         kind, meta = get_args(hint)
         default = getattr(Config(), name)
@@ -146,9 +145,8 @@ _own = [one for name, one in inspect.signature(serve).parameters.items() if name
 serve.__signature__ = inspect.Signature([*_own, *_flags()])  # type: ignore[attr-defined]
 
 
-#: Lines that wait to be written. Beyond that the newest are dropped, and counted.
+#: Beyond this the newest lines are dropped, and counted.
 WAITING_MAX = 1000
-#: How long the last lines may take to be written.
 CLOSE_S = 0.5
 
 
@@ -156,7 +154,7 @@ class StderrHandler(logging.Handler):
     """Hands formatted records to a thread that writes them to stderr."""
 
     def __init__(self) -> None:
-        """Raises: LimitError if there is no room for the thread."""
+        """Raises: LimitError if no thread can be started."""
         super().__init__()
         self._lines: deque[str] = deque()
         self._dropped = 0
@@ -175,7 +173,7 @@ class StderrHandler(logging.Handler):
             self._change.notify()
 
     def close(self) -> None:
-        """Wait until all is written: CLOSE_S at most."""
+        """Blocks for at most CLOSE_S."""
         with self._change:
             self._closed = True
             self._change.notify()

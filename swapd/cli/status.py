@@ -18,7 +18,7 @@ from swapd.shared.units import rate, seconds, size
 
 
 class Family(NamedTuple):
-    """A component, or the parts of a streamed one in the order of their registration."""
+    """A component, or the parts of a streamed component in the order of registration."""
 
     name: str
     parts: tuple[ComponentStatus, ...]
@@ -30,7 +30,7 @@ class Family(NamedTuple):
 
     @property
     def kept(self) -> list[ComponentStatus]:
-        """The parts that do not leave when they are released."""
+        """The parts that stay when they are released."""
         return [c for c in self.parts if c.policy != "sequential"]
 
     @property
@@ -47,7 +47,7 @@ class Family(NamedTuple):
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds since the last release of a part; None: never used."""
+        """Seconds since the last release of a part; None if never used."""
         return min((c.idle_s for c in self.parts if c.idle_s is not None), default=None)
 
     @property
@@ -71,8 +71,8 @@ class Family(NamedTuple):
 
 
 def fold(components: Iterable[ComponentStatus], *, parts: bool = False) -> Iterator[Family]:
-    """A row for each component, and one for each family in place of its first part. `parts`: one
-    for each part."""
+    """Yield a row for each component and one for each family, in place of its first part. `parts`:
+    a row for each part."""
     rows: dict[tuple[str, bool], list[ComponentStatus]] = {}
     for c in components:
         family = "" if parts else c.part_of or ""
@@ -83,11 +83,10 @@ def fold(components: Iterable[ComponentStatus], *, parts: bool = False) -> Itera
 
 
 _BAR_CELLS = 24
-#: With fewer columns the table folds its cells, and leaves out its swap counts.
+#: With fewer columns the table folds its cells, and omits the swap counts.
 _WIDE = 100
-#: And with fewer than these the waits of each component.
+#: With fewer columns the table omits the waits of each component.
 _WIDEST = 140
-#: Columns at any width, and their widths at 80 columns.
 _COLUMNS = {"component": 16, "size": 9, "state": 9, "policy": 12, "leases": 18, "last use": 9}
 
 #: Colours of states, in the order in which `swapd top` sorts by state.
@@ -142,7 +141,7 @@ def page(
 
 
 def _components(rows: Iterable[Family], wide: bool, waits: dict[str, Waits] | None) -> Table:
-    """`waits`: those of each row; None: they are not shown."""
+    """`waits`: waits by row; None hides them."""
     gap = (0, 2 if wide else 1, 0, 0)
     table = Table(box=None, padding=gap, pad_edge=False, header_style="bold")
     for heading, narrow in _COLUMNS.items():
@@ -210,7 +209,6 @@ def _last_use(row: Family) -> Text:
 
 
 def _kept(reply: Status) -> Text:
-    """The host copies that no component uses: a line each, of the last ones."""
     total = size(sum(one.nbytes for one in reply.kept))
     last = [f"{size(c.nbytes)}: {c.name}, {c.content}" for c in reply.kept[-NAMES_SHOWN:]]
     head = f"{total} of them without a session, {counted(len(reply.kept), 'content')}"
@@ -262,7 +260,6 @@ def asked_by(wait: WaitStatus) -> str:
 
 
 def expected(after_s: float | None, unknown: str) -> str:
-    """When a grant is expected."""
     if after_s is None:
         return unknown or "not known"
     return f"in about {seconds(after_s)}" if after_s else "at once"

@@ -19,12 +19,12 @@ from swapd.shared.text import counted, plain
 from swapd_client import UnknownComponent
 
 _CLOCK_CELLS = len(clock(0.0))
-#: From so many on, consecutive uses without a copy become one line.
+#: From this number on, consecutive uses without a copy become one line.
 _MANY = 3
 
 
 class StoryLine(msgspec.Struct):
-    """One record of a component's log, as `--json` prints it, a line each."""
+    """One line of `swapd log NAME --json`."""
 
     depth: int
     about: bool
@@ -49,7 +49,7 @@ def show(lines: Sequence[LogLine], name: str, *, everything: bool, json: bool) -
 
 
 def story(lines: Sequence[LogLine], name: str, *, everything: bool = False) -> Iterator[Text]:
-    """The same as lines; none if the log does not have the component."""
+    """Yield what `show` prints; nothing if the log does not have the component."""
     if not (chapters := history.of_component(lines, name)):
         return
     said = _said(lines, chapters)

@@ -1,4 +1,5 @@
-"""Chooses the daemon that a command asks: the named one, or the only one."""
+"""Chooses the daemon that a command asks: that of `--endpoint`, else of `--device`, else of
+$SWAPD_ENDPOINT, else this user's only daemon."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,18 +13,17 @@ from swapd.shared import config, daemons
 from swapd.shared.daemons import RunningDaemon
 from swapd_client.errors import SwapdError
 
-#: Prefix of the labels of this command line's sessions: the readable log leaves them out.
+#: Prefix of this command line's session labels; the readable log omits these.
 OWN_LABEL = "swapd "
 TIMEOUT_S = 10.0
 _TIMEOUT_MAX_S = 1e6
 
 
 def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
-    """The runtime folder of the chosen daemon.
+    """Return the runtime folder of the chosen daemon.
 
-    That is `endpoint`, else the folder of `device`'s daemon, else `$SWAPD_ENDPOINT`, else the
-    folder of this user's only daemon. Connecting reports a folder without a daemon. May ask daemons
-    for their devices, each within `timeout` seconds. Raises: SeveralDaemons.
+    The folder may lack a daemon; connecting reports that. May ask daemons for their devices, each
+    within `timeout` seconds. Raises: SeveralDaemons.
     """
     if endpoint is not None:
         return Path(endpoint)
@@ -35,7 +35,6 @@ def where(endpoint: str | None, device: str | None, timeout: float) -> Path:
 
 
 def _of_device(found: list[RunningDaemon], device: str, timeout: float) -> Path:
-    """The daemon in the default folder of `device`, else the only one that serves it."""
     usual = config.default_folder(device)
     if any(daemon.folder == usual.resolve() for daemon in found):
         return usual
@@ -52,7 +51,6 @@ def _device_of(folder: Path, timeout: float) -> str | None:
 
 
 def folders(incomplete: str) -> list[str]:
-    """For completion: the runtime folders of running daemons."""
     found = (str(daemon.folder) for daemon in daemons.running() if not daemon.unreachable)
     return [folder for folder in found if folder.startswith(incomplete)]
 
@@ -76,7 +74,6 @@ Device = Annotated[
     str | None,
     typer.Option("--device", "-d", help="The daemon of this device, as in cuda:0, wherever it is"),
 ]
-#: No command waits without limit.
 TimeoutOption = Annotated[
     float,
     typer.Option(
@@ -87,7 +84,7 @@ TimeoutOption = Annotated[
 
 @dataclass
 class ChosenDaemon:
-    """The daemon that a command asks: `guarded` makes it of the three options."""
+    """The daemon that a command asks; `guarded` makes it from the three options."""
 
     endpoint: Endpoint = None
     device: Device = None
@@ -95,13 +92,12 @@ class ChosenDaemon:
 
     @cached_property
     def folder(self) -> Path:
-        """As `where`."""
         return where(self.endpoint, self.device, self.timeout)
 
     def client(self, command: str) -> swapd_client.Client:
-        """A connection, which the swap log shows as a session of `swapd <command>`.
+        """Connect, as a session that the swap log labels `swapd <command>`.
 
-        Raises: SeveralDaemons, NotRunning; Timeout if it takes longer than `timeout` seconds.
+        Raises: SeveralDaemons, NotRunning; Timeout after `timeout` seconds.
         """
         label = f"{OWN_LABEL}{command}"
         return swapd_client.connect(self.folder, label=label, timeout=self.timeout, reconnect=0)

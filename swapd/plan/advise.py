@@ -1,14 +1,14 @@
 """Chooses which components to keep on the device, to stream and to swap. Pure.
 
-It compares all treatments by a request's wait for copies; the least wait wins, then the fewest
-bytes moved, then the simplest treatment. The rules of the comparison:
+The treatment with the least wait for copies in a request wins, then the one that moves the fewest
+bytes, then the simplest. The rules of the comparison:
 
 - A kept component costs no wait, and occupies its bytes permanently.
-- Alternating components share one place, as large as the largest of them. Each is loaded once in a
-  request.
+- Alternating components share one place, as large as the largest of them. A request loads each
+  once.
 - A streamed component needs two slots of its largest block in that place while it runs. The
-  remaining memory keeps blocks, first where a byte saves the most waiting. A block whose copy
-  computing hides saves none.
+  remaining memory keeps blocks, first where a byte saves the most waiting. Keeping a block saves
+  no waiting if computing hides its copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,16 +22,16 @@ from swapd.shared.config import GPU_CHUNK
 from swapd.shared.errors import UserError
 from swapd.shared.units import size
 
-#: Requests that are skipped, until the start state no longer matters; and requests that count.
+#: Requests to skip, until the start state is forgotten, and to count.
 _WARM_UP = 3
 _COUNTED = 12
 
 
 def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = None) -> int | None:
-    """Bytes of one request if whole components are loaded and the least recently used one leaves.
+    """Return the bytes that a request moves if whole components are loaded, and the least recently
+    used one is evicted. That is swapd without a plan.
 
-    That is swapd without a plan. None if a component is larger than `room`. `copied`: the bytes of
-    loading each, if not its size.
+    None if a component is larger than `room`. `copied`: the bytes of each load, if not its size.
     """
     if max(sizes) > room:
         return None
@@ -50,10 +50,9 @@ def lru_bytes(sizes: Sequence[int], room: int, copied: Sequence[int] | None = No
 
 
 def wait_s(transfer_s: float, share: float, compute_s: float) -> float:
-    """The wait of one pass for a streamed component, of which `share` is kept.
+    """Return the wait of one pass for a streamed component, of which `share` is kept.
 
-    The copies overlap the computing of a pass, so only the rest of their time is a wait.
-    Neglects the first block, whose copy overlaps nothing.
+    Copies overlap the computing of a pass, except that of the first block, which is neglected.
     """
     return max(0.0, (1.0 - share) * transfer_s - compute_s)
 
@@ -61,13 +60,12 @@ def wait_s(transfer_s: float, share: float, compute_s: float) -> float:
 How = Literal["keep", "alternate", "stream"]
 _WAYS: tuple[How, ...] = ("keep", "alternate", "stream")
 
-#: Slots for streaming: one block computes, and the next is copied.
+#: Slots for streaming: one block computes while the next is copied.
 SLOTS = 2
 
-#: Chunk of a GPU by default: components take whole chunks.
 CHUNK_BYTES = GPU_CHUNK
 
-#: Most components that are compared separately: smaller ones all get the same treatment.
+#: Most components compared one by one; smaller ones share a treatment.
 _WEIGHED = 8
 
 
@@ -80,7 +78,7 @@ class DoesNotFit(PlanError):
 
 
 class ModelComponent(msgspec.Struct, frozen=True):
-    """A component to place. Only a component with blocks can be streamed."""
+    """Only a component with blocks can be streamed."""
 
     name: str
     nbytes: int
@@ -91,8 +89,8 @@ class ModelComponent(msgspec.Struct, frozen=True):
     compute_s: float | None = None  # of one pass; None if unknown
 
     def share(self, shards: int, pipeline: int) -> int:
-        """Most bytes of one process, if `shards` divide each part, and a `pipeline` of so many the
-        parts: it divides the blocks, and one process may have all of the rest."""
+        """Return the most bytes of one process. `shards` processes divide each part; `pipeline`
+        processes divide the blocks, and one of them may have all the rest."""
         blocks = -(-self.blocks // pipeline) * self.block_bytes
         most = blocks + self.rest_bytes if self.blocks else -(-self.nbytes // pipeline)
         return min(self.nbytes, most) // shards if pipeline > 1 else self.nbytes // shards
@@ -129,7 +127,7 @@ class Treatment(msgspec.Struct, frozen=True):
     request_s: float
     moved_bytes: int  # in a request
     passes: int = 1
-    #: Whether the compute time is known; else copies are assumed to overlap nothing.
+    #: Whether the compute time is known; if not, copies are assumed to overlap nothing.
     compute_known: bool = False
 
 
@@ -137,12 +135,11 @@ class Advice(msgspec.Struct, frozen=True):
     memory: MemoryBudget
     bytes_per_s: float
     placements: tuple[Treatment, ...]
-    #: The daemon's budget: all kept bytes, and the shared place of the others.
+    #: Kept bytes, and the shared place of the other components.
     budget_bytes: int
-    #: Of a request: its wait for copies, and the bytes of them.
     request_s: float
     moved_bytes: int
-    #: Bytes that LRU alone would move in a request; None if a component is too large for that.
+    #: None if a component is too large for LRU.
     lru_bytes: int | None = None
 
     def treated(self, how: How) -> list[Treatment]:
@@ -155,10 +152,7 @@ def advise(
     bytes_per_s: float,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Advice:
-    """The best treatment of `components`, at least one, with copies at `bytes_per_s`.
-
-    Raises: DoesNotFit.
-    """
+    """Return the best treatment of `components`, at least one. Raises: DoesNotFit."""
     given = [grouped(c, chunk_bytes) for c in components]
     for small in _WAYS[:2]:
         best: Advice | None = None
@@ -173,7 +167,7 @@ def advise(
 
 
 def grouped(c: ModelComponent, chunk_bytes: int = CHUNK_BYTES) -> ModelComponent:
-    """The component with blocks of at least a chunk: smaller ones are streamed in groups."""
+    """Merge blocks that are smaller than a chunk, as they are streamed in groups."""
     if c.blocks < 2 or c.block_bytes >= chunk_bytes:
         return c
     together = -(-chunk_bytes // c.block_bytes)
@@ -240,13 +234,13 @@ class _Blocks(NamedTuple):
     name: str
     number: int
     taken: int
-    #: Savings of keeping one: bytes not waited for, and bytes not copied.
+    #: Bytes that keeping a block saves: not waited for, not copied.
     waited: float
     copied: int
 
 
 def _blocks_of(c: ModelComponent, bytes_per_s: float, chunk_bytes: int) -> Iterable[_Blocks]:
-    """Groups of `c`'s blocks: first until computing hides the other copies, then beyond."""
+    """Yield groups of `c`'s blocks by the waiting that keeping one block saves, the most first."""
     taken, copied = in_chunks(c.block_bytes, chunk_bytes), c.passes * c.block_bytes
     most = c.blocks - SLOTS
     waited = max(0.0, c.nbytes - c.rest_bytes - (c.compute_s or 0.0) * bytes_per_s)
@@ -260,10 +254,10 @@ def _blocks_of(c: ModelComponent, bytes_per_s: float, chunk_bytes: int) -> Itera
 def _blocks_kept(
     streamed: Sequence[ModelComponent], left: int, bytes_per_s: float, chunk_bytes: int
 ) -> list[int]:
-    """How many blocks of each component fit into `left`.
+    """Return how many blocks of each component to keep in `left` bytes.
 
     First come the blocks that save the most waiting for their size, then those that save the most
-    copying: so more memory is never worse.
+    copying, so that more memory is never worse.
     """
     kept = dict.fromkeys((c.name for c in streamed), 0)
     found = [blocks for c in streamed for blocks in _blocks_of(c, bytes_per_s, chunk_bytes)]

@@ -1,7 +1,7 @@
 """The memory of a daemon that stages share: what it must hold, and the bytes of a round. Pure.
 
-A round of turns is one turn of each stage, in a fixed order. A turn needs all weights of its stage,
-and its KV cache. A cache is never copied, so only weights move.
+A round is one turn of each stage, in a fixed order. A turn needs all weights of its stage, and its
+KV cache. A KV cache is never copied, so only weights move.
 """
 
 from bisect import bisect
@@ -15,21 +15,19 @@ from swapd.plan.demands import Demand, WeightGroup
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The memory of one stage's turn, without permanent components. Bytes."""
+    """The memory of one stage's turn, without permanent components, in bytes."""
 
-    #: Weights: their size in an arena, and the bytes that loading all of them copies.
+    #: Weights: their size in an arena, and the bytes that a load copies.
     taken: int
     copied: int
-    #: Size of its KV cache in an arena.
     cache: int = 0
-    #: Decoder layers, one layer's size in an arena, and its copied bytes. Default: one layer.
+    #: Decoder layers; size and copied bytes of a layer.
     layers: int = 1
     layer_taken: int = 0
     layer_bytes: int = 0
 
 
 def whole_bytes(turns: Sequence[Turn], room: int) -> int:
-    """Bytes of a round in which whole stages come and go, the least recently used first."""
     if not turns:
         return 0
     sizes = [turn.taken + turn.cache for turn in turns]
@@ -37,10 +35,10 @@ def whole_bytes(turns: Sequence[Turn], room: int) -> int:
 
 
 def by_layer_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> int:
-    """Bytes of a round in which the same layers leave each time, and no more than necessary.
+    """Return the bytes of a round in which the fewest layers leave, and the same each time.
 
-    `room` is at least the need of each turn. If the stages exceed it by some bytes, the result is
-    at most twice that, and a layer of each stage; and never more than `whole_bytes`.
+    The result is at most twice the bytes by which the stages exceed `room`, plus a layer of each
+    stage, and never more than `whole_bytes`. `room` must hold each turn.
     """
     kept = kept_bytes(turns, room, chunk)
     moved = sum(_leaving(turn, n) for turn, n in zip(turns, kept, strict=True))
@@ -48,7 +46,7 @@ def by_layer_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -
 
 
 def _leaving(turn: Turn, kept: int) -> int:
-    """Bytes to copy again if `kept` stay: whole layers, and the remainder last."""
+    """Return the bytes to copy again if `kept` stay. Whole layers leave first, the rest last."""
     layers = -(-(turn.taken - kept) // (turn.layer_taken or turn.taken or 1))
     if layers > turn.layers or not turn.layer_bytes:
         return turn.copied if layers else 0
@@ -56,10 +54,10 @@ def _leaving(turn: Turn, kept: int) -> int:
 
 
 def kept_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> list[int]:
-    """Bytes of each stage that are never evicted, with the largest possible total.
+    """Return the bytes of each stage that are never evicted, with the largest possible total.
 
-    In each turn the kept bytes of the other stages share `room` with the whole turn: so the total
-    is at most the rest of `room`, plus the turn's own kept bytes. In whole chunks of `chunk` bytes.
+    In each turn, `room` holds the whole turn and the kept bytes of the other stages. So the total
+    is at most the rest of `room` plus the turn's own kept bytes. In whole chunks of `chunk` bytes.
     """
     spare = [room - turn.taken - turn.cache for turn in turns]
     most = [turn.taken for turn in turns]
@@ -82,7 +80,8 @@ def kept_bytes(turns: Sequence[Turn], room: int, chunk: int = CHUNK_BYTES) -> li
 
 
 def largest_of(most: int, possible: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that is possible; 0 is. If one is not, no larger one is."""
+    """Return the largest possible number up to `most`. Numbers below a possible one must be
+    possible; 0 always is."""
     return bisect(range(1, most + 1), False, key=lambda n: not possible(n))
 
 
@@ -128,8 +127,8 @@ def chunk_of(ours: Sequence[Demand]) -> int:
 
 
 def _turns(ours: Sequence[Demand], caches: Mapping[str, int]) -> list[Turn]:
-    """The turns: one for each stage; for a stage whose parts take turns, one for each part; for a
-    permanent stage, its KV cache."""
+    """Return one turn for each stage, or for each part if parts take turns. The turn of a permanent
+    stage has its KV cache alone."""
     found: list[Turn] = []
     for claim in ours:
         parts, cache = [p for p in claim.parts if not p.stays], caches[claim.name]
@@ -151,7 +150,8 @@ def _turn(parts: Sequence[WeightGroup], cache: int) -> Turn:
 
 
 def _moved(turns: Sequence[Turn], room: int, chunk: int) -> tuple[int, int]:
-    """Bytes of a round by layers, and as a whole; a part larger than `room` is streamed."""
+    """Return the bytes of a round by layers, and by whole stages. A part larger than `room`
+    streams."""
     streamed = sum(turn.copied for turn in turns if turn.taken > room)
     others = [turn for turn in turns if turn.taken <= room]
     by_layer = by_layer_bytes(others, room, chunk)

@@ -1,7 +1,7 @@
-"""Offloading by vLLM-Omni's settings for it, `cpu_offload_*`, as swapd's options of each stage.
+"""Translates vLLM-Omni's `cpu_offload_*` settings to swapd's options of each stage.
 
-A file of `stage_args` has the settings of each stage, and the command line those of all; vllm-omni
-reads neither.
+A file of `stage_args` has settings for each stage, the command line has settings for all stages;
+vllm-omni reads neither.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from swapd_client.offload.settings import OffloadSettings, StageSettings
 _ENABLED = "cpu_offload_enabled"
 _COMPONENTS = "cpu_offload_components"
 _STRATEGY = "cpu_offload_strategy"
-#: The settings whose flags vllm-omni does not know; it knows all others.
+#: vllm-omni does not know the flags of these settings, but all others.
 _FLAGS = (_ENABLED, _COMPONENTS, _STRATEGY, "cpu_offload_pin_memory")
-#: Called like a setting, and vLLM's own.
+#: Has the name of such a setting, but is vLLM's own.
 _VLLMS = "cpu_offload_params"
 
 
 def taken_off(words: Sequence[str]) -> tuple[OffloadSettings, tuple[str, ...]]:
-    """The settings on a command line, and its words without their flags. Raises: ConfigError."""
+    """Split off a command line's settings; return them and the other words. Raises: ConfigError."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     settings.add_arguments(parser, _FLAGS)
     try:
@@ -46,7 +46,7 @@ def taken_off(words: Sequence[str]) -> tuple[OffloadSettings, tuple[str, ...]]:
 
 
 def in_file(path: Path) -> list[StageSettings]:
-    """The stages of a file of `stage_args`; none of any other file. Raises: BadDeploy."""
+    """Return the stages of a file of `stage_args`; [] for any other file. Raises: BadDeploy."""
     try:
         return settings.in_stage_args(path) if path.is_file() else []
     except InvalidArgument as exc:
@@ -56,8 +56,8 @@ def in_file(path: Path) -> list[StageSettings]:
 def of_stages(
     listed: Sequence[StageSettings], found: Deploy, model: Path
 ) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """The options of the stages that a file lists, by their ids in `found`; and its settings that
-    are left out, for people. `model`: its folder. Raises: PlanError."""
+    """Return the options of the listed stages, by their ids in `found`, and lines for people about
+    ignored settings. `model`: its folder. Raises: PlanError."""
     made, said = {}, []
     for one in listed:
         stage = _stage_of(one, found)
@@ -74,8 +74,8 @@ def of_stages(
 
 
 def of_flags(asked: OffloadSettings, found: Deploy, model: Path) -> dict[int, dict[str, Any]]:
-    """The options of all stages, by their ids: those that the command line names take turns, the
-    others stay. `model`: its folder. Raises: PlanError."""
+    """Return the options of all stages, by their ids: named stages take turns, others stay.
+    `model`: its folder. Raises: PlanError."""
     if not asked.cpu_offload_enabled:
         return {}
     usual = OffloadSettings()
@@ -120,7 +120,7 @@ def _less(stage: DeployStage, given: Mapping[str, Any], has: Sequence[str]) -> d
     if not has:
         return {**{k: v for k, v in rest.items() if k != _STRATEGY}, _ENABLED: False}
     own = [stage.name if part in names_of(stage) else part for part in has]
-    # a stage alone takes turns with all that it has
+    # without other parts, the stage takes turns with all that it has
     return rest if own == [stage.name] else {**given, _COMPONENTS: own}
 
 
@@ -129,7 +129,7 @@ def _has(stage: DeployStage, part: str, found: Deploy, model: Path) -> bool:
         return part in names_of(stage)
     if stage.kind == "diffusion":
         return part == "." or any(fnmatchcase(c.name, part) for c in sizes.of_path(model))
-    if part == "language_model":  # checkpoints call it otherwise
+    if part == "language_model":  # checkpoints use other names for it
         return stage.kind == "ar"
     within = [f"{name}." for name in names_of(stage)]
     within += ["", "model."] if len(found.stages) == 1 else []

@@ -1,8 +1,8 @@
 """Chooses the chunk size for the daemons of a plan. Pure.
 
-With large chunks an eviction takes fewer driver calls. But each component, each group of layers
-and each block takes whole chunks, so less fits, and more is copied. The choice depends on their
-number, so it compares plans with both sizes.
+With large chunks an eviction takes fewer driver calls. But each component, each group of layers and
+each block takes whole chunks, so less fits, and more is copied. The balance depends on their
+number, so plans with both sizes are compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from swapd.shared.units import seconds, size
 Plan = TypeVar("Plan")
 Isolation = Literal["relaxed", "strict"]
 
-#: Time to revoke access to one chunk and unmap it, in the worker that loses it: 20 and 22 us on an
+#: Time to revoke access to a chunk and unmap it, in the worker that loses it: 20 and 22 us on an
 #: H200 (benchmarks/results).
 CALLS_S = 42e-6
 
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
     eager: int = 0
 
     def round_s(self, chunk: int) -> float:
-        """A round's wait for copies, and for unmapping the same number of bytes."""
+        """Return a round's wait for copies, and for unmapping the same number of bytes."""
         return self.copying_s + self.moved_bytes / chunk * CALLS_S
 
 
@@ -50,9 +50,9 @@ def chosen(
     said: int | Literal["auto"] | None,
     isolation: Isolation = "relaxed",
 ) -> tuple[Plan, ChunkChoice]:
-    """A plan for daemons on GPUs, and their chunks: `said` if given, else the better size.
+    """Plan daemons on GPUs, in chunks of `said` if given, else of the better size.
 
-    `plan_with` plans with chunks of so many bytes. Raises: DoesNotFit, if small ones do.
+    `plan_with` plans with this chunk size in bytes. Raises: DoesNotFit, if small chunks do not fit.
     """
     if isinstance(said, int):
         return plan_with(said), ChunkChoice(said, "as given")

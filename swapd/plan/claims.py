@@ -1,4 +1,4 @@
-"""Computes the need of each stage of a deploy file on each GPU, from the file and the weights."""
+"""Computes what each stage of a deploy file needs on each GPU, from the file and the weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ from swapd.shared.text import meant
 from swapd.shared.units import size
 from swapd_client.vllm.options import PART_CHUNKS, options_of
 
-#: Stages with another name in checkpoints.
+#: Other names in checkpoints.
 _ALSO = {"code2wav": "token2wav", "token2wav": "code2wav"}
 #: The setting with which a pipeline loads and leaves as one.
 _WHOLE = "."
@@ -24,20 +24,20 @@ _WHOLE = "."
 
 class Known(NamedTuple):
     deploy: Deploy
-    #: Stages, parts of them (`thinker.visual`), or the components of a diffusion stage.
+    #: Stages, parts of stages (`thinker.visual`), or the components of a diffusion stage.
     components: Sequence[ModelComponent]
-    #: Given sizes of KV cache and workspace together, by stage, in bytes.
+    #: Given bytes of KV cache and workspace together, by stage.
     rooms: Mapping[str, int] = {}
     config: Mapping[str, Any] | None = None
 
 
 class Needs(NamedTuple):
     workspace: int
-    #: The smallest possible KV cache, 0 for a stage without one; and the largest of use, if known.
+    #: Smallest possible KV cache, 0 without one; largest useful one, if known.
     least_cache: int = 0
     most_cache: int | None = None
     cache: kv.KvCache | None = None
-    #: Layers of its decoder, which can leave one by one; 0 if unknown.
+    #: Decoder layers, which can leave one by one; 0 if unknown.
     layers: int = 0
     said: bool = False
     notes: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Needs(NamedTuple):
 def of(
     known: Known, totals: Mapping[int, int], chunk: int = CHUNK_BYTES
 ) -> tuple[dict[int, list[Demand]], list[str]]:
-    """The claims on each GPU, by its number, and notes about the assumptions. `chunk` is the
+    """Return the demands on each GPU, by its number, and notes about the assumptions. `chunk`: the
     daemons' chunk size. Raises: PlanError."""
     deploy, rooms = known.deploy, known.rooms
     found = {c.name: c for c in known.components}
@@ -65,13 +65,13 @@ def of(
 
 
 class PlainServer(NamedTuple):
-    """A `vllm serve` with swapd's worker, whose weights alone take turns. Bytes."""
+    """A `vllm serve` with swapd's worker, whose weights alone take turns."""
 
     name: str
-    #: The GPU of each of its processes, and the most weights that one of them has.
+    #: The GPU of each process; the most bytes of weights of a process.
     gpus: tuple[int, ...]
     weights: int
-    #: The memory that it has for itself on each GPU: its KV cache, activations and buffers.
+    #: Bytes outside the arena on each GPU: its KV cache, activations and buffers.
     room: int
     graphs: bool
 
@@ -132,9 +132,9 @@ def _by_itself(
 def needs_of(
     stage: DeployStage, room: int | None, config: Mapping[str, Any] | None, chunk: int = CHUNK_BYTES
 ) -> Needs:
-    """The need of a process of `stage` without its weights, as far as its model is known.
+    """Return what a process of `stage` needs besides its weights, as far as its model is known.
 
-    `room` is a given size of KV cache and workspace together, in bytes. Raises: PlanError.
+    `room`: a given size of KV cache and workspace together, in bytes. Raises: PlanError.
     """
     if stage.kind != "ar":
         return _without_cache(stage, room)
@@ -164,10 +164,8 @@ def needs_of(
 
 
 def _uncounted(stage: DeployStage, room: int | None, own: int, chunk: int) -> Needs:
-    """With a KV cache of a given size, or the usual one: its model is unknown.
-
-    The size in the file counts here alone: that of a countable cache is from an earlier plan.
-    """
+    """Use the given or the usual size: the model is unknown. For a countable cache, the size in the
+    file would be from an earlier plan."""
     said = stage.kv_cache_bytes if room is None else _left_of(stage, room, own, None, chunk)
     least = USUAL_CACHE if said is None else said
     notes = tuple(_notes(stage, own, unknown=said is None))
@@ -259,7 +257,6 @@ def check(name: str, deploy: Deploy) -> None:
 
 
 def names_of(stage: DeployStage) -> tuple[str, ...]:
-    """The names of its weights: its own, its number, and its other name in checkpoints."""
     return tuple(filter(None, (stage.name, str(stage.id), _ALSO.get(stage.name))))
 
 
@@ -331,8 +328,8 @@ def _part(name: str, nbytes: int, chunk: int, *, stays: bool = False) -> WeightG
 def _by_layer(
     stage: DeployStage, c: ModelComponent, nbytes: int, layers: int, chunk: int, *, stays: bool
 ) -> WeightGroup:
-    """A stage's own weights, of `nbytes`. They leave by decoder layers if these are known, in
-    groups of the size that the plugin uses.
+    """Return the stage's own weights, `nbytes`. They leave in groups of decoder layers, of the
+    plugin's size, if the layers are known.
 
     In a component with blocks, the largest blocks are the decoder's layers.
     """
@@ -342,7 +339,7 @@ def _by_layer(
     layer = min(c.block_bytes // stage.shards or nbytes, nbytes // layers)
     whole = replace(whole, each=layers, each_bytes=layer)
     options = options_of(stage.additional, stage.name)
-    if options.streams and options.resident != "auto":  # else where it does not fit
+    if options.streams and options.resident != "auto":  # "auto" streams only where it does not fit
         return whole.streaming(options, nbytes)
     together = max(-(-PART_CHUNKS * chunk // layer), 1)
     if layers // together < 2:
@@ -351,7 +348,7 @@ def _by_layer(
 
 
 def _as_whole(stage: DeployStage) -> bool:
-    """Whether a step needs all of the stage. Only a diffusion pipeline may be used by parts."""
+    """Tell whether a step needs all parts. Only a diffusion pipeline may use them one by one."""
     if stage.kind != "diffusion":
         return True
     # a stage on several GPUs loads and leaves as one, however they divide it

@@ -1,4 +1,4 @@
-"""The memory that a process of a stage demands of its GPU, and what streaming costs it. Pure."""
+"""The memory that a process of a stage demands of its GPU, and the cost of streaming. Pure."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -15,20 +15,20 @@ from swapd_client.vllm.window_size import number_of, slots_of
 
 
 class WeightGroup(msgspec.Struct, frozen=True):
-    """Weights that load and leave as one, or block by block. Bytes."""
+    """Weights that load and leave as one, or block by block. In bytes."""
 
     name: str
     nbytes: int
-    #: The bytes that must be on the device during use.
+    #: Bytes needed on the device during use.
     least: int
     stays: bool = False
-    #: Their size in an arena if they load by block: each block has its own chunks. Else 0.
+    #: Size in an arena if they load by block: each block has its own chunks.
     by_block: int = 0
-    #: Groups of decoder layers that leave one by one, each with its own chunks; bytes of one.
+    #: Groups of decoder layers that leave one by one, each with its own chunks; bytes of a group.
     layers: int = 0
     layer_bytes: int = 0
-    #: Its decoder layers, each alone, and bytes of one; how many of them stream, and how many of
-    #: these are in at a time.
+    #: Single decoder layers, and bytes of one; how many stream, and how many of these are on the
+    #: device at a time.
     each: int = 0
     each_bytes: int = 0
     streamed: int = 0
@@ -47,7 +47,7 @@ class WeightGroup(msgspec.Struct, frozen=True):
         return rest + layers * in_chunks(self.each_bytes, self.chunk)
 
     def streaming(self, options: Options, room: int) -> "WeightGroup":
-        """The same with layers streamed as a stage's options say, in `room` bytes of an arena.
+        """Return this group with layers streamed by `options`, in `room` bytes of an arena.
 
         Raises: InvalidArgument.
         """
@@ -62,7 +62,7 @@ class WeightGroup(msgspec.Struct, frozen=True):
 
     @property
     def copied(self) -> int:
-        """The bytes that come in for a turn; then the streamed layers at each step."""
+        """Bytes loaded for a turn, before each step loads the streamed layers again."""
         return self.nbytes - (self.streamed - self.slots) * self.each_bytes
 
     @property
@@ -80,18 +80,18 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     ours: bool
     parts: tuple[WeightGroup, ...]
-    #: Whether a step needs all parts; else it needs one after the other.
+    #: Whether a step needs all parts at once.
     at_once: bool = True
     #: Memory outside the arena; without swapd, all its memory.
     room: int
-    #: The least size of its KV cache, 0 without one; the largest of use, and its layout, if known.
+    #: Least size of its KV cache, 0 without one; largest useful size, and layout, if known.
     least_cache: int = 0
     most_cache: int | None = None
     cache: kv.KvCache | None = None
-    #: Whether a setting fixes the cache's size, so that it gets no more.
+    #: Whether a setting fixes the cache's size.
     said: bool = False
     graphs: bool = False
-    #: Whether it must run without graphs, so that its layers can stream.
+    #: Whether it runs without graphs, so that its layers can stream.
     eager: bool = False
 
     @property
@@ -103,7 +103,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts[0].chunk if self.parts else CHUNK_BYTES
 
     def cache_bytes(self, most: int = 0) -> int:
-        """Its KV cache in whole chunks: `most` bytes if that is of use, and at least its least."""
+        """Return its KV cache in chunks: `most` bytes if useful, and at least `least_cache`."""
         least = in_chunks(self.least_cache, self.chunk)
         if self.said or not least:
             return least
@@ -132,8 +132,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(NamedTuple):
-    """A GPU, its memory in bytes, and what the user says of it: the memory for contexts and graphs,
-    and the daemon's budget."""
+    """A GPU with its bytes of memory. `overhead` (contexts, graphs) and `budget`: if the user gives
+    them."""
 
     gpu: int
     total: int
@@ -159,14 +159,13 @@ class StreamPoint(msgspec.Struct, frozen=True):
     layers: int
     streamed: int
     slots: int
-    #: Its weights that are in during a turn; those that stay then, without the window, as the
-    #: stage's setting `resident` takes them; and the bytes that each step copies.
     turn_bytes: int
+    #: Bytes that stay, without the window: the setting `resident`.
     resident_bytes: int
     step_bytes: int
-    #: An estimate: the time of these copies. A step that computes longer hides them.
+    #: Estimate: the time of these copies. A step that computes longer hides them.
     step_s: float
-    #: The largest KV cache beside it, and its tokens, if known.
+    #: Largest KV cache beside it, and its tokens, if known.
     cache_bytes: int
     cache_tokens: int
 

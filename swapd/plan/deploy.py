@@ -1,7 +1,7 @@
 """Reads the memory settings of vLLM-Omni's deploy files: stages, their GPUs, their sizes.
 
-It follows vLLM-Omni's rules: `base_config` first, stages merged by `stage_id`, then the settings
-for CUDA. Base files, and names that a file leaves out, are those of an installed vLLM-Omni.
+As in vLLM-Omni, `base_config` comes first, stages are merged by `stage_id`, then the settings for
+CUDA apply. Base files, and names that a file lacks, come from an installed vLLM-Omni.
 """
 
 from collections import Counter
@@ -22,14 +22,12 @@ from swapd_client.offload.settings import OffloadSettings
 from swapd_client.vllm.options import KEY, options_of
 from swapd_client.vllm.own_flags import options_of_stage
 
-#: swapd's classes in a deploy file, by the kind of their stage.
 WORKERS: dict[Kind, str] = {
     "ar": "swapd_client.vllm.omni.ARWorker",
     "generation": "swapd_client.vllm.omni.GenerationWorker",
     "diffusion": "swapd_client.vllm.diffusion.DiffusionExtension",
 }
 _OURS = "swapd_client.vllm."
-#: No file has more stages.
 _STAGES_MAX = 10_000
 _BASES_MAX = 16
 _PROCESSES_MAX = 1024
@@ -45,37 +43,33 @@ _MERGED = ("default_sampling_params", "default_pooling_params", "engine_extras",
 
 
 class BadDeploy(PlanError):
-    """A deploy file is unreadable or invalid; the message names it and the key."""
+    """A deploy file is unreadable or invalid; the message names the file and the key."""
 
 
 class DeployStage(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
     kind: Kind
-    #: The GPU of each of its processes.
     gpus: tuple[int, ...]
-    #: The processes that divide its heads, and those of a pipeline that divide its layers.
+    #: Numbers of processes that divide its heads, and its layers.
     shards: int
     pipeline: int = 1
     ours: bool
-    #: Its settings for offloading; `stays` if they switch offloading off.
+    #: Settings for offloading. `stays`: they switch offloading off.
     offload: OffloadSettings
     stays: bool
     utilization: float | None
     kv_cache_bytes: int | None
-    #: Tokens of its longest request, of a block of its KV cache, and of a step, if set.
+    #: Tokens of the longest request, of a KV cache block, and of a step.
     max_model_len: int | None = None
     block_tokens: int | None = None
     step_tokens: int | None = None
-    #: Types of the numbers in it, and in its KV cache, if set.
     dtype: str | None = None
     kv_cache_dtype: str | None = None
-    #: Most requests in a step, if set; and whether its KV cache keeps prefixes of earlier requests.
     max_requests: int | None = None
     caches_prefixes: bool = True
-    #: Whether another model drafts tokens for it.
     drafts: bool = False
-    #: Treatment of its KV cache between two turns; and its `additional_config`, which sets that.
+    #: Treatment of its KV cache between turns, and the config that sets it.
     kv: str = "private"
     additional: Mapping[str, Any] = {}
     graphs: bool
@@ -89,7 +83,7 @@ class Deploy(msgspec.Struct, frozen=True):
     path: Path
     stages: tuple[DeployStage, ...]
     async_chunk: bool
-    #: The file's own keys, with its base file's full path; and its keys merged with the base's.
+    #: The file's own keys, and these merged with the base's.
     own: dict[str, Any]
     whole: dict[str, Any]
 
@@ -101,10 +95,10 @@ class Deploy(msgspec.Struct, frozen=True):
 def read(
     path: Path, own: dict[str, Any] | None = None, installed: VllmOmni | None = None
 ) -> Deploy:
-    """The stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError.
+    """Read the stages of a deploy file. Needs PyYAML. Raises: BadDeploy, PlanError.
 
     `own`: the keys of a file that does not exist yet. `installed`: the vLLM-Omni with base files
-    and pipelines, if it is not that of this Python. Blocks for half a minute if it has to be asked
+    and pipelines, if not that of this Python. Blocks for half a minute if vLLM-Omni must be asked
     for the name or kind of a stage.
     """
     installed = installed or omni.of_this_python()
@@ -294,9 +288,10 @@ def _kind(worker: str, extension: str) -> Kind:
 def _placed(
     where: str, flat: Mapping[str, Any], *, strictly: bool
 ) -> tuple[tuple[int, ...], int, int]:
-    """The GPU of each process; and the number of processes that divide the heads, and the layers.
+    """Return the GPU of each process, and the numbers of processes that divide heads and layers.
 
-    Not `strictly`: the stage may also use other kinds of parallelism."""
+    Not `strictly`: the stage may also use other kinds of parallelism.
+    """
     shards = _processes(where, flat, "tensor_parallel_size")
     pipeline = _processes(where, flat, "pipeline_parallel_size") if strictly else 1
     each = shards * pipeline
@@ -314,7 +309,7 @@ def _placed(
         raise BadDeploy(
             f"{where}: devices {devices!r} names a GPU twice; each process of a stage needs its own"
         )
-    if len(listed) == each:  # one replica's; the others are on the following GPUs
+    if len(listed) == each:  # of one replica; the others use the following GPUs
         listed = tuple(r * each + gpu for r in range(replicas) for gpu in listed)
     if len(listed) == each * replicas:
         return listed, shards, pipeline

@@ -1,6 +1,6 @@
-"""Models by their ids, as in `Qwen/Qwen3-Omni-30B-A3B-Instruct`, in Hugging Face's local cache.
+"""Finds models by their ids (`Qwen/Qwen3-Omni-30B-A3B-Instruct`) in Hugging Face's local cache.
 
-It reads the layout of huggingface_hub, but downloads nothing and does not need that library.
+It reads the layout of huggingface_hub, without that library, and downloads nothing.
 """
 
 import re
@@ -10,7 +10,6 @@ from swapd.plan.advise import PlanError
 from swapd.shared import config
 from swapd.shared.documents import read_json
 
-#: An id: a name, or an owner and a name.
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"[\w./-]{1,200}", re.ASCII)
 _COMMIT_BYTES = 100
@@ -18,12 +17,12 @@ MAIN = "main"
 
 
 class NotInCache(PlanError):
-    """The cache has no such model, or not all of it; the message says how to get it."""
+    """The cache lacks the model, or part of it; the message says how to get it."""
 
 
 def cached(model: str, revision: str = MAIN, cache: Path | None = None) -> Path | None:
-    """The folder of a model's files at a revision: a branch, a tag or a commit. None if it is not
-    in the cache. `cache`: another than that of the environment."""
+    """Return the folder of a model's files at a revision (a branch, tag or commit), or None if it
+    is not in the cache. `cache`: replaces the cache of the environment."""
     if not _ID.fullmatch(model) or not _REVISION.fullmatch(revision) or ".." in revision:
         return None
     folder = (cache or config.hub_cache()) / f"models--{model.replace('/', '--')}"
@@ -39,7 +38,7 @@ def cached(model: str, revision: str = MAIN, cache: Path | None = None) -> Path 
 
 
 def folder_of(model: str, revision: str | None = None, cache: Path | None = None) -> Path:
-    """The folder of a model: itself, or that in the cache. Raises: NotInCache."""
+    """`model`: a folder, or an id in the cache. Raises: NotInCache."""
     if (path := Path(model)).is_dir():
         return path
     found = cached(model, revision or MAIN, cache)
@@ -57,7 +56,7 @@ def folder_of(model: str, revision: str | None = None, cache: Path | None = None
 
 
 def called(folder: Path) -> str:
-    """The name of the model in this folder: in the cache its id, because the folder is a commit."""
+    """Return the model's name. In the cache that is the name in its id: the folder is a commit."""
     at = folder.parent.parent.name
     if folder.parent.name == "snapshots" and at.startswith("models--"):
         return at.rpartition("--")[2]
@@ -69,7 +68,7 @@ def _absent(folder: Path) -> str:
         try:
             read = read_json(index)
         except (OSError, ValueError):
-            continue  # sizes.py says so
+            continue  # sizes.py reports it
         listed = read.get("weight_map") if isinstance(read, dict) else None
         names = sorted({str(name) for name in listed.values()} if isinstance(listed, dict) else ())
         if absent := next((name for name in names if not (folder / name).exists()), None):

@@ -1,13 +1,13 @@
 """Computes a stage's KV cache and workspace from its model's configuration. Pure, no library.
 
-A cache has blocks of some tokens. A block has the state of all layers of one process for these
-tokens. vLLM keeps one block for itself (its null block), and starts only if the others hold one
-request of `max_model_len` tokens.
+A block of a cache has the state of all layers of one process for some tokens. vLLM keeps one block
+for itself (its null block), and starts only if the others hold one request of `max_model_len`
+tokens.
 
-It knows decoders whose layers attend to all tokens: with a key and a value for each KV head, or
-one latent for all heads (MLA). It counts a layer with a sliding window as one without, which is
-never less than vLLM allocates. It refuses any other state (state-space layers, cross-attention,
-...) by name.
+This module counts decoders whose layers attend to all tokens: with a key and a value for each KV
+head, or with one latent for all heads (MLA). A layer with a sliding window is counted as a full
+layer, which is never less than vLLM allocates. Any other state (state-space layers,
+cross-attention, ...) is refused by name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,18 +20,16 @@ from swapd.plan.advise import PlanError
 from swapd.plan.omni import Kind
 from swapd.shared.text import plain
 
-#: Tokens of a block by default, as in vLLM on GPUs.
+#: As in vLLM on GPUs.
 BLOCK_TOKENS = 16
 
 #: Tokens of the largest block of a layer with a window: some kernels need larger blocks.
 _WINDOW_BLOCK_TOKENS = 128
 
-#: No number in a configuration is larger.
 _COUNT_MAX = 1 << 30
-#: Most names that a message quotes, and most characters of each.
 _NAMES_MAX = 5
 _NAME_MAX = 80
-#: Keys of a decoder's configuration in that of its model.
+#: Keys of the decoder in a model's configuration.
 _DECODERS = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
@@ -41,9 +39,8 @@ _LENGTHS = (
 )
 #: Kinds of rotary embeddings for which the length already includes `factor`.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-#: Models with a latent (`kv_lora_rank`) in their cache; others keep keys and values there.
+#: Models that cache a latent (`kv_lora_rank`); other models with a latent cache keys and values.
 _LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
-#: Keys of layers with another kind of state.
 _UNCOUNTED = {
     **dict.fromkeys(
         (
@@ -62,7 +59,6 @@ _UNCOUNTED = {
     "attention_chunk_size": "chunked local attention",
 }
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-#: Bytes of one number in a cache, by vLLM's names for `kv_cache_dtype` and `dtype`.
 _ITEM_BYTES = {
     **dict.fromkeys(("bfloat16", "float16", "half"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1),
@@ -71,30 +67,29 @@ _ITEM_BYTES = {
 
 
 class UncountedCache(PlanError):
-    """The size of a KV cache is unknown; the message gives the reason and the setting to give."""
+    """The size of a KV cache is unknown; the message has the reason, and the setting to give."""
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a model's decoder for one token, independent of its serving options."""
+    """The state of a decoder for one token."""
 
     layers: int
-    #: Layers that a cache has room for: more, if vLLM pads groups of layers of two kinds.
+    #: Layers in a cache: more than `layers` if vLLM pads groups of two kinds.
     allocated: int
-    #: KV heads of the whole model, which tensor parallelism divides; 1 with `latent`.
+    #: KV heads of the whole model; 1 for a latent.
     heads: int
-    #: Numbers of one head: a key and a value; or those of a latent.
+    #: Numbers of one head (a key and a value), or of the latent.
     values: int
-    #: Whether each process has all of it (MLA).
+    #: Whether each process has the whole state (MLA).
     latent: bool = False
-    #: Whether layers have a sliding window, which the size ignores.
+    #: Whether layers have a sliding window; the size ignores it.
     windows: bool = False
-    #: Tokens of the longest request that the model supports; None if unknown.
+    #: Longest supported request, in tokens; None if unknown.
     longest: int | None = None
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
-    #: Tokens of a block, and its bytes, with all layers.
     block_tokens: int
     block_bytes: int
     #: Extra blocks of a request for a sliding window that begins within a block.
@@ -102,9 +97,9 @@ class KvCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layout_of(config: Mapping[str, Any], stage: str) -> KvLayout:
-    """The state of the decoder of `stage` for each token.
+    """Return the layout of the decoder of `stage`.
 
-    `config` is a model's config.json, and `stage` the stage's name in it: the stage thinker has
+    `config` is a model's config.json. `stage` is the stage's name in it: the stage thinker has
     `thinker_config`, if that exists. Raises: UncountedCache.
     """
     decoder = decoder_of(config, stage)
@@ -137,7 +132,7 @@ def cache_of(
     shards: int,
     pipeline: int = 1,
 ) -> KvCache:
-    """The cache of one process of several: `shards` divide the heads, and a `pipeline` the layers.
+    """Return the cache of one process: `shards` divide the heads, and a `pipeline` the layers.
 
     `max_model_len` and `block_tokens` are tokens, `item_bytes` bytes of one number. With fewer
     heads than processes each process has one head, as in vLLM.
@@ -157,15 +152,12 @@ def token_bytes(cache: KvCache) -> int:
 
 
 def request_bytes(cache: KvCache) -> int:
-    """Bytes of the longest request in a process, in whole blocks."""
     return (-(-cache.max_model_len // cache.block_tokens) + cache.partial) * cache.block_bytes
 
 
 def least_bytes(cache: KvCache, requests: int = 1) -> int:
-    """Bytes of the smallest cache that holds so many of the longest requests, and the null block.
-
-    vLLM starts with that of one request.
-    """
+    """Return the bytes of the smallest cache for this many of the longest requests, and the null
+    block. vLLM starts with that of one request."""
     return requests * request_bytes(cache) + cache.block_bytes
 
 
@@ -175,9 +167,9 @@ def tokens_in(cache: KvCache, nbytes: int) -> int:
 
 
 def item_bytes(dtype: str | None, kv_cache_dtype: str | None) -> int:
-    """Bytes of one number in a cache, by the types in a stage's settings (None: no setting).
+    """Return the bytes of one number in a cache (None: unset).
 
-    By default it is the model's type; vLLM runs 32-bit models with 16 bits. Raises: UncountedCache.
+    The default is the model's type; vLLM runs 32-bit models with 16 bits. Raises: UncountedCache.
     """
     said = kv_cache_dtype if kv_cache_dtype not in (None, "auto") else dtype
     if said in (None, "auto"):
@@ -218,7 +210,7 @@ def heads(decoder: Mapping[str, Any], stage: str) -> int:
 
 
 def hidden_size(decoder: Mapping[str, Any], stage: str) -> int:
-    """Numbers of a token between two layers. Raises: UncountedCache."""
+    """Return the numbers of a token between two layers. Raises: UncountedCache."""
     return _count(decoder, stage, "hidden_size", "n_embd", "d_model")
 
 
@@ -232,7 +224,7 @@ def head_size(decoder: Mapping[str, Any], stage: str) -> int:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """A few of them, in one line: a configuration may hold any text."""
+    """List only a few names, in one line: a configuration may hold any text."""
     return ", ".join(plain(name[:_NAME_MAX]) for name in islice(names, _NAMES_MAX))
 
 
@@ -278,9 +270,10 @@ def _kinds(decoder: Mapping[str, Any], layers: int) -> tuple[int, int]:
 
 
 def _filled_up(full: int, sliding: int) -> int:
-    """Layers with the padding of vLLM's groups. A group has as many layers as the smaller kind.
+    """Return the number of layers after vLLM pads its groups.
 
-    It has as many as the larger kind, if that is less than half as large again.
+    A group has as many layers as the smaller kind, or as the larger kind if that is less than 1.5
+    times the smaller.
     """
     if not (full and sliding):
         return full + sliding
@@ -313,21 +306,21 @@ _GIB = 1 << 30
 # vLLM measures a stage's working memory when the stage starts; before that it is unknown.
 # Activations grow with the tokens of a step; buffers, kernels and encoders do not.
 
-#: Estimates for an unknown model.
+#: For an unknown model.
 USUAL_BYTES: dict[Kind, int] = {"ar": 2 * _GIB, "generation": 2 * _GIB, "diffusion": 4 * _GIB}
-#: The part that does not depend on a step's tokens: buffers, the sampler, kernels, encoders.
+#: Independent of a step's tokens: buffers, the sampler, kernels, encoders.
 _BASE_BYTES = 1 * _GIB
-#: Tokens of a step by default, as in vLLM-Omni.
+#: As in vLLM-Omni.
 STEP_TOKENS = 32768
 _VALUE_BYTES = 2
 
 
 def workspace_of(config: Mapping[str, Any], stage: str, step_tokens: int) -> int:
-    """Bytes that steps of so many tokens (`max_num_batched_tokens`) need in one process.
+    """Return one process's bytes for steps of this many tokens (`max_num_batched_tokens`).
 
-    `config` is the model's config.json. The sum has the values between two layers, and those of
-    the widest layer: queries, keys, values, the output of attention, and the MLP with all experts
-    of a token. Tensor parallelism does not divide it, as it does not divide the values between
+    `config` is the model's config.json. The sum has the values between two layers, and those of the
+    widest layer: queries, keys, values, the output of attention, and the MLP with all experts of a
+    token. Tensor parallelism does not divide the sum, as it does not divide the values between
     layers. Raises: UncountedCache.
     """
     decoder = decoder_of(config, stage)
@@ -338,9 +331,8 @@ def workspace_of(config: Mapping[str, Any], stage: str, step_tokens: int) -> int
 
 
 def _mlp(decoder: Mapping[str, Any], hidden: int) -> int:
-    """Numbers of a token in an MLP: gate, up, and their product. For each expert also its output,
-    in the place of gate and up.
-    """
+    """Count a token's numbers in an MLP: gate, up and their product. An expert's output takes the
+    place of gate and up."""
     experts, expert = (_said(decoder, k) for k in ("num_experts_per_tok", "moe_intermediate_size"))
     if experts and expert:
         shared = 3 * _said(decoder, "shared_expert_intermediate_size")

@@ -1,7 +1,7 @@
 """Asks an installed vLLM-Omni, in the Python that runs it: its folder, deploy files, pipelines.
 
-A deploy file has neither names nor kinds of its stages: the pipeline has both. Either the file
-names the pipeline, or the pipeline names the file.
+A deploy file lacks the names and kinds of its stages, which its pipeline has. Either the file names
+the pipeline, or the pipeline names the file.
 """
 
 import json
@@ -20,14 +20,13 @@ from swapd.shared import config
 
 Kind = Literal["ar", "generation", "diffusion"]
 
-#: Longest start of an interpreter: its site may be on a network. vLLM-Omni imports for 20 s.
+#: Longest start of an interpreter, whose site may be on a network; vLLM-Omni imports for 20 s.
 _START_S = 60.0
 _IMPORT_S = 300.0
-#: Longer than the first two lines of any script.
 _HEAD_BYTES = 4096
 _NAME_ONE = "Name a deploy file: --deploy-config FILE"
 
-#: Prints the package's folder without importing it. Ignores the current folder for a script.
+#: Prints the package's folder without importing it. For a script, ignores the current folder.
 _WHERE = """
 import sys
 from importlib.util import find_spec
@@ -38,7 +37,7 @@ for folder in spec.submodule_search_locations if spec else ():
     print(folder)
     break
 """
-#: Prints the pipelines, and that of the first of these models that has one, as vLLM-Omni chooses.
+#: Prints all pipelines, and the one that vLLM-Omni chooses for the first model that has one.
 _PIPELINES = """
 import json, sys
 if sys.argv[1] == "script":
@@ -74,7 +73,7 @@ class VllmOmni:
     def __init__(
         self, folder: Path, python: Sequence[str], how: str, models: Sequence[str]
     ) -> None:
-        """`how`: whether a script or a module runs. `models`: folder and name of the one model that
+        """`how`: whether a script or a module runs. `models`: folder and name of the model that
         `deploy_file` is about, if any."""
         self.folder = folder
         self._python = python
@@ -82,8 +81,7 @@ class VllmOmni:
         self._models = models
 
     def deploy_file(self) -> tuple[Path, str]:
-        """The model's deploy file, and the reason for it. Blocks for half a minute. Raises:
-        PlanError."""
+        """Return the model's deploy file, and why. Blocks for half a minute. Raises: PlanError."""
         said, chosen = self._said["about"], self._said["chosen"]
         about = f"model_type {said}" if said else f"its name, {self._models[-1]}"
         if chosen is None:
@@ -93,9 +91,9 @@ class VllmOmni:
         return self.folder / "deploy" / str(chosen["file"]), about
 
     def stages_of(self, pipeline: str | None, files: Sequence[str]) -> dict[int, tuple[str, Kind]]:
-        """Name and kind of each stage, by its id; empty if the pipeline is not known.
+        """Return name and kind of each stage, by id; {} if the pipeline is not known.
 
-        The pipeline has the name `pipeline`, else one of `files` as its deploy file. Blocks for
+        The pipeline is called `pipeline`, or else has one of `files` as its deploy file. Blocks for
         half a minute, once. Raises: PlanError.
         """
         chosen = self._said["chosen"]
@@ -133,7 +131,7 @@ _KINDS: dict[str, Kind] = {
 
 
 def of_this_python(models: Sequence[str] = ()) -> VllmOmni | None:
-    """That of this Python; None if it is not installed. `models`: as for `VllmOmni`."""
+    """Find the vLLM-Omni of this Python; None if not installed. `models`: as in `VllmOmni`."""
     spec = find_spec("vllm_omni")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         return VllmOmni(Path(folder), [sys.executable], "module", models)
@@ -141,7 +139,7 @@ def of_this_python(models: Sequence[str] = ()) -> VllmOmni | None:
 
 
 def of_command(words: Sequence[str], models: Sequence[str] = ()) -> VllmOmni:
-    """That of a command's Python. Blocks for the start of it. Raises: PlanError."""
+    """Find the vLLM-Omni of a command's Python. Blocks while Python starts. Raises: PlanError."""
     python, how = _python(words)
     done = _output([*python, "-c", _WHERE, how], _START_S)
     if not (said := done.stdout.strip()):
@@ -192,7 +190,8 @@ def _python(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _named_in(script: Path) -> list[str] | None:
-    """The Python in its first line; in its second, if the first is too long for the kernel."""
+    """Return the Python that the script's first line names. If that would be too long for the
+    kernel, the first line is `#!/bin/sh`, and the second names it."""
     try:
         with script.open("rb") as file:
             first, second, *_ = [*file.read(_HEAD_BYTES).decode().splitlines(), "", ""]

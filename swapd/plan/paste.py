@@ -16,15 +16,15 @@ from swapd.plan.sizes import DITS, STAGES
 def worker(kind: Kind) -> dict[str, Any]:
     if kind == "diffusion":
         return {"worker_extension_cls": WORKERS[kind]}
-    if kind == "generation":  # it would capture graphs before its weights are in swapd
+    if kind == "generation":  # it would capture graphs before swapd has its weights
         return {"worker_cls": WORKERS[kind], "enforce_eager": True}
     return {"worker_cls": WORKERS[kind]}
 
 
 def overlay(deploy: Deploy, changes: Mapping[int, Mapping[str, Any]], async_chunk: bool) -> str:
-    """The text of the file with `changes` to its stages, and its base file by full path.
+    """Return the text of the file with `changes` to its stages, and its base file by full path.
 
-    A change is also made in a stage's own dictionaries and for CUDA, if these set the key: they
+    A change is repeated in a stage's own dictionaries and for CUDA if these set the key, as they
     override the rest.
     """
     import yaml
@@ -47,7 +47,7 @@ def _changed(
     *,
     everywhere: bool,
 ) -> list[dict[str, Any]]:
-    """A file's own stages with `changes`: `everywhere`, or only where `whole` says the same."""
+    """Apply `changes` to a file's own stages: `everywhere`, or only where `whole` sets the key."""
     by_id = {stage["stage_id"]: dict(stage) for stage in mine or ()}
     before = {stage["stage_id"]: stage for stage in whole or ()}
     for number, values in changes.items():
@@ -76,9 +76,9 @@ _KINDS: dict[str, Kind] = {
 
 
 def stage_file(advice: Advice) -> str:
-    """The stages as a deploy file of vLLM-Omni, without the base file, which belongs to the model.
+    """Return a deploy file of vLLM-Omni, without the base file, which belongs to the model.
 
-    Components that are stages become stages; all others are in one stage.
+    Components that are stages become stages; all others share one stage.
     """
     stages = [[p] for p in advice.placements if p.name in STAGES]
     stages += [rest] if (rest := [p for p in advice.placements if p.name not in STAGES]) else []
@@ -126,7 +126,7 @@ def python(advice: Advice) -> str:
     if alternating := advice.treated("alternate"):
         how = "cpu_offload_enabled=True"
         if any(p.kept_bytes for p in advice.treated("stream")):
-            # kept blocks are less recently used than the last component: that one must leave first
+            # kept blocks are less recently used than the last component, which must leave first
             how += ', cpu_offload_strategy="sequential"'
         lines.append(f"client.attach(model, {_listed(alternating)}, {how})")
     lines += [
@@ -137,12 +137,11 @@ def python(advice: Advice) -> str:
 
 
 def _listed(placements: Iterable[Treatment]) -> str:
-    """Their names, as JSON, YAML and Python write a list."""
     return json.dumps([p.name for p in placements])
 
 
 def serve(device: str, budget: int, chunk: int, isolation: Isolation = "relaxed") -> str:
-    """The daemon's command line; `budget` is in whole chunks already.
+    """Return the daemon's command line; `budget` is in whole chunks already.
 
     It always names the chunk, because the plan counts in that unit.
     """
@@ -151,5 +150,5 @@ def serve(device: str, budget: int, chunk: int, isolation: Isolation = "relaxed"
 
 
 def amount(nbytes: int) -> str:
-    """`nbytes` as `--budget` and `resident=` read it, rounded down."""
+    """Format `nbytes` for `--budget` and `resident=`, rounded down."""
     return f"{nbytes // _GIB}GiB" if nbytes % _GIB == 0 else f"{nbytes // _MIB}MiB"

@@ -1,12 +1,12 @@
 """Divides the memory of one GPU among stages of vLLM-Omni and a daemon. Pure.
 
-The daemon's arena counts once, for the weights and KV caches of all stages with swapd. It holds
-all of them if they fit. Else it gets the rest of the GPU, which must hold the largest turn: the
-permanent components, and one stage's weights by layer with its KV cache. A KV cache takes turns
-even if weights stay: the stage leases both together, and the cache leaves for other stages. It
-holds one request, and more as far as that has a round move no more bytes. The
-workspace of each stage (activations, buffers) is its room: torch keeps it from turn to turn.
-Besides, each process has a CUDA context, and its CUDA graphs are in no stage's share.
+The daemon's arena is shared by the weights and KV caches of all stages with swapd. It holds all of
+them if they fit. Else it gets the rest of the GPU, which must hold the largest turn: the permanent
+components, and one stage's weights by layer with its KV cache. A KV cache takes turns even if
+weights stay: the stage leases both together, and the cache leaves for other stages. A cache holds
+one request, and more as long as a round moves no more bytes. The workspace of each stage
+(activations, buffers) is its room, which torch keeps from turn to turn. Each process also has a
+CUDA context; contexts and CUDA graphs are in no stage's share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +23,15 @@ from swapd.shared.units import size
 
 _GIB = 1 << 30
 
-#: Least KV cache of an unknown model; and the largest of a stage that takes turns, but for that of
-#: one request.
+#: Least KV cache of an unknown model.
 USUAL_CACHE = 2 * _GIB
+#: Largest KV cache of a stage that takes turns, unless one request needs more.
 TURNS_CACHE = 8 * _GIB
-#: Memory of a process on a GPU before its first allocation.
+#: Memory of a process before its first allocation.
 CONTEXT_BYTES = 512 << 20
-#: Reserves of vLLM-Omni itself for the graphs of a stage, and for all uncounted memory.
+#: vLLM-Omni's own reserves: for the graphs of a stage, and for all uncounted memory.
 GRAPHS_BYTES = 2 * _GIB
 RESERVE_BYTES = 2 * _GIB
-#: Utilisations are rounded down to such fractions.
 _STEPS = 1000
 
 
@@ -41,23 +40,23 @@ class GpuShare(msgspec.Struct, frozen=True):
     stage_id: int
     ours: bool
     weights_bytes: int
-    #: Memory of its own: activations and buffers; without swapd, all its memory.
+    #: Memory outside the arena: activations and buffers; without swapd, all its memory.
     room_bytes: int
-    #: Its KV cache, and that cache's longest request; 0 if there is no cache, or it is unknown.
+    #: Bytes and tokens of its KV cache, and the longest request; 0 without a cache, or if unknown.
     cache_bytes: int
     cache_tokens: int
     max_model_len: int
-    #: Whether a request may find part of it absent; its size in the arena then; and the time
-    #: to load its weights.
+    #: Whether a request may find part of it absent; if so, its size in the arena, and the time to
+    #: load its weights.
     takes_turns: bool
     turning_bytes: int
     swap_in_s: float
-    #: Whether it must run without graphs, so that its layers can stream.
+    #: Whether it runs without graphs, so that its layers can stream.
     eager: bool = False
 
 
 class Larger(msgspec.Struct, frozen=True):
-    #: Bytes, by stage: those that are larger than planned.
+    #: By stage: caches that are larger than planned.
     caches: dict[str, int]
     moved_bytes: int
     request_s: float
@@ -68,30 +67,30 @@ class GpuPlan(msgspec.Struct, frozen=True):
     total_bytes: int
     budget_bytes: int
     shares: tuple[GpuShare, ...]
-    #: All memory that is neither arena nor room.
+    #: Memory that is neither arena nor room.
     beside: tuple[Term, ...]
     left_bytes: int
-    #: All permanent memory: that outside the arena, and permanent components.
+    #: Everything outside the arena, and permanent components.
     stays_bytes: int
-    #: The stage with the largest turn, that turn's size, and the KV cache in it.
+    #: The largest turn: its stage, its size, and the KV cache in it.
     largest: str
     turn_bytes: int
     turn_cache_bytes: int
-    #: A round that uses each stage once, with stages that leave by layers. A streamed
-    #: component counts for one step. Then the same round with stages that leave as a whole.
+    #: A round that uses each stage once: its bytes and copy time if stages leave by layers, and if
+    #: stages leave as a whole. A streamed component counts for one step.
     moved_bytes: int
     request_s: float
     moved_whole_bytes: int
     whole_s: float
-    #: The alternative to the planned KV caches, if it costs copies.
+    #: An alternative with larger KV caches, which costs copies.
     larger: Larger | None
-    #: The daemon's chunk size: all sizes in the arena are whole chunks.
+    #: Sizes in the arena are whole chunks.
     chunk_bytes: int
     #: Components that load by block, again at each step.
     by_block: tuple[str, ...] = ()
-    #: Stages whose layers stream: as planned ("fastest"), with half of the others, with all.
+    #: Points for each stage whose layers stream: as planned ("fastest"), half of the others, all.
     streams: tuple[StreamPoint, ...] = ()
-    #: Why it would be refused with CUDA graphs and without streaming; "" if it would not.
+    #: Why it does not fit with CUDA graphs and without streaming, or "".
     instead_of: str = ""
 
     @property
@@ -122,8 +121,8 @@ def divide(
 ) -> GpuPlan:
     """Divide a GPU of `total` bytes; `overhead` replaces the estimate for contexts and graphs.
 
-    `budget` is the arena's size where the user gives it. On a GPU without swapd the stages keep
-    their settings. Layers of a stage that does not fit stream. Raises: DoesNotFit, with the sum.
+    `budget`: the size of the arena, if the user gives it. On a GPU without swapd, stages keep their
+    settings. If a stage does not fit, its layers stream. Raises: DoesNotFit, with the sum.
     """
     card = GpuFacts(gpu, total, bytes_per_s, overhead, budget)
     try:
@@ -202,9 +201,9 @@ def divide_all(
     overhead: int | None = None,
     budgets: Mapping[int, int] = {},
 ) -> list[GpuPlan]:
-    """Divide each GPU, by its number; a stage on several has the same KV cache size on all.
+    """Divide each GPU, by number; a stage on several GPUs gets the same KV cache size on all.
 
-    `budgets` are those that the user gives, by GPU. Raises: DoesNotFit, with the sum.
+    `budgets`: given by the user, by GPU. Raises: DoesNotFit, with the sum.
     """
 
     def divided(claims: Mapping[int, Sequence[Demand]]) -> list[GpuPlan]:
@@ -227,7 +226,7 @@ def divide_all(
 
 
 def utilization(room: int, total: int) -> float:
-    """`gpu_memory_utilization` for so many bytes, rounded down."""
+    """Return `gpu_memory_utilization` for `room` bytes, rounded down."""
     return floor(room * _STEPS / total) / _STEPS
 
 
@@ -257,7 +256,7 @@ def _caches(arena: SharedArena) -> dict[str, int]:
     caches = _least_caches(arena.ours)
     limit = arena.nbytes if arena.fits(caches) else TURNS_CACHE
     grow = [c for c in arena.ours if c.least_cache and not c.said and c.weights]
-    for some in (grow, *([c] for c in grow)):  # together, then each as far as it can alone
+    for some in (grow, *([c] for c in grow)):  # first together, then each alone
         caches = _grown(arena, caches, some, limit)
     return caches
 
@@ -265,7 +264,8 @@ def _caches(arena: SharedArena) -> dict[str, int]:
 def _grown(
     arena: SharedArena, caches: Mapping[str, int], some: Sequence[Demand], limit: int
 ) -> dict[str, int]:
-    """`caches`, with those of `some` larger by their weights, at most `limit`, at no cost."""
+    """Enlarge the caches of `some`, in proportion to their weights and to at most `limit` each, as
+    far as that costs nothing."""
     weights = [c.weights for c in some] or [1]
 
     def more(chunks: int) -> dict[str, int]:
@@ -277,7 +277,7 @@ def _grown(
         larger = more(chunks)
         return arena.needed(larger) <= arena.nbytes and arena.cost(larger) <= arena.cost(caches)
 
-    # so many that the lightest of them alone could have all memory
+    # enough for the lightest of them alone to get all memory
     chunks = arena.nbytes // chunk_of(arena.ours) * -(-sum(weights) // min(weights))
     return more(largest_of(chunks, costs_nothing))
 

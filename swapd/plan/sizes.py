@@ -1,6 +1,6 @@
 """Finds the sizes of a model's components, from its files or from a running daemon.
 
-It reads no weights: the header of a safetensors file has the sizes of its tensors.
+No weights are read: the header of a safetensors file has the sizes of its tensors.
 """
 
 import logging
@@ -22,9 +22,9 @@ from swapd.shared.units import typed_size
 from swapd_client.errors import InvalidSource
 from swapd_client.weights.safetensors import open_all
 
-#: Names of the parts of a model that run as stages.
+#: Parts of a model that run as stages.
 STAGES = ("thinker", "talker", "code2wav", "token2wav")
-#: Names of a pipeline's denoisers.
+#: Denoisers of a pipeline.
 DITS = ("transformer", "transformer_2", "dit", "unet")
 COMPONENTS = (
     *STAGES,
@@ -32,13 +32,13 @@ COMPONENTS = (
     *("text_encoder", "text_encoder_2", "text_encoder_3", "visual", "audio_tower"),
 )
 
-#: Default passes of one request over the weights: denoising steps, tokens.
+#: Default passes over the weights in a request: denoising steps, tokens.
 TYPICAL_PASSES = {
     **dict.fromkeys(DITS, 20),
     **dict.fromkeys(("thinker", "talker", "language_model"), 100),
 }
 
-#: Most layers, experts and the like of a config: building a model with more would take hours.
+#: Most layers, experts and the like: building a larger model takes hours.
 _COUNT_MAX = 10_000
 _COUNTS = re.compile("layer|block|depth|expert|stage")
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.")
@@ -52,7 +52,7 @@ class NoSizes(PlanError):
 
 
 def named(text: str) -> ModelComponent | None:
-    """The component of a text like `dit=40GiB`; None if it is a path. Raises: NoSizes."""
+    """Parse a text like `dit=40GiB`; return None for a path. Raises: NoSizes."""
     name, equals, nbytes = text.partition("=")
     if not equals or not name or Path(text).exists():
         return None
@@ -66,7 +66,7 @@ def named(text: str) -> ModelComponent | None:
 
 
 def of_path(path: Path) -> list[ModelComponent]:
-    """The components of a model: a file or folder of safetensors, or a config. Raises: NoSizes."""
+    """`path`: a file or folder of safetensors, or a config. Raises: NoSizes."""
     if path.is_dir():
         return _of_folder(path)
     if path.name.endswith(_INDEX):
@@ -86,7 +86,7 @@ def of_path(path: Path) -> list[ModelComponent]:
 
 
 def found(source: str) -> Path:
-    """The path of a model that is given by its path, or by its id if it is in the cache."""
+    """`source`: a path, or the id of a model in the cache."""
     path = Path(source)
     return path if path.exists() else hub.cached(source) or path
 
@@ -105,7 +105,7 @@ def within(path: Path, names: Iterable[str]) -> list[ModelComponent]:
 
 
 def of_daemon(status: Iterable[ComponentStatus]) -> list[ModelComponent]:
-    """The components of a running daemon; the parts of a family become its blocks."""
+    """Return the daemon's components; the parts of a family become its blocks."""
     families: dict[str, dict[str, int]] = {}
     for c in status:
         if c.kind != "workspace":
@@ -123,9 +123,9 @@ def _family(name: str, parts: Mapping[str, int]) -> ModelComponent:
 
 
 def check_names(found: Iterable[ModelComponent], sources: Iterable[str]) -> None:
-    """Check that names are unique, and possible in settings. Raises: PlanError.
+    """Raise PlanError unless names are unique, and possible in settings.
 
-    `sources`: the words of the command line with their sizes.
+    `sources`: the words of the command line that give sizes.
     """
     names = Counter(c.name for c in found)
     if twice := next((name for name, count in names.items() if count > 1), None):
@@ -184,10 +184,10 @@ def _tensors_in(folder: Path) -> dict[str, int]:
 
 
 def _checkpoints_in(folder: Path) -> dict[str, dict[str, int]]:
-    """The tensors of each model in `folder`, by its name; one variant of each.
+    """Return the tensors of each model in `folder`, by its name, and of one variant each.
 
-    Files without a common tensor are one model. Otherwise each file is a model of its own;
-    shards (`model-00001-of-00002`) are always one model.
+    Files without a common tensor are one model. Otherwise each file is a model of its own, but
+    shards (`model-00001-of-00002`) always are one model.
     """
     indices = _by_stem(folder, _INDEX)
     if indices:
@@ -202,10 +202,8 @@ def _checkpoints_in(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def _by_stem(folder: Path, suffix: str) -> dict[str, list[Path]]:
-    """Files of this suffix by the names of their models; variants are left out.
-
-    model.fp16.safetensors beside model.safetensors is a variant of it.
-    """
+    """Group files by the names of their models. model.fp16.safetensors beside model.safetensors is
+    a variant, which is left out."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.glob(f"*{suffix}"), key=lambda p: (len(p.name), p.name)):
         found.setdefault(_SHARD.sub("", path.name.removesuffix(suffix)), []).append(path)
@@ -320,7 +318,6 @@ def _unheard() -> Iterator[None]:
 
 
 def _item_bytes(config: Mapping[str, Any]) -> int | None:
-    """Bytes of one number, by the first dtype in the config or a config within it."""
     for key, value in config.items():
         if key in ("dtype", "torch_dtype") and isinstance(value, str):
             bits = _BITS.search(value[:20])
@@ -330,7 +327,6 @@ def _item_bytes(config: Mapping[str, Any]) -> int | None:
 
 
 def _too_many(config: Mapping[str, Any]) -> str:
-    """The first count in a config, or one within it, that would take hours to build; else ""."""
     for key, value in config.items():
         if isinstance(value, dict) and (inner := _too_many(value)):
             return inner

@@ -12,9 +12,9 @@ from swapd.run.servers import model_folder
 from swapd.shared.config import Config
 from swapd.shared.units import size
 
-#: Share of a GPU's free memory: the rest is for the workers' own allocations.
+#: The rest of a GPU's free memory is for the workers' own allocations.
 GPU_SHARE = 0.7
-#: Factor on a model's size, for rounding to whole chunks.
+#: For rounding to whole chunks.
 _ROUND_UP = 1.05
 
 
@@ -25,8 +25,7 @@ def devices() -> list[str]:
 def wanted(
     commands: Sequence[Command], given: Sequence[str], budget: int | None
 ) -> list[DaemonSpec]:
-    """One daemon for each device, which these commands share. Raises: PlanError if there is too
-    little memory."""
+    """Return a daemon for each device, shared by all commands. Raises: PlanError."""
     found = list(given) or devices()[: max(map(shards_of, commands), default=1)]
     return [_of(commands, device, budget) for device in found]
 
@@ -37,7 +36,7 @@ def _of(commands: Sequence[Command], device: str, budget: int | None) -> DaemonS
     free = free_on(device)
     weights = [(model, needed) for c in commands if (model := c.model) and (needed := _needed(c))]
     found, why = _for_weights(weights, free, device)
-    if not weights or len(weights) < len(commands):  # nobody knows how much the others register
+    if not weights or len(weights) < len(commands):  # other commands register an unknown amount
         share = f"{GPU_SHARE:.0%} of the free memory"
         usual = (Config().budget, "the default on the host")
         most = max((found, why), usual if device == "host" else (int(free * GPU_SHARE), share))
@@ -51,8 +50,8 @@ def _needed(command: Command) -> int | None:
 
 
 def weights_of(command: Command) -> int | None:
-    """Most bytes of weights that a process of a plain vLLM server has; None for others. Raises:
-    PlanError, if its model is missing here."""
+    """Return the most weights of one process of a plain vLLM server; None for other commands.
+    Raises: PlanError if its model is missing here."""
     if command.kind != "vllm" or not command.model:
         return None
     try:
@@ -65,7 +64,7 @@ def weights_of(command: Command) -> int | None:
 
 
 def _for_weights(weights: Sequence[tuple[str, int]], free: int, device: str) -> tuple[int, str]:
-    """Room for all if they fit, else for the largest, or the usual share; and the reason."""
+    """Return the room for the weights, and the reason."""
     for model, needed in weights:
         if needed > free:
             raise PlanError(

@@ -1,4 +1,4 @@
-"""The command of `swapd run`: a child that gets its parent's signals."""
+"""Runs the command of `swapd run`: a child that gets its parent's signals."""
 
 import ctypes
 import functools
@@ -14,20 +14,20 @@ from typing import Any
 
 from swapd_client.errors import SwapdError
 
-#: The signals it gets. A terminal itself sends the first two to its foreground group.
+#: A terminal itself sends these to its foreground group.
 _BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-#: Signals that it gets without ending.
+#: Signals that do not end a run.
 HARMLESS = (signal.SIGUSR1, signal.SIGUSR2)
 PASSED_ON = (*_BY_TERMINAL, signal.SIGTERM, signal.SIGHUP, *HARMLESS)
 #: A shell's status for a command that cannot run, that is missing, and that a signal has ended.
 CANNOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
 _PR_SET_PDEATHSIG = 1
-#: Opened here: opening a library in the forked child of a threaded process may deadlock.
+#: Loaded here: loading a library in the forked child of a threaded process may deadlock.
 _libc = ctypes.CDLL(None)
 
 
 class CannotRun(SwapdError):
-    """The command could not start. `status`: a shell's status for that."""
+    """`status`: a shell's status for a command that could not start."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -35,10 +35,10 @@ class CannotRun(SwapdError):
 
 
 def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int | None]:
-    """Run a command to its end, and return its exit status, as a shell has it; and the signal that
-    was to end it, if one came.
+    """Run a command to its end, and pass signals on to it. Main thread only.
 
-    Main thread only: it passes signals on to the command. Raises: CannotRun.
+    Returns its exit status, as in a shell, and the first signal that was to end it, if any. Raises:
+    CannotRun.
     """
     process: subprocess.Popen[bytes] | None = None
     came: list[int] = []
@@ -66,7 +66,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int 
 
 @contextmanager
 def caught(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Install a handler for the signals in PASSED_ON; ignored signals stay ignored."""
+    """Handle the signals in PASSED_ON; ignored signals stay ignored."""
     before: dict[int, Any] = {}
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -85,7 +85,8 @@ def started(
     first: Callable[[], None] | None = None,
     **options: Any,
 ) -> "subprocess.Popen[bytes]":
-    """A child that ends with this process. `first()` runs in it. `options`: others of `Popen`.
+    """Start a child that ends with this process. The child calls `first` before the program runs.
+    `options`: for `Popen`.
 
     Raises: CannotRun.
     """
@@ -113,7 +114,7 @@ def _prepare(first: Callable[[], None]) -> None:
 
 
 def end_with_parent() -> None:
-    """Call it in a child before it runs a program: the child gets SIGTERM if its parent dies."""
+    """Have the kernel send SIGTERM to this process if its parent dies; call it in the child."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

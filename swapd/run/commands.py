@@ -1,4 +1,4 @@
-"""The kind of a command line, and the options that make it use swapd. Pure."""
+"""Tells the kind of a command line, and sets the options that make it use swapd. Pure."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,14 +11,12 @@ from swapd.plan import asked
 from swapd.shared.config import ConfigError
 from swapd_client.offload.settings import OffloadSettings
 
-#: Known kinds of commands: vLLM's server, vLLM-Omni's, or any other.
 Kind = Literal["vllm", "vllm-omni", "other"]
 
 WORKER_CLS = "--worker-cls"
 DEPLOY_CONFIG = "--deploy-config"
 _OMNI = "--omni"
 _MODEL = "--model"
-#: Options that divide a server, with their short forms.
 _SHARDS = ("--tensor-parallel-size", "-tp")
 _PIPELINE = ("--pipeline-parallel-size", "-pp")
 _SHARDS_MAX = 1024
@@ -28,12 +26,12 @@ _ADDITIONAL = "--additional-config"
 class Command(NamedTuple):
     words: tuple[str, ...]
     kind: Kind
-    #: Its flags for offloading that vllm-omni does not know; they are not in the words.
+    #: Offloading flags that vllm-omni does not know; `words` lacks them.
     offload: OffloadSettings = OffloadSettings()
 
     @property
     def model(self) -> str | None:
-        """The model that it serves; None if it is not in the usual places."""
+        """The served model; None if the words do not name it in the usual places."""
         if self.kind == "other":
             return None
         if named := option(self.words, _MODEL):
@@ -42,8 +40,8 @@ class Command(NamedTuple):
         return after[0] if after and not after[0].startswith("-") else None
 
     def with_option(self, name: str, *value: str) -> "Command":
-        """The command with an option and its value, which replace a given one; without a value, an
-        option that is not there yet."""
+        """Return the command with an option set to `value`. Without a value, add a flag that is
+        absent."""
         words = without(self.words, name)
         after = words.index("serve") + 1
         at = after + (self.model in words[after : after + 1])
@@ -51,9 +49,10 @@ class Command(NamedTuple):
 
 
 def command_of(words: Sequence[str]) -> Command:
-    """The command with its kind: `vllm serve ...`, also by `python -m`, or another.
+    """Return the command with its kind.
 
-    `vllm-omni --model M ...`, without a `serve`, is a server, too. Raises: ConfigError.
+    `vllm serve` may also be run by `python -m`, and `vllm-omni --model M ...` without `serve` is a
+    server, too. Raises: ConfigError.
     """
     program, *rest = words
     has_name = PurePath(program).name == "vllm-omni"
@@ -83,25 +82,24 @@ def component_of(command: Command) -> str:
 
 
 def additional_of(command: Command) -> dict[str, Any]:
-    """The `additional_config` of a plain vLLM server; empty if it cannot be read."""
+    """Return the `additional_config` of a plain vLLM server; {} if it cannot be read."""
     said = option(command.words, _ADDITIONAL) or "{}"
     try:
         return msgspec.json.decode(said, type=dict[str, Any])
     except msgspec.MsgspecError:
-        return {}  # vLLM says so
+        return {}  # vLLM reports it
 
 
 def division_of(command: Command) -> tuple[int, int]:
-    """The processes of a server of plain vLLM that divide its heads, and those of a pipeline that
-    divide its layers; 1 each for another command. Raises: ConfigError.
-    """
+    """Return how many processes of a plain vLLM server divide its heads, and its layers: 1 each for
+    other commands. Raises: ConfigError."""
     if command.kind != "vllm":
         return 1, 1
     return _size(command, *_SHARDS), _size(command, *_PIPELINE)
 
 
 def shards_of(command: Command) -> int:
-    """Among so many GPUs a server of plain vLLM divides its weights. Raises: ConfigError."""
+    """Return the number of GPUs that share the weights. Raises: ConfigError."""
     return prod(division_of(command))
 
 
@@ -113,7 +111,7 @@ def _size(command: Command, name: str, short: str) -> int:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """The value of an option, as `--name value` or `--name=value`; the last one wins."""
+    """Return the value in `--name value` or `--name=value`; the last one wins."""
     found = None
     for word, following in zip(words, (*words[1:], None), strict=True):
         if word == name:

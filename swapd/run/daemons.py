@@ -1,6 +1,7 @@
 """The daemons that a command needs: running ones that fit, and others that it starts.
 
-A started daemon ends with the command, even if that crashes; a joined one is left as it is.
+A started daemon ends with the command, even if the command crashes; a joined daemon is left as it
+is.
 """
 
 import subprocess
@@ -20,21 +21,20 @@ from swapd.shared.units import size
 from swapd.spawn import started, stop
 from swapd_client.errors import SwapdError
 
-#: Seconds that a running daemon may take for its status.
 ASKED_S = 10.0
 
 
 class DaemonSpec(NamedTuple):
-    """The daemon that a command needs. `why`: the source of the budget, for people."""
+    """`why`: the source of the budget, for people."""
 
     device: str
     budget: int
     why: str
-    #: The chunk size with which the budget was computed; None: the daemon's default.
+    #: The chunk size for which the budget was computed; None: the default.
     chunk: int | None = None
     others: tuple[tuple[str, str], ...] = ()
     file: Path | None = None
-    #: The budget of a daemon that runs already and is enough; None: as much.
+    #: The least budget of a running daemon to join; None: `budget`.
     least: int | None = None
 
     @property
@@ -58,7 +58,7 @@ class DaemonSpec(NamedTuple):
 
 
 class ServingDaemon(NamedTuple):
-    """A daemon that serves. `process` is None if it ran before."""
+    """`process` is None if the daemon was joined."""
 
     wanted: DaemonSpec
     folder: Path
@@ -70,10 +70,10 @@ class ServingDaemon(NamedTuple):
 
 
 def joinable(wanted: DaemonSpec) -> Path | None:
-    """The folder of this user's daemon that serves the device with enough budget; None if none.
+    """Return the folder of this user's daemon on that device, if its budget is enough, or None.
 
-    On the host, which many daemons may share, only the one in the wanted folder counts. Raises:
-    SwapdError if there is one with less, or with larger chunks, as two would not fit.
+    On the host, which many daemons may share, only the daemon in the wanted folder counts. Raises:
+    SwapdError if a daemon there has less, or larger chunks: two would not fit.
     """
     for found in daemons.running():
         if (status := _status_for(wanted, found)) is None:
@@ -106,7 +106,7 @@ def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
         with swapd_client.connect(found.folder, label="swapd run", timeout=ASKED_S) as client:
             status = client.status(timeout=ASKED_S)
     except SwapdError:
-        return None  # it ends, or does not answer: no other command can use it
+        return None  # the daemon is ending, or does not answer: no command can use it
     theirs = gpus.name_of(status.device, gpus.listed_by(found.pid))
     same = gpus.same(gpus.name_of(wanted.device, config.listed_gpus()), theirs)
     return status if same else None
@@ -114,9 +114,10 @@ def _status_for(wanted: DaemonSpec, found: RunningDaemon) -> Status | None:
 
 @contextmanager
 def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDaemon]]:
-    """Have a daemon for each, until the block ends. `logs`: the folder of their logs.
+    """Join or start a daemon for each spec, until the block ends. `logs`: folder for their logs.
 
-    Blocks until all serve. Raises: SpawnError with a daemon's own error; as `joinable`.
+    Blocks until all serve. Raises: SpawnError with a daemon's own error; ConfigError; SwapdError as
+    in `joinable`.
     """
     wanted = list(wanted)
     if len(wanted) > 1:
@@ -142,7 +143,8 @@ def serving(wanted: Iterable[DaemonSpec], logs: Path) -> Iterator[list[ServingDa
 
 
 def endpoint_of(found: Sequence[ServingDaemon]) -> str:
-    """The value of `$SWAPD_ENDPOINT`: one folder, or one with the GPU's number in it."""
+    """Return `$SWAPD_ENDPOINT`: one folder, or a pattern with the GPU's number. Raises:
+    SwapdError."""
     if len(found) == 1:
         return str(found[0].folder)
     names = [one.wanted.folder.name for one in found]

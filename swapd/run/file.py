@@ -1,6 +1,6 @@
 """FILE.toml: the daemons of a run and its stages, read and checked before anything starts.
 
-`[daemon]` has the settings of `swapd serve`, or `[[daemon]]` for each of several GPUs;
+`[daemon]` has the settings of `swapd serve`, or `[[daemon]]` those for each of several GPUs;
 `[stages.NAME]` has a command. Paths are relative to the file's folder.
 """
 
@@ -25,14 +25,14 @@ from swapd.shared.config import ENDPOINT_VARIABLE, STAGE_VARIABLE, ConfigError, 
 from swapd.shared.text import meant
 from swapd.shared.units import parse_size, parse_span, size
 
-#: Settings of `swapd serve` that a run's daemon cannot have: `swapd run` chooses its places.
+#: Settings of `swapd serve` that `--set` and `--config` cannot give: `swapd run` chooses them.
 _NOT_HERE = frozenset(("device", "runtime_dir", "swap_log", "linger", "http", "http_token_file"))
 _PATHS = frozenset(("runtime_dir", "swap_log", "http_token_file"))
 _BUDGET = "budget"
 
 
 class DaemonTable(NamedTuple):
-    """Settings of a daemon. Budget in bytes; None if none is given. `flags`: all the others."""
+    """`budget`: bytes; None if not given. `flags`: all other settings."""
 
     device: str | None = None
     budget: int | None = None
@@ -44,7 +44,7 @@ class DaemonTable(NamedTuple):
         return self.flags.get(name, "default")
 
     def changed(self, given: Iterable[str]) -> "DaemonTable":
-        """With the values of `--set`, each like `chunk=64MiB`. Raises: ConfigError."""
+        """Apply values of `--set`, each like `chunk=64MiB`. Raises: ConfigError."""
         table = self
         for text in given:
             name, equals, value = text.partition("=")
@@ -60,7 +60,6 @@ class DaemonTable(NamedTuple):
         return table
 
     def as_toml(self) -> str:
-        """The budget and the flags, for `--config` and `swapd serve --config`."""
         budget = {} if self.budget is None else {_BUDGET: _typed_size(self.budget)}
         return "".join(
             f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
@@ -69,8 +68,8 @@ class DaemonTable(NamedTuple):
 
 
 def table_of(raw: Mapping[str, Any], source: str, folder: Path) -> DaemonTable:
-    """The settings of a file's table; paths are relative to `folder`. Raises: ConfigError, with
-    `source` before the setting."""
+    """Return the settings in a file's table; paths are relative to `folder`. Raises: ConfigError,
+    with `source` before the setting."""
     found = config.parsed(raw, source)
     flags = {
         name: f"{value:f}" if isinstance(value, float) else str(value)
@@ -84,7 +83,7 @@ def table_of(raw: Mapping[str, Any], source: str, folder: Path) -> DaemonTable:
 
 
 def read_settings(path: Path) -> DaemonTable:
-    """The settings in a file for `--config`. Raises: ConfigError, with the file and the setting."""
+    """Read a file for `--config`. Raises: ConfigError, with the file and the setting."""
     raw = config.read_toml(path)
     found = table_of(raw, f"{path}: ", path.parent)
     for name in sorted(raw.keys() & _NOT_HERE):
@@ -105,21 +104,19 @@ def _typed_size(nbytes: int) -> str:
     return text if parse_size(text) == nbytes else str(int(nbytes))
 
 
-#: A stage's name: sessions have it in their labels, before a slash.
+#: A stage's name, which is also in the labels of its sessions, before a slash.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Settings that only one daemon can have.
 OF_ONE = frozenset(("runtime_dir", "swap_log", "http"))
-#: Variables that `swapd run` sets itself.
 _OURS = frozenset((ENDPOINT_VARIABLE, STAGE_VARIABLE))
-#: Longest pause before a start, and longest time to stop: a longer one is a mistake.
+#: Largest `backoff` and `stop_timeout`; a longer time is a mistake.
 SPAN_MAX_S = 86400.0
 
 Restart = Literal["no", "on-failure", "always"]
-#: The condition for starting the stages after a stage: it has started; a session of it has
-#: registered a component; it has ended with status 0.
+#: What later stages wait for: its start; a component that a session of it registers; its end with
+#: status 0.
 Ready = Literal["started", "registered", "ended"]
-#: The stage of a single command; its deploy file is called so.
+#: The stage of a single command, and its deploy file.
 COMMAND = "deploy"
 
 
@@ -129,19 +126,19 @@ class StageSpec(NamedTuple):
     environment: dict[str, str]
     directory: Path
     restart: Restart = "no"
-    #: Most starts after failures in a row; None: no limit.
+    #: After failures in a row; None: no limit.
     retries: int | None = None
     backoff_s: float = 1.0
     after: tuple[str, ...] = ()
-    #: Also, only of a server that is compared: when it answers.
+    #: "answers": only for a server that is compared.
     ready: Ready | Literal["answers"] = "started"
     stop_timeout_s: float = 30.0
-    #: The run ends when it ends, with any status.
+    #: Whether the run ends when this stage ends, with any status.
     ends_all: bool = False
 
 
 class RunFile(NamedTuple):
-    """The stages of a run and their daemons, at least one of each; `after` has no cycle."""
+    """Has at least one daemon and one stage; `after` has no cycle."""
 
     #: None for a single command, whose daemons are set by options.
     path: Path | None

@@ -1,7 +1,7 @@
 """Which GPUs a command may use, and which GPU a number stands for.
 
-`cuda:1` is the second GPU that $CUDA_VISIBLE_DEVICES shows, as it is for CUDA, torch and vLLM. The
-folder of a daemon has the number on the machine, by which a worker of vLLM finds it.
+`cuda:1` is the second GPU that $CUDA_VISIBLE_DEVICES shows, as in CUDA, torch and vLLM. The folder
+of a daemon has the number on the machine, by which a worker of vLLM finds it.
 """
 
 import importlib
@@ -18,7 +18,6 @@ from swapd.shared.config import VISIBLE_VARIABLE, ConfigError, gpus_in
 from swapd.shared.extras import MissingExtra
 
 _NUMBERED = re.compile(r"cuda(?::(\d+))?")
-#: So much of a UUID is in the name of a folder.
 _UUID_CHARS = 12
 _PROC = Path("/proc")
 
@@ -33,9 +32,9 @@ def numbers_of(devices: Sequence[str]) -> list[int]:
 
 
 def name_of(device: str, listed: Sequence[str] | None) -> str:
-    """The GPU as the machine knows it, by number or UUID; another device as it is.
+    """Return a GPU's number or UUID on the machine; another device as it is.
 
-    `listed`: the GPUs that $CUDA_VISIBLE_DEVICES shows where the device is named.
+    `listed`: the GPUs that $CUDA_VISIBLE_DEVICES shows where `device` is named.
     """
     number = number_of(device)
     if number is None:
@@ -46,7 +45,7 @@ def name_of(device: str, listed: Sequence[str] | None) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two names are of one GPU; UUIDs may be cut short."""
+    """Compare the names of GPUs; UUIDs may be cut short."""
     if one.isdecimal() == other.isdecimal():
         return one == other or ("-" in one and (one.startswith(other) or other.startswith(one)))
     number, uuid = sorted((one, other), key=lambda name: not name.isdecimal())
@@ -63,7 +62,8 @@ def folder_of(device: str) -> Path:
 
 
 def listed_by(pid: int) -> tuple[str, ...] | None:
-    """The GPUs that a process of this user was shown when it started; None if all."""
+    """Return the GPUs that $CUDA_VISIBLE_DEVICES showed a process of this user at its start; None
+    if all, or unknown."""
     with suppress(OSError):
         for line in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
             name, _, value = line.partition(b"=")
@@ -76,7 +76,7 @@ def listed_by(pid: int) -> tuple[str, ...] | None:
 
 
 def count() -> int | None:
-    """So many GPUs this process may use; None if that is not known here."""
+    """Return the number of GPUs that this process may use; None if unknown."""
     listed = config.listed_gpus()
     if listed == ():
         return 0
@@ -98,9 +98,9 @@ def in_words() -> str:
 
 
 def check(devices: Sequence[str], source: str) -> None:
-    """That each is a GPU which this process may use, as far as that is known.
+    """Raise ConfigError unless each GPU is visible to this process, as far as is known.
 
-    `source`: where they are named, as in `-d`. Raises: ConfigError.
+    `source`: where the devices are named, as in `-d`.
     """
     there = count()
     for device in devices:
@@ -114,7 +114,7 @@ def check(devices: Sequence[str], source: str) -> None:
 
 
 def check_numbered(devices: Sequence[str]) -> None:
-    """That workers can find each daemon by the number of its GPU. Raises: ConfigError."""
+    """Raise ConfigError unless workers can find each daemon by the number of its GPU."""
     listed = config.listed_gpus()
     if any(number_of(one) is not None and "-" in name_of(one, listed) for one in devices):
         raise ConfigError(
@@ -126,7 +126,7 @@ def check_numbered(devices: Sequence[str]) -> None:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """NVML while the block runs. Raises: ImportError, NVML's own errors."""
+    """Raises: ImportError, NVML's own errors."""
     api = importlib.import_module("pynvml")
     api.nvmlInit()
     try:
@@ -136,7 +136,7 @@ def nvml() -> Iterator[Any]:
 
 
 def nvml_handle(nvml: Any, device: str) -> Any:
-    """NVML's handle of a GPU; NVML ignores CUDA_VISIBLE_DEVICES. Raises: NVML's own errors."""
+    """Return NVML's handle of a GPU; NVML ignores CUDA_VISIBLE_DEVICES. Raises: NVML's errors."""
     number = number_of(device) or 0
     try:
         api = load()
@@ -150,6 +150,6 @@ def nvml_handle(nvml: Any, device: str) -> Any:
 
 
 def _uuid(number: int) -> str:
-    with suppress(Exception), nvml() as api:  # not there, or its own error
+    with suppress(Exception), nvml() as api:  # NVML is missing, or raised its own error
         return str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(number)))
     return ""

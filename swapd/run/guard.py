@@ -1,9 +1,9 @@
 """A process that ends the stages' processes if `swapd run` itself is killed.
 
-The kernel signals only the first process of a stage; a program started by its shell would go on,
-and keep its GPU memory. `python -I -S guard.py` is the process. Each line of its stdin is the
-number of a start and its process group, or 0 when that group has ended. End of file means that
-`swapd run` has ended. It imports nothing of swapd.
+The kernel signals only the first process of a stage. A program started by the stage's shell would
+go on, and keep its GPU memory. `python -I -S guard.py` is the process; it imports nothing of swapd.
+Each line of its stdin has the number of a start and its process group, or 0 once that group has
+ended. At end of file `swapd run` has ended.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-#: A group that still runs so long after SIGTERM is killed.
+#: Seconds between SIGTERM and SIGKILL for a group.
 _TERM_S = 30.0
 _LOOK_S = 0.05
 
@@ -31,8 +31,8 @@ class GroupGuard:
         )
 
     def watch(self, start: int) -> None:
-        """Report a group; its first process calls this before it runs a program: later would be too
-        late if `swapd run` is killed in between. `start`: any number, once."""
+        """Report a group, from its first process before it runs a program: later, `swapd run` could
+        be killed in between. `start`: a number that no other start has."""
         self._write(f"{start} {os.getpid()}\n")
 
     def forget(self, start: int) -> None:
@@ -46,7 +46,7 @@ class GroupGuard:
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it was killed: the kernel still signals the first processes
+        with suppress(OSError):  # the guard is dead: the kernel signals the first processes
             os.write(self._process.stdin.fileno(), line.encode())
 
 

@@ -1,7 +1,7 @@
-"""Swaps and waits of a run, on each device and of each stage, from the daemons' swap logs. Pure.
+"""Swaps and waits of a run, by device and by stage, from the daemons' swap logs. Pure.
 
 Labels of a stage's sessions begin with its name. Moves count for the stage that registered the
-component, even if another asked for it; waits count for the stage that asked.
+component, even if another stage asked for it; waits count for the stage that asked.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,7 +17,7 @@ from swapd.shared.units import seconds, size
 
 
 class Sums(msgspec.Struct, kw_only=True):
-    """Swaps and waits. Bytes; `waited_s` is the sum over all requests that waited."""
+    """`waited_s` is the sum over all requests that waited."""
 
     swaps: int = 0
     bytes_in: int = 0
@@ -72,20 +72,19 @@ class StageOutcome(Sums, kw_only=True):
 
 
 def stage_of(label: str, names: Collection[str]) -> str | None:
-    """The stage whose session has this label; None if there is none."""
     name, slash, _ = label.partition("/")
     return name if slash and name in names else None
 
 
 def of_device(records: Iterable[Record], since: float) -> Outcome:
-    """Sums of one daemon's run since `since`, Unix time; memory in use before counts as used."""
+    """Sum up one daemon's log since `since`, Unix time. Memory already in use counts as used."""
     return _counted(records, since, {})
 
 
 def of_stages(
     states: Mapping[str, StageState], runs: Iterable[Iterable[Record]], since: float
 ) -> list[StageOutcome]:
-    """Sums of each stage since `since`, Unix time. `runs`: the logs of all daemons."""
+    """Sum up each stage since `since`, Unix time. `runs`: the logs of all daemons."""
     found = {
         name: StageOutcome(name=name, starts=state.starts, status=state.status)
         for name, state in states.items()

@@ -1,8 +1,7 @@
 """Writes the output of all stages to one stream, in whole lines, in its own thread.
 
-A stage that writes too fast blocks on its own pipe: this module holds at most one line of each
-stage, and reads the stages in turn. If nobody reads the stream, stages block, and their runner does
-not.
+A stage that writes too fast blocks on its own pipe: at most one line of each stage is held, and
+stages are read in turn. If nobody reads the stream, stages block, but their runner does not.
 """
 
 import os
@@ -18,16 +17,14 @@ from functools import partial
 
 from swapd.shared.text import plain
 
-#: Most bytes of a stage in its turn.
 _READ_BYTES = 64 << 10
-#: Capacity of a pipe: a stage can leave at most so much behind.
+#: Capacity of a pipe: the most that an ended stage can leave in it.
 _PIPE_MAX_BYTES = 1 << 20
-#: A longer line is shown in pieces; an unfinished line is shown after UNENDED_S.
+#: A longer line is shown in pieces. An unfinished line is shown after UNENDED_S seconds.
 LINE_MAX_BYTES = 16 << 10
 UNENDED_S = 1.0
-#: Colours of the stages, in turn, all bold.
 _COLOURS = (36, 33, 35, 32, 34, 31)
-#: The only control sequences that stay: colours, which move nothing.
+#: Colours, the only control sequences that stay: they move nothing.
 _COLOURED = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
@@ -42,10 +39,7 @@ class Pipe:
 
 
 class Output:
-    """Writes the stages' output to `out`, and messages of swapd about them to `err`, in order.
-
-    Owns neither.
-    """
+    """Writes the stages' output to `out` and swapd's messages to `err`, in order. Owns neither."""
 
     def __init__(
         self,
@@ -62,10 +56,8 @@ class Output:
             for number, name in enumerate(names)
         }
         self._out, self._err = out, err
-        #: Whether `out` has no reader any more.
         self.broken = False
         self._shown = on_terminal if terminal else bytes
-        #: Whether the last write there was lost.
         self._losing = False
         self._pipes: set[Pipe] = set()
         self._selector = selectors.DefaultSelector()
@@ -77,13 +69,13 @@ class Output:
         self._thread.start()
 
     def begins(self, name: str) -> Pipe:
-        """A pipe for a stage that starts. Raises: OSError."""
+        """Raises: OSError."""
         pipe = Pipe(name)
         self._order(partial(self._begin, pipe))
         return pipe
 
     def ends(self, pipe: Pipe) -> None:
-        """A stage has ended: show its remaining output, before any later output of others."""
+        """Show the remaining output of a stage that ended, before any later output of others."""
         self._order(partial(self._end, pipe))
 
     def say(self, text: str) -> None:
@@ -101,7 +93,7 @@ class Output:
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
-        with suppress(BlockingIOError):  # the pipe is full: the thread is awake
+        with suppress(BlockingIOError):  # the pipe is full, so the thread is awake
             os.write(self._wake, b"\0")
 
     def _run(self) -> None:
@@ -152,7 +144,7 @@ class Output:
         left = _PIPE_MAX_BYTES
         while pipe in self._pipes and left > 0 and (count := self._read(pipe)):
             left -= count
-        self._close(pipe)  # processes that it left behind might still write
+        self._close(pipe)  # processes that the stage left behind might still write
 
     def _close(self, pipe: Pipe) -> None:
         if pipe in self._pipes:
@@ -249,9 +241,9 @@ def prefix(name: str, width: int, number: int, *, coloured: bool) -> bytes:
 
 
 def on_terminal(line: bytes) -> bytes:
-    r"""A line as a terminal may show it: the last state of a progress bar, with its colours.
+    r"""Return a line as a terminal may show it: the last state of a progress bar, with its colours.
 
-    It escapes other control sequences and bytes that are not text, as in \x1b.
+    Other control sequences and bytes that are not text are escaped, as in \x1b.
     """
     last = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = last.decode(errors="backslashreplace")

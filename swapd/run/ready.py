@@ -8,14 +8,13 @@ from urllib.parse import urlsplit
 from swapd.run.commands import Command, option
 from swapd.shared.config import ConfigError
 
-#: Longest wait for an answer; then it is asked again.
 _ASKED_S = 1.0
 _PORT = 8000
 _HEALTH = "/health"
 
 
 class ServerAddress(NamedTuple):
-    """Of a server. `path`: a unix socket. `page`: if set, it must answer, too."""
+    """`path`: a unix socket. `page`: must answer too, if set."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,7 +41,7 @@ def of_server(command: Command) -> ServerAddress | None:
 
 
 def parsed(text: str) -> ServerAddress:
-    """A port, HOST:PORT, a URL of HTTP, or the path of a unix socket. Raises: ConfigError."""
+    """Parse a port, HOST:PORT, a URL of HTTP, or the path of a unix socket. Raises: ConfigError."""
     try:
         if text.startswith("http://"):
             url = urlsplit(text)
@@ -61,7 +60,7 @@ def parsed(text: str) -> ServerAddress:
 
 
 def answers(address: ServerAddress) -> bool:
-    """Whether it answers now. Blocks for at most a second, or as long as it sends."""
+    """Tell whether it answers now. Blocks for at most a second, or as long as it sends."""
     try:
         with _connected(address) as connection:
             if not address.page:

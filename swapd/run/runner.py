@@ -1,6 +1,6 @@
 """Starts, signals and awaits the processes of stages, as `stages.py` decides.
 
-Each stage is a process group in its own session: the terminal's signals come through here, and a
+Each stage is a process group in its own session, so the terminal's signals come through here. A
 stage has ended when its last process has.
 """
 
@@ -28,7 +28,7 @@ from swapd.shared.config import STAGE_VARIABLE
 #: Pauses between two checks: while stages wait for another to be ready, and otherwise.
 _ASK_S = 0.1
 _IDLE_S = 1.0
-#: Killed processes are gone by then, or belong to another parent.
+#: After so many seconds a killed process is gone, or cannot be awaited.
 _KILLED_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -40,9 +40,9 @@ class _Child:
         self.stage = stage
         self.start = start
         self.pipe = pipe
-        #: Status of the first process once it has ended; others of its group may be left.
+        #: Status of the first process, once it has ended; others of its group may still run.
         self.status: int | None = None
-        #: Time at which these are killed; then the time at which it gives them up.
+        #: Time at which these others are killed; then the time at which they are given up.
         self.kill_at = math.inf
         self._killed = False
         self._process = process
@@ -56,7 +56,7 @@ class _Child:
             os.killpg(self.group, number)
 
     def is_over(self, now: float) -> bool:
-        """Whether all its processes have ended; tells those that outlive the first to end."""
+        """Tell whether all its processes have ended; signal those that outlive the first."""
         if self.status is None:
             if (code := self._process.poll()) is None:
                 return False
@@ -78,13 +78,13 @@ class _Child:
             os.killpg(self.group, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # one runs as another user now
+        except PermissionError:  # a process runs as another user now
             pass
         return False
 
 
 class Runner:
-    """Runs all stages to their end. Main thread only: it catches signals."""
+    """Main thread only: it catches signals."""
 
     def __init__(
         self,
@@ -94,15 +94,14 @@ class Runner:
         ready: Callable[[Collection[str]], Collection[str]],
         while_it_runs: Callable[[], None],
     ) -> None:
-        """`ready(names)` returns those of these stages that have registered a component, or answer.
-        It is called while stages wait for that, and `while_it_runs` about once a second."""
+        """`ready(names)` returns which of these stages have registered a component, or answer;
+        called while stages wait for that. `while_it_runs`: called at least once a second."""
         self._specs = stages
         self.stages = Stages(stages)
         self._environment = environment
         self._output = output
         self._ready = ready
         self._while_it_runs = while_it_runs
-        #: The first signal that ended the run.
         self.signal: int | None = None
         self._children: dict[str, _Child] = {}
         self._guard = GroupGuard()
@@ -112,7 +111,7 @@ class Runner:
 
     def run(self) -> int:
         """Block until all processes of all stages have ended; return the run's exit status."""
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of stages become its own
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopt orphans of stages
         with _woken(self._came) as woken:
             try:
                 self._do(self.stages.begin())
@@ -178,7 +177,7 @@ class Runner:
             pipe = self._output.begins(stage.name)
             process = started(
                 stage.command.words,
-                # Python writes unbuffered, because its output is not a terminal
+                # Python would buffer its output, as that is not a terminal
                 {"PYTHONUNBUFFERED": "1", **self._environment, **stage.environment, **ours},
                 stage.directory,
                 partial(self._guard.watch, start),
@@ -203,7 +202,8 @@ class Runner:
 
 @contextmanager
 def _woken(came: deque[int]) -> Iterator[int]:
-    """A descriptor that is readable after a signal or a child's end; `came` has the signals."""
+    """Yield a descriptor that is readable after a signal or a child's end; append signals to
+    `came`."""
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)

@@ -1,8 +1,8 @@
 """Samples a command's peak memory: on the host by /proc, on GPUs by NVML.
 
-It counts memory that others cannot use: the private memory of all processes that this one started,
-swapped or not, and their shared memory (open memory files), once. It counts neither pages of
-files, which the kernel can drop, nor a driver's own memory.
+Host memory is what others cannot use: the private memory of all processes that this process
+started, swapped or not, and their shared memory (open memory files), once. Pages of files, which
+the kernel can drop, and a driver's own memory do not count.
 """
 
 import importlib
@@ -17,7 +17,6 @@ from swapd.run import gpus
 from swapd.shared.system import repeated
 
 _PROC = Path("/proc")
-#: Sampling takes at most this share of the time.
 _SHARE = 0.05
 EVERY_S = 0.1
 _SHARED = ("/memfd:", "/dev/shm/")
@@ -31,7 +30,7 @@ class Sampler:
     def __init__(self, devices: Sequence[str]) -> None:
         #: None if the command ended before its first sample.
         self.host_bytes: int | None = None
-        #: More than at the beginning, on all devices together; None if unknown.
+        #: Increase since the beginning, on all devices together; None if unknown.
         self.device_bytes: int | None = None
         self.due = 0.0
         self._used = _on_gpus(devices)
@@ -71,7 +70,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def host_bytes(pids: Sequence[int]) -> int:
-    """Bytes of these processes now; one that ends meanwhile counts in part."""
+    """A process that ends meanwhile counts in part."""
     private, mapped = 0, 0
     files: dict[tuple[int, int], int] = {}
     for pid in pids:
@@ -101,7 +100,7 @@ def _shared(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def _on_gpus(devices: Sequence[str]) -> Callable[[], int | None]:
-    """Reads the bytes in use on these devices that are GPUs; None if NVML has no answer."""
+    """Return a function for the bytes in use on those devices that are GPUs; None without NVML."""
     named = [device for device in devices if gpus.number_of(device) is not None]
     nvml: Any = None
     handles: list[Any] = []

@@ -27,30 +27,28 @@ from swapd.shared.config import VISIBLE_VARIABLE, ConfigError
 from swapd_client.offload.settings import OffloadSettings, StageSettings
 from swapd_client.vllm.options import KEY
 
-#: swapd's worker of plain vLLM.
 GPU_WORKER = "swapd_client.vllm.worker.Worker"
 CPU_WORKER = "swapd_client.vllm.cpu.CPUWorker"
 _OURS = "swapd_client."
 _NONE = OffloadSettings()
-#: Options of `vllm serve` that a stage of a deploy file has, too, as numbers and as texts.
+#: Options of `vllm serve` that a deploy file's stage has, too.
 _NUMBERS = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"),
     "kv_cache_memory_bytes",
 )
 _TEXTS = ("dtype", "kv_cache_dtype")
-#: Those by which layers stream, and that swapd's worker takes as options of its own.
+#: Options for streaming layers, which swapd's worker takes as its own options.
 _STREAMING: Mapping[str, type] = {
     "cpu_offload_gb": float,
     "offload_group_size": int,
     "offload_num_in_group": int,
 }
-#: Tokens of a step of `vllm serve` by default; on GPUs of 70 GiB and more vLLM takes more.
+#: Default tokens of a step of `vllm serve`; on GPUs of 70 GiB and more vLLM takes more.
 _STEP_TOKENS = 2048
 
 
 def model_folder(command: Command) -> Path:
-    """The folder of a server's model, or its place in the cache of Hugging Face. Raises:
-    NotInCache."""
+    """Raises: NotInCache."""
     assert command.model is not None
     cache = option(command.words, "--download-dir")
     revision = option(command.words, "--revision")
@@ -58,8 +56,8 @@ def model_folder(command: Command) -> Path:
 
 
 def names_swapd(command: Command, directory: Path) -> str:
-    """The option that names swapd's classes, so that the command cannot run without swapd; "" if
-    none does. `directory`: the command's own."""
+    """Return the option that names swapd's classes, so that the command needs swapd; else "".
+    `directory`: of the command."""
     for name in (WORKER_CLS, DEPLOY_CONFIG):
         said = option(command.words, name) or ""
         if said.startswith(_OURS) or (name == DEPLOY_CONFIG and _mentions(directory / said)):
@@ -68,18 +66,19 @@ def names_swapd(command: Command, directory: Path) -> str:
 
 
 def _mentions(path: Path) -> bool:
-    """Whether a deploy file itself names swapd's workers, or has `stage_args`, which vllm-omni does
-    not read; its base file is vllm-omni's."""
+    """Tell whether a deploy file names swapd's workers itself, or has `stage_args`, which vllm-omni
+    does not read. Base files come with vllm-omni."""
     try:
         return _OURS in path.read_text(errors="replace") or bool(asked.in_file(path))
     except OSError:
-        return False  # vllm-omni says so
+        return False  # vllm-omni reports it
 
 
 def on_devices(command: Command, devices: Sequence[str], source: str) -> dict[str, str]:
-    """Variables that have a plain vLLM server use these GPUs: it takes the first visible ones.
+    """Return variables that show these GPUs to a plain vLLM server: it takes the first visible
+    GPUs.
 
-    `source`: the option that names them, as `-d`. Raises: ConfigError if they are too few.
+    `source`: where the GPUs are named, as in `-d`. Raises: ConfigError if they are too few.
     """
     numbers = gpus.numbers_of(devices)
     there = len(numbers) if numbers else gpus.count() if "host" not in devices else None
@@ -105,8 +104,8 @@ def with_worker(command: Command, wanted: Sequence[DaemonSpec]) -> Command:
 
 
 def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
-    """A server of plain vLLM as the only stage of a deploy file, on these GPUs. Raises: PlanError
-    for an option that is no number."""
+    """Describe a plain vLLM server as the only stage of a deploy file, on these GPUs. Raises:
+    PlanError for an option that is not a number."""
     words, additional = command.words, additional_of(command)
     shards, pipeline = division_of(command)
     numbers = {key: _number(words, key, int) for key in _NUMBERS}
@@ -129,7 +128,7 @@ def as_stage(command: Command, on: Sequence[int]) -> dict[str, Any]:
 
 
 def as_planned(command: Command, settings: Mapping[str, Any]) -> Command:
-    for key in _STREAMING:  # they are in `additional_config` now
+    for key in _STREAMING:  # `additional_config` has them now
         command = command._replace(words=without(command.words, _flag(key)))
     for key, value in settings.items():
         if value is not True:
@@ -157,17 +156,17 @@ def _number(words: Sequence[str], key: str, kind: type) -> Any | None:
 
 class DeployFile(NamedTuple):
     path: Path
-    #: The vLLM-Omni that runs it; None if that is unknown, and not needed.
+    #: None if unknown, and not needed.
     installed: VllmOmni | None
-    #: How it was found, for people; empty if the command names it.
+    #: How it was found, for people; "" if the command names it.
     why: str = ""
-    #: The settings for its stages in the file of `stage_args` that the command names.
+    #: Settings in the file of `stage_args` that the command names.
     listed: Sequence[StageSettings] = ()
 
 
 def deploy_file_of(command: Command) -> DeployFile:
-    """The file that the command names, else the one that its vllm-omni chooses for the model; also
-    if the named one is a file of `stage_args`.
+    """Return the file that the command names. If it names none, or a file of `stage_args`, return
+    the file that its vllm-omni chooses for the model.
 
     Blocks while it asks the command's Python. Raises: PlanError.
     """
@@ -188,7 +187,7 @@ def deploy_file_of(command: Command) -> DeployFile:
 
 
 def chosen(installed: VllmOmni, listed: Sequence[StageSettings]) -> DeployFile:
-    """The file that vLLM-Omni chooses for the model that it is about. Blocks. Raises: PlanError."""
+    """Return the file that vLLM-Omni chooses for its model. Blocks. Raises: PlanError."""
     path, why = installed.deploy_file()
     return DeployFile(path, installed, why, listed)
 
@@ -196,11 +195,11 @@ def chosen(installed: VllmOmni, listed: Sequence[StageSettings]) -> DeployFile:
 def with_workers(
     file: DeployFile, usable: Sequence[int], model: Path, flags: OffloadSettings = _NONE
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The overlay with which each stage of a deploy file uses swapd's worker, on existing GPUs, and
-    offloads as the user asks; None if it is so already. And its other changes, for people.
+    """Return an overlay with swapd's worker for each stage, on usable GPUs, and the wanted
+    offloading, or None if the file needs no change; and lines for people about other changes.
 
-    `usable`: GPUs to use; empty if unknown. `model`: its folder. `flags`: those of the command.
-    Raises: PlanError.
+    `usable`: GPUs to use; empty if unknown. `model`: its folder. `flags`: of the command. Raises:
+    PlanError.
     """
     found = deploy.read(file.path, installed=file.installed)
     ours = any(stage.ours for stage in found.stages)
@@ -229,10 +228,7 @@ def _move(entry: dict[str, Any], stage: deploy.DeployStage, usable: Sequence[int
 
 
 def check_placed(path: Path, stages: Iterable[deploy.DeployStage], given: Sequence[str]) -> None:
-    """Check that the machine has the GPUs of a deploy file's stages, and that `given` has them.
-
-    Raises: PlanError.
-    """
+    """Raise PlanError unless the machine and `given` have the GPUs of a deploy file's stages."""
     there, named = gpus.count(), gpus.numbers_of(given)
     for stage in stages:
         if there is not None and (absent := set(stage.gpus).difference(range(there))):

@@ -1,8 +1,8 @@
 """Decides when each stage starts, restarts and ends, and the run's status. Pure: no processes.
 
 A method reports an event, with its time, and returns actions, in order. The run ends when no stage
-runs or will start. A stage that fails for good ends the others, and the first such status is the
-run's. So does a stage with `ends_all`, with any status.
+runs or will start. A stage that fails for good ends all others; so does a stage with `ends_all`,
+with any status. The status of the first such stage is the run's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from swapd.run.child import SIGNALLED
 from swapd.run.file import StageSpec
 from swapd.shared.units import seconds
 
-#: A pause before a restart is twice the one before, and at most so long.
+#: Pauses before restarts double, up to this.
 PAUSE_MAX_S = 60.0
 _DOUBLED_MAX = 20
 #: After running for so long, the next failure counts as the first.
@@ -40,18 +40,16 @@ Action = StartStage | SignalStage | Message
 
 
 class _Is(Enum):
-    #: For the stages before it.
     WAITING = "waits"
-    #: The caller is carrying out its `Start`.
+    #: The caller is carrying out its `StartStage`.
     STARTING = "starts"
     RUNNING = "runs"
-    #: Until its restart.
     PAUSING = "pauses"
     ENDED = "ended"
 
 
 class StageState:
-    """The state of one stage. Times are of the caller's clock, in seconds."""
+    """Times are seconds of the caller's clock."""
 
     def __init__(self, stage: StageSpec) -> None:
         self.stage = stage
@@ -62,9 +60,9 @@ class StageState:
         #: Failures in a row, and the time of its last start.
         self.failures = 0
         self.since = 0.0
-        #: Time of its restart, or of its kill after a signal to end.
+        #: Time of its restart, or of its kill.
         self.due: float | None = None
-        #: Status of its last end; seconds from its last start to that, and until it was ready.
+        #: Status of its last end; seconds from its start to that end, and to readiness.
         self.status: int | None = None
         self.took_s: float | None = None
         self.ready_s: float | None = None
@@ -84,7 +82,6 @@ class Stages:
     def __init__(self, stages: Mapping[str, StageSpec]) -> None:
         self.states = {name: StageState(stage) for name, stage in stages.items()}
         self._stopping = False
-        #: The stage whose end was that of the run.
         self.ended_by: str | None = None
         #: Status of the stage that ended the run, else of the first that failed after a signal.
         self._status: int | None = None
@@ -115,7 +112,7 @@ class Stages:
         ]
 
     def is_starting(self, name: str) -> bool:
-        """Whether its `Start` is still valid: another stage may have failed since."""
+        """Tell whether its `StartStage` is still valid: another stage may have failed since."""
         return self.states[name].now is _Is.STARTING
 
     # --- events ---------------------------------------------------------------------------
@@ -137,7 +134,7 @@ class Stages:
         return list(self._starts())
 
     def ended(self, name: str, status: int, now: float) -> list[Action]:
-        """All its processes have ended, or none could start. `status`: as a shell has it."""
+        """All its processes have ended, or none could start. `status`: as in a shell."""
         state = self.states[name]
         state.end(status, now)
         if self._stopping:

@@ -1,6 +1,6 @@
 """The live view in a terminal: draws the lines of `screen`, and acts on keys.
 
-A thread polls the daemon: its status, and its last records. It waits for a daemon that is gone.
+A thread polls the daemon for its status and last records, and waits while no daemon is there.
 """
 
 import threading
@@ -34,12 +34,12 @@ from swapd_client.errors import NotRunning, SwapdError, Timeout
 
 LABEL = f"{OWN_LABEL}top"
 LINES_MAX = 200
-#: Seconds between two requests for the status, and between two attempts to connect.
+#: Seconds between two requests for the status, or attempts to connect.
 POLL_S = 0.5
 
 
 class Poller:
-    """`view` is up to date from `start` to `close`; each is a new object."""
+    """Keeps `view` up to date from `start` to `close`; each update is a new object."""
 
     def __init__(self, folder: Path, timeout: float) -> None:
         self.view: Snapshot
@@ -51,13 +51,13 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="swapd-top", daemon=True)
 
     def start(self) -> None:
-        """Connect, then poll. Raises: SwapdError, OSError if no daemon is there at the start."""
+        """Connect, then poll in a thread. Raises: SwapdError, OSError if no daemon is there now."""
         self._connect()
         self._thread.start()
 
     def close(self, within_s: float | None = None) -> None:
-        """End the thread and the connection. Blocks until a pending answer came, or for `within_s`:
-        then the end of the process ends them."""
+        """End the thread and the connection. Blocks until a pending answer came, for `within_s` at
+        most; then only the end of the process ends them."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(within_s)
@@ -110,13 +110,10 @@ class Poller:
             self.view = self.view._replace(amiss=amiss)
 
 
-#: Seconds between two looks for a newer view.
 DRAW_S = 0.1
-#: Seconds after which it draws again without a change, as ages grow.
+#: Seconds after which an unchanged view is drawn again, as ages grow.
 _AGES_S = 1.0
-#: What the daemon is asked for, and what is so then.
 _DONE = {"pin": "is pinned: it stays", "unpin": "may be evicted", "evict": "leaves"}
-#: Most lines of a component's log: the last ones.
 _STORY_MAX = 1000
 
 
@@ -184,7 +181,7 @@ class Top(App[None]):
         self._timeout = timeout
         self._live = Live(self.draw)
         self._filter = Input(placeholder="only names with", compact=True)
-        self._filter.can_focus = False  # until it is opened: keys are commands
+        self._filter.can_focus = False  # until the filter opens, keys are commands
         self._drawn: screen.Snapshot | None = None
         self._drawn_at = 0.0
 

@@ -39,33 +39,29 @@ SORTS = ("name", "size", "state", "last use")
 
 _COLOURS = ("green", "blue", "magenta", "cyan", "yellow", "red")
 _RANKS = {state: rank for rank, state in enumerate(STATE_STYLES)}
-#: Fewer lines show only the table, and still fewer no bar.
+#: With fewer lines only the table is shown, and with still fewer there is no bar.
 _LOW, _FLAT = 14, 6
 _WAITS_MAX, _TRANSFERS_MAX, _LINES_MIN, _NOTE_LINES_MAX = 4, 3, 4, 3
-#: A conclusion ends with the setting to change, and may have this part of the lines.
+#: A conclusion may use 1/_NOTE_SHARE of the lines, as it ends with the setting to change.
 _NOTE_SHARE = 3
-#: Cells of the bar of a copy's progress.
 _PROGRESS = 12
 
 
 class Snapshot(NamedTuple):
     status: StatusReport
     lines: Sequence[Spoken]
-    #: The time of the status, monotonic.
+    #: Monotonic time.
     at: float
-    #: The current problem, for people; "" if there is none.
     amiss: str = ""
 
 
 class Row(NamedTuple):
-    """A component, or the parts of a family as one."""
-
     of: Family
-    #: Bytes of the part on the device, in whole chunks.
+    #: Bytes on the device, in whole chunks.
     inside: int
     #: Seconds since the last release; None: never used; 0 during a lease.
     idle_s: float | None
-    #: So long 95 of 100 acquires waited, seconds; None: it was not granted yet.
+    #: Seconds that 95 % of its acquires did not exceed; None before the first grant.
     waits_s: float | None
 
     @property
@@ -95,7 +91,7 @@ class Choice:
             self.selected = rows[min(max(self._index(rows) + by, 0), len(rows) - 1)].name
 
     def settle(self, rows: list[Row], height: int) -> int:
-        """Have one of `rows` selected, and visible in `height` lines; return its index."""
+        """Select one of `rows` and scroll it into `height` lines; return its index, or -1."""
         if not rows:
             self.first = 0
             return -1
@@ -125,8 +121,7 @@ _ORDERS: dict[str, Callable[[Row], tuple[float | int | str, ...]]] = {
 
 
 def all_rows(view: Snapshot, now: float) -> list[Row]:
-    """All rows, in the order of registration; a streamed component is one row. `now`: monotonic
-    time."""
+    """Return all rows in the order of registration. `now`: monotonic time."""
     rows = []
     for family in fold(view.status.components):
         inside = sum(vm.round_up(part.nbytes, view.status.chunk_bytes) for part in family.inside)
@@ -178,7 +173,7 @@ def _last_use(row: Row) -> str:
 
 
 def ago(span_s: float) -> str:
-    """In whole units, so that it changes rarely."""
+    """Return whole units, which change rarely."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if span_s >= length:
             return f"{int(span_s // length)} {unit}"
@@ -186,7 +181,6 @@ def ago(span_s: float) -> str:
 
 
 def _grid(width: int) -> tuple[int, list[_Column]]:
-    """The cells of the name, and the other columns."""
     columns = [column for column in _COLUMNS if width >= column.from_width]
     left = width - sum(column.cells + 1 for column in columns)
     for at, column in enumerate(columns):
@@ -294,7 +288,7 @@ def _block(title: str, lines: list[str], count: int, most: int) -> list[Text]:
 
 
 def lines(view: Snapshot, choice: Choice, width: int, height: int, now: float) -> list[Text]:
-    """Exactly `height` lines of at most `width` cells. `now`: monotonic time."""
+    """Return exactly `height` lines of at most `width` cells. `now`: monotonic time."""
     every = all_rows(view, now)
     foot = _foot(view, choice, width, height)
     shown: list[Text] = [_head(view, every, width)]
