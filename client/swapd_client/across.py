@@ -1,9 +1,9 @@
-"""Threads of one process that wait for each other at two daemons.
+"""Finds threads of one process that wait for each other at two daemons.
 
-Each daemon sees the waits for its own device alone. So a thread that has waited for a while looks
-for another one that waits at another daemon, and holds leases where the first one waits. Whether
-these are in the way, each daemon knows: it is asked for the same on behalf of the holder, and
-refuses that as a deadlock if it does not fit beside what the holder has.
+Each daemon sees only the waits for its own device. So a thread that has waited for a while looks
+for a thread that waits at another daemon and holds leases where this one waits. The daemon is asked
+for the same on behalf of that holder, and refuses a deadlock if it does not fit beside the holder's
+leases.
 """
 
 import threading
@@ -18,7 +18,7 @@ from swapd_client.errors import Deadlock, SwapdError
 from swapd_client.leases.cache import Cache
 from swapd_client.session.channel import Channel, ChannelFactory
 
-#: Bound of a request on behalf of another: the daemon refuses a deadlock at once.
+#: A deadlock is refused at once.
 PROBE_S = 0.001
 
 
@@ -26,7 +26,6 @@ class Wait(NamedTuple):
     """An acquire that a thread waits for, at one client."""
 
     factory: ChannelFactory
-    #: The leases of that client.
     cache: Cache
     request: protocol.AnyAcquire
     names: tuple[str, ...]
@@ -35,22 +34,23 @@ class Wait(NamedTuple):
         return f"{' + '.join(map(repr, self.names))} at {self.factory.session.endpoint}"
 
 
-#: By thread: waits that have lasted for a while, until they are over.
+#: Waits that have lasted for a while, by thread.
 waits: dict[int, Wait] = {}
 
 
 def look(mine: Wait) -> None:
     """Raise Deadlock if this wait and that of another thread can only end together.
 
-    Called in the thread that waits, from time to time.
+    Called from time to time in the waiting thread.
     """
     if isinstance(mine.request, protocol.AcquireStart):
-        return  # it waits for no leases
+        return  # no lease is in its way
     me = threading.get_ident()
     waits[me] = mine
     for thread, other in waits.copy().items():
         if thread >= me or other.cache is mine.cache:
-            continue  # of two threads one looks; of one client, its daemon sees both
+            # Of two threads one looks; both waits of one client are known to its daemon.
+            continue
         if _blocks(thread, mine) and _blocks(me, other) and waits.get(thread) == other:
             raise Deadlock(
                 f"{mine} could never be granted: thread {thread} holds what it needs, and waits "
@@ -60,7 +60,7 @@ def look(mine: Wait) -> None:
 
 
 def _blocks(holder: int, wait: Wait) -> bool:
-    """Whether a wait can never end while this thread keeps the leases that it has there."""
+    """Whether a wait can never end while this thread keeps its leases there."""
     if not (held := wait.cache.used(holder)):
         return False
     session = wait.factory.session

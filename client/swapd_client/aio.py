@@ -51,7 +51,7 @@ from swapd_client.tracing import Trace, check_installed
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Seconds; a loop that is busy for longer keeps the channel of a collected client open.
+#: A loop that is busy for longer (seconds) keeps the channel of a collected client open.
 CLOSE_S = 60.0
 
 
@@ -68,7 +68,7 @@ async def connect_async(
     disabled: bool | None = None,
     reconnect: float | None = None,
 ) -> "AsyncClient":
-    """As `swapd_client.connect`, for the running event loop: no wait blocks it."""
+    """As `swapd_client.connect`, for the running event loop: no wait blocks the loop."""
     explain_if(faults)
     check_installed(tracing)
     reconnect_s = seconds_to_wait(reconnect)
@@ -86,8 +86,8 @@ async def in_thread(
 ) -> T:
     """Call in a thread, and return after it has ended, even when cancelled.
 
-    On cancellation `give_up()` makes the call end soon; if it succeeds all the same, `undo` is
-    called with its result, in a thread.
+    On cancellation `give_up()` makes the call end soon. If the call succeeds all the same, `undo`
+    gets its result, in a thread.
     """
     run = copy_context().run
     calling = asyncio.get_running_loop().run_in_executor(None, run, call)
@@ -107,8 +107,6 @@ def _in_thread(
     method: Callable[Concatenate[Client, P], T],
     undo: Callable[[Client, T], object] = lambda *_: None,
 ) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
-    """A method of the synchronous client, called in a thread."""
-
     @wraps(method)
     async def call(self: "AsyncClient", /, *arguments: P.args, **options: P.kwargs) -> T:
         return await self._in_thread(partial(method, self._client, *arguments, **options), undo)
@@ -124,28 +122,26 @@ def _unregister(client: Client, made: Component | list[Component]) -> None:
 class AsyncClient:
     """A session with one daemon, used from one event loop. Made by `connect_async`.
 
-    A call that is cancelled ends before its task does, and changes nothing. An attached model
-    computes, and waits for its components, in the thread that calls it. So call it in a thread,
-    too: `await asyncio.to_thread(model, x)`.
+    A cancelled call ends before its task does, and changes nothing. An attached model computes, and
+    waits for its components, in the thread that calls it. So call it in a thread, too: `await
+    asyncio.to_thread(model, x)`.
     """
 
     def __init__(
         self, session: Session, *, tracing: bool | None = None, reconnect_s: float = 0.0
     ) -> None:
-        #: For calls in threads, and for attached models.
         self._client = client = Client(session, tracing=tracing, reconnect_s=reconnect_s)
         self._leasing = self._leasing_of(client)
-        #: Held by the task that joins the next daemon, in a thread.
         self._joining = asyncio.Lock()
 
     @property
     def session(self) -> Session:
-        """Its session; another one after it has joined the next daemon."""
+        """The session. When the client joins the next daemon, another one takes its place."""
         return self._client.session
 
     @property
     def leasing(self) -> "AsyncLeasing":
-        """The requests and leases of its tasks. For the loop."""
+        """The requests and leases of its tasks. Use it in the loop only."""
         if self._leasing.session is not self.session:
             self._leasing = self._leasing_of(self._client)
         return self._leasing
@@ -189,8 +185,10 @@ class AsyncClient:
         progress: Progress | None = None,
         deadline: float | None = None,
     ) -> "Acquiring":
-        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it. What `progress`
-        raises goes to the loop's handler of exceptions."""
+        """As `Client.acquire`: `await client.acquire("a")`, or `async with` it.
+
+        Exceptions of `progress` go to the loop's exception handler.
+        """
         session = self.session
         how = (timeout, priority, await_registration, early, overtake, progress, deadline)
         return self._acquiring(of_components(session, names, *how))
@@ -283,24 +281,21 @@ class AsyncClient:
     async def _in_thread(self, call: Callable[[], T], undo: Callable[[Client, T], object]) -> T:
         if isinstance(self.session.error, DaemonGone):
             await self._join_next(self.session.error, rejoining.until_of(self._client))
-        with suppress(DaemonGone):  # `call` says so, or joins the next one
+        with suppress(DaemonGone):  # `call` raises it, or joins the next daemon
             await self.leasing.be_heard()
         if (torch := sys.modules.get("torch")) is not None:
-            call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # each thread has a mode
+            call = torch.set_grad_enabled(torch.is_grad_enabled())(call)  # grad mode is per thread
         return await _cancellable(call, partial(undo, self._client))
 
     async def _ask(
         self, request: Callable[[int], protocol.AnyRequest], timeout: float | None = None
     ) -> protocol.AnyReply:
-        """As `Client._ask`."""
-
         def ask() -> Coroutine[Any, Any, protocol.AnyReply]:
             return self.leasing.question(request(self.session.next_id()), timeout)
 
         return await self._repeated(ask, timeout)
 
     async def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: object) -> T:
-        """As `rejoining.repeated`."""
         until = None
         while True:
             try:
@@ -310,7 +305,7 @@ class AsyncClient:
                 await self._join_next(exc, until)
 
     async def _join_next(self, error: DaemonGone, until: float) -> None:
-        """As `Client._join_next`. One task waits in a thread, and the others for that task."""
+        """As `Client._join_next`. One task waits in a thread, the others for that task."""
         if self.session.leases.held_by(id(asyncio.current_task())):
             raise error
         async with self._joining:
@@ -318,7 +313,7 @@ class AsyncClient:
 
 
 async def _cancellable(call: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-    """As `in_thread`; `cancelled` is set there once the task is cancelled."""
+    """As `in_thread`; `cancelled` is set in the thread once the task is cancelled."""
     event = threading.Event()
     token = cancelled.set(event)  # the thread has a copy of this context
 
@@ -335,11 +330,10 @@ async def _cancellable(call: Callable[[], T], undo: Callable[[T], object] = lamb
 class AsyncLeasing:
     """The requests and leases of the tasks of one event loop, on one channel.
 
-    Made and used in the loop. As `Leasing`, without leases that are kept.
+    As `Leasing`, but no leases are kept.
     """
 
     def __init__(self, blocking: Leasing) -> None:
-        """`blocking`: those of the threads of the same client."""
         self.session = blocking.session
         kind = LoopChannel if self.session.is_disabled else AsyncChannel
         self.channel = kind(blocking.factory)
@@ -355,9 +349,7 @@ class AsyncLeasing:
     async def question(
         self, request: protocol.AnyRequest, timeout_s: float | None
     ) -> protocol.AnyReply:
-        """As `call`, for requests answered at once. Raises: Timeout if there is no answer in
-        time.
-        """
+        """As `call`, for requests answered at once. Raises: Timeout after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.call(request)
@@ -404,7 +396,6 @@ class AsyncLeasing:
 
     @contextmanager
     def _telling(self, acquire: int, progress: Progress | None) -> Iterator[None]:
-        """Give `progress` forecasts of an acquire meanwhile."""
         if progress is None:
             yield
             return
@@ -426,7 +417,7 @@ class AsyncLeasing:
     def end(self, record: Record) -> None:
         """Tell the daemon that a lease ends, once its GPU work is done. Does not block."""
         leases = self.session.leases
-        if record.is_asked:  # perhaps it was granted, and an interrupt lost the answer
+        if record.is_asked:  # an interrupt may have lost the grant
             self.channel.send(protocol.Cancel(self.session.next_id(), record.id))
         elif leases.ends_later(record, self._blocking.give_back):
             return
@@ -439,7 +430,7 @@ class AsyncLeasing:
             await self.call(self.session.harmless())
 
     def close_dropped(self) -> None:
-        """Its client was collected. Blocks: called in a thread of the session."""
+        """Close for a collected client. Blocks: called in a thread."""
         self.session.close()
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(self.channel.close(), self._loop).result(CLOSE_S)
@@ -449,10 +440,9 @@ class AsyncLeasing:
 
 
 class Acquiring:
-    """An acquire that was not awaited yet: `await` it, or use it in `async with`."""
+    """An acquire that is not awaited yet: `await` it, or use it in `async with`."""
 
     def __init__(self, acquire: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
-        """`acquire()` asks, for the task that awaits it."""
         self._acquire = acquire
         self._lease: AsyncLease | None = None
 

@@ -1,5 +1,4 @@
-"""What both clients ask the daemon for: the requests of leases, before an agent sends them;
-and whether it is still to ask."""
+"""The requests of both clients, before an agent sends them, and whether they are still wanted."""
 
 import threading
 from asyncio import CancelledError
@@ -18,7 +17,7 @@ from swapd_client.session.session import Session
 #: Seconds after which a prefetch that found no room is dropped.
 PREFETCH_TIMEOUT_S = 30.0
 
-#: Leases in use; None: all.
+#: Leases in use; None means all.
 Held = tuple[int, ...] | None
 
 #: Set when the task for which a thread makes its calls is cancelled.
@@ -26,7 +25,9 @@ cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=
 
 
 def stop_if_cancelled() -> None:
-    """Raise CancelledError if `cancelled` is set; once, so that the caller can undo its work."""
+    """Raise CancelledError if `cancelled` is set, but only once: the caller undoes its work
+    then.
+    """
     event = cancelled.get()
     if event is not None and event.is_set():
         event.clear()
@@ -34,7 +35,6 @@ def stop_if_cancelled() -> None:
 
 
 def check_names(names: Iterable[object]) -> None:
-    """Raise InvalidArgument unless all are text."""
     for name in names:
         if not isinstance(name, str):
             own = getattr(name, "name", None)
@@ -44,33 +44,29 @@ def check_names(names: Iterable[object]) -> None:
 
 
 def check_seconds(timeout_s: object) -> None:
-    """Raise InvalidArgument unless it is a number, or None."""
     if not (timeout_s is None or isinstance(timeout_s, (int, float))):
         raise InvalidArgument(f"timeout={timeout_s!r}: give a number of seconds, or None")
 
 
 def check_deadline(deadline_s: object) -> None:
-    """As `check_seconds`, and it is not negative."""
     if not (deadline_s is None or (isinstance(deadline_s, (int, float)) and deadline_s >= 0)):
         raise InvalidArgument(
             f"deadline={deadline_s!r}: give the seconds from now within which it is wanted, or None"
         )
 
 
-#: Gets forecasts of an acquire that waits.
 Progress = Callable[[protocol.Forecast], None]
 
 
 class Asked(msgspec.Struct, frozen=True):
     """An acquire, before a thread or task asks the daemon."""
 
-    #: Makes the request: from its id, the `agent`, and `holds` and `spare`, leases of that agent.
+    #: Makes the request, from its id, `agent`, and the agent's leases (`holds` and `spare`).
     request: Callable[..., protocol.AnyAcquire]
     names: tuple[str, ...]
     timeout_s: float | None
     #: Whether its holder waits for the copies by itself.
     early: bool = False
-    #: Called from time to time while it waits.
     progress: Progress | None = None
     is_workspace: bool = False
 
@@ -105,7 +101,7 @@ def of_components(
 
 
 def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: int) -> Asked:
-    """An acquire of device memory for the process's own allocator; `said`: its size in messages."""
+    """Return a request for a workspace; messages give its size as `said`."""
     check_seconds(timeout_s)
     request = partial(
         protocol.AcquireWorkspace, nbytes=nbytes, timeout_s=timeout_s, priority=priority
@@ -114,7 +110,6 @@ def of_workspace(nbytes: int, said: object, timeout_s: float | None, priority: i
 
 
 def of_start(timeout_s: float | None) -> Asked:
-    """An acquire of the right to start alone."""
     check_seconds(timeout_s)
 
     def request(number: int, **_: object) -> protocol.AcquireStart:
@@ -124,12 +119,11 @@ def of_start(timeout_s: float | None) -> Asked:
 
 
 def each_once(names: str | Iterable[str]) -> Iterable[str]:
-    """The names without repeats; of one name, that name."""
     return dict.fromkeys([names] if isinstance(names, str) else names)
 
 
 def cheapest_first(forecasts: Iterable[protocol.Forecast]) -> list[protocol.Forecast]:
-    """Sorted by what the acquire costs now: holders to wait for, then time, then bytes."""
+    """Sort by the present cost: holders to wait for, then time, then bytes."""
 
     def cost(one: protocol.Forecast) -> tuple[bool, float, int]:
         nbytes = one.bytes_in + one.bytes_coming + one.bytes_back
@@ -157,10 +151,10 @@ def prefetch_of(
 
 
 def few(holds: tuple[int, ...]) -> Held:
-    """None, which means all, if they are too many for a message."""
+    """Return None, which means all, if there are too many for a message."""
     return holds if len(holds) <= protocol.LEASES_MAX else None
 
 
 def agent_ahead(request: int) -> int:
-    """Number of the agent for a request ahead; no thread has it."""
+    """Return the agent of a request ahead; no thread has this number."""
     return -request

@@ -1,4 +1,4 @@
-"""The synchronous client, called by stages."""
+"""The synchronous client."""
 
 import os
 import threading
@@ -63,40 +63,41 @@ def connect(
 ) -> "Client":
     """Connect to the daemon of a device.
 
-    `endpoint` is a device ("cuda:0", "host"), or the runtime folder of its daemon (write "./host"
-    for a folder of such a name). A device is as `device=`: its daemon is that of `$SWAPD_ENDPOINT`
-    if that is set, else the one in its default folder. Default: this user's only daemon; if none
-    runs, where `swapd serve` would serve. `label` names this process in the swap log. By default an
-    access outside of a lease names its component before the process dies (`explain_faults()`); with
-    `faults=None` it does not. Blocks for one round trip, `timeout` seconds at most. Raises:
-    NotRunning, Timeout, VersionMismatch, DaemonGone, and InvalidArgument, also if several daemons
-    run.
+    `endpoint` is a device ("cuda:0", "host"), as is `device=`, or the runtime folder of a daemon
+    (write "./host" for a folder of such a name). Without a folder, the daemon is that of
+    `$SWAPD_ENDPOINT` if that is set, else the one in the device's default folder. Without a device,
+    it is this user's only daemon; if none runs, the one that `swapd serve` would start. `label`
+    names this process in the swap log. By default an access outside of a lease names its component
+    before the process dies (`explain_faults()`); with `faults=None` it does not. Blocks for one
+    round trip, `timeout` seconds at most. Raises: NotRunning, Timeout, VersionMismatch, DaemonGone,
+    and InvalidArgument, also if several daemons run.
 
     `start=True`: if no daemon runs there, start one as this user, with `budget` ("40GiB"; else
     $SWAPD_BUDGET, or the daemon's default), and wait for it. The daemon is not tied to this
     process: it stays while any process has a session, and ends 10 seconds after its last session
-    ($SWAPD_LINGER). Processes that start one at the same time share it. A daemon that already runs
-    is used as it is, with its own budget. Raises: NotRunning, with the daemon's own message.
+    ($SWAPD_LINGER). Processes that start a daemon at the same time share it. A running daemon is
+    used as it is, with its own budget. Raises: NotRunning, with the daemon's own message.
 
     `tracing`: whether each acquire that asks the daemon gets an OpenTelemetry span, which contains
     the spans of the loads and evictions made for it. None: if a span is current and sampled; True:
     always, with the provider of this process; False: never. Raises: MissingExtra, if `tracing` is
     True and the OpenTelemetry API is not installed (the extra `otel`).
 
-    `disabled`: do without swapd, for tests and to compare. No daemon is needed, or started, and the
+    `disabled`: do without swapd, for tests and comparisons. No daemon is needed, or started. The
     calls do the same on this process's own memory, to which tensors move when they are registered:
-    all is there at once, and nothing waits. That memory is on the GPU that `device` names, else
-    $SWAPD_DEVICE; else it is the host's. `attach` installs no hooks; `update` writes at once. None:
+    everything is loaded at once, and nothing waits. That memory is on the GPU that `device` names,
+    else $SWAPD_DEVICE, else on the host. `attach` installs no hooks; `update` writes at once. None:
     if $SWAPD_DISABLE is 1 or true.
 
-    `reconnect`: once the daemon is gone, a call waits so many seconds for the next one (its own
-    `timeout`, if that is shorter), registers all that the client has again, at the same addresses,
-    and goes on. It waits for leases, too, but raises DaemonGone at once if its own thread holds
-    one. A call during which the daemon dies is repeated; those that register or unregister raise
-    DaemonGone. Without a daemon it raises NotRunning then, or Timeout if that one falls silent, and
-    the next call tries again. With `start` it starts one, and waits for that as this call does. 0
-    or False: DaemonGone at once; but a client with an attached model joins a daemon that runs.
-    None, or True: as $SWAPD_RECONNECT says, else 30 seconds.
+    `reconnect`: seconds that a call waits for the next daemon when the daemon is gone (or its own
+    `timeout`, if that is shorter). The client then registers all that it has again, at the same
+    addresses, and the call goes on. The call also waits until no lease is in use, but raises
+    DaemonGone at once if its own thread holds a lease. A call during which the daemon dies is
+    repeated; calls that register or unregister raise DaemonGone. If no daemon comes, the call
+    raises NotRunning, or Timeout if the next daemon falls silent, and the next call tries again.
+    With `start`, the client starts a daemon, and waits for it as `connect` does. 0 or False:
+    DaemonGone at once, except that a client with an attached model joins a running daemon. None, or
+    True: $SWAPD_RECONNECT, else 30 seconds.
     """
     explain_if(faults)
     check_installed(tracing)
@@ -106,37 +107,37 @@ def connect(
 
 
 class Client:
-    """A session with one daemon. May be used from any thread; not across a fork.
+    """A session with one daemon. May be used from any thread, but not across a fork.
 
     Made by `connect`. Call `close`, or use it in a `with` block: its components then become private
-    memory, which keeps their weights. A client that is collected is closed too, once none of its
-    leases is in use. An attached model keeps its client.
+    memory, which keeps their weights. A client that is garbage-collected is closed too, once none
+    of its leases is in use. An attached model keeps its client alive.
     """
 
     def __init__(
         self, session: Session, *, tracing: bool | None = None, reconnect_s: float = 0.0
     ) -> None:
         self._tracing = tracing
-        #: How long a call waits for the next daemon.
+        #: Seconds that a call waits for the next daemon.
         self.reconnect_s = reconnect_s
-        #: The requests and leases of its threads, for models that are attached.
         self.leasing = self._leasing_of(session)
-        #: Closes it when it is collected.
+        #: Closes the client when it is collected.
         self.dropped = self._close_when_collected(self.leasing)
-        #: The attached models keep them alive: see `take_back_if_dropped`.
+        #: Kept alive by the attached models: see `take_back_if_dropped`.
         self.attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
         #: Called when a call of an attached model finds that the session has ended. It must close
         #: the client, or raise. None: the client joins the next daemon.
         self.when_gone: Callable[[SessionEnded], None] | None = None
-        #: Held by the thread that joins the next daemon; and whether none does so any more.
+        #: Held by the thread that joins the next daemon; and whether the client joins no daemon any
+        #: more.
         self.joining = threading.Lock()
         self.stays = False
-        #: The thread that closes it in place of a signal handler.
+        #: The thread that closes the client in place of a signal handler.
         self._closer: threading.Thread | None = None
 
     @property
     def session(self) -> Session:
-        """Its session; another one after it has joined the next daemon."""
+        """The session. When the client joins the next daemon, another one takes its place."""
         return self.leasing.session
 
     def __repr__(self) -> str:
@@ -177,18 +178,18 @@ class Client:
         `lease.wait(i)` waits for the first i + 1 segments. Tensors that no list names are in the
         first.
 
-        `part_of` names a family, a name that stands for all its parts. Parts of one family may be
-        on the device together even if they are in one alternating group.
+        `part_of` names a family, which stands for all its parts. Parts of one family may be on the
+        device together even if they are in one alternating group.
 
         On a GPU the tensors may start on the GPU or on the CPU, and end on the GPU. A module's
         buffers move to the GPU too, and stay private. The driver gets the tensors' old memory back.
 
-        Components with the same bytes share one host copy, in all processes; not `mutable` ones,
-        and not tensors that start on a GPU. All bytes are compared before.
+        Components with the same bytes share one host copy, in all processes, once all bytes have
+        been compared; not `mutable` ones, and not tensors that start on a GPU.
 
-        Tensors of a lost daemon, once its client is closed, keep their addresses when you register
-        them with the next daemon as the same component. This includes tensors that share their
-        memory, which then need a lease again, too.
+        Tensors of a lost daemon whose client is closed keep their addresses when you register them
+        with the next daemon as the same component. Tensors that share their memory then need a
+        lease again, too.
 
         A tensor that is already in a component of any client of this process is refused
         (InvalidSource); the error names that component.
@@ -226,8 +227,8 @@ class Client:
         them, as with `resize`. The other parts leave the device when they are released. A part
         named "rest" is kept before all others.
 
-        Tensors that several parts share must be in one of them only. Blocks and raises as
-        `register`; after an error all sources are unchanged.
+        Tensors that several parts share must be in one part only. Blocks and raises as `register`;
+        after an error all sources are unchanged.
         """
         how = {"mutable": mutable, "policy": policy, "group": group}
         self._joined()
@@ -254,9 +255,9 @@ class Client:
         `component.tensor` is all of it, at a fixed address; read and write it under a lease only.
         Loading fills it with zeros, and evicting drops its contents: nothing is copied, and there
         is no host copy. `lease.fresh(name)` tells whether the contents were dropped. With
-        `mutable`, eviction saves the contents and loading restores them (or the part that
-        `component.used` gives), and the host needs as much memory for them. A lease can hold
-        weights and scratch together, all or none.
+        `mutable`, eviction saves the contents (or the part that `component.used` gives) and loading
+        restores them, and the host needs as much memory. A lease can hold weights and scratch
+        together, all or none.
 
         `size` may also be the tensor of scratch whose daemon was lost: it keeps its address. With
         `mutable` it keeps its contents, else they start as zeros.
@@ -379,7 +380,7 @@ class Client:
         """Keep `size` bytes ("5.6GiB") of a family on the device; stream the rest.
 
         Tensors outside all blocks are kept first, then as many blocks as fit, evenly spread, so
-        that one more block has room to pass through. None: as much as leaves room for two. Takes
+        that one more block has room to pass through. None: as many as leave room for two. Takes
         effect at once, except for leased parts. Does not block. Raises: UnknownComponent if `name`
         was not registered in parts; TooLarge if the tensors outside all blocks are "permanent" and
         do not fit; Timeout if the daemon is silent for `timeout` seconds.
@@ -391,12 +392,12 @@ class Client:
     def pin(self, name: str, *, timeout: float | None = None) -> None:
         """Keep a component, or the kept parts of a family, on the device once it is loaded.
 
-        The pin lasts until `unpin`, by any client, or until the component is unregistered. It
+        The pin lasts until `unpin` by any client, or until the component is unregistered; it
         outlasts this session. Loads nothing: see `prefetch`. Does not block.
 
         Raises: UnknownComponent; TooLarge if another component, or a waiting request, would not fit
-        beside it; Conflict for a member of an alternating group; InUse while it is being
-        evicted; Timeout as `resize`.
+        beside it; Conflict for a member of an alternating group; InUse while it is being evicted;
+        Timeout as `resize`.
         """
         self._ask(lambda number: protocol.Pin(number, name), timeout)
 
@@ -409,18 +410,18 @@ class Client:
 
         Returns when the daemon has decided; mutable contents are saved afterwards. No-op for an
         absent component. A component that another process keeps for its next step (half a second at
-        most) counts as leased. Does not block. Raises: UnknownComponent; InUse if it is
-        leased or loading, or an acquire waits for it; Conflict if it is pinned or "permanent";
-        Timeout as `resize`.
+        most) counts as leased. Does not block. Raises: UnknownComponent; InUse if it is leased or
+        loading, or an acquire waits for it; Conflict if it is pinned or "permanent"; Timeout as
+        `resize`.
         """
         self._ask(lambda number: protocol.EvictNow(number, name), timeout, flush=True)
 
     def forget(self, *names: str, timeout: float | None = None) -> None:
         """Drop host copies that the daemon keeps and no component uses; without names, all.
 
-        `names`: contents, components or families, as `status().kept` has them. Their memory is free
-        a moment later. Does not block. Raises: UnknownComponent, if nothing of that name is kept;
-        then none is dropped. Timeout as `resize`.
+        `names`: contents, components or families, as in `status().kept`. Their memory is free a
+        moment later. Does not block. Raises: UnknownComponent, if nothing of that name is kept;
+        then nothing is dropped. Timeout as `resize`.
         """
         self._ask(lambda number: protocol.Forget(number, names), timeout)
 
@@ -438,22 +439,22 @@ class Client:
         """Wait until all of `names` are on the device, and hold them there.
 
         All or none. `timeout` in seconds; a higher `priority` goes first; `await_registration` also
-        waits for names that are not registered yet. `overtake`: how many acquires that come later,
-        and find all in, may go before this one when it is the first to wait; None: as the daemon's
-        `--overtake` says. `deadline`: the seconds from now within which you want it. It goes before
-        others of its priority that name none, or a later one, and no other overtakes it. When it
-        has passed nothing is refused: that is `timeout`.
+        waits for names that are not registered yet. `overtake`: how many later acquires whose
+        components are all loaded may go before this one when it is the first to wait; None: the
+        daemon's `--overtake`. `deadline`: the seconds from now within which you want it. It goes
+        before others of its priority without a deadline or with a later one, and no other overtakes
+        it. When it has passed nothing is refused: that is `timeout`.
 
         `progress`: called in this thread about once a second while it waits, with the forecast of
         this acquire: `seconds` until the grant, or why they are `unknown`, and what it waits for.
-        What it raises ends the wait.
+        An exception that it raises ends the wait.
 
         With `early` it returns as soon as all copies are queued: access this process's components
-        only after `lease.wait(segment)`; on a GPU others fault. May be nested, and called from any
-        thread.
+        only after `lease.wait(segment)`; on a GPU other accesses fault. May be nested, and called
+        from any thread.
 
-        Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed,
-        SessionEnded; then nothing is held.
+        Raises: UnknownComponent, TooLarge, Conflict, Deadlock, Timeout, DeviceFailed, SessionEnded;
+        then nothing is held.
         """
         how = (names, timeout, priority, await_registration, early, overtake, progress, deadline)
         try:
@@ -480,9 +481,8 @@ class Client:
         release.
 
         For an engine that sizes its caches by the free device memory: hold this lease from before
-        it reads that size until all is allocated. Each engine that does so then measures itself
-        alone. The lease holds no memory, and other acquires are granted as usual. It ends with its
-        process.
+        it reads that size until all is allocated. So each such engine measures itself alone. The
+        lease holds no memory, and other acquires are granted as usual. It ends with its process.
 
         Blocks, for `timeout` seconds at most. Raises: Conflict if this client holds a lease, or is
         already starting; Timeout, which names the starting process; SessionEnded.
@@ -503,12 +503,12 @@ class Client:
         """Load components if there is memory for them and no acquire is waiting.
 
         Does not wait for the copy, takes no lease, and promises nothing. The daemon evicts idle
-        components for it; with `over`, only these components and families, once they are idle.
-        Ignores unknown names in `over`.
+        components for it; with `over`, only these components and families, once they are
+        idle. Ignores unknown names in `over`.
 
         A prefetch that found no room within `timeout` seconds is dropped; None: it waits for room
         until the components are acquired. `timeout=0` takes an earlier one back. Any acquire comes
-        before it: its copies first, and it gives its memory up for one that needs it.
+        before it: its copies go first, and the prefetch gives up memory that an acquire needs.
         """
         self._ask(lambda number: prefetch_of(number, names, over, timeout))
 
@@ -518,7 +518,7 @@ class Client:
         While `after` is in use, the daemon loads these, as for `prefetch` without `over`. It stops
         doing so while they mostly leave again unused. Names need not be registered yet, and may be
         of other processes. This replaces what any session said of `after`, and lasts as long as
-        this session; without names, nothing follows it. Answered at once.
+        this session; without names, nothing follows `after`. Answered at once.
         """
         self._ask(lambda number: protocol.Follows(number, names, after))
 
@@ -534,8 +534,8 @@ class Client:
         unregistered.
 
         On a GPU the private memory is outside the budget, and this blocks for the copy. Raises:
-        InUse if the component is leased, OutOfMemory if the GPU has no room
-        (then it stays registered), UnknownComponent, SessionEnded.
+        InUse if the component is leased, OutOfMemory if the GPU has no room (then it stays
+        registered), UnknownComponent, SessionEnded.
         """
         for part in self._joined().registry.family(name) or [name]:
             registration.unregister(self.leasing, part)
@@ -566,8 +566,8 @@ class Client:
         `components`: paths ("thinker", "thinker.visual": the outer one has the weights that are not
         in the inner one), patterns ("visual.*": the outermost matches), or "." for the whole model;
         a usual name ("visual") is found at any depth. Default: the modules that take turns in the
-        model, by their names, configs and sizes (`offload/automatic.py`); if these do not tell, the
-        whole model. `prefix` goes before the names in the daemon: "flux" makes "flux.vae".
+        model, by their names, configs and sizes (`offload/automatic.py`), or the whole model if
+        these do not tell. `prefix` goes before the names in the daemon: "flux" makes "flux.vae".
 
         How they share the device: `policy` (as in `register`; "alternating": at most one of these
         components is on the device), or `settings`, or single settings
@@ -589,12 +589,11 @@ class Client:
 
         If the daemon ends, the model's next call has this client join the next daemon, as `connect`
         did, and registers all that it has again, at the same addresses. A call that holds weights
-        at that moment computes on, or raises the DaemonGone that says so. While no daemon runs, or
-        if it refuses the weights, calls raise that error; the weights stay, and each next call
-        tries again.
+        at that moment computes on, or raises a DaemonGone. While no daemon runs, or if it refuses
+        the weights, calls raise that error; the weights stay, and each next call tries again.
 
-        The model is attached until `detach` or `close`, or until it is garbage. You need not keep
-        the attachment; if you do, it keeps the model alive.
+        The model is attached until `detach` or `close`, or until it is garbage-collected. You need
+        not keep the attachment; if you do, it keeps the model alive.
 
         Blocks for the copies. All of the model is attached, or nothing. Raises: InvalidSource,
         which names the weights that cannot be attached, InvalidArgument, and as `register`.
@@ -618,8 +617,7 @@ class Client:
         return attach(self, model, checked(given, flags))
 
     def forecast(self, *names: str, timeout: float | None = None) -> protocol.Forecast:
-        """Forecast `acquire(*names)` if called now: bytes, victims, holders that it waits for,
-        seconds.
+        """Forecast `acquire(*names)` if called now: bytes, victims, holders to wait for, seconds.
 
         Changes nothing, and promises nothing: other requests may come first. Raises the errors that
         the acquire would raise at once; Timeout if the daemon is silent for `timeout` seconds.
@@ -631,11 +629,11 @@ class Client:
     def cheapest(
         self, names: Iterable[str], *, timeout: float | None = None
     ) -> list[protocol.Forecast]:
-        """The forecasts of components or families, each acquired alone, the cheapest first.
+        """Return the forecasts of components or families, each acquired alone, the cheapest first.
 
-        For a program with a queue of its own, which serves first what is in. Those that wait for no
-        holder come first, then those with the shortest copies. One request for each name; raises
-        as `forecast`.
+        For a program with a queue of its own, which serves first what is loaded. Those that wait
+        for no holder come first, then those with the shortest copies. One request for each name;
+        raises as `forecast`.
         """
         return cheapest_first(self.forecast(name, timeout=timeout) for name in each_once(names))
 
@@ -648,10 +646,9 @@ class Client:
         keep the old bytes until they release. Every later acquire waits for the new bytes, of all
         parts of a family, however the leases of other threads and processes overlap. There are two
         exceptions: a thread that already holds the component takes the old bytes again until it has
-        released all of them, and so do threads of one process that would otherwise wait for each
-        other for ever. So do not wait, under a lease, for another thread to acquire the same
-        component. Components that `attach` streams change between two calls: this waits for running
-        calls.
+        released all of them, and so do threads of one process that would otherwise deadlock. So do
+        not wait, under a lease, for another thread to acquire the same component. Components that
+        `attach` streams change between two calls: this waits for running calls.
 
         Values that are themselves in a component are read under its lease. Blocks for the copies,
         and needs host memory for the second host copy meanwhile. Raises: InvalidSource, which names
@@ -665,7 +662,7 @@ class Client:
             self._update_together({name: values})
 
     def _update_together(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """As `update`, of several components or families: all of them change in one step.
+        """As `update`, for several components or families, which all change in one step.
 
         A lease of several of them has the new values of all, or the old ones. A pass that holds a
         family part by part may have both.
@@ -696,8 +693,8 @@ class Client:
         no longer write to its memory. If the GPU has no room for private copies, a warning names
         the components whose tensors are lost.
 
-        A signal handler may call it. If that interrupts a call of this client at a place where
-        others must wait for that call, a thread closes it, and this returns at once.
+        A signal handler may call it. If it interrupts a call of this client that must finish first,
+        a thread closes the client, and this returns at once.
         """
         if not self.session.forked and self.leasing.is_interrupted():
             self._closer = threading.Thread(target=self._close_here, kwargs={"keep": keep})
@@ -711,12 +708,12 @@ class Client:
         rejoining.stay(self)
         _close(self.leasing, keep=keep)
         restore_models(self)
-        self.dropped.detach()  # last: after an interrupt it is closed when it is collected
+        self.dropped.detach()  # last: until then, collecting the client closes it
 
     # --- the next daemon -------------------------------------------------------------------
 
     def _joined(self) -> Session:
-        """Its session; with the next daemon, if the last is gone before this call."""
+        """Return the session, with the next daemon if the last is gone."""
         rejoining.repeated(self, lambda: self.session.check())
         return self.session
 
@@ -727,8 +724,9 @@ class Client:
         *,
         flush: bool = False,
     ) -> protocol.AnyReply:
-        """The reply to a request, made from its number. A daemon that dies forgets it, so the next
-        one is asked again. `flush`: idle leases that threads keep would count as use.
+        """Return the reply to a request; if the daemon dies, ask the next one.
+
+        `flush`: first end kept leases, which would count as use.
         """
 
         def ask() -> protocol.AnyReply:
@@ -739,10 +737,10 @@ class Client:
         return rejoining.repeated(self, ask, timeout)
 
     def _daemon_gone(self, error: SessionEnded) -> bool:
-        """A call of an attached model found that the session has ended.
+        """After a call of an attached model found the session ended: join the next daemon.
 
-        True: the client has joined the next daemon. False: the weights are private memory, and the
-        call needs no lease. Blocks and raises as `_join_next`.
+        Returns False if the weights are private memory, so that the call needs no lease. Blocks and
+        raises as `_join_next`.
         """
         if self.when_gone is not None:
             self.when_gone(error)
@@ -751,13 +749,13 @@ class Client:
         return True
 
     def _join_next(self, error: SessionEnded, until: float | None = None) -> None:
-        """Join the next daemon at the same endpoint, in place of the one that is gone.
+        """Join the next daemon at the same endpoint.
 
-        All that the client has is registered again, as it was: names, policies, families and their
-        sizes, addresses, and the last bytes of mutable components. Pins, prefetches and `follows`
-        are not. Waits until no lease is in use, and for a daemon, until this time (monotonic; by
-        default as `connect(reconnect=)` says). Then it blocks, for the copies of what no host copy
-        has that the daemon can take over; no memory of the GPU is needed.
+        All that the client has is registered again: names, policies, families and their sizes,
+        addresses, and the last bytes of mutable components; not pins, prefetches and `follows`.
+        First waits until no lease is in use, and for a daemon, until this time (monotonic; by
+        default as `connect(reconnect=)` says). Then blocks for the copies of bytes that are in no
+        host copy which the daemon can take over; no memory of the GPU is needed.
 
         Raises: `error` while a lease is in use, and if only attached models are to join, and there
         is none; otherwise as `connect` and `register`: then the weights are intact, and the next
@@ -769,12 +767,10 @@ class Client:
         rejoining.join_next(self, error, until or rejoining.until_of(self))
 
     def _leasing_of(self, session: Session) -> Leasing:
-        """What this client uses a session with."""
         factory = session.channels or ChannelFactory(session)
         return Leasing(session, factory, tracing_of(session, self._tracing))
 
     def _move_to(self, leasing: Leasing) -> None:
-        """Everything is registered with another daemon: use that from now on."""
         before, self.dropped = self.dropped, self._close_when_collected(leasing)
         self.leasing = leasing
         before.detach()
@@ -790,11 +786,11 @@ def _close(leasing: Leasing, *, keep: bool) -> None:
 
 
 def restore_models(client: Client) -> None:
-    """After closing: the hooks of attached models go."""
+    """Remove the hooks of attached models, after closing."""
     for attachment in list(client.attachments):
         attachment.let_go()
 
 
 def nbytes_of(size: object) -> Any:
-    """Bytes, from a number or a text ("6GiB"); other values are returned as they are."""
+    """Return the bytes of a number or a text ("6GiB"); return other values as they are."""
     return parse_size(size) if isinstance(size, str) else size

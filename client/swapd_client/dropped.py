@@ -1,6 +1,6 @@
 """The work that collected clients, models and leases leave behind, in threads of its own.
 
-The garbage collector runs in any thread, at any point, under any lock, or in a forked child: a
+The garbage collector runs in any thread, at any point, under any lock, or in a forked child. So a
 finalizer takes no lock, and leaves the work to a thread.
 """
 
@@ -17,10 +17,9 @@ from contextlib import suppress
 
 from swapd_client.session.session import Session
 
-#: Seconds between two looks at the leases of a collected client.
 LOOK_S = 0.1
 
-#: Each is set when the work is done.
+#: One event for each piece of work, set when it is done.
 _under_way: set[threading.Event] = set()
 os.register_at_fork(after_in_child=_under_way.clear)
 
@@ -28,7 +27,7 @@ os.register_at_fork(after_in_child=_under_way.clear)
 def when_collected(
     thing: object, session: Session, work: Callable[[], object]
 ) -> "weakref.finalize[..., object]":
-    """Call `work()` in a thread once `thing`, which uses this session, is collected."""
+    """Call `work()` in a thread once `thing` is collected."""
     finalizer = weakref.finalize(thing, _begin, session, work)
     finalizer.atexit = False
     return finalizer
@@ -37,7 +36,7 @@ def when_collected(
 def close_when_collected(
     client: object, session: Session, in_use: Callable[[], bool], close: Callable[[], None]
 ) -> "weakref.finalize[..., object]":
-    """Call `close()` in a thread once `client` is collected and no lease is `in_use()`."""
+    """Call `close()` in a thread once `client` is collected and no lease is in use."""
 
     def close_at_last() -> None:
         while session.error is None and in_use():
@@ -54,7 +53,7 @@ def close_when_collected(
 
 
 def settle(within_s: float = threading.TIMEOUT_MAX) -> None:
-    """Collect garbage, and wait until all work that it left is done, so long at most."""
+    """Collect garbage, and wait until the work that it left is done, `within_s` at most."""
     gc.collect()
     await_given_back()
     until = time.monotonic() + within_s
@@ -81,7 +80,7 @@ def _start(work: Callable[[], object], done: threading.Event) -> None:
 def _run(left: list[Callable[[], object]], done: threading.Event) -> None:
     try:
         with suppress(Exception):  # no caller is there to get the error
-            left.pop()()  # no reference stays: the last one to a client may be in it
+            left.pop()()  # no reference stays: it may be a client's last
     finally:
         _under_way.discard(done)
         done.set()
@@ -91,12 +90,12 @@ def _run(left: list[Callable[[], object]], done: threading.Event) -> None:
 
 GiveBack = Callable[[], None]
 
-#: Callers want to see the releases done. A daemon that takes longer than this is stopped.
+#: Seconds to wait for releases. A daemon that takes longer is stopped.
 AWAIT_S = 5.0
 
 
 class _Collected:
-    """A queue that finalizers can put to, and the thread that empties it."""
+    """A queue that finalizers can fill, and the thread that empties it."""
 
     def __init__(self) -> None:
         self.start_over()
@@ -131,10 +130,10 @@ _collected = _Collected()
 
 
 def give_back_later(give_back: GiveBack) -> None:
-    """Have another thread call `give_back()`. Takes no lock; for finalizers."""
+    """Call `give_back()` in another thread. For finalizers: takes no lock."""
     _collected.put(give_back)
 
 
 def await_given_back() -> None:
-    """Block until all releases queued by now are done. Hold no lock that a release takes."""
+    """Block until all queued releases are done. Hold no lock that a release takes."""
     _collected.flush()

@@ -1,6 +1,6 @@
-"""One exception for each remedy: what a caller can do about it. The message tells the rest.
+"""One exception for each remedy. Every message tells the problem and the remedy.
 
-Every message tells the problem and the remedy. `SwapdError` catches them all.
+`SwapdError` catches them all.
 """
 
 from swapd.shared.errors import UserError
@@ -12,7 +12,7 @@ class SwapdError(UserError):
     """Base of all errors that swapd raises. Its text is one line, and safe to show.
 
     The text may contain names and reasons from other processes, or from files. Raised itself if the
-    daemon failed internally while it answered: the daemon serves on, and its log has details.
+    daemon failed internally while it answered: the daemon goes on, and its log has details.
     """
 
     #: The daemon's code, which is finer than the class; None if this process found the reason.
@@ -135,7 +135,7 @@ BY_CODE: dict[Code, type[SwapdError]] = {
     "internal": SwapdError,
 }
 
-#: The names of before: what they are called now.
+#: Former names, and the present ones.
 RENAMED = {
     "AcquireTimeout": "Timeout",
     "BadRequest": "InvalidArgument",

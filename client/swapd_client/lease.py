@@ -23,14 +23,11 @@ from swapd_client.session.session import Session
 
 
 class Leasing(Protocol):
-    """The leases of one client's threads, as each of them needs it."""
-
     session: Session
     told: Told
     cache: Cache
 
-    def end(self, key: Key, record: Record, ack: bool = False) -> None:
-        """Tell the daemon that a lease ends, once its GPU work is done."""
+    def end(self, key: Key, record: Record, ack: bool = False) -> None: ...
 
 
 class BaseLease:
@@ -40,16 +37,15 @@ class BaseLease:
     streams given to `uses`, and on the streams that waited. The caller does not wait for that.
     """
 
-    #: Whether a stream was told to wait: then no host thread has checked the outcome.
+    #: Whether a stream was told to wait, so that no host thread has checked the outcome.
     _streams_wait = False
-    #: Answers of `fresh`, by name.
     _fresh: Mapping[str, bool] = {}
 
     # each kind of lease sets these
     names: tuple[str, ...]
     _session: Session
     _record: Record
-    #: The grant to this holder. A kept lease is reused, so `_record.granted` may be another's.
+    #: The grant to this holder. A kept lease is reused, and `_record.granted` may be another's.
     _granted: Granted
     held: bool
 
@@ -64,7 +60,7 @@ class BaseLease:
 
     @property
     def loaded(self) -> bool:
-        """Whether a copy had to be made, or waited for."""
+        """Whether the acquire had to make a copy, or wait for one."""
         return self._granted.loaded
 
     @property
@@ -90,10 +86,10 @@ class BaseLease:
     def fresh(self, name: str) -> bool:
         """Whether the contents of scratch are new: zeros, without anything written before.
 
-        True for the first lease that asks after each time the contents were dropped, and again each
-        time that this same lease asks. Ask before you use old contents. `name` may be a family;
-        contents of components that are not scratch are never new. Costs no message. Raises:
-        UnknownComponent if the component is not in this lease, or belongs to another process.
+        True for the first lease that asks after the contents were dropped, each time that this
+        lease asks. Ask before you use old contents. `name` may be a family; contents of components
+        that are not scratch are never new. Costs no message. Raises: UnknownComponent if the
+        component is not in this lease, or belongs to another process.
         """
         if name not in self._fresh:
             known = self._session.registry.family(name) or [name]
@@ -140,11 +136,11 @@ class BaseLease:
         self._streams_wait = True
 
     def answered_for(self) -> None:
-        """Another object releases it, also if that object is collected: no warning then."""
+        """Give no warning if the lease is collected: another object releases it."""
         self._record.is_answered_for = True
 
     def _rest(self, *, later: bool = False) -> SwapdError | None:
-        """All work under it is queued; return the error to raise once the daemon knows.
+        """Mark the work under it as queued; return the error to raise once the daemon knows.
 
         `later`: as of `Marks.set`.
         """
@@ -169,9 +165,8 @@ class Lease(BaseLease):
     anywhere, also in here: then the lease ends.
     """
 
-    # a decode loop makes one at every step, so this sets all attributes itself
+    # A decode loop makes a lease at every step, so this sets all attributes itself.
     def __init__(self, leasing: Leasing, key: Key) -> None:
-        """It has no record yet."""
         self._leasing = leasing
         self._session = leasing.session
         self.key = key
@@ -201,7 +196,7 @@ class Lease(BaseLease):
 
     @covered
     def _leave(self) -> None:
-        """After an error or an interrupt in its release: nobody uses it any more."""
+        """Stop using the lease, after an error or an interrupt in its release."""
         try:
             if self.held:
                 record, holders = self._record, self._leasing.cache.holders
@@ -239,14 +234,13 @@ class Lease(BaseLease):
     def release(self) -> None:
         """Give the components back.
 
-        Does not block in the thread that acquired, with one exception: once in some hundred
-        messages it waits until the daemon has received them, for some seconds if the daemon is
-        stopped.
+        Does not block in the thread that acquired, except once in some hundred messages: then it
+        waits until the daemon has received them, for some seconds if the daemon is stopped.
 
         On a GPU it takes effect after the work already queued on the current stream, and on the
         streams given to `uses` and `wait`; a thread of the client waits for that. In a loop that
-        takes it again and again, what the current stream gets before it ends, or before another
-        acquire, counts too.
+        takes the lease again and again, later work on the current stream counts too, until the
+        lease ends or another is acquired.
 
         No-op if the daemon is gone. Raises: ClientClosed; SessionFenced if the daemon ended the
         session while this was held (see its log): then discard the results computed since, because
@@ -264,9 +258,9 @@ class Lease(BaseLease):
                 problem = self._rest(later=is_kept and cache.latest.get(key[0]) is record)
             if is_kept:
                 cache.latest[key[0]] = record
-                del cache.holders[key]  # from here on it is kept
+                del cache.holders[key]  # from here on the lease is kept
                 self.held = False
-                # perhaps others wait since the question above
+                # others may wait since `_comes_back`
                 if (told.hurried or told.wanted) and cache.naps_s > LINGER_S:
                     cache.ring()
             else:
@@ -280,7 +274,6 @@ class Lease(BaseLease):
             raise problem
 
     def _comes_back(self, record: Record) -> bool:
-        """Whether to keep it now for its next use, unless others wait or its session is over."""
         leasing = self._leasing
         told = leasing.told
         return (
@@ -294,7 +287,7 @@ class Lease(BaseLease):
 
 
 def wait_here(lease: Lease) -> None:
-    """As `wait`, on this thread's current streams; this thread waits where there are none."""
+    """Make this thread's current streams wait, or this thread if there are no streams."""
     if not lease.loaded:
         return
     streams = lease._session.processor.current_streams()
@@ -305,7 +298,6 @@ def wait_here(lease: Lease) -> None:
 
 
 def hold(lease: Lease, record: Record) -> None:
-    """The lease was granted."""
     lease._record, lease._granted, lease.held = record, record.granted, True
 
 
@@ -319,7 +311,7 @@ def hold_kept(lease: Lease) -> bool:
         return False
     latest = cache.latest.get(key[0])
     if latest is not record and latest is not None and latest.queued:
-        # else it would wait for the work under this one, too
+        # else it would wait for the work under this lease, too
         mark = lease._session.leases.marks.set_queued
         cache.each(lambda _, kept: mark(kept), lambda _, kept: kept is latest)
     record.again += 1
@@ -341,7 +333,7 @@ class AsyncLease(BaseLease):
         give_back: Callable[[Record], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`give_back(record)` ends the lease after the work under it; called in `loop`."""
+        """`give_back(record)` ends the lease after its work; called in `loop`."""
         self._session = session
         self._record = record
         self._granted = record.granted
@@ -358,7 +350,7 @@ class AsyncLease(BaseLease):
             name = name or self.names[0]
             await asyncio.to_thread(self._session.arrivals.wait, self._record, name, segment)
         else:
-            # in a thread too: if the stream cannot wait, the calling thread does
+            # in a thread too, which waits if the stream cannot
             name = name or self.names[0]
             await asyncio.to_thread(self._wait_on_stream, stream, name, segment)
 

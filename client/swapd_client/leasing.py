@@ -1,10 +1,8 @@
 """How the threads of a client ask for leases, keep them and give them back.
 
-Each thread sends its requests on a channel of its own, in order. An acquire names the leases that
-the thread has in use: the daemon does not count those that it keeps (`leases/cache.py`) as its own.
-
-Lives here: messages to the daemon, and when a thread sends them. May not live here: the state of a
-lease, and the changes that its grant and its end make in this process (`leases/`).
+Each thread sends its requests on a channel of its own, in order. An acquire names the leases in
+use, so the daemon does not count kept leases (`leases/cache.py`) as the thread's. `leases/` has the
+state of a lease.
 """
 
 import itertools
@@ -44,15 +42,13 @@ from swapd_client.tracing import Trace, Tracing
 
 
 class _Own(threading.local):
-    """The variables of each thread, for one client."""
-
     channel: Channel | None = None
 
 
 class Leasing:
     """The requests and leases of one client's threads. Thread-safe; a lease may end in any thread.
 
-    Unless another error is named, its methods raise the error that ended the session.
+    All methods may raise the error that ended the session.
     """
 
     def __init__(self, session: Session, factory: ChannelFactory, tracing: Tracing) -> None:
@@ -61,7 +57,6 @@ class Leasing:
         self.told = session.told
         self.cache = Cache(session.ring)
         self._numbers = itertools.count()
-        #: Releases that the lifeline's thread sent a moment ago, and when.
         self._recent: deque[tuple[float, protocol.Release]] = deque()
         self.factory = factory
         self._own = _Own()
@@ -71,7 +66,7 @@ class Leasing:
     # --- requests ------------------------------------------------------------------------
 
     def channel(self) -> Channel:
-        """This thread's channel. While a caller keeps it, answers on it are not lost."""
+        """Return this thread's channel. Keep it while answers are due."""
         channel = self._own.channel
         if channel is None:
             channel = self._own.channel = self.session.channels or Channel(self.factory)
@@ -80,8 +75,7 @@ class Leasing:
         return channel
 
     def is_waiting(self) -> bool:
-        """Whether the caller is a signal handler, and the call that it interrupts uses the channel
-        of this thread."""
+        """Whether the caller is a signal handler that interrupts a call on this channel."""
         return self._own.channel is not None and self._own.channel.is_in_use
 
     def call(
@@ -92,9 +86,7 @@ class Leasing:
         return self.session.unwrap(self.channel().call(request, timeout_s))
 
     def question(self, request: protocol.AnyRequest, timeout_s: float | None) -> protocol.AnyReply:
-        """As `call`, for requests answered at once. Raises: Timeout if there is no answer in
-        time.
-        """
+        """As `call`, for requests answered at once. Raises: Timeout after `timeout_s`."""
         if timeout_s is None:
             return self.call(request)
         self._before_a_request()
@@ -115,7 +107,7 @@ class Leasing:
     # --- acquires ------------------------------------------------------------------------
 
     def take(self, names: tuple[str, ...], *how: Any, **named: Any) -> Lease:
-        """As `Client.acquire`, of this session's daemon alone; `how`: as of `of_components`."""
+        """As `Client.acquire`, at this session's daemon only."""
         session = self.session
         if not session.life.usable:  # first: after a fork the cache's lock may be held for good
             session.check()
@@ -126,7 +118,7 @@ class Leasing:
             return self.acquire(of_components(session, names, *how, **named), lease)
         except BaseException as exc:
             if isinstance(exc, TypeError):
-                check_names(names)  # a list of names is no key of a lease: nothing is held
+                check_names(names)  # a list is no key: nothing is held
             self.give_up(lease)
             raise
 
@@ -135,8 +127,8 @@ class Leasing:
     ) -> Lease:
         """Wait for the grant, and for the copies unless `asked.early`.
 
-        `lease`: without a record; this thread may soon ask for the same, so it may be kept. Blocks
-        and raises as `Client.acquire`; then nothing is held.
+        A `lease` may be kept later, because this thread may soon ask for the same. Blocks and
+        raises as `Client.acquire`; then nothing is held.
         """
         again = lease is not None
         lease = lease or Lease(self, self._another(asked.names))
@@ -148,12 +140,11 @@ class Leasing:
             raise
 
     def _another(self, names: tuple[str, ...]) -> Key:
-        """A key that no other lease of this thread has."""
         return (threading.get_ident(), names, next(self._numbers))
 
     @covered
     def give_up(self, lease: Lease, tries: int = 3) -> None:
-        """After an error or an interrupt in an acquire: it holds nothing."""
+        """Make the lease hold nothing, after an error or an interrupt in its acquire."""
         try:
             cache, key = self.cache, lease.key
             if cache.holders.get(key) is not lease.ref:
@@ -170,21 +161,19 @@ class Leasing:
             raise
 
     def ask(self, request: int, *names: str) -> None:
-        """Ask for components ahead without waiting; collect or abandon the request in this thread.
+        """Ask for components ahead, without waiting. Collect or abandon the request in this thread.
 
-        `request`: its number, from `Session.next_id`; abandon it also after an interrupt in here.
-
-        No thread waits for them, and this thread may release other leases meanwhile. So the request
-        has an agent of its own: deadlock detection would else report a deadlock that does not
-        exist.
+        `request` is a number from `Session.next_id`; abandon it even after an interrupt in here.
+        The request has an agent of its own. As a wait of this thread, which may release other
+        leases meanwhile, it could be refused as a deadlock that does not exist.
         """
         self.channel().ask(protocol.Acquire(request, names, agent_ahead(request), early=True))
 
     def collect(self, request: int, *names: str, within_s: float) -> Lease | None:
         """Return the early lease that was asked for ahead; None if it is not granted in that time.
 
-        Raises as `acquire`. Before a thread blocks for it, it must end the request: with `abandon`,
-        or with `acquire_in_place_of`.
+        Before the thread blocks for the components, it must end the request, with `abandon` or
+        `acquire_in_place_of`. Raises as `acquire`.
         """
         reply = self.channel().collect(request, within_s)
         if reply is None:
@@ -204,8 +193,8 @@ class Leasing:
     def acquire_in_place_of(self, request: int, *names: str) -> Lease:
         """As an early `acquire`, of components that were asked for ahead and not collected.
 
-        The daemon first receives this acquire, and then the end of the request ahead. So components
-        loaded for that request stay on the device; without a request they would leave.
+        The daemon receives this acquire before the end of the request ahead: without a request,
+        components that it has loaded would leave.
         """
         asked = of_components(self.session, names, early=True)
         return self.acquire(asked, in_place_of=request)
@@ -213,8 +202,8 @@ class Leasing:
     def exchange(self, lease: Lease, *names: str) -> Lease:
         """End a lease of any thread, and acquire components early in its room, for that thread.
 
-        It is one message, so nobody else gets the room in between. Blocks until the GPU work under
-        `lease` is done. Raises as `acquire`; then `lease` is over all the same.
+        Both are one message: nobody else gets the room in between. Blocks until the GPU work under
+        `lease` is done. Raises as `acquire`; `lease` is over even then.
         """
         cache, session = self.cache, self.session
         record = cache.records[lease.key]
@@ -235,7 +224,7 @@ class Leasing:
             self.give_up(another)
             raise
         finally:
-            if not record.told:  # twice does nothing
+            if not record.told:  # a second release does nothing
                 self.channel().send(release)
             self._forget(lease.key, record)
             cache.holders.pop(lease.key, None)
@@ -251,7 +240,7 @@ class Leasing:
         if hold_kept(lease):
             return
         if cache.holders.get(lease.key) is not lease.ref:
-            again = False  # this thread has such a lease in use
+            again = False  # this thread uses such a lease
             lease.key = self._another(asked.names)
             cache.holders[lease.key] = lease.ref
         record = cache.records.get(lease.key)
@@ -310,7 +299,6 @@ class Leasing:
         record.may_be_kept = again and session.leases.may_be_kept(record)
 
     def _hold(self, lease: Lease, record: Record, reply: protocol.AnyReply, asked: Asked) -> None:
-        """Hold a granted lease: have it mapped, and wait for its copies unless `asked.early`."""
         leases = self.session.leases
         if isinstance(reply, protocol.Refused):
             self.cache.records.pop(lease.key, None)
@@ -328,9 +316,9 @@ class Leasing:
     # --- giving back ---------------------------------------------------------------------
 
     def end(self, key: Key, record: Record, ack: bool = False) -> None:
-        """Tell the daemon that a lease ends, from any thread, once its GPU work is done.
+        """Tell the daemon, from any thread, that a lease ends once its GPU work is done.
 
-        After an error, or an interrupt, all of it may be done again.
+        May be repeated after an error or an interrupt.
         """
         if record.is_asked:
             self.channel().send(protocol.Cancel(self.session.next_id(), record.id))
@@ -350,7 +338,7 @@ class Leasing:
         if not session.leases.give_back(record):
             return
         release = session.leases.release_of(record)
-        # callers may wait for this under a lock, so a stopped daemon must not block it for ever
+        # Callers may hold a lock, so a stopped daemon must not block this for ever.
         with suppress(SessionEnded, Timeout):
             if ack:
                 asks = msgspec.structs.replace(release, id=session.next_id(), ack=True)
@@ -360,9 +348,9 @@ class Leasing:
         record.told = True
 
     def sweep(self) -> float:
-        """In the lifeline's thread: give back the leases that were kept long enough.
+        """Give back leases that were kept long enough; return the seconds until the next call.
 
-        Returns the seconds after which it wants to be called again.
+        Runs in the lifeline's thread.
         """
         cache, told = self.cache, self.told
         if not cache.records and not cache.holders:
@@ -375,7 +363,7 @@ class Leasing:
         while True:
             naps_s = cache.nap_s(busy=told.hurried or bool(told.wanted))
             cache.naps_s = naps_s
-            # a release that came before looks at what this has just set, or is seen here
+            # a release meanwhile either sees the new `naps_s`, or is seen here
             if cache.nap_s(busy=told.hurried or bool(told.wanted)) >= naps_s:
                 return naps_s
 
@@ -384,7 +372,7 @@ class Leasing:
         leases = self.session.leases
 
         def give_back(key: Key, record: Record) -> None:
-            if record.is_asked:  # given up, by interrupts in a row
+            if record.is_asked:  # given up after repeated interrupts
                 self.end(key, record)
             elif leases.marks.is_pending(record) and not (
                 self.told.wanted and record.has_any(self.told.wanted)
@@ -393,7 +381,7 @@ class Leasing:
             elif leases.ends_later(record, self.give_back):
                 self._forget(key, record)
             elif leases.give_back(record) and not self._tell_by_lifeline(record):
-                return  # the daemon reads nothing now: at the next sweep
+                return  # the daemon reads nothing now: try at the next sweep
             else:
                 self._forget(key, record)
 
@@ -414,8 +402,8 @@ class Leasing:
     def flush_kept(self) -> None:
         """End the leases that all threads keep, before this thread's next request.
 
-        The message of a release that another thread sent may come after that request, so it is sent
-        again: the daemon ends a lease once.
+        The request may overtake releases of other threads, so these are sent again: a second one
+        does nothing.
         """
         self.session.check()  # first: after a fork the cache's lock may be held for good
         self.cache.each(self.end)
@@ -427,7 +415,7 @@ class Leasing:
                 channel.send(request)
 
     def keep_no_more(self) -> None:
-        """Before closing: end the leases that threads keep, and keep none from now on."""
+        """Before closing: end kept leases, and keep no lease from now on."""
 
         def end(key: Key, record: Record) -> None:
             with suppress(SwapdError):  # the session has ended, and its leases with it
@@ -437,18 +425,18 @@ class Leasing:
         self.cache.each(end)
 
     def _daemon_gone(self, error: SwapdError) -> None:
-        """In the lifeline's thread: no sweep comes any more."""
+        """End kept leases. The lifeline's thread calls this, and sweeps no more."""
         if isinstance(error, DaemonGone):
             self.keep_no_more()
 
     def is_interrupted(self) -> bool:
-        """Whether the caller is a signal handler, and the call that it interrupts has a lock."""
+        """Whether the caller is a signal handler that interrupts a call with a lock."""
         places = [part.where for part in list(self.session.components.values())]
         locks = [self.cache.lock, ranges.moving, *self.session.locks, *(at.lock for at in places)]
         return any(lock._is_owned() for lock in locks)
 
     def in_use(self) -> bool:
-        """As `Leases.in_use`, beside the leases that the cache keeps."""
+        """As `Leases.in_use`, without the leases that the cache keeps."""
         return self.session.leases.in_use(self.cache.kept())
 
     def end_now(self, record: Record) -> None:
@@ -456,7 +444,7 @@ class Leasing:
             self.give_back(record)
 
     def close(self) -> None:
-        """After the session: close all channels, and end the thread that makes spans."""
+        """Close all channels, and end the thread that makes spans. After the session's end."""
         if not self.session.forked and self.session.closed:
             self.factory.close()
             self.tracing.close()

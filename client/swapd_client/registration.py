@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-#: Of the parts of a family, by name.
 Layouts = Mapping[str, Any]
 
-#: Seconds that a name may stay taken by what was collected.
+#: Seconds to wait for a name that a collected object still has.
 AWAIT_S = 5.0
 
 
@@ -48,18 +47,17 @@ def register(
     prepare: Callable[[], Iterable[Part]],
     keeping: Mapping[str, int | None] = MappingProxyType({}),
 ) -> list[Component]:
-    """Have host copies made and filled for the parts that `prepare()` makes, and rebind their
-    tensors when all of that succeeded; return the components.
+    """Register the parts that `prepare()` makes, and rebind their tensors; return the components.
 
-    `keeping`: by family, the bytes of it to keep on the device, as for `Client.resize`; until that
-    is granted, all its parts leave the device at their release. Blocks for the copies. After an
-    error, or an interrupt, none of them is registered.
+    `keeping`: by family, the bytes to keep on the device. Until that is granted, all its parts
+    leave the device at their release. Blocks for the copies. After an error or an interrupt,
+    nothing is registered.
     """
     registry = leasing.session.registry
     parts: list[Part] = []
     registered: list[Part] = []
     try:
-        parts.extend(prepare())  # those that came before an error stay in it
+        parts.extend(prepare())  # parts made before an error stay in it
         while True:
             try:
                 _fill(leasing, parts, keeping, registered)
@@ -92,7 +90,7 @@ def planned(
 ) -> T:
     """Return `register(layouts)`, with the layouts that exist while `plan` is entered.
 
-    After an interrupt, also while `plan` is left, none of them is registered.
+    After an interrupt, even when `plan` is left, nothing is registered.
     """
     layouts: Layouts = {}
     try:
@@ -109,7 +107,7 @@ def planned(
 
 
 def scratch_of(session: Session, what: "int | torch.Tensor", *, mutable: bool) -> dict[str, Any]:
-    """How to prepare memory that loads as zeros, as arguments of `Registry.prepare`.
+    """Return arguments of `Registry.prepare` for scratch.
 
     `what`: a number of bytes, or the tensor of former scratch, which keeps its address.
     """
@@ -127,7 +125,7 @@ def register_again(
     parts: Iterable[Part],
     keeping: Mapping[str, int | None] = MappingProxyType({}),
 ) -> None:
-    """Register components of a lost daemon as they were, at their addresses: all of them or none.
+    """Register components of a lost daemon as they were, at their addresses: all or nothing.
 
     Their session is closed, or they wait in it (`Session.leave`). Blocks and raises as `register`;
     InvalidSource if a component would move.
@@ -141,7 +139,7 @@ def _fill(
     keeping: Mapping[str, int | None],
     registered: list[Part],
 ) -> None:
-    """Register, fill and commit all parts. `registered` collects parts that the daemon knows."""
+    """Register, fill and commit all parts. `registered` collects those that the daemon knows."""
     registry, call, next_id = leasing.session.registry, leasing.call, leasing.session.next_id
     for part in parts:
         registered.append(part)  # first: an interrupt may come after the daemon's answer
@@ -161,12 +159,12 @@ def _fill(
 
 
 def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
-    """Register a component that has a name to itself, also one that garbage still has."""
+    """Register a component; if its name is taken, first collect garbage that may have it."""
     session = leasing.session
 
     def ask() -> None:
         request = session.registry.request(part, session.next_id(), transient=transient)
-        if part.old_master is not None:  # the daemon may take it, or make a new one
+        if part.old_master is not None:  # the daemon may reuse it
             session.send(protocol.HandBack(request.id), [part.old_master.fileno()])
         leasing.call(request)
 
@@ -174,7 +172,7 @@ def _ask(leasing: Leasing, part: Part, *, transient: bool) -> None:
         ask()
     except DuplicateName:
         dropped.settle(AWAIT_S)
-        leasing.call(session.harmless())  # with its answer the daemon has heard of these ends
+        leasing.call(session.harmless())  # after its reply the daemon knows these ends
         ask()
 
 
@@ -205,7 +203,7 @@ def refuse_in_use(leasing: Leasing, names: Collection[str]) -> None:
 
 
 def unregister(leasing: Leasing, name: str) -> None:
-    """Unregister a component, after the work under released leases is done."""
+    """Unregister a component, after the work under released leases."""
     session = leasing.session
     leasing.flush_kept()
     session.check()
@@ -217,7 +215,7 @@ def unregister(leasing: Leasing, name: str) -> None:
             return
         session.registry.before_unbind(part)
         try:
-            with suppress(UnknownComponent):  # the daemon heard of it before an interrupt
+            with suppress(UnknownComponent):  # the daemon knew before an interrupt
                 leasing.call(protocol.Unregister(session.next_id(), name))
         except BaseException:
             part.where.give_memory_back()
@@ -228,7 +226,7 @@ def unregister(leasing: Leasing, name: str) -> None:
 
 
 def end(leasing: Leasing, *, keep: bool) -> None:
-    """End a client's session, as `Client.close`; its channels stay open."""
+    """End a client's session, as `Client.close`. Its channels stay open."""
     session = leasing.session
     if not session.forked:  # else the parent owns all of it, and locks may be held for good
         leasing.keep_no_more()
@@ -241,8 +239,7 @@ def end(leasing: Leasing, *, keep: bool) -> None:
 
 
 def take_back_mutable(leasing: Leasing) -> None:
-    """Before a client closes: unregister mutable components while the daemon can still save
-    them."""
+    """Unregister mutable components before closing, while the daemon can still save them."""
     session = leasing.session
     mutable = [part for part in session.registry.all() if part.mutable]
     if session.error is not None or not mutable:
@@ -253,7 +250,7 @@ def take_back_mutable(leasing: Leasing) -> None:
             leasing.end_now(record)
     session.leases.drain()
     for part in mutable:
-        # in use by another session, no room, or not savable: its bytes stay where they are; or
-        # another close has just unregistered it
+        # Bytes stay where they are if another session uses them, or they have no room or cannot be
+        # saved. Another close may have unregistered the part.
         with suppress(InUse, OutOfMemory, DeviceFailed, UnknownComponent):
             unregister(leasing, part.name)

@@ -1,9 +1,9 @@
-"""How a client joins the next daemon, in place of the one that is gone.
+"""How a client joins the next daemon, in place of one that is gone.
 
-A call that finds it gone does so, once no lease of the client is in use: no thread computes on the
-memory of the old daemon then. All that was registered is registered again, as it was, at its
-addresses, or nothing is. That is done in a thread of its own, where no interrupt comes between its
-steps; a call after an interrupt waits for it. Of several threads one joins, and the others wait.
+A call that finds the daemon gone waits until no lease of the client is in use, so that no thread
+computes on the old memory. Then everything is registered again as it was, at its addresses, or
+nothing is: in a thread of its own, where no interrupt comes between the steps. Of several threads
+one joins, and the others wait.
 """
 
 import threading
@@ -32,12 +32,11 @@ from swapd_client.session.starting import AGAIN_S
 
 T = TypeVar("T")
 
-#: With `reconnect=0`, a call of an attached model waits so long for leases of other threads, which
-#: may wait for its own thread.
+#: With `reconnect=0`, seconds that an attached model's call waits for leases of other threads,
+#: which may wait for its own thread.
 PATIENCE_S = 30.0
-#: Seconds between two looks at them.
 LOOK_S = 0.01
-#: Seconds for a daemon's answer to the last try.
+#: Seconds for the daemon's answer to the last try.
 LAST_S = 1.0
 
 
@@ -55,10 +54,10 @@ class _Client(Protocol):
 
 
 def repeated(client: _Client, call: Callable[[], T], timeout_s: object = None) -> T:
-    """`call()`, which changes nothing if its daemon goes; then again, with the next daemon.
+    """Return `call()`; if its daemon dies, repeat it with the next daemon.
 
-    `timeout_s`: of the call, in which a daemon must be there, too. Raises as `call` and
-    `Client._join_next`.
+    The call must change nothing if its daemon dies. `timeout_s` bounds the wait for a daemon, too.
+    Raises as `call` and `Client._join_next`.
     """
     until = None
     while True:
@@ -70,13 +69,12 @@ def repeated(client: _Client, call: Callable[[], T], timeout_s: object = None) -
 
 
 def until_of(client: _Client, timeout_s: object = None) -> float:
-    """The time (monotonic) until which a call that begins to wait for a daemon does so."""
+    """Return the time (monotonic) until which a call waits for a daemon."""
     bound_s = timeout_s if isinstance(timeout_s, (int, float)) else inf
     return time.monotonic() + max(0.0, min(client.reconnect_s, bound_s))
 
 
 def join_next(client: _Client, error: SessionEnded, until: float) -> None:
-    """Implements `Client._join_next`."""
     lost = client.leasing
     if lost.session.forked:
         lost.session.life.leave_to_parent()
@@ -85,11 +83,11 @@ def join_next(client: _Client, error: SessionEnded, until: float) -> None:
         return  # another call was first
     may_wait = SessionEnded if not client.reconnect_s else (SessionEnded, type(None))
     if not isinstance(lost.session.error, may_wait):
-        raise error  # the daemon is only about to stop; or the client is closed
+        raise error  # the daemon is about to stop, or the client is closed
     _await_end(lost, error, until if client.reconnect_s else time.monotonic() + PATIENCE_S)
     problems: list[BaseException] = []
     done = threading.Event()
-    #: The call waits no longer for a daemon.
+    #: Set when the call waits no longer for a daemon.
     over = cancelled.get() or threading.Event()
     threading.Thread(
         target=_join_if_first,
@@ -107,15 +105,15 @@ def join_next(client: _Client, error: SessionEnded, until: float) -> None:
 
 
 def stay(client: _Client) -> None:
-    """Before closing: join no daemon from now on. Blocks while one is being joined."""
-    if not client.leasing.session.forked:  # else another thread of the parent may hold the lock
-        client.stays = True  # first: it ends the wait for a daemon
+    """Join no daemon any more, before closing. Blocks while one is being joined."""
+    if not client.leasing.session.forked:  # else the lock may be the parent's
+        client.stays = True  # first: this ends the wait for a daemon
         with client.joining:
             pass
 
 
 def refuse_another_device(before: Session, now: Session) -> None:
-    """Raise InvalidSource unless the daemon of another session can have the tensors in place."""
+    """Raise InvalidSource unless both daemons serve one device, so that tensors stay in place."""
     if (before.welcome.uuid, before.welcome.device) != (now.welcome.uuid, now.welcome.device):
         raise InvalidSource(
             f"swapd at {now.endpoint} serves {now.welcome.device}, but the weights are on "
@@ -126,7 +124,7 @@ def refuse_another_device(before: Session, now: Session) -> None:
 def _await_end(lost: Leasing, error: SessionEnded, until: float) -> None:
     """Block until the session has ended, and no lease is in use.
 
-    Raises `error` if one is this thread's, or stays.
+    Raises `error` if this thread has a lease in use, or if time is over.
     """
     while lost.session.error is None or lost.in_use():
         stop_if_cancelled()
@@ -153,7 +151,7 @@ def _join_if_first(
     except BaseException as exc:  # noqa: BLE001 - the caller raises it
         problems.append(exc)
     finally:
-        del client  # it may be collected, and closed, once its caller goes on
+        del client  # the client may be collected once its caller goes on
         done.set()
     if is_first and not problems:
         lost.close()  # may wait for an event loop that uses its channels
@@ -173,7 +171,7 @@ def _join_in_time(client: _Client, lost: Leasing, until: float, over: threading.
         left_s = until - time.monotonic()
         try:
             return _join(client, lost, max(left_s, LAST_S) if client.reconnect_s else inf)
-        except (NotRunning, DaemonGone):  # there is none yet, or it died, too
+        except (NotRunning, DaemonGone):  # no daemon yet, or it died, too
             if left_s <= 0 or over.is_set():
                 raise
         over.wait(AGAIN_S)
@@ -203,8 +201,10 @@ def _join(client: _Client, lost: Leasing, answer_s: float) -> None:
 
 
 def _answered(leasing: Leasing, answer_s: float, register: Callable[[], object]) -> None:
-    """`register()`, which may take as long as its copies do; but from `answer_s` on, a daemon that
-    falls silent for GRACE_S ends the session. Raises then: Timeout."""
+    """Call `register()`, which takes as long as its copies do.
+
+    From `answer_s` on, a daemon that is silent for GRACE_S ends the session. Raises then: Timeout.
+    """
     session, done = leasing.session, threading.Event()
 
     def watch() -> None:
@@ -216,7 +216,7 @@ def _answered(leasing: Leasing, answer_s: float, register: Callable[[], object])
             except Timeout as exc:
                 return session.end(exc)
             except SwapdError:
-                pass  # it has ended, or this process has no descriptor for the question just now
+                pass  # the session has ended, or no descriptor is free just now
 
     watcher = threading.Thread(target=watch, name="swapd-joins-watch", daemon=True)
     try:

@@ -1,11 +1,9 @@
 """OpenTelemetry spans of an acquire's wait: the loads and evictions made for it.
 
-A thread of its own makes the spans, after the acquire has returned and with its times: a provider
-that is slow, or raises, costs spans and nothing else. The daemon reports its part in the reply to a
-`traced` acquire (`protocol.Account`), so it needs no OpenTelemetry.
-
-Lives here: whether there are spans, and their contents. May not live here: requests. This module
-imports the API only if a program asks for spans: a current span has already imported it.
+A thread makes the spans after the acquire, with its times: a provider that is slow, or raises,
+costs only spans. The daemon needs no OpenTelemetry: the reply to a `traced` acquire has its part
+(`protocol.Account`). The API is imported only if a program asks for spans; a current span has
+already imported it.
 """
 
 import logging
@@ -33,19 +31,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("swapd_client")
 
 API = "opentelemetry.trace"
-#: Key in a context: the other requests that its acquires are made for.
+#: Key in a context: spans of further requests to link.
 LINKS = "swapd-links"
 
-#: Bound on acquires whose spans are not made yet; further ones get none.
+#: Acquires beyond this number get no spans until others are made.
 UNMADE_MAX = 1024
-#: Seconds that `close` waits for spans that are not made yet.
 CLOSE_S = 2.0
 
 _CODES: dict[type[BaseException], str] = {kind: code for code, kind in BY_CODE.items()}
 
 
 class Trace:
-    """One acquire, as a `with` block: its spans are made when the block ends."""
+    """One acquire, as a `with` block, at whose end the spans are made."""
 
     __slots__ = (
         "_tracing",
@@ -65,9 +62,8 @@ class Trace:
         self.context = context
         self.account: protocol.Account | None = None
         self.granted: protocol.Granted | None = None
-        #: Code or kind of the error raised, and its text. An exception would keep frames alive.
+        #: Code or kind of the error, and its text. The exception itself would keep frames alive.
         self.error: tuple[str, str] | None = None
-        #: Whether the acquire had a timeout of 0.
         self.tried = False
         self.sent = self.ended = 0.0
 
@@ -85,7 +81,6 @@ class Trace:
         self._tracing.hand_over(self)
 
     def marked(self, request: protocol.AnyAcquire) -> protocol.AnyAcquire:
-        """The same request, marked to be answered with an account."""
         self.tried = request.timeout_s == 0
         return msgspec.structs.replace(request, traced=True)
 
@@ -97,12 +92,9 @@ class Trace:
 
 
 class Tracing:
-    """The tracing of one client: whether there are spans, and the thread that makes them.
-    Thread-safe.
-    """
+    """The tracing of one client. Thread-safe."""
 
     def __init__(self, wanted: bool | None, attributes: Mapping[str, Any]) -> None:
-        """`wanted`: as `connect(tracing=)`. `attributes`: of all spans."""
         self._wanted = wanted
         self._attributes = dict(attributes)
         self._unmade: queue.Queue[Trace | None] = queue.Queue(UNMADE_MAX)
@@ -134,7 +126,7 @@ class Tracing:
         return Trace(self, names, context.get_current())
 
     def hand_over(self, trace: Trace) -> None:
-        """Have the spans of `trace` made soon. Does not block, and raises nothing."""
+        """Have the spans made soon. Does not block, and raises nothing."""
         try:
             if self._thread is None:
                 self._start()
@@ -157,7 +149,6 @@ class Tracing:
                 self._warn(exc)
 
     def _warn(self, exc: Exception) -> None:
-        """Warn once: if spans fail for one acquire, they fail for the next."""
         if not self._warned:
             self._warned = True
             why = "the provider is too slow for them" if isinstance(exc, queue.Full) else repr(exc)
@@ -180,7 +171,7 @@ class Tracing:
 
 
 def check_installed(wanted: bool | None) -> None:
-    """Raises: MissingExtra, if `wanted`, and the API is not installed."""
+    """Raise MissingExtra if tracing is `wanted` and the API is not installed."""
     if wanted:
         with needed("tracing=True"):
             import opentelemetry.trace  # noqa: F401
@@ -195,10 +186,10 @@ def tracing_of(session: Session, given: bool | Tracing | None) -> Tracing:
 
 @contextmanager
 def in_traces_of(headers: Callable[[], Sequence[Mapping[str, str]]]) -> Iterator[None]:
-    """Acquires in this `with` block join the trace of the first of these `traceparent` headers.
+    """Make acquires in this `with` block join the trace of the first of these `traceparent`
+    headers.
 
-    The headers are W3C's. The acquires are linked with the other headers' traces. Without headers
-    this changes nothing.
+    Headers are W3C's. The traces of further headers are linked.
     """
     token = None
     with suppress(Exception):  # headers come from requests
@@ -213,7 +204,7 @@ def in_traces_of(headers: Callable[[], Sequence[Mapping[str, str]]]) -> Iterator
 
 
 def _attach(headers: Sequence[Mapping[str, str]]) -> Any:
-    """Make another context current and return its token; None if the context does not change."""
+    """Make another context current and return its token, if there is one."""
     if not headers or API not in sys.modules:
         return None
     from opentelemetry import context, trace
@@ -225,7 +216,7 @@ def _attach(headers: Sequence[Mapping[str, str]]) -> Any:
     valid = [i for i, span in enumerate(spans) if span.is_valid]
     if not valid:
         return None
-    # prefer sampled traces: a trace that is not sampled leaves its acquires without spans
+    # prefer sampled traces: without sampling, acquires get no spans
     valid.sort(key=lambda i: not spans[i].trace_flags.sampled)
     links = [spans[i] for i in valid[1:] if spans[i].trace_flags.sampled]
     return context.attach(context.set_value(LINKS, links, found[valid[0]]))
@@ -243,7 +234,6 @@ def are_provided() -> bool:
 
 
 def _make(trace: Trace, attributes: Mapping[str, Any]) -> None:
-    """Make the span of an acquire, and in it one for each load and eviction."""
     from opentelemetry import context
     from opentelemetry import trace as api
 
@@ -295,7 +285,7 @@ def _make_move(
 
 
 def _is_skipped(trace: Trace) -> bool:
-    """Whether an acquire with a timeout of 0 just found no room, which is no error."""
+    """Whether an acquire with a timeout of 0 found no room, which is no error."""
     return trace.tried and trace.error is not None and trace.error[0] == "timeout"
 
 
@@ -328,11 +318,11 @@ def _said_of(trace: Trace) -> dict[str, Any]:
 
 
 class _Clock:
-    """Converts times of one acquire for spans: nanoseconds since 1970."""
+    """Converts an acquire's times to nanoseconds since 1970."""
 
     def __init__(self, trace: Trace) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
-        #: Correction for a container with a clock of its own: the reply arrived when it was sent.
+        #: Correction for a container with a clock of its own: the reply is taken to arrive at once.
         self._shift_s = 0.0
         answered = trace.account.answered_s if trace.account else trace.ended
         if not trace.sent <= answered <= trace.ended:

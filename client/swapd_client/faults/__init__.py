@@ -1,6 +1,6 @@
-"""Reports an access outside of a lease before the process dies of it.
+"""Explains an access outside of a lease before the process dies of it.
 
-Lives here: the messages, and a table of them, one row for each component. `handler.py` prints them.
+A table has a message for each component; `handler.py` prints them.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ from swapd_client.memory import ranges
 
 log = logging.getLogger("swapd_client")
 
-#: Components of a process with a row; if there are more, the first ones have them.
+#: Further components are not explained.
 ROWS_MAX = 16_384
 
-#: A name of this length fits into a row, even if every character is escaped.
+#: A name of this length fits into a row even if every character is escaped.
 _NAME_MAX_CHARS = TEXT_MAX_BYTES - 128
 
 _TAIL = (
@@ -32,7 +32,7 @@ _TAIL_IN_CHILD = (
     b": this process was forked from its owner, and sessions and weights stay with the parent. "
     b"Connect in the child, or start it with spawn.\n"
 )
-#: For a child that inherited components, and has others of its own.
+#: For a child that inherited components and has others of its own.
 _TAIL_OF_EITHER = (
     _TAIL.removesuffix(b"\n")
     + b" This process was forked: earlier components stay with the parent.\n"
@@ -44,7 +44,6 @@ class _Table:
 
     def __init__(self) -> None:
         self.address = vm.map_anonymous(ROWS_MAX * ROW_BYTES)
-        #: Rows ever used.
         self.rows = 0
         self._free: list[int] = []
         self._row_of: dict[int, int] = {}
@@ -58,7 +57,7 @@ class _Table:
         row = self._row_of.get(one.start)
         if row is None:
             if one.part is None or not one.part.where.addressable:
-                return  # on a GPU: the CPU can never touch it
+                return  # on a GPU: the CPU cannot touch it
             if not self._free and self.rows == ROWS_MAX:
                 return
             row = self._free.pop() if self._free else self.rows
@@ -94,14 +93,14 @@ _handlers: list[Handler] = []
 def explain_faults() -> bool:
     """Have this process print an explanation when it dies of an access outside of a lease.
 
-    A segmentation fault or bus error at an address of a component (of any client of the process,
-    now or later) writes one line to stderr: the component, the thread, and a remedy. Then the
+    On a segmentation fault or bus error at an address of a component (of any client of the process,
+    now or later), one line on stderr names the component, the thread, and a remedy. Then the
     process dies as it would have: the previous handler of the signal runs (also `faulthandler`),
     and the exit signal and the core are the same. Other faults are unaffected. On the host device
     only: on a GPU such an access is an error of CUDA.
 
     Costs nothing until a fault. Call it after other code that installs handlers, or call it once
-    more: a second call does nothing, unless another handler has been installed since. Returns
+    more: a second call does nothing unless another handler has been installed since. Returns
     whether faults are explained. They are not on machines that are neither x86-64 nor aarch64, nor
     if memory must not become executable; the log says so.
     """
@@ -147,7 +146,7 @@ def _describe() -> None:
 
 def _in_child() -> None:
     global _tail
-    if _table is not None and _table.in_use:  # else its components will all be this process's own
+    if _table is not None and _table.in_use:  # else it inherited no components
         _tail = _TAIL_IN_CHILD
         _describe()
 

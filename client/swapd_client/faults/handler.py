@@ -1,14 +1,13 @@
 """A signal handler in machine code: it names the range of an address, then hands the signal on.
 
-The handler of a fault runs in the faulting thread, between two of its instructions. Python cannot
-do that: handlers of `signal` run later, so the faulting instruction would repeat for ever. A ctypes
-callback would take the GIL, which this thread may hold already, and may wait for. A compiled
-extension would need a wheel for each platform; userfaultfd is closed in most containers; and a
-tracing process would exclude a debugger. So these are 250 bytes that make system calls only: they
-read a prepared table, write one line, and restore the previous handler, or jump to it. Without a
-fault they cost nothing.
+It runs in the faulting thread, between two instructions. Handlers of Python's `signal` run later,
+so the faulting instruction would repeat for ever. A ctypes callback would take the GIL, which this
+thread may hold already. A compiled extension would need a wheel for each platform; userfaultfd is
+closed in most containers; a tracing process would exclude a debugger. So these are 250 bytes that
+make system calls only: they read a prepared table, write one line, and restore the previous
+handler, or jump to it. Without a fault they cost nothing.
 
-`x86_64.s` and `aarch64.s` are the source; a test assembles it, and compares.
+`x86_64.s` and `aarch64.s` are the source; a test assembles and compares them.
 """
 
 import ctypes
@@ -50,8 +49,6 @@ _SA_SIGINFO, _SA_RESTORER, _SA_ONSTACK = 4, 0x04000000, 0x08000000
 
 
 class _Action(ctypes.Structure):
-    """The kernel's struct."""
-
     _fields_ = (
         ("handler", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
@@ -70,7 +67,7 @@ class _LibcAction(ctypes.Structure):
 
 
 class _Data(ctypes.Structure):
-    """The data of one handler; the assembler code knows these offsets."""
+    """The data of one handler. The assembler code knows these offsets."""
 
     _fields_ = (
         ("table", ctypes.c_uint64),
@@ -86,17 +83,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def runs_here() -> bool:
-    """Whether there is code for this machine."""
     return platform.machine() in _CODE
 
 
 class Handler:
-    """The handler of one signal, for the life of the process: its memory is never freed."""
+    """The handler of one signal. Its memory is never freed."""
 
     def __init__(self, number: signal.Signals, table: int, rows: int, tail: bytes) -> None:
-        """`table`: the address of the rows. Raises: OSError if memory cannot be made executable, as
-        on some hardened systems.
-        """
+        """Raises: OSError if memory cannot be made executable, as on some hardened systems."""
         code = bytes.fromhex(_CODE[platform.machine()])
         span = vm.round_up(len(code) + 8 + ctypes.sizeof(_Data))
         page = vm.map_anonymous(2 * span)  # code, and its data: never writable and executable
@@ -121,7 +115,6 @@ class Handler:
         return bool(_action(self.number).handler == self._address)
 
     def describe(self, rows: int, tail: bytes) -> None:
-        """Set the number of rows, and the text after the thread's name."""
         self._tail = ctypes.create_string_buffer(tail)
         self._data.tail_bytes = 0
         self._data.tail = ctypes.addressof(self._tail)
@@ -130,7 +123,7 @@ class Handler:
 
     def _install(self) -> None:
         before = self._data.before = _action(self.number)
-        # the flags and mask of the previous handler, so that it runs as before
+        # the previous handler's flags and mask, so that it runs as before
         ours = _LibcAction(self._address)
         ours.mask[0] = before.mask
         ours.flags = (before.flags & ~_SA_RESTORER) | _SA_SIGINFO | _SA_ONSTACK

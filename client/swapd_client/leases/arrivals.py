@@ -1,7 +1,4 @@
-"""Whether the bytes that leases were granted have come, and the waits for them.
-
-Each component has a slot on the daemon's board; its words count what has arrived.
-"""
+"""Whether granted bytes have arrived, and the waits for them, on the daemon's board."""
 
 import time
 from collections.abc import Mapping
@@ -18,26 +15,22 @@ from swapd_client.session.processor import Processor
 
 
 class Arrivals:
-    """Those of one session. Thread-safe."""
-
     def __init__(
         self, life: Life, processor: Processor, board: Board, parts: Mapping[str, Part]
     ) -> None:
-        """`parts`: the components registered by the process, by name."""
         self._life = life
         self._lock = life.lock
         self._processor = processor
         self._board = board
         self._parts = parts
-        #: Reason for which a residency that was granted early will never be complete.
+        #: Why a residency that was granted early will never be complete.
         self._broken: dict[tuple[str, int], str] = {}
 
     def of(self, record: Record, timeout_s: float | None) -> "Arrival":
-        """What a thread waits for whose acquire was granted while its components load."""
         return Arrival(self, self._board, record, timeout_s)
 
     def give_up(self, record: Record) -> None:
-        """Make the waits of an `Arrival` in another thread end."""
+        """End the waits of another thread's `Arrival`."""
         record.given_up = True
         for place in record.granted.placements:
             self._board.wake(self._parts[place.name].slot)
@@ -47,7 +40,7 @@ class Arrivals:
     ) -> None:
         """Block until a segment of a granted component, or all of it, is on the device.
 
-        With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if it will
+        With `stream`, that stream waits instead, if the GPU can. Raises: DeviceFailed if the bytes
         never come, or cannot be made accessible; the error that ended the session.
         """
         for place in record.granted.placements:
@@ -69,7 +62,7 @@ class Arrivals:
         # components of other sessions were complete at the grant
 
     def _wait_on(self, stream: int, record: Record, awaited: Word) -> bool:
-        """Make the stream wait, unless the word has come; False if it cannot."""
+        """Make the stream wait, or return False if it cannot."""
         if not self._processor.works_late:
             return False
         with self._lock:  # before the word is read, so that the end of the session sees it
@@ -77,7 +70,7 @@ class Arrivals:
         return self._board.has(*awaited) or self._processor.wait_on(stream, *awaited)
 
     def is_complete(self, place: Placement) -> bool:
-        """Whether all of the component has arrived; not if it is private memory again."""
+        """Whether all of it has arrived; False if it is private memory again."""
         part = self._parts.get(place.name)
         if part is None:
             return False
@@ -90,7 +83,9 @@ class Arrivals:
             return False
 
     def broken(self, name: str, generation: int, why: str) -> None:
-        """The component will never arrive. Called before the word on the board ends the waits."""
+        """Note that the component will never arrive. Call this before the board's word ends the
+        waits.
+        """
         self._broken[name, generation] = why
 
     def not_arrived(self, name: str, generation: int) -> SwapdError:
@@ -102,7 +97,7 @@ class Arrivals:
         )
 
     def problem_with(self, record: Record) -> SwapdError | None:
-        """Reason not to use results computed under a lease; None if none is known."""
+        """Return why results computed under a lease are invalid, if a reason is known."""
         for place in record.granted.placements:
             if (place.name, place.generation) in self._broken:
                 return self.not_arrived(place.name, place.generation)
@@ -111,8 +106,6 @@ class Arrivals:
 
 
 class Arrival:
-    """The board's words for one lease, as one thread awaits them. See `processor.Arrival`."""
-
     def __init__(
         self, arrivals: Arrivals, board: Board, record: Record, timeout_s: float | None
     ) -> None:

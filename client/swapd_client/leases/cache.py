@@ -1,19 +1,19 @@
 """The leases of one client's threads: in use, or kept for the next use.
 
-A lease that came back within KEEP_S after its last release is kept after this one, until it was
-unused for KEEP_S. While the daemon tells this process to hurry, because an acquire waits for
-memory, that is LINGER_S. A lease with components that others wait for is not kept.
+A lease that was used again within KEEP_S is kept after its next release, too, until it has been
+unused for KEEP_S; for LINGER_S while the daemon asks to hurry, because an acquire waits for memory.
+A lease with components that others wait for is not kept.
 
-Two dictionaries have all of it:
+Two dictionaries are the state:
 
-- `records`: every lease, by its thread and names, from before its request is sent until the daemon
-  was told of its end;
+- `records`: every lease, by its thread and names, from before its request is sent until the
+  daemon was told of its end;
 - `holders`: by the same key, a weak reference to the `Lease` that uses it, or to a call that gives
-  it back. If there is none, or it is dead, the lease is kept.
+  it back. Without a living reference, the lease is kept.
 
-Who puts its reference first has the lease (`dict.setdefault` is atomic), so a use takes no lock. A
-signal handler may raise anywhere: then the `Lease` dies with the frames that it was in, and the
-lease is kept again. The lifeline's thread gives back what was kept long enough.
+Whoever puts its reference first has the lease (`dict.setdefault` is atomic), so a use takes no
+lock. A signal handler may raise anywhere: then the `Lease` dies with its frames, and the lease is
+kept again. The lifeline's thread gives back leases that were kept long enough.
 """
 
 import threading
@@ -27,53 +27,46 @@ from typing import Any
 
 from swapd_client.leases.book import Record
 
-#: How long a lease is kept after its last use; and while an acquire waits for memory.
+#: Seconds that a lease is kept after its last use; and while an acquire waits for memory.
 KEEP_S, LINGER_S = 0.5, 0.002
 #: The daemon hears of a lease this often, even if it is used all the time.
 UNTOLD_S = 1.0
 
-#: The thread that took the lease, and the names it asked for; and a number, if it has several.
+#: The thread that took the lease, the requested names, and a number if it has several.
 Key = tuple[Any, ...]
 
 
 class _Claim:
-    """Has leases in `holders` while they are given back."""
-
     __slots__ = ("__weakref__",)
 
 
 class Cache:
-    """Thread-safe."""
-
     def __init__(self, ring: Callable[[], None]) -> None:
         """`ring()` makes the lifeline's thread sweep; it may be called anywhere."""
         self.records: dict[Key, Record] = {}
         self.holders: dict[Key, weakref.ref[Any]] = {}
-        #: When a lease that is no more was used last, by its key.
+        #: Last use of leases that are over, by key.
         self.left: dict[Key, float] = {}
-        #: The lease that a thread used last, and keeps.
+        #: The lease that each thread used last, and keeps.
         self.latest: dict[int, Record] = {}
         self.closed = False
-        #: How long the lifeline's thread sleeps at most before it sweeps again.
         self.naps_s = inf
         self.ring = ring
         #: Never taken by a use of a kept lease. Re-entrant: a signal handler may acquire.
         self.lock: Any = threading.RLock()
 
     def used(self, thread: int) -> tuple[int, ...]:
-        """The leases that a thread has in use."""
         self.free()
         mine = [(key, ref()) for key, ref in self.holders.copy().items() if key[0] == thread]
         in_use = [key for key, holder in mine if not isinstance(holder, _Claim | None)]
         return tuple(record.id for key in in_use if (record := self.records.get(key)) is not None)
 
     def kept(self) -> set[int]:
-        """The leases that nobody has in use."""
         self.free()
         return {one.id for key, one in self.records.copy().items() if key not in self.holders}
 
     def free(self) -> None:
-        """Leases whose holders are gone are kept again."""
+        """Keep the leases whose holders were collected."""
         with self.lock:
             for key, ref in self.holders.copy().items():
                 # a release takes its lease out before it dies
@@ -102,9 +95,9 @@ class Cache:
         do: Callable[[Key, Record], object],
         only: Callable[[Key, Record], bool] = lambda *_: True,
     ) -> None:
-        """Call `do` for the kept leases for which `only` is true, while nobody else can take them.
+        """Call `do` for each kept lease that passes `only`, while nobody else can take it.
 
-        The least recently used comes first, so they will be evicted in this order.
+        The least recently used comes first, so that leases are evicted in this order.
         """
         if not self.records:
             return
@@ -134,7 +127,7 @@ class Cache:
         ]
 
     def nap_s(self, *, busy: bool) -> float:
-        """How long the next sweep may be away. `busy`: an acquire waits."""
+        """Return the seconds until the next sweep."""
         if not self.records:
             return inf
         kept = busy and any(key not in self.holders for key in self.records.copy())

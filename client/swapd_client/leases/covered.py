@@ -1,8 +1,8 @@
 """Functions whose `try` statement covers all of them, and steps that are not left half done.
 
-CPython lets a signal handler run before the first instruction of a function. An exception that it
-raises there is outside of the function's `try` statement. `covered` extends the statement to that
-instruction. No handler runs between two instructions that call nothing.
+CPython may run a signal handler before the first instruction of a function, outside of its `try`
+statement. `covered` extends the statement to that instruction. No handler runs between two
+instructions that call nothing.
 """
 
 from asyncio import CancelledError
@@ -12,13 +12,13 @@ from typing import TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-#: Each number of an exception table is in bytes of 6 bits, with MORE before another byte. The first
-#: byte of an entry has FIRST.
+#: Numbers in an exception table are bytes of 6 bits, with MORE before a further byte, and FIRST in
+#: the first byte of an entry.
 _FIRST, _MORE, _BITS = 0x80, 0x40, 6
 
 
 def covered(function: Function) -> Function:
-    """A function that begins with a `try` statement, which from now on covers all of it."""
+    """Make the `try` statement at the function's beginning cover all of it."""
     code = function.__code__
     start, at = _number(code.co_exceptiontable, 0)
     size, at = _number(code.co_exceptiontable, at)
@@ -28,7 +28,6 @@ def covered(function: Function) -> Function:
 
 
 def _number(table: bytes, at: int) -> tuple[int, int]:
-    """The number there, and the place of the next."""
     number = table[at] & (_MORE - 1)
     while table[at] & _MORE:
         at += 1
@@ -47,7 +46,7 @@ def _bytes_of(number: int) -> bytes:
 def to_its_end(step: Callable[[], object], tries: int = 3) -> None:
     """Call `step()`; after an interrupt, call it again before the interrupt goes on.
 
-    What the step has done before, it must not do twice, or may. Raises as `step`.
+    The step must allow repetition.
     """
     try:
         step()

@@ -1,8 +1,7 @@
 """The leases of one session: carries out the decisions of `book.py`.
 
-Lives here: mapping and unmapping chunks as leases come and go, waits for arrival, ends that wait
-for a GPU, in threads. May not live here: messages to the daemon, which each client sends in its own
-way.
+Maps and unmaps chunks as leases come and go, waits for arrivals, and ends leases after GPU work, in
+threads. Messages to the daemon are each client's own.
 """
 
 import logging
@@ -23,12 +22,11 @@ from swapd_client.session.processor import Processor, Work
 
 log = logging.getLogger("swapd_client")
 
-#: Seconds that a closing client waits for GPU work under released leases.
 DRAIN_S = 60.0
 
 
 class Leases:
-    """Thread-safe."""
+    """The leases of one session. Thread-safe."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class Leases:
         *,
         strict: bool,
     ) -> None:
-        """`parts`: those of the process. `strict`: components without a lease are unmapped."""
+        """`strict`: unmap components without a lease."""
         self._life = life
         self._lock = life.lock
         self._processor = processor
@@ -48,28 +46,26 @@ class Leases:
         self._strict = strict
         self._book = Book()
         self.marks = Marks(processor, life)
-        #: Whether nothing of the daemon is mapped any more: the end of a lease changes nothing.
+        #: Whether nothing of the daemon is mapped any more, so that ends of leases change nothing.
         self.closed = False
-        #: Notified when a lease that waited for the GPU ends.
         self._ended = threading.Condition(self._lock)
 
     def __len__(self) -> int:
         return len(self._book)
 
     def __iter__(self) -> Iterator[Record]:
-        """The leases that the daemon counts as held."""
+        """Iterate over the leases that the daemon counts as held."""
         with self._lock:
             return iter(self._book)
 
     # --- from the grant on ---------------------------------------------------------------
 
     def held_by(self, agent: int) -> tuple[int, ...]:
-        """The leases that a thread or task holds, and has not released."""
         with self._lock:
             return tuple(r.id for r in self._book if r.agent == agent and r.state == "held")
 
     def in_use(self, kept: Collection[int] = ()) -> bool:
-        """Whether a thread or task has a lease, beside these, which are kept for later."""
+        """Whether a lease is held, beside those `kept` for later."""
         with self._lock:
             return any(r.state == "held" and r.id not in kept for r in self._book)
 
@@ -82,10 +78,9 @@ class Leases:
         )
 
     def add(self, record: Record) -> None:
-        """The lease is held. Raises the error that ended the session."""
+        """Record a held lease. Raises the error that ended the session."""
         with self._lock:
             if self._life.error is not None:
-                # whether all of it had arrived by then is not checked
                 raise self._life.error.with_traceback(None)
             places = record.granted.placements
             self._book.granted(record, [self._parts[place.name].renewed for place in places])
@@ -95,10 +90,9 @@ class Leases:
                 part.holders.add(record.id)
 
     def show(self, record: Record) -> None:
-        """Map the chunks of a granted lease into its ranges.
+        """Map the chunks of a granted lease. Bytes still loading need `Arrivals.wait` first.
 
-        What is still loading may be touched after `Arrivals.wait` only. Raises: SessionEnded,
-        DeviceFailed; the caller must still give the lease back.
+        Raises: SessionEnded, DeviceFailed; the caller must still give the lease back.
         """
         try:
             for place in record.granted.placements:
@@ -110,10 +104,9 @@ class Leases:
             raise
 
     def bring_in(self, record: Record, timeout_s: float | None = None) -> None:
-        """As `show`, for a lease granted while its components load.
+        """As `show`, but block until all bytes are there. `timeout_s` is that of the whole acquire.
 
-        Blocks until all bytes are there; nothing of it is accessible before. `timeout_s`: of the
-        whole acquire. Raises also: Timeout, or if `Arrivals.give_up` was called.
+        Raises also: Timeout, or if `Arrivals.give_up` was called.
         """
         granted = record.granted
         arrival = self._arrivals.of(record, timeout_s)
@@ -130,9 +123,9 @@ class Leases:
     def may_be_kept(self, record: Record) -> bool:
         """Whether a lease may stay held for a moment after its release, unknown to the daemon.
 
-        Asked at its grant. False under strict isolation, which unmaps components at the release; if
-        one of them leaves the device then; while a component granted early is loading; and for
-        components of other sessions, which may be gone or replaced by the next acquire.
+        Not under strict isolation, which unmaps components at the release; not if a component
+        leaves the device then, or is still loading; and not for components of other sessions, which
+        may be gone or replaced by the next acquire.
         """
         places = record.granted.placements
         if len(places) != len(set(record.granted.names or record.names)):
@@ -144,7 +137,7 @@ class Leases:
         return all(map(self._arrivals.is_complete, places)) and not self.must_show(record)
 
     def is_fresh(self, record: Record, name: str) -> bool:
-        """Whether the contents of its scratch were dropped since the last call."""
+        """Whether this scratch has lost its contents since the last call."""
         with self._lock:
             parts = [(self._parts.get(place.name), place) for place in record.granted.placements]
             of_it = [(part, place) for part, place in parts if part and part.is_of(name)]
@@ -156,10 +149,11 @@ class Leases:
     # --- to the end ----------------------------------------------------------------------
 
     def ends_later(self, record: Record, give_back: Callable[[Record], None]) -> bool:
-        """Have a lease given back after the work under it; False if that is now, or it is over.
+        """Release the lease once the GPU work under it has finished.
 
-        `give_back(record)` is called in a thread of the session. When it returns, the daemon will
-        handle the release before any later request of this process. Does not block.
+        Returns False if the caller should release it now, or if the lease is over. Does not block.
+        `give_back(record)` is called in a thread; after it returns, the daemon must handle the
+        release before any later request of this process.
         """
         if self._life.left_to_parent:
             return False
@@ -193,7 +187,7 @@ class Leases:
         return True
 
     def _work_under(self, record: Record) -> Work | None:
-        """The GPU work that its end waits for, also after the daemon's death. Under the lock."""
+        """Return GPU work that must end before the lease. Call it under the lock."""
         gone = self._life.error
         if gone is not None and (self.closed or not isinstance(gone, DaemonGone)):
             return None
@@ -202,8 +196,8 @@ class Leases:
     def give_back(self, record: Record) -> bool:
         """End a lease; return whether there is a daemon to tell.
 
-        Raises: SessionFenced if the daemon had ended the session before: other processes may have
-        used the memory for a moment. ClientClosed.
+        Raises: ClientClosed; SessionFenced if the daemon has ended the session: other processes may
+        have used the memory for a moment.
         """
         if isinstance(self._life.error, SessionFenced):
             raise self._life.error.with_traceback(None)
@@ -223,10 +217,7 @@ class Leases:
         return not record.told
 
     def free_unused(self, ended: Record | None = None) -> None:
-        """If the daemon is gone: free its memory that no lease uses, where memory is scarce.
-
-        `ended`: a lease that is over.
-        """
+        """After the daemon's death: free its memory that no lease uses, where memory is scarce."""
         with self._lock:
             if self.closed or not isinstance(self._life.error, DaemonGone):
                 return
@@ -236,7 +227,7 @@ class Leases:
             self._processor.free_unused(self._parts.values())
 
     def release_of(self, record: Record) -> Release:
-        """The message that ends a lease, with the part of its scratch to save."""
+        """Return the message that ends a lease, with the part of its scratch to save."""
         if record.release is None:
             parts = [self._parts.get(place.name) for place in record.granted.placements]
             to_tell = [part for part in parts if part is not None and part.used is not None]
@@ -246,11 +237,11 @@ class Leases:
         return record.release
 
     def offer_of(self, record: Record) -> Release | None:
-        """The message that ends a kept lease if another request needs a load; None: not so.
+        """Return the message that ends a kept lease if another request needs a load.
 
-        Its GPU work may not be done, or it may have scratch whose part to save the daemon must
-        know. Else it holds its components no more, because the daemon may revoke them before its
-        answer is here: nothing waits for GPU work then.
+        None if its GPU work is not done, or the daemon must know which scratch to save. Otherwise
+        the lease no longer holds its components here: the daemon may revoke them before its reply
+        comes.
         """
         with self._lock:
             parts = [self._parts.get(place.name) for place in record.granted.placements]
@@ -263,9 +254,9 @@ class Leases:
         return _release(record)
 
     def exchanged(self, record: Record) -> Release:
-        """The message that ends a lease for another that takes its room; here it is over.
+        """End a lease for another one that takes its room; return the message that ends it.
 
-        Blocks until the GPU work under the lease is done. Raises as `give_back`.
+        Blocks until the GPU work under it is done. Raises as `give_back`.
         """
         with self._lock:
             work = self._work_under(record)
@@ -274,19 +265,17 @@ class Leases:
             self._processor.after(work, done.set)
             done.wait()
         with self._lock:
-            self._book.released(record, late=False)  # also if there is no daemon to tell
+            self._book.released(record, late=False)  # even without a daemon to tell
         self.give_back(record)
         return self.release_of(record)
 
     def hold_again(self, record: Record) -> None:
-        """The other request needed no load, so the daemon still counts the lease as held."""
         with self._lock:
             for place in record.granted.placements:
                 if (part := self._parts.get(place.name)) is not None:
                     part.holders.add(record.id)
 
     def is_ending(self, lease: int) -> bool:
-        """Whether a released lease waits for its GPU work."""
         with self._lock:
             return self._book.is_ending(lease)
 
@@ -295,7 +284,6 @@ class Leases:
             self._ended.wait_for(lambda: not self._book.is_ending(lease))
 
     def drain(self) -> None:
-        """Wait until the GPU work of released leases is done, but not for ever."""
         if not self._processor.drain(DRAIN_S):
             log.warning(
                 "GPU work under released leases (of %s) did not end within %g s: the "
@@ -308,16 +296,15 @@ class Leases:
     # --- what happens to all of them -----------------------------------------------------
 
     def renewed(self, name: str) -> None:
-        """After an update, leases of the component hold the old bytes. Under the lock."""
+        """Mark the component's leases: they hold the old bytes. Under the lock."""
         self._book.renewed(name)
 
     def cut(self) -> None:
-        """The session ends. Under the lock."""
         self._book.cut(self._arrivals.is_there)
 
 
 def _hide(processor: Processor, part: Part, place: Placement) -> bool:
-    """Whether nothing of it is mapped now: a signal handler may acquire it meanwhile."""
+    """Unmap or hide a component; False on failure, or if a signal handler has acquired it."""
     hide = part.where.revoke if place.transient else part.where.hide
     hidden = processor.attempt(hide, place.generation)
     if part.holders:

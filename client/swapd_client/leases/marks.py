@@ -8,8 +8,6 @@ from swapd_client.session.processor import Processor, Work
 
 
 class Marks:
-    """Those of one session. A lease is marked by its holder, or by whoever gives it back."""
-
     def __init__(self, processor: Processor, life: Life) -> None:
         self._processor = processor
         self._life = life
@@ -17,10 +15,10 @@ class Marks:
     def set(self, record: Record, *, later: bool = False) -> None:
         """Mark the GPU work queued under a lease, on the current stream and its named streams.
 
-        Does not block. After this the client uses events only, because a stream may be destroyed.
-        A lease that is kept and taken again waits for the work of all its steps. `later`: it will
-        be kept, and probably taken again, so it is marked only when it ends, if its streams are
-        there then. A mark costs four driver calls, and a decode loop would make one at every step.
+        Does not block. Afterwards only events are used, because a stream may be destroyed. `later`:
+        mark only at the end of the lease, which will be kept and probably taken again. A mark costs
+        four driver calls, and a decode loop would make one at every step. Such a lease waits for
+        the work of all its steps.
         """
         if later and not record.streams:
             lasting = self._processor.lasting_stream()
@@ -30,26 +28,25 @@ class Marks:
         self._set(record, self._processor.current_streams())
 
     def set_queued(self, record: Record) -> None:
-        """Mark the work under a kept lease that is not marked yet, and what was queued since."""
+        """Mark the work under a kept lease that has no mark yet."""
         if record.queued:
             self._set(record, ())
 
     def _set(self, record: Record, current: Iterable[int]) -> None:
         streams = dict.fromkeys((*record.streams, *current))
         if not (record.unmarked or self._life.left_to_parent):
-            record.unmarked = True  # an interrupt may come before the last assignment
+            record.unmarked = True  # until all is assigned: an interrupt may come
             record.work = self._processor.mark(streams, record.work, record.queued)
             record.streams.clear()
             record.queued.clear()
             record.unmarked = False
 
     def is_pending(self, record: Record) -> bool:
-        """Whether the GPU is still at the work under a kept lease, as far as known."""
         self.set_queued(record)
         return record.work is not None and record.work.is_pending()
 
     def under(self, record: Record) -> Work | None:
-        """The work that the end of a lease waits for; None if there is none, or it is over."""
+        """Return the work that the end of a lease waits for, or None."""
         self.set_queued(record)
         if record.unmarked:
             return self._processor.everything()

@@ -12,18 +12,18 @@ End = Callable[[Key, Record], None]
 
 
 def offer(cache: Cache, leases: Leases, thread: int, end: End) -> Offered:
-    """The kept leases of a thread that the daemon may end if the next request needs a load.
+    """Offer the thread's kept leases; return them with their releases.
 
-    Nobody uses them from here on until they are settled. `end`: ends one.
+    Nobody uses them until `settle`. `end` ends a lease that an earlier acquire may have spent.
     """
     offered: dict[Key, tuple[Record, Release]] = {}
 
     def add(key: Key, record: Record) -> None:
-        if record.offered:  # to an acquire that failed: the daemon may have ended it then
+        if record.offered:  # to an acquire that failed: the daemon may have ended it
             return end(key, record)
         if len(offered) == LEASES_MAX:
             return
-        record.offered = True  # an interrupt may come before the next line
+        record.offered = True  # first: an interrupt may come
         release = leases.offer_of(record)
         if release is None:
             record.offered = False
@@ -35,7 +35,7 @@ def offer(cache: Cache, leases: Leases, thread: int, end: End) -> Offered:
 
 
 def settle(cache: Cache, leases: Leases, offered: Offered, end: End, *, spent: bool) -> None:
-    """The daemon has ended these, or it has not."""
+    """End the offered leases if the daemon has (`spent`); otherwise hold them again."""
 
     def settled(key: Key, record: Record) -> None:
         if spent:

@@ -31,7 +31,7 @@ class Component:
 
     @property
     def part_of(self) -> str:
-        """The family that it is a part of, or ""."""
+        """Its family, or ""."""
         return self._part.part_of
 
     @property

@@ -1,7 +1,7 @@
-"""Tensors over bytes at an address: the bytes may be absent, and never belong to torch.
+"""Tensors over bytes at an address. The bytes may be absent, and never belong to torch.
 
-DLPack names the device, so torch does not query the address. It takes every device, where other
-interfaces take the CPU only, or read the memory first.
+DLPack names the device, so torch does not query the address. Other interfaces take the CPU only, or
+read the memory first.
 """
 
 import ctypes
@@ -24,7 +24,6 @@ class Target(NamedTuple):
 
 _CPU, _CUDA = 1, 2
 
-#: The host device.
 HOST = Target(_CPU, 0)
 
 
@@ -66,7 +65,7 @@ _c.malloc.argtypes = [ctypes.c_size_t]
 
 
 def bytes_at(address: int, nbytes: int, target: Target) -> torch.Tensor:
-    """A uint8 tensor of the bytes at `address`, which must stay reserved for ever."""
+    """Return a uint8 tensor of the bytes at `address`, which must stay reserved for ever."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device=target.device)
     described = _c.malloc(ctypes.sizeof(_ManagedTensor))
@@ -82,8 +81,8 @@ def bytes_at(address: int, nbytes: int, target: Target) -> torch.Tensor:
         lanes=1,
         shape=described + _ManagedTensor.length.offset,
         strides=described + _ManagedTensor.stride.offset,
-        # torch frees it after its last view, at any later time. A deleter in Python would lose a
-        # pending exception
+        # torch frees it after its last view, at any time. A deleter in Python would lose a pending
+        # exception.
         deleter=ctypes.cast(_c.free, ctypes.c_void_p).value,
         length=nbytes,
         stride=1,

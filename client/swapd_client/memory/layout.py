@@ -16,30 +16,27 @@ from swapd.shared import vm
 from swapd.shared.protocol import Scratch
 from swapd_client.errors import InvalidSource
 
-#: The address and bytes of each storage.
+#: Address and bytes of each storage.
 Spans = frozenset[tuple[int, int]]
 
 Owner = TypeVar("Owner")
 T = TypeVar("T")
 
-#: Any argument of memoryview; numpy arrays, too.
+#: Also numpy arrays: any argument of memoryview.
 Buffer = bytes | bytearray | memoryview
 
-#: Number of samples that tell contents apart, and the bytes of each.
+#: Number of samples that identify contents, and the bytes of each.
 SAMPLES, SAMPLE_BYTES = 64, 64
 
-#: Every storage starts at a multiple of this: enough for any vector load.
+#: Alignment of each storage: enough for any vector load.
 ALIGN_BYTES = 256
 
 
 class OtherBytes(Exception):
-    """A shared host copy does not have the bytes of its source.
-
-    Internal: the component is registered again, without sharing.
-    """
+    """A shared host copy has other bytes than its source: register again, without sharing."""
 
     def __init__(self, name: str, *, was_guessed: bool) -> None:
-        """`was_guessed`: from samples, which others may have too."""
+        """`was_guessed`: sharing was based on samples, which other contents may have, too."""
         super().__init__(f"{name!r} has other bytes than its source")
         self.name = name
         self.was_guessed = was_guessed
@@ -49,67 +46,68 @@ class Layout(Protocol):
     """A source of bytes, and the place of each."""
 
     nbytes: int
-    #: The end of each segment, bytes, ascending; the last is `nbytes`.
+    #: The end of each segment in bytes, ascending; the last is `nbytes`.
     segments: tuple[int, ...]
-    #: Identifies the bytes before all are read: sessions with the same share a host copy if it
-    #: `matches` all of them. "": it is not shared.
+    #: Identifies the bytes before they are read: sessions with equal ones share a host copy, if it
+    #: `matches` all bytes. "": not shared.
     content: str
-    #: Whether no other bytes ever have this content.
+    #: Whether other bytes never have this content.
     certain: bool
-    #: The kind of scratch, which decides on its contents at eviction; and whether it has contents
-    #: to fill in.
+    #: The kind of scratch, which decides on its contents at eviction; whether there are contents to
+    #: fill in.
     scratch: Scratch
     filled: bool
-    #: Whether objects with its bytes may be made at any later time.
+    #: Whether new objects may get its bytes at any later time.
     has_views: bool
 
     @property
     def memory(self) -> Collection[int]:
-        """Addresses by which two sources that would move the same memory are detected."""
+        """Addresses that reveal two sources which would move the same memory."""
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
-        """Name, address and bytes of the memory that the source has now, to be read or replaced."""
+        """Name, address and bytes of the source's present memory, to be read or replaced."""
 
     def digest(self) -> str:
-        """A hash of names, kinds and places: equal layouts can share a host copy."""
+        """Hash of names, kinds and places: equal layouts can share a host copy."""
 
     def fill_file(self, fd: int) -> None:
-        """Copy every byte, once, into a file of `nbytes`; unmap it before returning."""
+        """Copy every byte into a file of `nbytes`. It is not mapped afterwards."""
 
     def matches(self, fd: int) -> bool:
-        """Whether a file that another session filled has every byte that `fill_file` writes."""
+        """Whether a file that another session filled has the bytes that `fill_file` writes."""
 
     def bind(self, address: int) -> Iterable[object]:
-        """The component is registered: point the source at its address.
+        """Point the source at the component's address. May be repeated after an interrupt.
 
-        Returns the objects that have bytes there, for as long as they live. After an interrupt it
-        may be called again.
+        Returns the objects that have bytes there, for as long as they live.
         """
 
     def let_go(self) -> None:
-        """It is bound: keep no reference to the source."""
+        """Keep no reference to the source, which is bound."""
 
     def lies(self) -> Spans:
-        """Where all of the source's storages are now; empty if any cannot stay there."""
+        """Return where the storages are now; nothing if one cannot stay there."""
 
     def stay(self, address: int) -> bool:
         """Keep each storage at its place, in a component at `address`; False if impossible."""
 
     def spans(self, address: int) -> Spans:
-        """Where the storages are in a component at `address`; empty if others may be there, too."""
+        """Return where the storages lie in a component at `address`; nothing if others may be
+        there.
+        """
 
     def names(self) -> Iterable[str]:
         """The names that `writer` takes."""
 
     def writer(self, values: Mapping[str, Any]) -> Callable[[int], None]:
-        """A function that writes `values` over the component's bytes, at a given address.
+        """Return a function that writes `values` over the component's bytes at a given address.
 
         Raises: InvalidSource, naming the first value that does not fit.
         """
 
 
 class Remote(NamedTuple):
-    """Private bytes in a GPU's memory, and their target address in host memory."""
+    """Private bytes in GPU memory, and their target address in host memory."""
 
     target: int
     source: int
@@ -117,7 +115,7 @@ class Remote(NamedTuple):
 
 
 def through_mapping(fd: int, nbytes: int, do: Callable[[int], T], *, writable: bool = False) -> T:
-    """`do(address)` with a host copy mapped there; the mapping is gone afterwards."""
+    """Return `do(address)`, with a host copy mapped there."""
     span = vm.round_up(nbytes)
     address = vm.map_shared(fd, 0, span, writable=writable)
     try:
@@ -126,12 +124,12 @@ def through_mapping(fd: int, nbytes: int, do: Callable[[int], T], *, writable: b
         vm.free(address, span)
 
 
-#: Copies them, after all work queued on the GPU so far. Blocks.
+#: Copies the bytes after all work queued on the GPU so far. Blocks.
 Fetch = Callable[[Sequence[Remote]], None]
 
 
 class Ready:
-    """A layout that its maker prepared; `register` takes it as it is."""
+    """A prepared layout, which `register` takes as it is."""
 
 
 class InMemory(ABC):
@@ -166,12 +164,12 @@ class InMemory(ABC):
         self.content = f"bytes:{samples.hexdigest()}"
 
 
-#: Name prefixes of each segment, in the order in which they are needed.
+#: Name prefixes of each segment, in the order of need.
 Segments = Sequence[Sequence[str]]
 
 
 def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
-    """Group `names`: each goes to the first segment that names it, or a prefix of it.
+    """Group `names`: each goes to the first segment that has it, or a prefix of it.
 
     Other names go into segment 0: they may be needed from the start. Raises: InvalidSource if a
     segment would be empty.
@@ -191,17 +189,15 @@ def by_segment(names: Iterable[str], segments: Segments) -> list[list[str]]:
 
 
 def whose_prefix(name: str, whose: Iterable[tuple[str, Owner]], other: Owner) -> Owner:
-    """The owner of the first prefix that is `name`, or begins it up to a dot; `other` if none."""
+    """Return the owner of the first prefix of `name` that ends at a dot, or is `name`."""
     found = (owner for prefix, owner in whose if f"{name}.".startswith(f"{prefix}."))
     return next(found, other)
 
 
 class Packer:
-    """Places items one after the other, segment by segment."""
-
     def __init__(self) -> None:
         self.nbytes = 0
-        #: Where each segment ended. One without bytes arrives with the one before it.
+        #: The ends of segments. A segment without bytes arrives with the one before.
         self.ends: list[int] = []
 
     def end_segment(self) -> None:
@@ -244,7 +240,7 @@ class BufferLayout(InMemory):
         ]
 
     def lies(self) -> Spans:
-        return frozenset()  # it is copied, and stays unchanged
+        return frozenset()  # a buffer is copied, and stays unchanged
 
     def stay(self, address: int) -> bool:
         return False
@@ -285,7 +281,7 @@ class BufferLayout(InMemory):
 
 
 def extent_of_buffer(value: object) -> tuple[int, int]:
-    """Address and bytes of a buffer; no bytes if it is empty or no buffer."""
+    """Return address and bytes of a buffer; no bytes if it is empty or no buffer."""
     found = _PyBuffer()
     try:
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(value), ctypes.byref(found), 0)
@@ -298,13 +294,13 @@ def extent_of_buffer(value: object) -> tuple[int, int]:
 
 
 class _PyBuffer(ctypes.Structure):
-    """Py_buffer of Python's C interface: it also gives the address of a read-only buffer."""
+    """Python's Py_buffer, which gives the address of a read-only buffer, too."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
         ("obj", ctypes.c_void_p),
         ("len", ctypes.c_ssize_t),
-        ("others", ctypes.c_void_p * 7),  # from `itemsize` to `internal`, which nobody reads
+        ("others", ctypes.c_void_p * 7),  # `itemsize` to `internal`, unused
     )
 
 

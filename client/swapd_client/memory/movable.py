@@ -1,4 +1,4 @@
-"""Which tensors can be moved, and where their bytes are. Checks and questions only.
+"""Which tensors can be moved, and where their bytes are. Only checks and questions.
 
 A wrapper tensor (a quantised weight and its scale) has no bytes of its own: its inner tensors do.
 """
@@ -18,7 +18,7 @@ UNINITIALISED = (UninitializedParameter, UninitializedBuffer)
 
 
 def tensors_of(source: Source, target: Target) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors to move, each checked; for a wrapper, its inner tensors."""
+    """Yield the tensors to move, each checked; for a wrapper, its inner tensors."""
     if isinstance(source, torch.nn.Module):
         source = dict(source.named_parameters())
     for name, tensor in source.items():
@@ -40,18 +40,18 @@ def _inner(name: str, tensor: torch.Tensor, target: Target) -> Iterator[tuple[st
 
 
 def is_wrapper(tensor: object) -> bool:
-    """Whether it has no bytes itself, but names its inner tensors by `__tensor_flatten__`."""
+    """Whether a tensor has no bytes, but names its inner tensors by `__tensor_flatten__`."""
     return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
 
 
 def inner_names(tensor: torch.Tensor) -> list[str]:
-    """The attributes of a wrapper that are its inner tensors; a DTensor's mesh is none."""
+    """Return the attributes of a wrapper that are inner tensors (not a DTensor's mesh)."""
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]
 
 
 def leaves(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that have the bytes, by name: the tensor, or a wrapper's inner tensors."""
+    """Yield the tensors with the bytes, by name: the tensor, or a wrapper's inner tensors."""
     if not is_wrapper(tensor):
         yield name, tensor
         return
@@ -92,7 +92,7 @@ def _check_stored(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_dense(name: str, tensor: torch.Tensor) -> None:
-    """Raise InvalidSource for a tensor whose bytes are not those of its elements, in strides."""
+    """Raise InvalidSource unless the tensor's bytes are those of its elements, in strides."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "not dense"
         raise InvalidSource(
@@ -104,8 +104,8 @@ def check_dense(name: str, tensor: torch.Tensor) -> None:
 def _has_own_bytes(tensor: torch.Tensor) -> bool:
     """Whether the tensor is nothing but the bytes of its storage.
 
-    A parameter's class may add attributes and methods, as vLLM's do for loading; a class with its
-    own `__torch_dispatch__` may have other bytes.
+    A parameter's class may add attributes and methods, as vLLM's do for loading; one with its own
+    `__torch_dispatch__` may have other bytes.
     """
     kind = type(tensor)
     if kind in (torch.Tensor, torch.nn.Parameter):
@@ -130,13 +130,13 @@ def check_device(name: str, tensor: torch.Tensor, target: Target) -> None:
 
 
 def end_of(tensor: torch.Tensor) -> int:
-    """The end of the last element, bytes from the start of the storage."""
+    """Return the end of the last element: bytes from the start of the storage."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and bytes of the memory that a tensor covers; no bytes if it has none of its own."""
+    """Return address and bytes of a tensor's memory; no bytes if it has no memory of its own."""
     if isinstance(tensor, UNINITIALISED) or tensor.is_nested or tensor.layout is not torch.strided:
         return 0, 0
     if tensor.is_meta or is_wrapper(tensor) or not tensor.numel():
@@ -146,5 +146,5 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor; 0 if it is sparse, since torch counts none then."""
+    """Return a tensor's bytes; 0 if it is sparse, for which torch has no number."""
     return 0 if tensor.is_sparse else tensor.nbytes

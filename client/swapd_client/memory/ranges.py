@@ -1,7 +1,7 @@
 """The address ranges of all components of this process, of any client. No torch.
 
-Lives here: the ranges, and the memory that is being moved into one. An absent component cannot be
-read, so tensors inside one may not move into another component, and copying them needs a lease.
+An absent component cannot be read. So tensors inside one may not move into another component, and
+copying them needs a lease.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from swapd_client.errors import InvalidSource
 from swapd_client.memory.part import Claim, Part
 
-#: Name, address and bytes of memory that is about to be read, or moved.
+#: Name, address and bytes of memory to be read or moved.
 Origin = tuple[str, int, int]
 
 
@@ -21,24 +21,23 @@ class Lying(NamedTuple):
     start: int
     end: int
     name: str
-    #: Stands for the session that registered it, which may go first.
+    #: Represents the session that registered it, which may end first.
     owner: object
-    #: None: its client closed without keeping the bytes.
+    #: None if its client was closed without keeping the bytes.
     part: Part | None
 
 
-#: Held while tensors are checked and moved: another thread would copy from freed memory.
+#: Held while tensors are checked and moved: another thread would copy freed memory.
 moving = threading.RLock()
-#: Sorted by their starts; they do not overlap.
+#: Sorted by start, without overlaps.
 _lying: list[Lying] = []
-#: By address.
 _claims: dict[int, Claim] = {}
-#: Called when a range is added or removed: see `faults`.
+#: Called when a range is added or removed, for `faults`.
 _listeners: list[tuple[Callable[[Lying], None], Callable[[Lying], None]]] = []
 
 
 def claim(made: Claim, origins: Iterable[Origin], of: Part | None = None) -> None:
-    """Reserve `origins` for a new component. Call it under `moving`, and `release` after.
+    """Reserve `origins` for a new component. Call it under `moving`, and `release` afterwards.
 
     Raises: InvalidSource if a tensor is in a component other than `of`, or is being moved into
     another.
@@ -57,7 +56,7 @@ def claim(made: Claim, origins: Iterable[Origin], of: Part | None = None) -> Non
 
 
 def release(made: Claim) -> None:
-    """End a claim: its memory has been moved, or will not be. A second call does nothing."""
+    """End a claim. May be repeated."""
     with moving:
         for address in made.memory:
             if _claims.get(address) is made:
@@ -65,7 +64,7 @@ def release(made: Claim) -> None:
 
 
 def add(part: Part, owner: object) -> None:
-    """`part`'s tensors are in its range from now on."""
+    """Note that the part's tensors are in its range."""
     with moving:
         one = Lying(part.address, part.address + part.span, part.name, owner, part)
         at = _at(one.start)
@@ -77,12 +76,12 @@ def add(part: Part, owner: object) -> None:
 
 
 def remove(part: Part, *, is_gone: bool = False) -> None:
-    """Its range is private memory; or, if `is_gone`, freed."""
+    """Note that the range is private memory; or, if `is_gone`, freed."""
     with moving:
         at = _at(part.address)
         if at == len(_lying) or _lying[at].start != part.address:
             return
-        if _lying[at].part not in (part, None):  # it was freed, and another has its addresses
+        if _lying[at].part not in (part, None):  # it was freed, and another part has its addresses
             return
         if is_gone:
             _lying[at] = _lying[at]._replace(part=None)
@@ -99,12 +98,12 @@ def _take_out(at: int) -> None:
 
 
 def _at(start: int) -> int:
-    """The index of the first range that starts there, or later."""
+    """Return the index of the first range that starts at `start` or later."""
     return bisect_left(_lying, (start,))
 
 
 def find(start: int, nbytes: int) -> Lying | None:
-    """The component that any of these bytes are in."""
+    """Return the component that has any of these bytes."""
     with moving:
         while (at := _at(start + nbytes) - 1) >= 0 and nbytes and _lying[at].end > start:
             found = _lying[at]
@@ -115,7 +114,7 @@ def find(start: int, nbytes: int) -> Lying | None:
 
 
 def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> None:
-    """Call `added` for all ranges there are, and both functions for later changes."""
+    """Call `added` for all present ranges, and both functions for later changes."""
     with moving:
         _listeners.append((added, left))
         for one in _lying:
@@ -123,7 +122,7 @@ def listen(added: Callable[[Lying], None], left: Callable[[Lying], None]) -> Non
 
 
 def refuse_unheld(origins: Iterable[Origin]) -> None:
-    """Raise InvalidSource, naming the first origin in a component without a lease here."""
+    """Raise InvalidSource for the first origin in a component without a lease here."""
     for what, start, nbytes in origins:
         found = find(start, nbytes)
         if found and not (found.part and found.part.holders):
@@ -134,7 +133,7 @@ def refuse_unheld(origins: Iterable[Origin]) -> None:
 
 
 def refuse_taken(origins: Iterable[Origin]) -> None:
-    """Raise InvalidSource, naming the first origin in a component: it cannot be written to."""
+    """Raise InvalidSource for the first origin in a component, because it cannot be written to."""
     for what, start, nbytes in origins:
         if found := find(start, nbytes):
             raise InvalidSource(
@@ -157,7 +156,7 @@ def _refusal(what: str, found: Lying, made: Claim) -> str:
 
 
 def _renew_lock() -> None:
-    """Another thread of the parent may have held the lock."""
+    """Another thread of the parent may hold the lock."""
     global moving
     moving = threading.RLock()
 

@@ -11,15 +11,15 @@ from swapd_client.memory.layout import Fetch, Ready, Spans
 if TYPE_CHECKING:
     import torch
 
-#: The unit to which ranges are rounded if there are too many; doubled until they are few enough.
+#: Too many ranges are rounded to this unit, doubled until they are few enough.
 _UNIT_BYTES = 4096
 
 
 class Scratch(Ready):
     """A layout of `nbytes` bytes.
 
-    `tensor`: the tensor of a former component that keeps its addresses. If the kind is "saved", its
-    contents are kept, too.
+    `tensor` is that of a former component, and keeps its address; for "saved" scratch also its
+    contents.
     """
 
     content = ""
@@ -35,17 +35,14 @@ class Scratch(Ready):
         tensor: "torch.Tensor | None" = None,
         fetch: Fetch | None = None,
     ) -> None:
-        """`gpu`: the index of its GPU in this process; None: the host. `fetch` reads bytes on that
-        GPU.
-        """
+        """`gpu`: its GPU's index in this process, or None. `fetch` reads bytes on that GPU."""
         self.nbytes = nbytes
         self.segments = (nbytes,)
         self.scratch = kind
         self._gpu = gpu
         self._fetch = fetch
-        #: The tensor over all of it; None until it is asked for.
+        #: Made on demand.
         self.tensor = tensor
-        #: Whether it has contents from the start.
         self.filled = tensor is not None and kind == "saved"
 
     def make_tensor(self, address: int) -> "torch.Tensor":
@@ -62,7 +59,7 @@ class Scratch(Ready):
         return ""
 
     def fill_file(self, fd: int) -> None:
-        """Writes the contents, if it has any. Otherwise it is loaded as zeros."""
+        """Write contents that were kept. Other scratch loads as zeros."""
         if self.filled and self.tensor is not None:
             from swapd_client.memory.tensors import TensorLayout
 
@@ -97,11 +94,10 @@ class Scratch(Ready):
 
 
 def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX) -> Ranges:
-    """Prepare `ranges` (offset, bytes) of `nbytes` bytes for a message: sorted, joined, at most
-    `most`.
+    """Prepare ranges (offset, bytes) for a message: sorted, joined, at most `most`.
 
-    If there are more, they are rounded outwards until they are few enough: the daemon saves more
-    bytes then, never fewer. Raises: InvalidSource if a range is invalid, or ends beyond `nbytes`.
+    Too many ranges are rounded outwards until they are few enough: the daemon then saves more
+    bytes, never fewer. Raises: InvalidSource if a range is invalid, or ends beyond `nbytes`.
     """
     spans = []
     for start, length in ranges:
@@ -121,7 +117,6 @@ def told(ranges: Iterable[tuple[int, int]], nbytes: int, most: int = RANGES_MAX)
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Joins sorted spans (begin, end) that touch."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and start <= joined[-1][1]:

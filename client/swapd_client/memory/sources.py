@@ -21,18 +21,16 @@ from swapd_client.memory.part import Part
 if TYPE_CHECKING:
     import torch
 
-#: Accepted by `register`: a module's parameters, named tensors, named buffers, or a prepared
-#: layout.
+#: Sources that `register` accepts.
 Source: TypeAlias = "torch.nn.Module | Mapping[str, torch.Tensor] | Mapping[str, Buffer] | Ready"
 
 
 def layout_of(
     source: object, segments: Segments, gpu: int | None, fetch: Fetch | None = None
 ) -> Layout:
-    """The layout of a source, by its kind.
+    """Return the layout of a source. Raises: InvalidArgument, InvalidSource.
 
-    `gpu`: the index of its GPU; None: the host. `fetch` reads bytes on that GPU. Raises:
-    InvalidArgument, InvalidSource.
+    `gpu`: its GPU's index in this process; None: the host. `fetch` reads bytes on that GPU.
     """
     if isinstance(source, Ready):
         layout: Any = source  # each `Ready` is a layout
@@ -56,7 +54,6 @@ def layout_of(
 
 
 def module_of(source: object) -> "weakref.ref[torch.nn.Module] | None":
-    """The source if it is a module, without keeping it."""
     torch = _torch()
     if torch is None or not isinstance(source, torch.nn.Module):
         return None
@@ -66,9 +63,9 @@ def module_of(source: object) -> "weakref.ref[torch.nn.Module] | None":
 def watch(part: Part) -> None:
     """Warn, once, if the module of `part` leaves it while it is registered.
 
-    `half()` and its like give each parameter new memory in silence. The storage over the
-    component's range dies of it, which tells: watching costs nothing before. A module, or a
-    parameter, that is deleted is no reason to.
+    `half()` and its like silently give each parameter new memory. The storage over the component's
+    range is collected then, which triggers the warning, so watching costs nothing. Deleting a
+    module or a parameter does not warn.
     """
     if part.module is None or (module := part.module()) is None:
         return
@@ -104,7 +101,7 @@ def _gone(
 
 
 def _outside_torch() -> int:
-    """The stack level, for the caller, of the line that called torch."""
+    """Return the stack level of the line that called torch, for the caller."""
     level, frame = 2, sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch."):
         level, frame = level + 1, frame.f_back
@@ -112,13 +109,13 @@ def _outside_torch() -> int:
 
 
 def _torch() -> Any:
-    """torch, if this process has imported it; None while another thread is importing it."""
+    """Return torch if it is imported; None while another thread is importing it."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "nn") and hasattr(torch, "Tensor") else None
 
 
 def extent_of(value: object) -> tuple[int, int]:
-    """Address and bytes of a tensor or buffer; no bytes if it is neither, or has none."""
+    """Return address and bytes of a tensor or buffer; no bytes if it is neither, or empty."""
     torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
         from swapd_client.memory.movable import extent

@@ -1,9 +1,8 @@
 """Tensors over a component's address range. This module, `movable.py` and `dlpack.py` need torch.
 
 The unit is the storage: tensors that share one (tied weights, views, fused projections) still share
-it afterwards. Each tensor object stays the same; only its storage moves, once, and no swap touches
-a Python object again. Of a wrapper tensor (a quantised weight and its scale) the inner tensors
-move, and the wrapper stays around them.
+it afterwards. A tensor object stays the same; only its storage moves, once, and no swap touches a
+Python object again. Of a wrapper tensor (a quantised weight and its scale) the inner tensors move.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ from swapd_client.memory.movable import Source, check_device, end_of, extent, te
 
 
 class Placed(NamedTuple):
-    """One tensor of a layout. `place`: the offset of its first element, bytes; 0 if empty."""
+    """One tensor of a layout. `place`: offset of its first element in bytes; 0 if empty."""
 
     name: str
     dtype: torch.dtype
@@ -42,13 +41,11 @@ class Placed(NamedTuple):
 
 
 class PlacedTensors:
-    """The places of the tensors in a layout, for writing to them."""
-
     nbytes: int
     segments: tuple[int, ...]
-    #: The place of each tensor; wrappers appear as their inner tensors ("weight.scale").
+    #: Wrappers appear as their inner tensors ("weight.scale").
     placed: tuple[Placed, ...]
-    #: The further names of tied parameters, and their first.
+    #: The first name of tied parameters, by each further name.
     aliases: Mapping[str, str]
     has_views = False
 
@@ -85,9 +82,9 @@ class PlacedTensors:
 class TensorLayout(PlacedTensors, InMemory):
     """The parameters of a module, or named tensors, grouped by storage.
 
-    A module's buffers stay private: forward may write to them. For a component on a GPU they move
-    there, too, as with `module.to()`. Raises: InvalidSource, naming the first tensor that cannot be
-    moved.
+    A module's buffers stay private, because forward may write to them. For a component on a GPU
+    they move there, as with `module.to()`. Raises: InvalidSource, naming the first tensor that
+    cannot be moved.
     """
 
     def __init__(
@@ -98,23 +95,21 @@ class TensorLayout(PlacedTensors, InMemory):
         gpu: int | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        """`gpu`: the index of its GPU in this process; None: the host. `fetch` reads bytes on that
-        GPU.
-        """
+        """`gpu`: its GPU's index in this process, or None. `fetch` reads bytes on that GPU."""
         self._target = dlpack.HOST if gpu is None else dlpack.gpu(gpu)
         self._buffers = Buffers(source, self._target)
         packer = Packer()
         #: By storage: the start of its used bytes, their offset in the component, their number.
         self._spans: dict[int, tuple[int, int, int]] = {}
         named = list(tensors_of(source, self._target))
-        #: Reads bytes that the CPU cannot; and the storages that have them.
+        #: For storages that the CPU cannot read.
         self._fetch = fetch
         self._remote: dict[int, torch.UntypedStorage] = {
             t.untyped_storage().data_ptr(): t.untyped_storage() for _, t in named if t.is_cuda
         }
         used = _used(tensor for _, tensor in named)
         tensors = dict(named)
-        #: By segment, the storages that it is the first to need.
+        #: By segment: the storages that it needs first.
         self._grouped: list[list[int]] = []
         for group in by_segment(tensors, segments):
             self._grouped.append([])
@@ -126,9 +121,8 @@ class TensorLayout(PlacedTensors, InMemory):
                     self._grouped[-1].append(key)
             packer.end_segment()
         self._named = named
-        #: The new tensors, from when the first takes the place of an old one.
+        #: New tensors, once the first has replaced an old one.
         self._views: list[torch.Tensor | None] = []
-        #: Whether the tensors are at their places already, and stay there.
         self._stays = False
         self._place_all(packer.nbytes, packer.ends)
         self.aliases = _aliases(source)
@@ -217,8 +211,8 @@ class TensorLayout(PlacedTensors, InMemory):
 
     def _move(self, address: int) -> None:
         if not self._views:
-            # one storage for each old one: code that asks which tensors share a storage (to save
-            # them, to register them again) gets the same answer as before
+            # One storage for each old one: code that asks which tensors share a storage (to save or
+            # register them) gets the same answer as before.
             bases = {
                 key: dlpack.bytes_at(address + place, nbytes, self._target).untyped_storage()
                 for key, (_, place, nbytes) in self._spans.items()
@@ -234,18 +228,15 @@ class TensorLayout(PlacedTensors, InMemory):
     def _view(
         self, bases: Mapping[int, torch.UntypedStorage], tensor: torch.Tensor
     ) -> torch.Tensor | None:
-        """A tensor like `tensor` over the new storage; None if it has no bytes."""
         if not tensor.numel():
             return None
         key = tensor.untyped_storage().data_ptr()
         offset = tensor.data_ptr() - self._spans[key][0]
-        # in the tensor's own mode, not the caller's: a tensor that is partly an inference tensor
-        # works in neither mode
+        # In the tensor's own mode: a tensor that is partly an inference tensor works in no mode.
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             return view(bases[key], offset, tensor)
 
     def _place(self, tensor: torch.Tensor) -> int:
-        """Offset of the tensor's first element in the component, bytes."""
         storage = tensor.untyped_storage()
         start, offset, _ = self._spans[storage.data_ptr()]
         return offset + tensor.data_ptr() - start
@@ -266,7 +257,7 @@ def _check_fits(placed: Placed, value: torch.Tensor) -> None:
 
 
 def _aliases(source: Source) -> dict[str, str]:
-    """The further names of parameters that have several, and their first."""
+    """Return the first name of each parameter with several, by the other names."""
     if not isinstance(source, torch.nn.Module):
         return {}
     first: dict[int, str] = {}
@@ -278,7 +269,7 @@ def _aliases(source: Source) -> dict[str, str]:
 
 
 class Buffers:
-    """A module's buffers that are not yet on the GPU of its parameters."""
+    """Buffers of a module that are not yet on the GPU of its parameters."""
 
     def __init__(self, source: Source, target: Target) -> None:
         self._target = target
@@ -294,7 +285,7 @@ class Buffers:
                 self._places.append((module._buffers, name))
 
     def copy(self) -> None:
-        """Copy each to the GPU. All that can fail fails here."""
+        """Copy the buffers to the GPU. All that can fail fails here."""
         for buffers, name in self._places:
             buffer = buffers[name]
             assert buffer is not None
@@ -302,7 +293,7 @@ class Buffers:
                 self._copies[id(buffer)] = buffer.to(self._target.device)
 
     def replace(self) -> None:
-        """Put the copies in their places; one buffer in two places stays one. May be repeated."""
+        """Put the copies in place; a buffer in two places stays one. May be repeated."""
         for buffers, name in self._places:
             buffers[name] = self._copies.get(id(buffers[name]), buffers[name])
 
@@ -312,11 +303,11 @@ class Buffers:
 
 
 def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
-    """The used address range of each storage, in order of first appearance."""
+    """Return the used address range of each storage, in order of first appearance."""
     used: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         if not tensor.numel():
-            continue  # all empty storages have address 0, but are not one
+            continue  # all empty storages have address 0
         key = tensor.untyped_storage().data_ptr()
         start = tensor.data_ptr()
         end = key + end_of(tensor)
@@ -330,7 +321,7 @@ def _used(tensors: Iterator[torch.Tensor]) -> dict[int, tuple[int, int]]:
 
 
 def view(storage: torch.UntypedStorage, place: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor like `like` whose first element is `place` bytes into `storage`."""
+    """Return a tensor like `like` whose first element is `place` bytes into `storage`."""
     typed = torch.empty(0, dtype=like.dtype, device=storage.device)
     offset, rest = divmod(place, like.element_size())
     assert not rest, "storages are aligned to more than any item"

@@ -1,12 +1,11 @@
-"""How a thread carries requests: one ZeroMQ DEALER each, as event loops do (`loop_channel.py`).
+"""Carries the requests of a thread, on a ZeroMQ DEALER of its own. For loops, see
+`loop_channel.py`.
 
-With a channel of its own a thread's requests stay in order without a lock, and the thread waits for
-its reply without a second thread: a round trip is two context switches, as on a bare socket. Every
-wait ends when the session does.
+So requests stay in order without a lock, and the thread needs no second one to wait for its reply:
+a round trip is two context switches. Every wait ends when the session does.
 
-Sent messages are not dropped while the session lasts: a socket keeps those that a busy or stopped
-daemon has not read. A limit keeps that small: each thread waits now and then until the daemon has
-received all its messages.
+A socket keeps all messages that a busy or stopped daemon has not read. To bound their memory, a
+thread waits now and then until the daemon has received them.
 """
 
 import itertools
@@ -35,42 +34,40 @@ from swapd_client.session.wire import decode, encoded, unanswered
 
 T = TypeVar("T")
 
-#: Descriptors of a socket and its connection, and of a first one's context and threads.
+#: Of a socket and its connection, and of the first socket's context and threads.
 CHANNEL_DESCRIPTORS = 10
-#: Of libzmq: one that moves messages, one that closes sockets.
+#: One moves messages, one closes sockets.
 ZMQ_THREADS = 2
-#: Seconds beyond its own timeout that a request waits for a silent daemon.
+#: Seconds beyond its timeout that a request waits for a silent daemon.
 GRACE_S = 5.0
-#: Time after which a thread that waits may look around, and again each time.
 STILL_MS = 1000
-#: Messages that a thread sends before it waits until the daemon has received them.
+#: Messages that a thread sends before it waits for the daemon.
 UNHEARD_MAX = 512
-#: A cancel does not end these, and the daemon refuses all else of a component before their answer.
+#: A cancel does not end these, and until their reply the daemon refuses all else for the component.
 _ANSWERED = Register | Commit | Unregister
-#: Seconds; longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
+#: Longer timeouts are left to the daemon: a poll counts milliseconds in 32 bits.
 POLL_MAX_S = 1e6
 
 
 class Line:
     """A socket that one thread uses at a time, and that any thread may close.
 
-    Use or closing of a ZeroMQ socket by two threads at once ends the process.
+    libzmq ends the process if two threads use or close a socket at once.
     """
 
     __slots__ = ("_closing", "_lock", "socket", "unheard", "users")
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
-        #: Sent since the daemon is known to have received all.
+        #: Requests that the daemon may not have received.
         self.unheard: list[AnyRequest] = []
         self._lock = threading.RLock()
         #: More than one if a signal handler interrupts a call.
         self.users = 0
-        #: Whether the last user closes it.
         self._closing = False
 
     def run(self, use: "Callable[[zmq.Socket[bytes]], T]") -> T:
-        """Return `use(socket)`. An interrupt at any instruction leaves it free for others."""
+        """Return `use(socket)`. An interrupt at any instruction leaves the line free for others."""
         with self._lock:
             self.users += 1
             try:
@@ -81,10 +78,11 @@ class Line:
                     self.socket.close(linger=0)
 
     def close(self) -> bool:
-        """Close it after its user, which leaves at once when the session ends.
+        """Close the socket, after its user if there is one; a session's end makes users leave at
+        once.
 
-        False if the user is the caller itself, in a signal handler: then the interrupted call
-        closes it.
+        Returns False in a signal handler that interrupts the user: the interrupted call then closes
+        it.
         """
         with self._lock:
             if self.users:
@@ -95,24 +93,21 @@ class Line:
 
 
 class ChannelFactory:
-    """Makes channels of one session; closes the remaining ones at the end."""
-
     def __init__(self, session: Session) -> None:
         self.session = session
         self.context = zmq.Context()
-        #: The daemon's folder: sockets connect, and reconnect, through it.
+        #: Sockets connect, and reconnect, through the daemon's folder.
         self._folder = session.folder.again()
         self._numbers = itertools.count()
-        #: Re-entrant: a signal handler that closes may have interrupted the holder.
         self._lock = threading.RLock()
         self._closed = False
         self._has_threads = False
         self._lines: list[Line] = []
-        #: Lines of threads that have ended. Their last messages may still be on their way.
+        #: Lines of ended threads, whose last messages may still be on their way; for new threads.
         self._left: list[Line] = []
 
     def take(self) -> Line:
-        """A line for a thread, until `left`. Raises: ClientClosed, LimitReached."""
+        """Return a line for a thread, until `left`. Raises: ClientClosed, LimitReached."""
         with self._lock:
             if self._closed:
                 raise ClientClosed("this client is closed; connect again")
@@ -123,17 +118,14 @@ class ChannelFactory:
             return line
 
     def unheard(self, beside: Line) -> list[AnyRequest]:
-        """What went without a reply on other lines, and the daemon may not have received yet."""
         with self._lock:
             others = [line for line in self._lines if line is not beside]
         return [request for line in others for request in line.unheard]
 
     def left(self, line: Line) -> None:
-        """Its thread has ended. The line stays open until all its messages are sent."""
         self._left.append(line)
 
     def socket(self, context: "zmq.Context[Any]") -> Any:
-        """A connected socket of `context`'s kind. Raises: ClientClosed, LimitReached."""
         need_descriptors(CHANNEL_DESCRIPTORS, "a thread, or loop, that asks the daemon")
         if not self._has_threads:
             need_threads(ZMQ_THREADS, "ZeroMQ")
@@ -150,14 +142,13 @@ class ChannelFactory:
             raise _closed(self.session, exc) from exc
 
     def close(self) -> None:
-        """Close all lines, and end ZeroMQ's thread. After the session; from any thread, and again
-        after an interrupt."""
+        """Close all lines and end libzmq's threads. May be repeated after an interrupt."""
         with self._lock:
             self._closed = True
             lines = self._lines.copy()
         if all([line.close() for line in lines]):
             with self._lock:
-                # also a socket that an interrupt kept from being a line: `term` would wait for it
+                # `term` would wait for a socket that an interrupt kept from becoming a line
                 self.context.destroy(linger=0)
                 self.session.life.ended.close()
                 self._folder.close()
@@ -165,7 +156,7 @@ class ChannelFactory:
 
 
 class Channel:
-    """Requests of one thread: one that it waits for, and any number that it does not."""
+    """Requests of one thread: one that it waits for, and any number of others."""
 
     #: Absent if the client was closed first.
     _line: Line
@@ -176,12 +167,12 @@ class Channel:
         self._line = factory.take()
         self._poller = zmq.Poller()
         self._line.run(self._register)
-        #: Requests not collected yet, with the reply once it has come.
+        #: Requests to `collect`, with their replies once these have come.
         self._asked: dict[int, AnyReply | None] = {}
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a signal handler interrupts a call on it, whose answer another would take."""
+        """Whether a signal handler interrupts a call, whose reply another call would take."""
         return self._line.users > 0
 
     def _register(self, socket: "zmq.Socket[bytes]") -> None:
@@ -190,15 +181,14 @@ class Channel:
         self._poller.register(self._session.life.ended.fileno(), zmq.POLLIN)
 
     def __del__(self) -> None:
-        # the thread's last messages may still be on their way; it does not wait for them
         if hasattr(self, "_line"):
             self._factory.left(self._line)
 
     def send(self, request: AnyRequest) -> None:
-        """Send without waiting for a reply. A dead daemon may miss it.
+        """Send without waiting for a reply. A daemon that dies may miss it.
 
-        Blocks once in UNHEARD_MAX, until the daemon has received it: for GRACE_S at most, or until
-        the session ends. Raises: InvalidArgument if it is too long.
+        Blocks once in UNHEARD_MAX messages until the daemon has received them, for GRACE_S at most.
+        Raises: InvalidArgument if it is too long.
         """
         data = encoded(request)
 
@@ -214,7 +204,7 @@ class Channel:
             self._session.check()
 
     def _be_heard(self, socket: "zmq.Socket[bytes]") -> None:
-        """Wait for a reply to a harmless request, which comes after the replies to all others."""
+        """Wait for the reply to a harmless request, which comes after all other replies."""
         self._line.unheard.clear()
         harmless = self._session.harmless()
         socket.send(encode(harmless), zmq.NOBLOCK)
@@ -231,11 +221,12 @@ class Channel:
     ) -> AnyReply:
         """Send and wait for the reply, which may be a refusal.
 
-        `in_place_of`: an earlier request, to abandon once the daemon has this one.
-        `still_waits()` is called every STILL_MS until the reply comes, and when the reply to an
-        `ask` comes. It may raise, and make requests of its own. Raises: the
-        error that ended the session; Timeout after `timeout_s` and the grace; InvalidArgument if
-        it is too long.
+        `in_place_of` is an earlier request, abandoned once the daemon has this one. `still_waits`
+        is called every STILL_MS, and when the reply to an `ask` comes. It may raise, and make
+        requests.
+
+        Raises: the error that ended the session; Timeout after `timeout_s` and the grace;
+        InvalidArgument if the request is too long.
         """
         data, sent = encoded(request), len(self._line.unheard)
 
@@ -264,7 +255,7 @@ class Channel:
             self._asked.pop(request.id, None)
 
     def unheard_elsewhere(self) -> list[AnyRequest]:
-        """What other threads sent without a reply, and a request of this one may overtake."""
+        """Return requests of other threads that one of this thread may overtake."""
         return self._factory.unheard(self._line)
 
     def ask(self, request: AnyRequest) -> None:
@@ -277,9 +268,8 @@ class Channel:
             raise
 
     def collect(self, request: int, within_s: float) -> AnyReply | None:
-        """The reply to an earlier `ask`, which may be a refusal; None if it does not come in time.
-
-        An interrupt may lose the reply: then None, too.
+        """Return the reply to an `ask`, perhaps a refusal; None if it is late, or lost by an
+        interrupt.
 
         Raises: the error that ended the session.
         """
@@ -299,15 +289,14 @@ class Channel:
             raise _closed(self._session, exc) from exc
 
     def answer(self, request: int) -> AnyReply | None:
-        """The reply to an earlier `ask`, if it came while this thread waited for another."""
+        """Return the reply to an `ask`, if it has come already."""
         return self._asked.get(request)
 
     def drop(self, request: int) -> None:
-        """Nobody wants the reply to an earlier `ask` any more, which has changed nothing."""
+        """Forget an `ask` that has changed nothing."""
         self._asked.pop(request, None)
 
     def _poll(self, within_s: float) -> bool:
-        """Wait for a reply; return whether there is one. Raises as `send`."""
         ready = self._poller.poll(int(within_s * 1000))
         if ready and ready[0][0] is not self._line.socket:
             self._session.check()
@@ -347,14 +336,14 @@ class Channel:
         return kept
 
     def _look(self, request: int, still_waits: Callable[[], None]) -> None:
-        """A call in there may receive the reply to this request: it is kept."""
+        """Call `still_waits`, which may receive the reply to `request`: keep that reply."""
         self._asked.setdefault(request, None)
         still_waits()
 
     def _ready(
         self, limit_ms: int | None, request: int, still_waits: Callable[[], None] | None
     ) -> list[tuple[Any, int]] | None:
-        """The sockets that have something; none after `limit_ms`; None if the reply is kept."""
+        """Return sockets with a message; [] after `limit_ms`; None if the reply is kept already."""
         waited_ms = 0
         while still_waits is not None and (limit_ms is None or waited_ms + STILL_MS < limit_ms):
             if ready := self._poller.poll(STILL_MS):

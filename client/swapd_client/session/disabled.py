@@ -1,9 +1,9 @@
-"""A session without a daemon, for tests and to compare: components are this process's own memory.
+"""A session without a daemon, for tests and comparisons: components are this process's own memory.
 
-A component moves into private memory when it is registered, as it does at `close` with a daemon; on
-a GPU, into memory of torch. It stays there: an acquire is granted at once. What costs no state is
-refused as a daemon does: unknown names, names that are taken, components in use. An acquire that
-awaits a registration takes the name for that of another process, and has it.
+A component moves into private memory when it is registered (on a GPU: memory of torch) and stays
+there, so an acquire is granted at once. Unknown names, taken names and components in use are
+refused as by a daemon. An acquire with `await_registration` takes an unknown name for another
+process's component, and is granted.
 """
 
 import os
@@ -33,17 +33,14 @@ _NOTE = "swapd is disabled ($SWAPD_DISABLE, or connect(disabled=True)): nothing 
 
 
 class _NoLine(Lifeline):
-    """In place of a connection: nobody is there to hear or to say anything."""
-
     folder: Any = None
     closed = False
-    _daemon_pid = os.getpid()  # private memory is not a lost daemon's
+    # alive, so that `close` does not treat the private memory as that of a lost daemon
+    _daemon_pid = os.getpid()
 
-    def __init__(self, *_: object) -> None:
-        """Connects to nothing."""
+    def __init__(self, *_: object) -> None: ...
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
-        """`label`: the device."""
         board = OwnedFd(os.memfd_create("swapd-board"))
         os.ftruncate(board.fileno(), BOARD_BYTES)
         version = protocol.VERSION
@@ -56,7 +53,7 @@ class _NoLine(Lifeline):
 
 
 class _OnGpu(Place):
-    """Memory of torch, which lasts as long as objects have bytes there. Other calls do nothing."""
+    """Memory of torch that lasts as long as objects in it. Other methods do nothing."""
 
     addressable = taken_over = over = on_chunks = False
     shown = True
@@ -69,10 +66,10 @@ class _OnGpu(Place):
 
     def used_by(self, things: Iterable[object]) -> None:
         for thing in things:
-            weakref.finalize(thing, id, self._buffer).atexit = False  # holds it until then
+            weakref.finalize(thing, id, self._buffer).atexit = False  # keeps the buffer until then
 
     def edit(self, write: Callable[[int], object]) -> None:
-        """Have `write` change a copy in host memory, at the given address, and copy that back."""
+        """Let `write` change a copy in host memory, and copy that back."""
         copy = self._buffer.to("cpu", copy=True)
         write(copy.data_ptr())
         self._buffer.copy_(copy)
@@ -93,7 +90,7 @@ class _Gpu(Processor):
     def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
         span, device = vm.round_up(max(nbytes, 1)), self._target.device
         try:
-            with self._torch.inference_mode(mode=False):  # `edit` is called in any mode
+            with self._torch.inference_mode(mode=False):  # or `edit` could not write outside of it
                 buffer = self._torch.zeros(span, dtype=self._torch.uint8, device=device)
         except (RuntimeError, AssertionError) as exc:  # of torch
             why = f"{device} has no {size(span)} for torch: {exc}"
@@ -124,7 +121,7 @@ class _Registry(Registry):
 
 
 class Disabled(Session):
-    """Thread-safe."""
+    """A session without a daemon. Thread-safe."""
 
     is_disabled = True
     _line, _gpu, _registry = _NoLine, _Gpu, _Registry
@@ -138,14 +135,13 @@ class Disabled(Session):
         super().close()
 
     def edit(self, part: Part, write: Callable[[int], None]) -> None:
-        """Have `write` change a component in place, at the address that it gets."""
         if isinstance(part.where, _OnGpu):
             part.where.edit(write)
         else:
             write(part.address)
 
     def reply(self, request: protocol.AnyRequest) -> protocol.AnyReply:
-        """In place of the daemon. Does not block. Raises the error that ended the session."""
+        """Return a daemon's reply. Does not block. Raises: the error that ended the session."""
         self.check()
         if problem := self._problem_with(request):
             return protocol.Refused(request.id, *problem)
@@ -210,7 +206,7 @@ class Disabled(Session):
 
 
 def _all() -> list[Part]:
-    """What all disabled clients of this process registered, as if they had one daemon."""
+    """Return the components of all disabled clients of this process, as if they had one daemon."""
     here = [one for ref in alive.keyrefs() if isinstance(one := ref(), Disabled)]
     return [part for one in here if one.life.usable for part in list(one.components.values())]
 

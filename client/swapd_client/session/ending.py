@@ -1,4 +1,4 @@
-"""The components of a session when it is closed."""
+"""What happens to a session's components when the session is closed."""
 
 import warnings
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from swapd_client.session.registry import Registry
 def make_all_private(
     registry: Registry, processor: Processor, error: SwapdError | None, bare: list[Part]
 ) -> None:
-    """Make every component private memory; add those without memory to `bare`, for `warn_of`.
+    """Make every component private memory; list those without memory in `bare`, for `warn_of`.
 
-    `error`: the reason for the end of the session. After an interrupt all of it may be done again.
+    `error` is the reason for the session's end. May be repeated after an interrupt.
     """
 
     def unbind(part: Part, *, keep_shown: bool) -> None:
@@ -27,8 +27,8 @@ def make_all_private(
 
     parts = registry.all()
     processor.before_private(parts)
-    # a GPU may have no room for copies of components in use; if the daemon is dead they need none,
-    # because no other process will use its memory
+    # A GPU may lack room to copy components in use. If the daemon is dead, no other process will
+    # use their chunks, so they need no copy.
     spares = processor.memory_is_scarce and isinstance(error, DaemonGone)
     staying = [part for part in parts if _stays(part, spares=spares)]
     leaving = [part for part in parts if not _stays(part, spares=spares)]
@@ -40,15 +40,12 @@ def make_all_private(
 
 
 def _stays(part: Part, *, spares: bool) -> bool:
-    """Whether its chunks may have later bytes than its host copy, or the same.
-
-    A component that was still loading when the session ended is complete in the host copy only.
-    """
+    """Return whether the component keeps its chunks, which must be complete."""
     return not part.incomplete and (part.mutable or (spares and bool(part.holders)))
 
 
 def leave_all(registry: Registry, processor: Processor) -> None:
-    """Have every component wait for the next daemon. After an error all of it may be done again."""
+    """Leave all components to the next daemon's session. May be repeated after an error."""
     parts = registry.all()
     processor.before_private(parts)
     for part in parts:
@@ -57,14 +54,13 @@ def leave_all(registry: Registry, processor: Processor) -> None:
 
 
 def let_go_of_all(registry: Registry, processor: Processor) -> None:
-    """Unmap all components, without private copies."""
     for part in registry.all():
         registry.let_go(part)
     processor.let_go_of(())
 
 
 def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:
-    """Call `let_go` once the last place in `staying` has left the daemon's memory, or now."""
+    """Call `let_go` when the last of these places has left the daemon's memory."""
 
     def left(where: Place) -> None:
         staying.remove(where)
@@ -78,7 +74,7 @@ def when_left(staying: list[Place], let_go: Callable[[], None]) -> None:
 
 
 def warn_of(without_memory: list[Part]) -> None:
-    """Warn of components whose tensors are lost; the caller of `Client.close` is three calls up."""
+    """Warn that these tensors are lost. `Client.close` is three calls up."""
     names = ", ".join(f"{part.name!r} ({size(part.nbytes)})" for part in without_memory)
     warnings.warn(
         f"the GPU has no room for private copies of {names}: do not use their tensors "

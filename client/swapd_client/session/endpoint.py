@@ -1,4 +1,4 @@
-"""The daemon's endpoint, and the first connection to it."""
+"""Finds the daemon's endpoint, and opens the first connection to it."""
 
 import math
 import os
@@ -15,15 +15,16 @@ from swapd.shared.system import OF_THREADS, LimitError, is_stopped, start
 from swapd.shared.text import TEXT_MAX_CHARS, plain
 from swapd_client.errors import InvalidArgument, LimitReached, NotRunning, Timeout
 
-#: Label prefix of command-line sessions, which belong to no stage.
+#: Labels of swapd's own commands begin so; they belong to no stage.
 _COMMAND_LINE = "swapd"
-#: Room for the process id in a label.
 _PROGRAM_MAX_CHARS = TEXT_MAX_CHARS - 20
 
 
 def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path:
-    """The runtime folder to connect to: as given, `$SWAPD_ENDPOINT`, the device's, or that of the
-    daemon that runs. Raises: InvalidArgument if several run."""
+    """Return the folder: as given, `$SWAPD_ENDPOINT`, the device's, or the running daemon's.
+
+    Raises: InvalidArgument if several daemons run.
+    """
     if endpoint is not None:
         return Path(endpoint)
     if named := config.endpoint_from_environment():
@@ -37,25 +38,25 @@ def resolve(endpoint: str | os.PathLike[str] | None, device: str | None) -> Path
 
 
 def default_label() -> str:
-    """This process's default name in the log."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return f"{plain(program)[:_PROGRAM_MAX_CHARS]}:{os.getpid()}"
 
 
 def label_of(label: str | None) -> str:
-    """This process's name in the log, after the name of its stage in `swapd run FILE`."""
+    """Return the session's label, after the name of its stage in `swapd run FILE`."""
     label = label or default_label()
     stage = config.variable(config.STAGE_VARIABLE)
     if stage is None or label.partition(" ")[0] == _COMMAND_LINE:
         return label
-    return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]  # too long a label stays too long
+    # an overlong label stays so, and is refused
+    return f"{stage}/{label}"[: max(TEXT_MAX_CHARS, len(label))]
 
 
 def need_descriptors(count: int, what: str) -> None:
-    """Check that this process may open `count` more descriptors, for `what`. Raises: LimitReached.
+    """Raise LimitReached unless this process may open `count` more descriptors.
 
-    Call it before an action that could not be completed without them: libzmq ends the process if it
-    gets none, and a message on the lifeline that cannot be received ends the session.
+    For actions that cannot fail halfway: without a descriptor libzmq ends the process, and a
+    lifeline message that cannot be received ends the session.
     """
     try:
         fds.make_sure(count)
@@ -68,10 +69,10 @@ def need_descriptors(count: int, what: str) -> None:
 
 
 def need_threads(count: int, what: str) -> None:
-    """Check that this process may start so many threads, and one in reserve. Raises: LimitReached.
+    """Raise LimitReached unless this process may start `count` threads and one more.
 
-    libzmq ends the process where it gets no thread. The reserve is for the memory of the threads'
-    allocators, and for a thread that the program starts meanwhile.
+    Without a thread libzmq ends the process. The reserve is for the allocators' memory, and for a
+    thread that the program starts meanwhile.
     """
     leave = threading.Event()
     started: list[threading.Thread] = []
@@ -92,7 +93,7 @@ def need_threads(count: int, what: str) -> None:
 
 
 def find(path: Path) -> Folder:
-    """The runtime folder at `path`, opened; the caller closes it. Raises: NotRunning."""
+    """Open the runtime folder; the caller closes it. Raises: NotRunning."""
     try:
         return runtime_dir.find(path)
     except OSError as exc:
@@ -100,13 +101,13 @@ def find(path: Path) -> Folder:
 
 
 def open_lifeline(folder: Folder, timeout_s: float) -> tuple[socket.socket, int]:
-    """A lifeline to the daemon, and the daemon's process id.
+    """Return a lifeline, and the daemon's process id. Blocks while others wait to be accepted.
 
-    Blocks while others wait to be accepted. Raises: NotRunning, Timeout.
+    Raises: NotRunning, Timeout.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        # not settimeout: connecting would fail at once while others wait
+        # settimeout would make connect fail at once while others wait
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         sock.connect(str(folder.inside / runtime_dir.LIFELINE))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0.0))
@@ -145,7 +146,6 @@ def _not_running(path: Path, exc: OSError) -> NotRunning:
 
 
 def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> Timeout:
-    """The error for a daemon that does not answer; `pid` if it is known."""
     pid = pid or folder.holder()
     who = f"the daemon at {folder.path} (process {pid or 'unknown'})"
     if pid and is_stopped(pid):
@@ -160,12 +160,11 @@ def not_answering(folder: Folder, timeout_s: float, pid: int | None = None) -> T
 
 
 def _timeval(seconds: float) -> bytes:
-    whole, rest = divmod(math.ceil(seconds * 1e6), 1_000_000)  # round up: 0 would be for ever
+    whole, rest = divmod(math.ceil(seconds * 1e6), 1_000_000)  # round up, because 0 means for ever
     return struct.pack("@ll", whole, rest)
 
 
 def _command(folder: Path) -> str:
-    """The command that starts the daemon of this folder, as far as the folder's name tells."""
     numbered = re.fullmatch(r"(?:cuda|gpu)(\d+)", folder.name)
     device, budget = (f"cuda:{numbered[1]}", "40GiB") if numbered else ("host", "1GiB")
     where = "" if folder == config.default_folder(device) else f" --runtime-dir {folder}"
@@ -173,13 +172,12 @@ def _command(folder: Path) -> str:
 
 
 def _elsewhere(folder: Path) -> str:
-    """This user's running daemons in other folders, as with another $XDG_RUNTIME_DIR; or ""."""
+    """Name this user's other daemons, as with another $XDG_RUNTIME_DIR."""
     found = [daemon for daemon in daemons.running() if daemon.folder != folder.absolute()]
     return f", though swapd runs at {daemons.named(found)}" if found else ""
 
 
 def _in_a_container(folder: Path) -> str:
-    """Advice for containers, if even the folder is missing."""
     if folder.exists():
         return ""
     return (

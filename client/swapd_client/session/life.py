@@ -1,7 +1,4 @@
-"""What the thread of a session has learned, for all other threads.
-
-The reason for the session's end, the names that others want, and the descriptors that have come.
-"""
+"""What a session's thread learns for all others: the session's end, wanted names, descriptors."""
 
 import os
 import select
@@ -17,39 +14,35 @@ from swapd_client.errors import ClientClosed, DaemonGone, SwapdError
 
 
 class Life:
-    """The life of one session. `check` may be called in any thread, and costs next to nothing."""
+    """The state of one session. `check` is thread-safe, and costs next to nothing."""
 
     def __init__(self) -> None:
-        #: Whether requests are possible; if not, `check` raises the reason.
         self.usable = True
-        #: The reason for the session's end, or None.
         self.error: SwapdError | None = None
         #: Becomes readable, for good, when the session ends.
         self.ended = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        #: Guards registrations and leases. Its holder never sees half of the session's end.
-        #: Re-entrant: a signal handler that closes may have interrupted the holder.
+        #: Guards registrations and leases: no holder sees half of the session's end. Re-entrant: a
+        #: signal handler that closes may have interrupted the holder.
         self.lock = threading.RLock()
         self._process = os.getpid()
-        #: `forked`, once this process was told of its fork: its locks may be held for good.
+        #: Set in a forked child, where the locks may be held for good.
         self.left_to_parent = False
         self._listeners: list[Callable[[SwapdError], None]] = []
-        #: Whether `tell` is done.
         self.told = False
 
     def check(self) -> None:
-        """Raise the reason if requests are not possible any more."""
+        """Raise the reason if requests are no longer possible."""
         if self.left_to_parent:
             raise ClientClosed(
                 "this process was forked from one that uses swapd: sessions and weights stay "
                 "with the parent. Connect in the child, or start it with spawn"
             )
         if self.error is not None:
-            # raised again and again: its traceback would keep the frames of all callers
+            # a kept traceback would keep the frames of all callers
             raise self.error.with_traceback(None)
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process than the one that connected."""
         return os.getpid() != self._process
 
     def when_ended(self, listener: Callable[[SwapdError], None]) -> None:
@@ -57,7 +50,7 @@ class Life:
         self._listeners.append(listener)
 
     def end(self, error: SwapdError) -> None:
-        """The session has ended for this reason. Once; under the lock."""
+        """Record the reason for the end, once, under the lock."""
         self.error = error
         self.usable = False
 
@@ -74,27 +67,22 @@ class Life:
             select.select([self.ended.fileno()], [], [])
 
     def leave_to_parent(self) -> None:
-        """This is a child of the process that connected."""
         self.left_to_parent = True
         self.usable = False
 
 
 class Told:
-    """Written by the lifeline's thread, read by any."""
+    """What other processes want. Written by the lifeline's thread, read by any."""
 
     def __init__(self) -> None:
-        #: Names that acquires wait for, and may have now.
+        #: Held components whose memory an acquire waits for.
         self.wanted: set[str] = set()
-        #: Whether any acquire waits for memory that leases may hold: then unused leases are not
-        #: kept.
+        #: Whether an acquire waits for leased memory. If so, unused leases are not kept.
         self.hurried = False
         self._listeners: list[Callable[[], None]] = []
 
     def when_wanted(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in the lifeline's thread when `wanted` grows, or `hurried` becomes true.
-
-        It must not block.
-        """
+        """Call `listener`, which must not block, in the lifeline's thread when more is wanted."""
         self._listeners.append(listener)
 
     def hear(self, message: protocol.Wanted | protocol.Hurry) -> None:
@@ -110,48 +98,44 @@ class Told:
 
 
 # --- descriptors that the daemon sends: of its device's memory, and of host copies ----------------
-# The lifeline's thread adds them; others wait for those that they need. Both classes are
-# thread-safe.
+# The lifeline's thread adds them; other threads wait for them. Both classes are thread-safe.
 
 
-#: Seconds that a file may take that the daemon has sent before the grant that needs it.
+#: Seconds to wait for a file: a grant may be read before its files have come.
 FILE_S = 30.0
-#: Seconds that a daemon may take to send a promised host copy.
 MASTER_S = 30.0
 
 K = TypeVar("K", bound=Hashable)
 
 
 class _Coming(Generic[K]):
-    """Descriptors by key, owned here until they are taken."""
+    """Descriptors by key, owned by this object until they are taken."""
 
     def __init__(self) -> None:
         self._fds: dict[K, OwnedFd] = {}
-        # `with` takes this one: `Condition.__enter__` is Python, which an interrupt leaves locked
+        # for `with`: an interrupt in `Condition.__enter__`, which is Python, leaves the lock held
         self.lock = threading.RLock()
         self._came = threading.Condition(self.lock)
         self._ended = False
 
     def _await(self, key: K, timeout_s: float) -> bool:
-        """Whether it has come. Under the lock, released meanwhile."""
+        """Wait for the descriptor; return whether it came. Under the lock, released meanwhile."""
         self._came.wait_for(lambda: key in self._fds or self._ended, timeout_s)
         return key in self._fds
 
     def end(self) -> None:
-        """No more will come: end every wait."""
         with self.lock:
             self._ended = True
             self._came.notify_all()
 
     def close(self) -> None:
-        """Close those that are left. After `end`."""
         for fd in self._fds.values():
             fd.close()
         self._fds.clear()
 
 
 class Files(_Coming[tuple[int, bool]]):
-    """One descriptor for each (file, writable). A grant may be read before its files have come."""
+    """One descriptor for each (file, writable)."""
 
     def __init__(self, chunks_per_file: int) -> None:
         super().__init__()
@@ -161,7 +145,6 @@ class Files(_Coming[tuple[int, bool]]):
         return f"<Files {sorted(self._fds)}>"
 
     def add(self, message: Message, fds: Sequence[OwnedFd]) -> None:
-        """Take over the descriptors that came with `message`."""
         with self.lock:
             for number, fd in zip(message.numbers, fds, strict=True):
                 if self._fds.setdefault((number, message.writable), fd) is not fd:
@@ -169,28 +152,27 @@ class Files(_Coming[tuple[int, bool]]):
             self._came.notify_all()
 
     def get(self, number: int, *, writable: bool) -> OwnedFd:
-        """The descriptor, still owned here. Blocks until it has come. Raises: DaemonGone."""
+        """Return the descriptor, still owned here. Blocks until it has come. Raises: DaemonGone."""
         with self.lock:
             return self._fds[self._arrived(number, writable)]
 
     def take(self, number: int, *, writable: bool) -> OwnedFd:
-        """The descriptor, which the caller then owns. Blocks and raises as `get`."""
+        """As `get`, but the caller then owns the descriptor."""
         with self.lock:
             return self._fds.pop(self._arrived(number, writable))
 
     def give(self, number: int, fd: OwnedFd, *, writable: bool) -> None:
-        """Take back a taken descriptor that could not be used."""
+        """Take back a descriptor that could not be used."""
         self.add(Message((number,), writable), [fd])
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Close these if they have come: the daemon sends them again when they are needed."""
+        """Close these. The daemon sends them again when they are needed."""
         with self.lock:
             for key in [(n, writable) for n in numbers for writable in (False, True)]:
                 if fd := self._fds.pop(key, None):
                     fd.close()
 
     def drop_all(self, but: Collection[int]) -> None:
-        """Close all that have come but these."""
         with self.lock:
             self.drop({number for number, _ in self._fds}.difference(but))
 
@@ -205,13 +187,12 @@ class Files(_Coming[tuple[int, bool]]):
 
 
 class Masters(_Coming[int]):
-    """Host copies by request."""
+    """Host copies by request number."""
 
     def __init__(self, life: Life) -> None:
         super().__init__()
         self._life = life
         self._said: dict[int, Master] = {}
-        #: Requests given up before their host copy came.
         self._unwanted: set[int] = set()
 
     def add(self, master: Master, fd: OwnedFd) -> None:
@@ -235,7 +216,7 @@ class Masters(_Coming[int]):
         )
 
     def forget(self, request: int) -> None:
-        """Close a host copy that is not needed, now or when it comes."""
+        """Close a host copy now, or when it comes."""
         with self.lock:
             if fd := self._fds.pop(request, None):
                 self._said.pop(request, None)

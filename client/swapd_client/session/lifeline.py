@@ -1,7 +1,4 @@
-"""The client's end of the lifeline: the socket, the handshake, and the thread that reads it.
-
-Distinguishes kinds of messages only; the session handles their contents.
-"""
+"""The client's end of the lifeline: the socket, the handshake, and the thread that reads it."""
 
 import errno
 import logging
@@ -32,11 +29,10 @@ from swapd_client.session.endpoint import find, not_answering, open_lifeline
 
 log = logging.getLogger("swapd_client")
 
-#: Default of the seconds that a daemon may take to answer the hello.
+#: Default seconds to wait for the daemon's answer to the hello.
 ANSWER_S = 30.0
-#: Seconds that a closing client waits until the daemon knows that it has unmapped all memory.
+#: Seconds that a closing client waits until the daemon knows that it has unmapped everything.
 LET_GO_S = 2.0
-#: Seconds to the next sweep after one that failed.
 RETRY_S = 0.5
 
 _SAME = "install the same version of swapd on both sides"
@@ -46,12 +42,11 @@ class Lifeline:
     """One connection to one daemon. `send` may be called in any thread."""
 
     def __init__(self, endpoint: Path, answer_s: float = ANSWER_S) -> None:
-        """Connect within `answer_s`. Raises: NotRunning, Timeout."""
+        """Connect. Raises: NotRunning, Timeout."""
         self._endpoint = endpoint
         self._answer_s = answer_s
-        #: The daemon's runtime folder, open until `close`.
         self.folder = find(endpoint)
-        #: Wakes the thread. Its `sweep` returns the seconds until it is to be called again.
+        #: Wakes the thread to call `sweep`, which returns the seconds until its next call.
         self._bell = OwnedFd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.sweep: Callable[[], float] = lambda: inf
         try:
@@ -63,7 +58,7 @@ class Lifeline:
         self._thread: threading.Thread | None = None
 
     def shake_hands(self, label: str) -> tuple[protocol.Welcome, OwnedFd]:
-        """The daemon's welcome, and the board's descriptor, which the caller then owns.
+        """Return the welcome, and the board's descriptor, which the caller then owns.
 
         Raises: InvalidArgument, DaemonGone, Timeout, VersionMismatch, or the daemon's refusal.
         """
@@ -105,10 +100,10 @@ class Lifeline:
         on_message: Callable[[protocol.FromDaemon, list[OwnedFd]], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Start the thread. It owns no descriptor: `on_message` takes over those of its message.
+        """Start the thread. `on_message` takes over the descriptors of its message.
 
-        `on_end(why)` is its last call. `why` is None if the daemon closed the connection, else the
-        error of a message, here or in `on_message`; the connection has then been shut.
+        The last call is `on_end(why)`: None if the daemon closed the connection, else the error of
+        a message, here or in `on_message`; the connection has been shut then.
         """
         self._thread = threading.Thread(
             target=self._read, args=(on_message, on_end), name="swapd-lifeline", daemon=True
@@ -116,12 +111,14 @@ class Lifeline:
         self._thread.start()
 
     def send(self, message: protocol.FromClient, fds: Sequence[int] = ()) -> None:
-        """Send, unless the connection has ended; then its end is reported next."""
+        """Send, unless the connection has ended: `on_end` reports that."""
         with suppress(OSError):
             send_packet(self._sock, protocol.encode(message), fds)
 
     def try_send(self, message: protocol.FromClient) -> bool:
-        """Send, unless that would block; return whether the daemon has it, or nobody is there."""
+        """Send a message, unless it would block or is too long. True, too, if the daemon is
+        gone.
+        """
         data = protocol.encode(message)
         if len(data) > protocol.LIFELINE_MAX_BYTES:
             return False
@@ -132,22 +129,21 @@ class Lifeline:
         return True
 
     def ring(self) -> None:
-        """Have the thread call `sweep` now. May be called anywhere."""
+        """Make the thread call `sweep` now. May be called anywhere."""
         with suppress(ValueError, OSError):  # closed meanwhile
             os.eventfd_write(self._bell.fileno(), 1)
 
     def not_answering(self, timeout_s: float) -> Timeout:
-        """The error if the daemon did not answer within that."""
         return not_answering(self.folder, timeout_s, self._daemon_pid)
 
     def is_daemon_alive(self) -> bool:
         return is_alive(self._daemon_pid)
 
     def let_go(self, token: bytes) -> None:
-        """Tell the daemon after `close` that nothing of that session is mapped here.
+        """After `close`: tell the daemon that nothing of the session is mapped here.
 
-        Blocks until it knows, for LET_GO_S at most. No-op if the daemon is gone. It has a thread:
-        an interrupt could lose a descriptor.
+        Blocks until the daemon knows, for LET_GO_S at most. In a thread, because an interrupt could
+        lose a descriptor.
         """
         thread = threading.Thread(target=self._let_go, args=(token,), daemon=True)
         with suppress(LimitError):
@@ -174,7 +170,7 @@ class Lifeline:
         self.folder.close()
 
     def forget(self) -> None:
-        """In a forked child: close the descriptor, or the parent's death would go unseen."""
+        """In a forked child: close the descriptor, which would hide the parent's death."""
         os.close(self._sock.detach())
         self._bell.close()
 
@@ -199,11 +195,10 @@ class Lifeline:
             on_end(None)
 
     def _await_message(self) -> bool:
-        """Sweep, then wait for a message, the bell, or the time of the next sweep; return whether
-        there is a message."""
+        """Sweep, then wait for a message, the bell or the next sweep. True if a message came."""
         try:
             after_s = self.sweep()
-        except Exception:  # what a sweep missed, the next one finds
+        except Exception:  # the next sweep finds what this one missed
             log.exception("%s: cannot give back leases that nobody uses", self._endpoint)
             after_s = RETRY_S
         poll = select.poll()
@@ -218,6 +213,6 @@ class Lifeline:
         try:
             return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)
         except ConnectionResetError:
-            # It closed before it read all of our messages: that error comes once, then its last
-            # messages.
+            # the daemon had not read all our messages: this error comes once, then its last
+            # messages
             return recv_packet(self._sock, protocol.LIFELINE_MAX_BYTES)

@@ -1,10 +1,8 @@
-"""How an event loop carries requests: any number at a time, on a ZeroMQ DEALER of its own.
+"""Carries the requests of an event loop: any number at a time, on a ZeroMQ DEALER of its own.
 
-Sending never blocks. The number of open requests is bounded, and so is the memory of messages that
-a busy or stopped daemon has not read.
-
-Ctrl-C raises KeyboardInterrupt out of a loop at any instruction, and the loop may run again: so no
-task reads here, which an interrupt would end.
+Sending never blocks. The number of open requests is bounded, and with it the memory of messages
+that a busy or stopped daemon has not read. Ctrl-C may raise KeyboardInterrupt out of the loop at
+any instruction, and the loop may run again. So no task reads replies: an interrupt would end it.
 """
 
 import asyncio
@@ -20,15 +18,13 @@ from swapd_client.session.wire import decode, encoded, unanswered
 
 
 class AsyncChannel:
-    """Requests of one event loop, any number at a time."""
-
     def __init__(self, factory: ChannelFactory) -> None:
         self._session = factory.session
         self._loop = asyncio.get_running_loop()
         self._socket = factory.socket(zmq.Context.shadow(factory.context))
         self._fd = self._socket.getsockopt(zmq.FD)
         self._replies: dict[int, asyncio.Future[AnyReply]] = {}
-        #: Whether a reply was taken from the socket, and its request has not got it.
+        #: Whether a reply was taken from the socket, and not yet given to its request.
         self._has_one = False
         self._loop.add_reader(self._fd, self._read)
         self._session.life.when_ended(self._ended)
@@ -37,22 +33,25 @@ class AsyncChannel:
         self.close_socket()
 
     def close_socket(self) -> None:
-        """As `close`, also after the loop has ended."""
+        """As `close`, even after the loop has ended."""
         if not self._socket.closed:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.remove_reader(self._fd)
             self._socket.close()
 
     def send(self, request: AnyRequest) -> None:
-        """Send, and wait for no reply. Never blocks. Raises: InvalidArgument if it is too long."""
+        """Send. Never blocks. Raises: InvalidArgument if the message is too long."""
         data = encoded(request)
         if not self._socket.closed:
-            # a reply that comes while libzmq sends makes the descriptor readable for no one
+            # libzmq's descriptor does not signal a reply that arrives during a send
             self._loop.call_soon(self._read)
             self._socket.send(data, zmq.NOBLOCK)
 
     async def call(self, request: AnyRequest, timeout_s: float | None = None) -> AnyReply:
-        """Send and wait for the reply. Raises as `Channel.call`; InvalidArgument for too many."""
+        """Send and wait for the reply.
+
+        Raises: as `Channel.call`; InvalidArgument if too many requests are open.
+        """
         self._session.check()
         if len(self._replies) >= UNANSWERED_MAX:
             raise InvalidArgument(
@@ -77,7 +76,7 @@ class AsyncChannel:
 
     @covered
     def _read(self) -> None:
-        """Hand over all replies that are there. After an interrupt that is done again."""
+        """Hand over all replies. After an interrupt this is done again."""
         try:
             while not self._socket.closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 self._has_one = True

@@ -1,4 +1,4 @@
-"""The processor that computes on the weights: the CPU here, or a GPU (`gpu/`), which overrides it.
+"""The processor that computes on the weights: here the CPU. The GPU (`gpu/`) overrides it.
 
 The CPU computes on the daemon's memory itself: work ends at once, and memory never runs out.
 """
@@ -17,20 +17,17 @@ from swapd_client.session.life import Files
 
 
 class Work(Protocol):
-    """Work queued under a lease that was not done at its release."""
+    """GPU work of a lease that had not finished at its release."""
 
     def is_pending(self) -> bool:
-        """Whether it is still running. Does not block."""
+        """Whether it still runs. Does not block."""
 
     def is_over(self) -> bool:
         """Whether it is known to have ended. If so, do not use this object again."""
 
 
 class Arrival(Protocol):
-    """The state of loading components."""
-
-    def has_come(self, part: Part, place: Placement) -> bool:
-        """Whether all of it has arrived."""
+    def has_come(self, part: Part, place: Placement) -> bool: ...
 
     def wait(self, part: Part, place: Placement, chunks: int | None) -> None:
         """Block until the first `chunks` are there, or all. Raises if they never will be."""
@@ -39,66 +36,62 @@ class Arrival(Protocol):
 class Processor:
     """The processor of one session. Thread-safe."""
 
-    #: Key of the process's private memory there; "" on the host.
+    #: Device of the process's private memory; "" on the host.
     key = ""
-    #: Whether queued work may go on after the release of its lease.
+    #: Whether work may outlast its lease.
     works_late = False
-    #: Whether private copies use the same kind of memory as the daemon's, and may find none.
+    #: Whether private copies compete with the daemon for memory.
     memory_is_scarce = False
 
     def __init__(self, welcome: Welcome, files: Files, lock: "threading.RLock") -> None:
-        """`lock` guards the replacement of a part's host copy."""
         self._chunk_bytes = welcome.chunk_bytes
         self._files = files
         self._lock = lock
 
     @property
     def index(self) -> int | None:
-        """Its number in this process, for torch; None on the host. Raises: DeviceFailed."""
+        """The device's index for torch. Raises: DeviceFailed."""
         return None
 
     def reserve(self, nbytes: int, before: Place | None, *, writable: bool) -> Place:
-        """Reserve a range of `nbytes`; `before`: a private range to take over.
-
-        Raises: DeviceFailed.
-        """
+        """Reserve a range, or take over the private range `before`. Raises: DeviceFailed."""
         assert before is None or isinstance(before, Range)
         return Range(nbytes, self._chunk_bytes, self._files, writable=writable, before=before)
 
     def fits(self, where: Place) -> bool:
         """Whether the reserved range has room for the chunks of `where.nbytes`."""
-        return True  # the last chunk is mapped only as far as there is room
+        return True  # the last chunk may be mapped in part
 
     def fetch(self, spans: Sequence[Remote]) -> None:
-        """Copy this process's own memory from there. Blocks. Raises: DeviceFailed."""
+        """Copy memory of this process from the device. Blocks. Raises: DeviceFailed."""
         raise AssertionError("there is no such memory")
 
     def save(self, address: int, nbytes: int, fd: int) -> None:
-        """Copy a component's private memory to a file. Blocks. Raises: DeviceFailed."""
+        """Copy private memory to a file. Blocks. Raises: DeviceFailed."""
         vm.write(fd, 0, address, nbytes)
 
     # --- work ----------------------------------------------------------------------------
 
     def current_streams(self) -> tuple[int, ...]:
-        """The stream on which this thread works; none on the host."""
+        """This thread's stream; empty on the host."""
         return ()
 
     def lasting_stream(self) -> int | None:
-        """The stream on which this thread works, if it is never destroyed."""
+        """This thread's stream, if it is never destroyed, else None."""
         return None
 
     def mark(
         self, streams: Iterable[int], before: Work | None, queued: Collection[int]
     ) -> Work | None:
-        """Work queued on `streams` until now, and the rest of `before`, which becomes invalid.
+        """Return the work on `streams` as of now, with the rest of `before`, which becomes invalid.
 
-        None if all of it is done. Does not block. Streams may be destroyed afterwards, but for
-        those of `queued`, on which the work was queued before.
+        Returns None if all of it is done. Does not block. `queued` are streams with earlier work of
+        the lease. They must not be destroyed afterwards; other streams may.
         """
         return None
 
     def everything(self) -> Work | None:
-        """All work of this process there, as of now; None if there cannot be any."""
+        """All work of this process; None if there cannot be any."""
         return None
 
     def after(self, work: Work, then: Callable[[], None]) -> None:
@@ -106,41 +99,38 @@ class Processor:
         raise AssertionError("there is no such work")
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until all work given to `after` is done; return whether it is."""
+        """Wait until all work given to `after` is done, or return False."""
         return True
 
     def wait_on(self, stream: int, slot: int, target: int) -> bool:
-        """Make a stream wait for a word on the board; False if the caller must wait itself."""
+        """Make a stream wait for a word on the board. If False, the caller must wait itself."""
         return False
 
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map these into their ranges, each once all of its bytes are there. Blocks.
+        """Map components into their ranges, each when all its bytes have come. Blocks.
 
-        Raises: DeviceFailed, SessionEnded, and errors of `arrival`.
+        Raises: DeviceFailed, SessionEnded, and the errors of `arrival`.
         """
-        for part, place in placed:  # the daemon grants them only when they have arrived
+        for part, place in placed:  # the daemon grants only what has arrived
             part.where.show(place.generation, place.runs)
 
     def attempt(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Make a driver's call that may be refused; return whether it succeeded. Logs errors."""
+        """Make a driver call that may fail; log its error, and return False then."""
         call(*arguments)
         return True
 
     def before_revoking(self, part: Part, generation: int) -> None:
-        """The chunks of `generation` will be revoked, in the lifeline's thread."""
+        """Prepare for a revocation, in the lifeline's thread."""
 
     def drop(self, parts: Iterable[Part], numbers: tuple[int, ...]) -> bool:
-        """Unmap these files of the daemon's memory from all `parts`; return whether it worked."""
-        return True  # files of the host's memory are lent as holes in them, not as a whole
+        """Unmap these files of the daemon's memory; return whether it worked."""
+        return True  # host memory is lent as holes in its files, not as whole files
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """Unmap all chunks of these clean parts, because others are about to use them.
-
-        `end()` ends the session, and all its waits.
-        """
-        for part in parts:  # running computations find the same bytes in the host copy
+        """Unmap clean parts, whose chunks others are about to use. `end()` ends the session."""
+        for part in parts:  # running work finds the same bytes in the host copy
             with self._lock:
                 if part.where.shown:
                     assert part.master is not None
@@ -148,18 +138,17 @@ class Processor:
         end()
 
     def free_unused(self, parts: Collection[Part]) -> None:
-        """The daemon is gone: free its memory where no lease of these uses it, if it is scarce."""
+        """After the daemon's death, free scarce memory that no lease uses."""
 
     def leave(self, part: Part, *, keep_shown: bool) -> None:
-        """Unmap all of the daemon that is gone: see `Registry.leave`."""
+        """Unmap all memory of a dead daemon: see `Registry.leave`."""
         bytes_of = part.master if part.has_contents else None
         part.where.make_private(bytes_of, keep_shown=keep_shown)
 
-    def before_private(self, parts: Iterable[Part]) -> None:
-        """Some of these are about to become private memory."""
+    def before_private(self, parts: Iterable[Part]) -> None: ...
 
     def let_go_of(self, parts: Iterable[Part]) -> None:
-        """These are about to become private, or are dropped: unmap their chunks if possible."""
+        """Unmap the chunks of parts that become private, or are dropped."""
 
     def close(self) -> None:
-        """Free all that can be freed. All words on the board must have been raised before."""
+        """Free what can be freed. All words on the board must have been raised before."""

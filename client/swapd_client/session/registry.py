@@ -1,7 +1,5 @@
-"""Components that this process has registered with one daemon.
-
-Lives here: the parts, and the moves of tensors to their ranges and back. `registration.py` sends
-the requests in between.
+"""The components that this process has registered with one daemon, and the moves of tensors to
+their ranges and back. `registration.py` sends the requests in between.
 """
 
 import logging
@@ -30,7 +28,6 @@ from swapd_client.session.processor import Processor
 
 log = logging.getLogger("swapd_client")
 
-#: Descriptors that come with a host copy.
 MASTER_DESCRIPTORS = 4
 
 
@@ -47,9 +44,9 @@ class Registry:
         chunk_bytes: int,
     ) -> None:
         self.parts: dict[str, Part] = {}
-        #: Places where memory of the daemon stays mapped for writing after the session is closed.
+        #: Places where the daemon's memory stays mapped for writing after the close.
         self.staying: list[Place] = []
-        #: Whether the daemon has left this session, and not the other way round.
+        #: Whether the daemon left the session, rather than this process.
         self.deserted = False
         self._life = life
         self._lock = life.lock
@@ -58,13 +55,13 @@ class Registry:
         self._masters = masters
         self._told = told
         self._chunk_bytes = chunk_bytes
-        #: By family that was registered in parts: the bytes of it to keep on the device.
+        #: Bytes to keep on the device, by family.
         self.kept: dict[str, int | None] = {}
-        #: Stands for the session without keeping it alive.
+        #: Stands for the session in claims, without keeping it alive.
         self._owner = object()
 
     def all(self) -> list[Part]:
-        """A copy of the registered parts, because other threads may change them."""
+        """Return a copy, because other threads may change the parts."""
         with self._lock:
             return list(self.parts.values())
 
@@ -79,12 +76,11 @@ class Registry:
         return part
 
     def resized(self, name: str, nbytes: int | None) -> None:
-        """The daemon has granted this, of whatever family."""
+        """Record a size granted by the daemon. The family may be another process's."""
         if name in self.kept:
             self.kept[name] = nbytes
 
     def family(self, name: str) -> list[str]:
-        """The components that this process registered as parts of `name`, in order."""
         with self._lock:
             return [part.name for part in self.parts.values() if part.part_of == name]
 
@@ -104,8 +100,8 @@ class Registry:
     ) -> Part:
         """Reserve a range for `source`, or take over its range if it was a component before.
 
-        Nothing is copied or rebound yet. On a GPU it blocks for a moment the first time. Raises:
-        DeviceFailed on a GPU; InvalidSource if `stays` is set and it cannot keep its address.
+        Nothing is copied or rebound yet. The first call blocks for a moment on a GPU. Raises:
+        DeviceFailed; InvalidSource if `stays` is set and the source cannot keep its address.
         """
         self._check_new(name)
         claim: Claim | None = None
@@ -136,10 +132,9 @@ class Registry:
             raise
 
     def prepare_again(self, part: Part) -> Part:
-        """As `prepare`, for a component that another session has lost: it takes over its range.
+        """As `prepare`, but take over the range of a component of a session that has ended.
 
-        That session was closed, or the component has left it with `leave`. Raises: InvalidSource
-        if it cannot keep its address.
+        Raises: InvalidSource if the component cannot keep its address.
         """
         self._check_new(part.name)
         spans = part.layout.spans(part.address)
@@ -177,9 +172,9 @@ class Registry:
         return self._processor.reserve(layout.nbytes, place, writable=writable)
 
     def _take_back(self, layout: Layout) -> Former | None:
-        """The private memory that `layout` is in, if it can be a component there.
+        """Return the private memory of `layout`, if it can be a component there.
 
-        Its place is known until `bind`: an interrupt may come before a part has it.
+        `place` remembers it until `bind`: an interrupt may come before a part has it.
         """
         found = place.find(self._processor.key, layout.lies())
         if found and self._processor.fits(found.where) and layout.stay(found.where.address):
@@ -187,9 +182,9 @@ class Registry:
         return None
 
     def _old_master(self, before: Former) -> OwnedFd | None:
-        """The host copy of an earlier daemon, if it has the component's bytes still.
+        """Return an earlier daemon's host copy, if it still has the component's bytes.
 
-        Nothing tells of writes to private memory on a GPU.
+        Writes to private memory on a GPU cannot be detected.
         """
         if before.master is None:
             return None
@@ -201,22 +196,19 @@ class Registry:
         return before.master if has_them else None
 
     def prepare_family(self, name: str, parts: Mapping[str, Any], **how: Any) -> Iterator[Part]:
-        """Reserve a range for each of `parts`. The caller discards those it got if one fails.
-
-        `how`: arguments of `prepare`, for each.
-        """
+        """Reserve a range for each of `parts`. After an error the caller discards those yielded."""
         if not parts:
             raise InvalidArgument(f"{name!r} has no parts; give at least one")
         prepared: list[Part] = []
         for part, source in parts.items():
             called = protocol.part_name(name, part)
             one = self.prepare(called, source, part_of=name, **how)
-            yield one  # at once: an interrupt would lose it
+            yield one  # at once, or an interrupt would lose it
             prepared.append(one)
         _check_apart(prepared)
 
     def request(self, part: Part, number: int, *, transient: bool) -> protocol.Register:
-        """The request for its host copy. Raises: InvalidArgument, LimitReached."""
+        """Return the request for a host copy. Raises: InvalidArgument, LimitReached."""
         if (policy := part.policy) not in (policies := get_args(protocol.Policy)):
             raise InvalidArgument(
                 f"there is no policy {policy!r}; there are: {', '.join(policies)}"
@@ -243,9 +235,9 @@ class Registry:
     def fill(self, part: Part) -> None:
         """Copy the source into the host copy that the daemon has sent. Blocks for the copy.
 
-        If another process has filled it, compare instead: the daemon only knows that both processes
-        named the same source. Where the daemon keeps host copies, it vouches for those of files.
-        Raises: OtherBytes if the bytes differ.
+        If another process has filled it, compare instead: the daemon knows only that both named the
+        same source. Where it keeps host copies, it vouches for those of files. Raises: OtherBytes
+        if bytes differ.
         """
         message, part.master = self._masters.take(part.request)
         part.slot = message.slot
@@ -263,14 +255,11 @@ class Registry:
                 raise OtherBytes(part.name, was_guessed=isinstance(part.layout, InMemory))
         elif part.nbytes:
             part.layout.fill_file(part.master.fileno())
-        with self._lock:  # before the commit: another thread may then be granted it
+        with self._lock:  # before the commit, after which another thread may be granted it
             self.parts[part.name] = part
 
     def bind(self, part: Part) -> None:
-        """The daemon has accepted the host copy: the source now uses the range.
-
-        After an interrupt all of it may be done again.
-        """
+        """Make the source use the range. May be repeated after an interrupt."""
         with ranges.moving:
             part.bind()
             ranges.add(part, self._owner)
@@ -280,7 +269,7 @@ class Registry:
         self._processor.attempt(part.where.give_up_private)
 
     def start_over(self, parts: Iterable[Part], lie: OtherBytes) -> None:
-        """Register these again without sharing: the shared bytes differ from the source."""
+        """Prepare to register these without sharing, because the shared bytes differ."""
         if not lie.was_guessed:
             log.warning(
                 "the bytes that another process shares as %r differ from the files: they are "
@@ -300,7 +289,7 @@ class Registry:
             self._masters.forget(part.request)
 
     def discard(self, part: Part) -> None:
-        """Undo a failed registration. The source was not changed."""
+        """Undo a failed registration. The source is unchanged."""
         ranges.release(part.claim)
         self._forget(part)
         if not part.where.taken_over:
@@ -315,10 +304,10 @@ class Registry:
     # --- in use --------------------------------------------------------------------------
 
     def map_master(self, part: Part) -> int | None:
-        """A private mapping of a component's host copy, which the caller frees (`part.span` bytes).
+        """Map a host copy privately; the caller frees `part.span` bytes. None if the bytes are
+        elsewhere.
 
-        None if its bytes are private memory, as of what is no longer a component. The host copy of
-        a mutable component has the bytes as last written back.
+        A mutable component's host copy has the bytes of its last write-back.
         """
         with self._lock:  # a host copy stays open until its component is removed
             known = self.parts.get(part.name) is part
@@ -328,7 +317,7 @@ class Registry:
     # --- out -----------------------------------------------------------------------------
 
     def before_unbind(self, part: Part) -> None:
-        """Make sure that `unbind` will have the memory. Raises: OutOfMemory."""
+        """Make sure that `unbind` will have its memory. Raises: OutOfMemory."""
         try:
             part.where.set_memory_aside()
         except OutOfMemory as exc:
@@ -337,8 +326,8 @@ class Registry:
     def unbind(self, part: Part, *, keep_shown: bool = False) -> None:
         """Make a component's tensors private memory, with the same values and addresses.
 
-        On a GPU it blocks for the copy. Raises there: OutOfMemory, DeviceFailed; then the
-        range is unmapped. After an interrupt all of it may be done again.
+        On a GPU it blocks for the copy, and raises OutOfMemory or DeviceFailed: the range is
+        unmapped then. May be repeated after an interrupt.
         """
         try:
             is_saved = self._board.is_saved(part.slot, part.where.generation)
@@ -353,7 +342,7 @@ class Registry:
         self._leave(part)
 
     def try_unbind(self, part: Part, *, keep_shown: bool) -> bool:
-        """As `unbind`; False if there is no memory for it, or the GPU is lost."""
+        """As `unbind`; return False if there is no memory, or the GPU is lost."""
 
         def unbind() -> None:
             self.unbind(part, keep_shown=keep_shown)
@@ -364,11 +353,10 @@ class Registry:
             return False
 
     def leave(self, part: Part) -> None:
-        """Unmap all of the daemon that is gone: the component waits here for the next one.
+        """Unmap the memory of a dead daemon: the component waits here for the next one.
 
-        Bytes that are later than those of the host copy become private memory. On a GPU the others
-        are nowhere else then; on the host its private memory has them, too. After an error, or a
-        second time, all of it may be done again. Raises: DeviceFailed.
+        Bytes later than the host copy's become private memory; on the host, others do, too. May be
+        repeated. Raises: DeviceFailed.
         """
         if part.master is None:
             return
@@ -382,13 +370,12 @@ class Registry:
         part.master = None
 
     def let_go(self, part: Part) -> None:
-        """Remove a component and unmap its range."""
         self._processor.attempt(part.where.revoke)
         ranges.remove(part, is_gone=True)
         self._leave(part)
 
     def _leave(self, part: Part) -> None:
-        """After an interrupt it may leave again, and does while it is registered."""
+        """Remove the component. May be repeated after an interrupt."""
         self._note_staying(part)
         with self._lock:
             self._told.wanted.discard(part.name)
@@ -401,10 +388,10 @@ class Registry:
             self.staying.append(part.where)
 
     def _keep(self, part: Part) -> None:
-        """Remember its private memory, so that its tensors can be registered with the next daemon.
+        """Remember private memory, so that its tensors can be registered with the next daemon.
 
-        Memory from `unregister` or `close` is not remembered: the caller may share it with tensors
-        that are unknown to swapd.
+        Not after `unregister` or `close`: the caller may share it with tensors that swapd does not
+        know.
         """
         if part.where.shown and (part.where.taken_over or self.deserted):
             found = Former(part.where, part.layout.spans(part.address), part.sealed_master())

@@ -1,8 +1,7 @@
 """One session with the daemon: its parts, and the handling of the daemon's messages.
 
-Both clients, sync and async, only carry requests; all that they share is here, and in the modules
-beside. One background thread per session reads the lifeline: revocations, `wanted`, the descriptors
-of host copies, and EOF, which ends every wait.
+All that both clients share is here and in the modules beside. A background thread reads the
+lifeline: revocations, `wanted`, descriptors, and EOF, which ends every wait.
 """
 
 import os
@@ -35,29 +34,26 @@ from swapd_client.session.lifeline import ANSWER_S, Lifeline
 from swapd_client.session.processor import Processor
 from swapd_client.session.registry import Registry
 
-#: Sends a request and waits; raises the error of a refusal.
 Call = Callable[[protocol.AnyRequest], protocol.AnyReply]
 
-#: What a process can do once its session has ended.
 AFTERWARDS = (
     "attached models join it at their next call, and what has no model: close() makes all tensors "
     "private memory, then connect again"
 )
 
-#: Descriptors that a session opens at once.
 SESSION_DESCRIPTORS = 10
 
 
 class Session:
     """A process's session with one daemon. Thread-safe, except that `close` comes last."""
 
-    #: Whether there is no daemon: `disabled.py` has parts of its own then, and channels.
+    #: Whether there is no daemon: see `disabled.py`.
     is_disabled = False
     _line: type[Lifeline] = Lifeline
     _gpu: Any = Gpu
     _registry: type[Registry] = Registry
     channels: Any = None
-    #: Opens the next daemon's session, within the seconds given; set by the opener of this one.
+    #: Opens a session with the next daemon, within the seconds given.
     again: Callable[[float], "Session"]
 
     def __init__(self, endpoint: Path, label: str, answer_s: float = ANSWER_S) -> None:
@@ -66,7 +62,7 @@ class Session:
         Raises: NotRunning, Timeout, VersionMismatch, DaemonGone, LimitReached.
         """
         self.endpoint = endpoint
-        #: Those whose bytes are lost, because the GPU had no room for them at the close.
+        #: Components whose bytes are lost, because the GPU had no room for them at the close.
         self._bare: list[Part] = []
         need_descriptors(SESSION_DESCRIPTORS, "to connect")
         need_threads(1, "to connect")
@@ -97,21 +93,19 @@ class Session:
             self.told,
             self.welcome.chunk_bytes,
         )
-        #: The components registered by this process, by name.
         self.components = parts = self.registry.parts
         self.arrivals = Arrivals(self.life, self.processor, self._board, parts)
         self.leases = Leases(
             self.life, self.processor, parts, self.arrivals, strict=self.welcome.strict
         )
-        #: What its parts do for both clients: each hit calls `check`.
+        #: Bound methods save a call: each hit calls `check`.
         self.check, self.own = self.life.check, self.registry.own
         self.forget_master = self._masters.forget
         self.folder, self.ring = self._lifeline.folder, self._lifeline.ring
         self.not_answering, self.send = self._lifeline.not_answering, self._lifeline.send
         self._ids = 0
-        #: Whether this process could write to the daemon's memory at the end.
         self._could_write = False
-        #: Whether a call of `close` is under way, or was the last; and whether that is done.
+        #: Whether a call of `close` is under way, or was the last; whether that is done.
         self._closing = self.closed = False
         self._lifeline.listen(self._on_message, self._on_end)
         alive[self] = None
@@ -127,8 +121,7 @@ class Session:
             return self._ids
 
     def harmless(self) -> protocol.Release:
-        """A request that changes nothing. Its answer comes after the daemon has had all that its
-        channel sent before."""
+        """Return a request that changes nothing. Its reply shows that earlier messages arrived."""
         number = self.next_id()
         return protocol.Release(number, number, ack=True)
 
@@ -138,7 +131,7 @@ class Session:
 
     @property
     def locks(self) -> tuple[Any, ...]:
-        """Those that its threads take, beside those of its components: each is an RLock."""
+        """RLocks that the session's threads take, beside those of components."""
         return self.life.lock, self._files.lock, self._masters.lock
 
     @property
@@ -146,20 +139,20 @@ class Session:
         return self.life.error
 
     def has(self, part: Part) -> bool:
-        """Whether a component is registered here, or waits here for the next daemon."""
+        """Whether a component is registered here, or waits for the next daemon."""
         return self.components.get(part.name) is part
 
     def unwrap(self, reply: protocol.AnyReply) -> protocol.AnyReply:
-        """Return a reply that is not a refusal; raise the error of a refusal."""
+        """Return a reply; raise the error of a refusal."""
         if isinstance(reply, protocol.Refused):
-            self.check()  # if the session has ended, raise the reason for that
+            self.check()  # the reason for the session's end goes first
             error = from_refusal(reply)
             self.registry.deserted |= isinstance(error, SessionEnded)  # the daemon stops
             raise error
         return reply
 
     def renew(self, part: Part, master: OwnedFd) -> None:
-        """An update is committed: `master` has the new bytes; leases hold the old ones."""
+        """Use the host copy of a committed update. Leases hold the old bytes."""
         with self.life.lock:
             old = part.master
             part.master, part.renewed = master, self._ids
@@ -169,18 +162,19 @@ class Session:
             old.close()
 
     def take_master(self, request: int) -> OwnedFd:
-        """The host copy made for a request, which the caller then owns. Raises: SessionEnded."""
+        """Return a request's host copy, which the caller then owns. Raises: SessionEnded."""
         return self._masters.take(request)[1]
 
     def sweeps(self, sweep: Callable[[], float]) -> None:
-        """The lifeline's thread calls `sweep` after each message, and within the seconds that it
-        returned; or when `ring` is called."""
+        """Have the lifeline's thread call `sweep`: after each message or `ring`, and within the
+        seconds that the last call returned.
+        """
         self._lifeline.sweep = sweep
 
     def give_back(self, releases: tuple[protocol.Release, ...]) -> bool:
-        """Send releases of leases that nobody uses; return False if that would block.
+        """Send releases of unused leases, or return False if that would block.
 
-        Requests on other channels may overtake them.
+        Later requests may overtake them.
         """
         return self._lifeline.try_send(protocol.GivenBack(releases))
 
@@ -221,12 +215,11 @@ class Session:
             self._lifeline.send(protocol.Revoked(revoke.name, revoke.generation))
 
     def _take_away(self, part: Part, generation: int) -> bool:
-        """Unmap the chunks of this generation from the range; return whether that worked."""
         self.processor.before_revoking(part, generation)
         return self.processor.attempt(part.where.revoke, generation)
 
     def _drop(self, drop: protocol.Drop) -> None:
-        """Drop chunks and confirm it: without that, the daemon ends the session in time."""
+        """Drop chunks and confirm it, or the daemon ends the session."""
         if self.processor.drop(self.registry.all(), drop.numbers):
             self._lifeline.send(protocol.Dropped(drop.ticket))
 
@@ -242,7 +235,9 @@ class Session:
             self._cut_off(from_refusal(goodbye))
 
     def _on_end(self, why: Exception | None) -> None:
-        """The lifeline ended. Without a message before, the daemon died, or goes on without us."""
+        """Handle the end of the lifeline. If nothing announced it, the daemon died or ended this
+        session.
+        """
         if why is not None:
             untaken = (
                 f"{self.endpoint}: a message of the daemon is unusable, so this session is "
@@ -268,11 +263,11 @@ class Session:
             self.end(DaemonGone(gone))
 
     def fenced(self) -> SessionFenced | None:
-        """The error if results computed until now may be wrong, because others may have used the
-        memory.
+        """Return the error if results may be wrong, because others may have used the memory
+        meanwhile.
 
-        None is certain if this is called before others could use the memory: the board shows the
-        end before this process has read of it. Then it blocks until it has. Costs no system call.
+        None is reliable: the board shows the end before others use the memory. If it does, this
+        blocks until the reason is known. Costs no system call.
         """
         life = self.life
         if life.error is None:
@@ -284,7 +279,7 @@ class Session:
     # --- the end -------------------------------------------------------------------------
 
     def _cut_off(self, error: SwapdError) -> None:
-        """The daemon goes on without this session, and others will use the chunks that it holds.
+        """End the session of a daemon that goes on, whose chunks others will use.
 
         The daemon keeps the chunks of mutable components for this process.
         """
@@ -292,7 +287,7 @@ class Session:
         self.processor.cut_off(clean, partial(self.end, error))
 
     def end(self, error: SwapdError) -> None:
-        """Set the reason, once, and wake every wait. May be done again after an interrupt."""
+        """Set the reason, once, and wake every wait. May be repeated after an interrupt."""
         with self.life.lock:
             if self.life.error is None:
                 self.registry.deserted |= isinstance(error, SessionEnded)
@@ -312,17 +307,18 @@ class Session:
         self.leases.free_unused()
 
     def leave(self) -> None:
-        """Have all components wait here for the next daemon, in place of the one that is gone.
+        """Leave all components to the next daemon's session: they wait until `handed_over` or
+        `close`.
 
-        They stay until they are `handed_over`, or this is closed. On a GPU what a host copy has
-        takes no memory meanwhile. May be done again. Raises: DeviceFailed.
+        On a GPU, bytes that a host copy has take no memory meanwhile. May be repeated. Raises:
+        DeviceFailed.
         """
         self._hang_up()
         ending.leave_all(self.registry, self.processor)
         self._let_go()
 
     def handed_over(self) -> None:
-        """The next daemon has all that waited here, so this is closed."""
+        """Close the session: the next daemon has all that waited here."""
         for part in self.registry.all():
             if part.where.over:  # without tensors, so it did not join
                 ranges.remove(part)
@@ -333,9 +329,9 @@ class Session:
     def close(self, *, keep: bool = True) -> None:
         """End the session: every component becomes private memory, with its weights.
 
-        Without `keep` their ranges are unmapped instead. Does nothing when it is closed, and while
-        another call of this is under way: in another thread, or interrupted by the signal handler
-        that calls. After an error or an interrupt, the next call goes on.
+        Without `keep` the ranges are unmapped instead. No-op if closed, and while another call is
+        under way, in another thread or interrupted by this signal handler. After an error or an
+        interrupt, the next call goes on.
         """
         mine = False
         try:
@@ -354,7 +350,7 @@ class Session:
             ending.warn_of(self._bare)
 
     def _close(self, *, keep: bool) -> None:
-        """Each step may be done again."""
+        """Close the session. Each step may be repeated."""
         self._hang_up()
         if keep:
             ending.make_all_private(self.registry, self.processor, self.error, self._bare)
@@ -372,7 +368,7 @@ class Session:
         self._could_write |= any(part.mutable for part in self.registry.all())
 
     def _let_go(self) -> None:
-        """Nothing of the daemon is mapped here, or only where `registry.staying` says."""
+        """Close the rest. Only places in `registry.staying` still map memory of the daemon."""
         with self.life.lock:
             self.leases.closed = True
         self._masters.close()
@@ -387,7 +383,7 @@ class Session:
         self._lifeline.forget()
 
 
-#: Its `keyrefs` may be listed while other threads add to it.
+#: Open sessions. `keyrefs` may be listed while other threads add some.
 alive: "weakref.WeakKeyDictionary[Session, None]" = weakref.WeakKeyDictionary()
 
 

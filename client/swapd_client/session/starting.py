@@ -1,8 +1,7 @@
-"""Opens a client's session; starts a daemon for it if there is none, which ends after the last.
+"""Opens a client's session, and starts a daemon if there is none; it ends after its last session.
 
-If several processes start one in a folder at once, the process that locks `starting` in the runtime
-folder starts it, and the others wait. The daemon inherits that lock and keeps it, so the starting
-process may die at any moment.
+The process that locks the file `starting` in the runtime folder starts the daemon, which inherits
+and keeps that lock: so the starting process may die at any moment. Others wait.
 """
 
 import fcntl
@@ -34,11 +33,11 @@ from swapd_client.session.session import Session
 T = TypeVar("T")
 _pause = time.sleep
 
-#: Seconds until a daemon must serve: a large budget on a GPU takes seconds.
+#: Seconds within which a daemon must serve: a large budget on a GPU takes seconds.
 START_S = 120.0
 #: Seconds that it stays without a session, unless $SWAPD_LINGER is set.
 LINGER_S = 10.0
-#: The process in between: it forks, prints the process id, and ends.
+#: A process in between: it forks the daemon, prints the process id, and ends.
 _BETWEEN = """
 import os, sys
 if pid := os.fork():
@@ -47,14 +46,10 @@ else:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.execv(sys.argv[1], sys.argv[1:])
 """
-#: Seconds between two checks for a daemon that another process starts.
 AGAIN_S = 0.02
-#: A longer log is truncated.
 _LOG_MAX_BYTES = 1 << 20
-#: Bytes of a failed daemon's output in the error.
 _SAID_BYTES = 4096
 
-#: A host and a port.
 _ADDRESS = re.compile(r"(\w+://)?[\w.-]+:\d+/?")
 
 
@@ -68,7 +63,6 @@ def open_session(
     start: bool,
     budget: int | str | None,
 ) -> Session:
-    """Open the session of `connect`. Blocks and raises as `connect` does."""
     endpoint, device = _folder_or_device(endpoint, device)
     if disabled := _is_disabled(disabled):
         device = device or config.variable(config.DEVICE_VARIABLE)
@@ -90,7 +84,7 @@ def open_session(
 
 
 def seconds_to_wait(asked: float | None) -> float:
-    """How long a client waits for the next daemon; None: as `$SWAPD_RECONNECT` says."""
+    """Return how long a client waits for the next daemon; None means `$SWAPD_RECONNECT`."""
     try:
         found = config.reconnect_s() if asked is None or asked is True else float(asked)
     except (config.ConfigError, TypeError, ValueError) as exc:
@@ -111,7 +105,6 @@ def _folder_or_device(
 
 
 def _is_disabled(asked: bool | None) -> bool:
-    """Whether a client does without a daemon; None: as `$SWAPD_DISABLE` says."""
     if asked not in (None, True, False):
         raise InvalidArgument(f"disabled={asked!r}: give True, False or None")
     try:
@@ -133,16 +126,16 @@ def _check(endpoint: str | os.PathLike[str] | None, device: str | None) -> None:
 def connected(
     folder: Path, device: str | None, budget: int | str | None, connect: Callable[[], T]
 ) -> T:
-    """The result of `connect`, once a daemon serves `folder`; starts one if there is none.
+    """Return the result of `connect`; start a daemon for `folder` first if there is none.
 
-    Blocks until it serves, for START_S at most. Raises: NotRunning, and as `connect`, except that
-    there is no daemon.
+    Blocks until it serves. Raises: NotRunning if it does not in START_S, and other errors of
+    `connect`.
     """
     give_up = time.monotonic() + START_S
     while True:
         try:
             return connect()
-        except (NotRunning, DaemonGone) as exc:  # it may have just ended by itself
+        except (NotRunning, DaemonGone) as exc:  # it may just have ended by itself
             if time.monotonic() > give_up:
                 raise NotRunning(f"no swapd serves {folder} after {START_S:g} s: {exc}") from exc
         if not _start(folder, device, budget, give_up):
@@ -186,7 +179,7 @@ def _command(folder: Path, device: str | None, budget: int | str | None) -> list
 def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) -> bool:
     """Start the daemon, which inherits `lock`. Raises: NotRunning with the daemon's own message.
 
-    False if a daemon started by other means has the folder, and does not serve yet, or any more.
+    Returns False if another daemon holds the folder without serving.
     """
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify,
@@ -215,9 +208,9 @@ def _serve(folder: Folder, command: list[str], lock: OwnedFd, give_up: float) ->
 
 
 def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd) -> int:
-    """Start the daemon outside of this process's children and session; return its process id.
+    """Start the daemon outside this process's children and session; return its process id.
 
-    So it survives programs that end a process's children, or its group, as Ray and terminals do.
+    Ray and terminals, for example, end their children, or their group.
     """
     between = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _BETWEEN, *command],
@@ -235,7 +228,6 @@ def _launch(command: list[str], env: dict[str, str], log: OwnedFd, lock: OwnedFd
 
 
 def _begin(log: OwnedFd) -> int:
-    """The position in its log where the daemon will begin."""
     nbytes = os.fstat(log.fileno()).st_size
     if nbytes <= _LOG_MAX_BYTES:
         return nbytes

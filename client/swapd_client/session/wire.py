@@ -1,4 +1,4 @@
-"""Requests and replies as bytes, with errors that name the components: of threads and of loops."""
+"""Encodes requests and decodes replies. Errors name the components of the request."""
 
 from swapd.shared.protocol import (
     NOT_A_MESSAGE,
@@ -13,7 +13,7 @@ from swapd.shared.units import size
 from swapd_client.errors import InvalidArgument, Timeout, VersionMismatch
 from swapd_client.session.session import Session
 
-#: Number of names in a message.
+#: Most names in an error message.
 NAMED_MAX = 3
 
 

@@ -1,8 +1,9 @@
-"""The bytes of tensors in files: into a host copy, compared with one, or into private memory.
+"""Reads the bytes of tensors in files: into a host copy, to compare with one, or into private
+memory.
 
-The kernel moves the bytes from the page cache into the host copy (`sendfile`), with no mapping of
-the file and no page faults. It lets one thread at a time write to a host copy, so further threads
-read into mappings of it. Cast tensors pass through a small buffer instead.
+The kernel moves bytes from the page cache into the host copy (`sendfile`), without a mapping of the
+file and page faults. It lets one thread at a time write to a file, so other threads read into
+mappings of the host copy. Cast tensors pass through a small buffer.
 """
 
 import errno
@@ -42,18 +43,17 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-#: Dtypes that `dtype` casts. Numbers of other kinds have another meaning, or scales beside them.
+#: Dtypes that are cast. Other numbers have another meaning, or scales beside them.
 CAST = {"F16", "BF16", "F32", "F64"}
 
-#: Bytes of a host copy that one thread fills before it takes more, and before each report.
+#: Bytes that one thread fills before it takes more, and before each report.
 _STEP_BYTES = 16 << 20
-#: Threads that fill one. More would wait for the memory, or for the disk.
+#: Threads that fill a host copy. More would wait for the memory or the disk.
 _THREADS_MAX = 4
-#: Items cast at a time.
 _CAST_ITEMS = 1 << 20
 
 
-#: `told(done, total)`, bytes.
+#: `told(done, total)`, in bytes.
 Told = Callable[[int, int], None]
 
 #: (place, file, offset, bytes) of tensors contiguous both in a file and in the host copy.
@@ -61,9 +61,9 @@ Run = tuple[int, File, int, int]
 
 
 class Progress:
-    """Adds up the bytes of all layouts being filled, and reports them. Use it in a `with` block.
+    """Adds up the bytes of all layouts being filled, and reports them, in a `with` block.
 
-    `wanted`: a callable; True, for a bar; None, for a bar if tqdm is installed and stderr is a
+    `wanted` is a callable, or True for a bar; None: a bar if tqdm is installed and stderr is a
     terminal.
     """
 
@@ -74,7 +74,6 @@ class Progress:
         self._done = self._total = 0
 
     def begin(self, nbytes: int) -> None:
-        """Announce `nbytes` more bytes."""
         self._total += nbytes
 
     def add(self, nbytes: int) -> None:
@@ -106,7 +105,7 @@ class Progress:
 
 
 class WantedTensor(NamedTuple):
-    """A tensor to load: its place in a file, and its dtype in the component."""
+    """A stored tensor to load, and its dtype in the component."""
 
     stored: Stored
     dtype: torch.dtype
@@ -121,7 +120,7 @@ class WantedTensor(NamedTuple):
 
 
 def fill(fd: int, placed: Sequence[tuple[int, WantedTensor]], progress: Progress) -> None:
-    """Read each tensor to its place in a host copy, and cast it if need be."""
+    """Read each tensor to its place in a host copy; cast it if need be."""
     plain, cast = _in_order(placed)
     progress.begin(sum(wanted.stored.nbytes for _, wanted in placed))
     with progress:
@@ -132,9 +131,9 @@ def fill(fd: int, placed: Sequence[tuple[int, WantedTensor]], progress: Progress
 
 
 def _fill_plain(fd: int, steps: Iterator[list[Run]], add: Callable[[int], None]) -> None:
-    """Do each step once, in this thread or in one beside it; the system may start fewer of these.
+    """Do each step once, in this thread or in helper threads, of which the system may start fewer.
 
-    Raises the error of any thread. By then, as after an interrupt, no thread beside it works.
+    Raises the error of any thread. No helper outlives the call, even after an interrupt.
     """
     moved, left = deque[int](), deque[list[Run]]()
     threads = ThreadPoolExecutor(_THREADS_MAX, "swapd-fill")
@@ -145,7 +144,7 @@ def _fill_plain(fd: int, steps: Iterator[list[Run]], add: Callable[[int], None])
             for step in steps:
                 try:
                     moved.append(_read_mapped(fd, step))
-                except OSError:  # nothing more can be mapped; this thread maps nothing
+                except OSError:  # the system maps no more; the main thread needs no mapping
                     return left.append(step)
         except BaseException:
             deque(steps, 0)  # no thread takes more
@@ -195,7 +194,7 @@ def is_filled(fd: int, nbytes: int, placed: Sequence[tuple[int, WantedTensor]]) 
 def _in_order(
     placed: Sequence[tuple[int, WantedTensor]],
 ) -> tuple[list[tuple[int, Stored]], list[tuple[int, WantedTensor]]]:
-    """By place, without empty ones: the tensors to read as they are, and those to cast."""
+    """Return the tensors to read as they are, and those to cast, in order, without empty ones."""
     in_order = sorted(((p, w) for p, w in placed if w.nbytes), key=lambda one: one[0])
     plain = [(place, wanted.stored) for place, wanted in in_order if not wanted.is_cast]
     return plain, [(place, wanted) for place, wanted in in_order if wanted.is_cast]
@@ -220,7 +219,7 @@ def _runs(plain: list[tuple[int, Stored]]) -> list[Run]:
 
 
 def _steps(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """The runs by step of the host copy, cut where one ends: so threads share no page."""
+    """Yield the runs by step of the host copy, cut where a step ends: threads share no page."""
     step = _STEP_BYTES
     cut = [
         (at, file, offset + at - place, min(place + nbytes, (at // step + 1) * step) - at)
@@ -233,7 +232,6 @@ def _steps(runs: Iterable[Run]) -> Iterator[list[Run]]:
 def _move(
     target: int, place: int, file: File, offset: int, nbytes: int, add: Callable[[int], None]
 ) -> None:
-    """Have the kernel copy a part of a file into the host copy."""
     os.lseek(target, place, os.SEEK_SET)
     done = 0
     while done < nbytes:
@@ -250,7 +248,7 @@ def _move(
 
 
 def _read_mapped(target: int, step: Sequence[Run]) -> int:
-    """Read a step into a mapping of the host copy, with no mapping left; return its bytes."""
+    """Read a step into a temporary mapping of the host copy; return its bytes."""
     start = step[0][0] // vm.PAGE_BYTES * vm.PAGE_BYTES
     span = vm.round_up(step[-1][0] + step[-1][3] - start)
     address = vm.map_shared(target, start, span, writable=True)
@@ -275,7 +273,6 @@ def _read_into(view: memoryview, file: File, offset: int) -> None:
 
 
 def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], None]) -> None:
-    """Read a tensor, cast it, and write it, in small steps."""
     for items, read in _cast_items(wanted):
         vm.write(target, place, items.data_ptr(), items.nbytes)
         place += items.nbytes
@@ -283,7 +280,7 @@ def _cast(target: int, place: int, wanted: WantedTensor, add: Callable[[int], No
 
 
 def _cast_items(wanted: WantedTensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """A tensor's items, some at a time, after the cast; and the bytes that were read for them."""
+    """Yield some cast items of a tensor at a time, and the bytes read for them."""
     stored, source = wanted.stored, DTYPES[wanted.stored.dtype]
     step = _CAST_ITEMS * source.itemsize
     for at in range(0, stored.nbytes, step):
@@ -292,7 +289,6 @@ def _cast_items(wanted: WantedTensor) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> bool:
-    """Whether a part of a file equals the host copy at `place`."""
     try:
         return vm.has_bytes(file.fd.fileno(), offset, master + place, nbytes)
     except EOFError:
@@ -300,7 +296,6 @@ def _is_same(master: int, place: int, file: File, offset: int, nbytes: int) -> b
 
 
 def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
-    """Whether a tensor, after its cast, equals the host copy at this address."""
     for items, _ in _cast_items(wanted):
         if vm.differ(master, items.data_ptr(), items.nbytes):
             return False
@@ -309,7 +304,6 @@ def _is_cast_same(master: int, wanted: WantedTensor) -> bool:
 
 
 def read(stored: Stored) -> torch.Tensor:
-    """A tensor of a file in private memory."""
     return _read_items(stored, DTYPES[stored.dtype], 0, stored.nbytes).view(stored.shape)
 
 

@@ -1,7 +1,6 @@
 """The places in a module for loaded tensors: parameters and persistent buffers.
 
-Parameters become views of the component. Buffers stay private, as with `register`: forward may
-write to them.
+Parameters become views of the component. Buffers stay private, because forward may write to them.
 """
 
 import logging
@@ -15,7 +14,6 @@ from swapd_client.weights.safetensors import listed
 
 log = logging.getLogger("swapd_client")
 
-#: A dict of a module, and a key in it.
 _Place = tuple[dict[str, torch.nn.Parameter | None], str]
 
 
@@ -24,14 +22,12 @@ class Slots:
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
-        #: By name.
         self.places: dict[str, _Place] = {}
 
     def put(self, tensor: torch.Tensor) -> torch.nn.Parameter:
         """Set the parameter to `tensor`; return the parameter.
 
-        It stays the same object, unless it was on the meta device: then a new one replaces it
-        everywhere, with its attributes.
+        A parameter on the meta device is replaced everywhere by a new one, with its attributes.
         """
         parameter = self.parameter
         if not parameter.is_meta:
@@ -46,15 +42,13 @@ class Slots:
 
 
 class Into:
-    """The parameters and buffers of a module that are to be loaded."""
-
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._device = device
         self._slots = _parameters(module)
-        #: All buffers by name: the module of each, and its name there.
+        #: All buffers: the module of each, and its name there.
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         self._loaded: dict[str, torch.Tensor] = {}
-        #: Those that are persistent.
+        #: The persistent ones.
         self.buffers: dict[str, torch.Tensor] = {}
         bare = []
         for prefix, sub in module.named_modules():
@@ -74,7 +68,7 @@ class Into:
             )
 
     def match(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slots]:
-        """The slots, by the name of the tensor for each. Raises: InvalidSource."""
+        """Return the slots by name of their tensor. Raises: InvalidSource."""
         matched: dict[str, Slots] = {}
         missing = [n for n, b in self.buffers.items() if n not in shapes and b.is_meta]
         for slots in self._slots:
@@ -117,13 +111,11 @@ class Into:
                 self._loaded[name] = self._buffer(name).to(self._device)
 
     def say_unexpected(self, names: Collection[str]) -> None:
-        """Log the tensors of the files that have no place in the module."""
         unexpected = sorted(set(names) - self.buffers.keys() - self._names())
         if unexpected:
             log.warning("the module has no place for %s, which the files have", listed(unexpected))
 
     def finish(self) -> None:
-        """Put the buffers in their places; the parameters are in theirs."""
         for name, value in self._loaded.items():
             there = self._buffer(name)
             if there.device == value.device and there.shape == value.shape:

@@ -1,6 +1,6 @@
-"""Components straight from safetensors files: read into the host copy, without a second copy.
+"""Components straight from safetensors files, read into the host copy without a second copy.
 
-This says which tensors go where; `contents.py` moves the bytes.
+This module decides which tensors go where; `contents.py` moves the bytes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,17 +21,17 @@ from swapd_client.weights.contents import CAST, DTYPES, Progress, WantedTensor
 from swapd_client.weights.into import Into, Slots
 from swapd_client.weights.safetensors import Files, Stored, open_all
 
-#: The new name of a tensor in a file; None leaves the tensor out.
+#: The new name of a file's tensor; None leaves the tensor out.
 Rename = Callable[[str], str | None]
 
-#: Counts up when `fill_file` makes other bytes of the same files.
+#: Count up when `fill_file` changes the bytes.
 READER = 1
 
 
 class FileLayout(PlacedTensors, Ready):
     """Tensors of files, and the parameters of a module that they replace.
 
-    The files must stay open until the layout is filled. After `bind`, `tensors` has them by name.
+    The files must stay open until the layout is filled. `bind` fills `tensors`.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class FileLayout(PlacedTensors, Ready):
         *,
         share: bool,
     ) -> None:
-        """`slots`: the parameters of a module, by tensor; tensors without one are in `tensors`
-        only. `share`: share the host copy with sessions that load the same files.
+        """`slots`: the module's parameters, by tensor. `share`: with sessions that load these
+        files.
         """
         self._wanted = wanted
         self._slots = {name: slots[name] for name in wanted if name in slots}
@@ -70,7 +70,7 @@ class FileLayout(PlacedTensors, Ready):
         return [start for _, start, nbytes in self.origins() if nbytes]
 
     def origins(self) -> Iterable[tuple[str, int, int]]:
-        """The parameters that the tensors replace; their bytes are not read."""
+        """Return the parameters to replace; their bytes are not read."""
         return [(name, *extent(slots.parameter)) for name, slots in self._slots.items()]
 
     def fill_file(self, fd: int) -> None:
@@ -106,7 +106,7 @@ class FileLayout(PlacedTensors, Ready):
     def bind(self, address: int) -> Iterable[object]:
         storages = []
         with torch.inference_mode(False), torch.no_grad():
-            for one in self.placed if self._wanted else ():  # else it was bound, and let go
+            for one in self.placed if self._wanted else ():  # else it is bound already
                 tensor = self._tensor(one, address)
                 storages.append(tensor.untyped_storage())
                 slots = self._slots.get(one.name)
@@ -125,8 +125,9 @@ class FileLayout(PlacedTensors, Ready):
         return base.view(one.dtype).view(one.shape)
 
     def _content(self) -> str:
-        """Identifies the bytes, which another torch may cast in another way: valid as long as no
-        process writes to the files."""
+        """Identify the bytes while nobody writes to the files. The cast depends on torch's
+        version.
+        """
         read: list[tuple[object, ...]] = [(READER, torch.__version__)]
         read += [
             (name, *w.stored.file.identity, w.stored.offset, str(w.dtype))
@@ -149,9 +150,9 @@ def planned(
     progress: "bool | Callable[[int, int], None] | None",
     share: bool,
 ) -> Iterator[dict[str, FileLayout]]:
-    """The layouts that load `files`, by part; "" without `parts`. Use them in the block only.
+    """Yield the layouts that load `files`, by part ("" without `parts`), for use in the block only.
 
-    Raises: InvalidSource, if a file is no safetensors file, or a tensor that `module` needs is
+    Raises: InvalidSource if a file is no safetensors file, or a tensor that `module` needs is
     missing; then nothing has changed.
     """
     with open_all(files) as stored:
@@ -173,7 +174,7 @@ def planned(
 
 
 def _matched(into: Into, tensors: Mapping[str, Stored]) -> dict[str, Slots]:
-    """The parameters that the tensors replace. The buffers among them are read now."""
+    """Return the parameters to replace. Buffers are read now."""
     slots = into.match({n: s.shape for n, s in tensors.items()})
     loaded = {n: buffer for n, buffer in into.buffers.items() if n in tensors}
     ranges.refuse_taken((n, *extent(buffer)) for n, buffer in loaded.items())
@@ -212,7 +213,7 @@ def _dtype(stored: Stored, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dict[str, list[str]]:
-    """The names of each part, by prefix; "rest" has the others."""
+    """Group names by the parts' prefixes; "rest" gets the others."""
     if parts is None:
         return {"": names}
     found: dict[str, list[str]] = {part: [] for part in parts}
@@ -234,7 +235,7 @@ def _by_part(names: list[str], parts: Mapping[str, Iterable[str]] | None) -> dic
 def _packed(
     wanted: Mapping[str, WantedTensor], segments: Segments
 ) -> tuple[Packer, dict[str, int]]:
-    """The place of each tensor: by segment, in the order of the files."""
+    """Place the tensors: by segment, in the order of the files."""
     packer = Packer()
     places: dict[str, int] = {}
     for group in by_segment(wanted, segments):

@@ -1,8 +1,8 @@
 """Safetensors files: their tensors, and the place of each. No torch, and no file is mapped.
 
-A file is 8 bytes of length, that many bytes of JSON, then the tensors without gaps. This module
-checks the header, so that readers can rely on it: each tensor is inside the file, has the length of
-its shape and dtype, and overlaps no other.
+A file is 8 bytes of length, that many bytes of JSON, then the tensors without gaps. The header is
+checked: each tensor is inside the file, has the length of its shape and dtype, and overlaps no
+other.
 """
 
 import os
@@ -20,25 +20,23 @@ from swapd.shared.documents import PROGRAMS_MAX_BYTES, read
 from swapd.shared.fds import OwnedFd
 from swapd_client.errors import InvalidSource
 
-#: A path, several, a folder, or an index.
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-#: Bytes of an item.
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-#: No header is longer; a larger length means that it is none.
+#: A larger length means that the bytes are no header.
 HEADER_MAX_BYTES = 100 << 20
 
-#: More than any tensor has; bounds the product of the dimensions.
+#: Bounds the product of the dimensions.
 _DIMENSIONS_MAX = 64
-#: Strides count in 64 bits, also for a tensor without items.
+#: Strides count in 64 bits, even for a tensor without items.
 _ITEMS_MAX = 1 << 62
 
-#: No file system has a slower clock: FAT's ticks every two seconds.
+#: No file system's clock is slower: FAT's ticks every two seconds.
 SETTLED_NS = 2_000_000_000
 
 _SUFFIX = ".safetensors"
@@ -48,7 +46,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Stored(NamedTuple):
-    """A tensor in a file: `nbytes` bytes from `offset`, counted from the start of the file."""
+    """A tensor in a file. `offset` counts from the file's start."""
 
     file: "File"
     name: str
@@ -59,12 +57,12 @@ class Stored(NamedTuple):
 
 
 class File:
-    """A file that is open for reading, until `close`, and its identity then."""
+    """A file that is open for reading until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Raises: InvalidSource if it cannot be opened."""
         self.path = path
-        try:  # to open a pipe without a writer would block
+        try:  # opening a pipe without a writer would block
             self.fd = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except (OSError, ValueError) as exc:  # a name with a null byte is a ValueError
             why = exc.strerror if isinstance(exc, OSError) else exc
@@ -73,10 +71,10 @@ class File:
         if not stat.S_ISREG(status.st_mode):
             self.fd.close()
             raise InvalidSource(f"{path} is no regular file")
-        #: Device, inode, size, mtime and ctime (no program can set that one). Another file has
-        #: another identity, and so has this file after a write.
+        #: Device, inode, size, mtime and ctime, which no program can set. A write changes the
+        #: identity.
         self.identity = _identity(status)
-        #: Whether each later write gives it another ctime: clocks of file systems may tick slowly.
+        #: Whether each later write changes its ctime: clocks of file systems may tick slowly.
         self.is_settled = time.time_ns() - status.st_ctime_ns > SETTLED_NS
         self._links = status.st_nlink
 
@@ -90,7 +88,7 @@ class File:
     def check_unchanged(self) -> None:
         """Raise InvalidSource if the file has changed since it was opened.
 
-        A file that lost its name, or gave it to another one, has another ctime and the same bytes.
+        A lost or passed-on name changes the ctime, but not the bytes.
         """
         status = os.fstat(self.fd.fileno())
         now = _identity(status)
@@ -127,11 +125,10 @@ _NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 @contextmanager
 def open_all(files: Files) -> Iterator[dict[str, Stored]]:
-    """Open all files, read their headers, and close them in the end: the tensors by name.
+    """Yield the tensors of all files, by name; close the files in the end. Raises: InvalidSource.
 
     `files`: a file, several, a folder with some or with their index, or an index
-    (`model.safetensors.index.json`); from an index, only the tensors that it lists. Raises:
-    InvalidSource.
+    (`model.safetensors.index.json`), of which only the listed tensors count.
     """
     with ExitStack() as opened:
         tensors: dict[str, Stored] = {}
@@ -142,7 +139,7 @@ def open_all(files: Files) -> Iterator[dict[str, Stored]]:
 
 
 def header(file: File) -> list[Stored]:
-    """The tensors of a file, in the order of their bytes. Raises: InvalidSource."""
+    """Return a file's tensors, in the order of their bytes. Raises: InvalidSource."""
     path, fd = file.path, file.fd.fileno()
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     begin = 8 + length
@@ -208,7 +205,7 @@ def _add(tensors: dict[str, Stored], file: File, listed: Collection[str] | None)
 
 
 def _paths(files: Files) -> list[tuple[Path, set[str] | None]]:
-    """Each file, and the tensors wanted from it; None: all."""
+    """Return each file, and the tensors wanted from it (None: all)."""
     if not isinstance(files, str | os.PathLike):
         return [found for one in files for found in _paths(one)]
     path = Path(files)

@@ -1,7 +1,7 @@
-"""New values for a clean component: fill a second host copy, and replace the first by it.
+"""New values for a clean component: fill a second host copy, then replace the first one by it.
 
-Nothing changes until all of it is written; then all of it changes in one step. No torch: the layout
-knows the values and their places.
+All of it changes in one step, once everything is written. No torch: the layout knows the values and
+their places.
 """
 
 import logging
@@ -22,12 +22,12 @@ from swapd_client.session.session import Call, Session
 log = logging.getLogger("swapd_client")
 
 
-#: A component, and what writes new values over a copy of its bytes, at a given address.
+#: A component, and a function that writes new values at a given address of its bytes.
 _Change = tuple[Part, Callable[[int], None]]
 
 
 def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give several components or families new values: all of them change in one step.
+    """Give several components or families new values, all in one step.
 
     Blocks for the copies. After an error nothing has changed. Raises as `_changes`, and the
     daemon's errors.
@@ -37,7 +37,6 @@ def together(session: Session, call: Call, values: Mapping[str, Mapping[str, Any
 
 
 def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
-    """Fill new host copies and commit them."""
     if isinstance(session, Disabled):  # no host copy, and no lease that keeps the old bytes
         for part, write in asked:
             session.edit(part, write)
@@ -60,9 +59,9 @@ def _apply(session: Session, call: Call, asked: list[_Change]) -> None:
 
 
 def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[_Change]:
-    """The changes that `values` make to a component, or to the parts of a family.
+    """Return the changes that `values` make to a component, or to a family's parts.
 
-    Raises: InvalidSource, naming the first value that does not fit; UnknownComponent.
+    Raises: InvalidSource for the first value that does not fit; UnknownComponent.
     """
     ranges.refuse_unheld((key, *extent_of(value)) for key, value in values.items())
     family = session.registry.family(name)
@@ -81,7 +80,7 @@ def _changes(session: Session, name: str, values: Mapping[str, Any]) -> list[_Ch
 def _by_part(
     family: str, parts: list[Part], values: Mapping[str, Any]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """The values of each part that has some, by their names there. Raises: InvalidSource."""
+    """Return the values of each part, by their names there. Raises: InvalidSource."""
     grouped: dict[str, dict[str, Any]] = {}
     owners = _owners(family, parts)
     for key, value in values.items():
@@ -97,7 +96,7 @@ def _by_part(
 
 
 class _Begun:
-    """An update that was requested, and not committed."""
+    """An update that is requested, but not committed."""
 
     def __init__(self, part: Part, request: int) -> None:
         self.part = part
@@ -118,7 +117,7 @@ class _Begun:
         session.renew(self.part, self._master)
 
     def give_up(self, session: Session, call: Call) -> None:
-        """Cancel the update. One that the daemon committed already (the wait was interrupted) takes
+        """Cancel the update. If the daemon has committed it (an interrupted wait), it takes
         place.
         """
         try:
@@ -134,7 +133,7 @@ class _Begun:
 
 
 def _owners(family: str, parts: list[Part]) -> dict[str, list[tuple[Part, str]]]:
-    """The part that has a tensor, and its name there: by that name, or by part and name."""
+    """Return the parts with a tensor, and its name there: by that name, or by part and name."""
     owners: dict[str, list[tuple[Part, str]]] = {}
     for part in parts:
         path = part.name.removeprefix(f"{family}/")

@@ -1,8 +1,4 @@
-"""The daemon's GPU in this process: opened when first needed, with its imported chunks.
-
-Lives here: the device's index in this process, imported chunks, private memory, and operations that
-this driver refuses. May not live here: the places of components.
-"""
+"""The daemon's GPU in this process: opened when first needed, with its imported chunks."""
 
 import logging
 import threading
@@ -25,7 +21,7 @@ from swapd_client.session.life import Files
 
 log = logging.getLogger("swapd_client")
 
-#: Descriptors for everything but chunks: the process's own, and the driver's.
+#: For all but chunks: the process's descriptors, and the driver's.
 SPARE_DESCRIPTORS = 256
 
 #: Seconds after which ranges are unmapped even if GPU work still uses them.
@@ -44,11 +40,10 @@ class Card:
         self._files = files
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        #: Held also while waiting for a file, which comes once for all threads that need it. The
-        #: lifeline's thread, which brings files, never takes it.
+        #: Held while waiting for a file, which is sent once for all threads. The lifeline's thread,
+        #: which receives files, never takes it.
         self._importing = threading.Lock()
         self._driver: Driver | None = None
-        #: Handles of chunks, by number and whether it was sent for writing.
         self._imports: dict[tuple[int, bool], int] = {}
         #: Operations that this driver has refused.
         self._unmaps_one_by_one = False
@@ -63,27 +58,24 @@ class Card:
 
     @property
     def opened(self) -> bool:
-        """Whether this session has used the GPU."""
         return self._driver is not None
 
     @property
     def lost(self) -> bool:
-        """Whether the GPU is lost for this process: then no work of it runs there."""
+        """Whether no work of this process runs on the GPU any more, after an error."""
         return self._driver is not None and self._driver.lost
 
     @property
     def index(self) -> int:
-        """Index of the GPU in this process, for torch as for the driver. Opens it."""
+        """Index of the GPU in this process, for torch as for the driver."""
         return self._open().index
 
     @contextmanager
     def using(self) -> Iterator[Driver]:
-        """The driver, with the GPU's context current on this thread. Opens it.
+        """Yield the driver, with the GPU's context current on this thread.
 
-        All driver calls of this client are made in here. The process's threads may be capturing
-        graphs meanwhile, this one too; captures are not disturbed.
-
-        Raises: DeviceFailed, also in place of any DeviceError of the block.
+        All driver calls are made in here. They do not disturb a thread that captures a graph
+        meanwhile. Raises: DeviceFailed, also in place of a DeviceError of the block.
         """
         driver = self._open()
         try:
@@ -100,31 +92,31 @@ class Card:
             ) from exc
 
     def complain(self, error: Exception) -> None:
-        """Log the error that broke the GPU for this process, once."""
+        """Log an error; if the GPU is lost, only once."""
         if not (self._complained and self.lost):
             self._complained = True
             log.error("%s", error)
 
     def settle(self, timeout_s: float = SETTLE_S) -> bool:
-        """Wait for all work that this process has on the GPU; return whether it has ended.
+        """Wait for all work of this process on the GPU; return whether it has ended.
 
-        This spoils a graph that is being captured, see `Driver.settle`. So use it only when a
-        session ends, a copy has failed, or private memory is given up. Wake streams that wait for
-        ever before.
+        This spoils a graph that is being captured, so use it only when a session ends, a copy has
+        failed, or private memory is copied or given up. Streams that would wait for ever must go on
+        before.
         """
         if self._driver is None or self.lost:
             return True
         waiting = threading.Thread(target=self._settle, name="swapd-settle", daemon=True)
         try:
             start(waiting)
-        except LimitError:  # better late than not at all
+        except LimitError:  # wait here, without the timeout
             self._settle()
             return True
         waiting.join(timeout_s)
         return not waiting.is_alive()
 
     def close(self, *, keep_context: bool) -> None:
-        """Release all imports, and the context unless this session still needs it."""
+        """Release all imports, and the context unless it is still needed."""
         if self._driver is None:
             return
         with suppress(DeviceFailed):
@@ -135,9 +127,9 @@ class Card:
     # --- chunks --------------------------------------------------------------------------
 
     def imports(self, chunks: Iterable[int], *, writable: bool) -> list[int]:
-        """The handles of chunks, still owned here. Blocks until the daemon has sent them all.
+        """Return the handles of chunks, still owned here. Blocks until the daemon has sent them.
 
-        Hold no lock that the lifeline's thread may need, because it brings them.
+        Hold no lock that the lifeline's thread needs to receive them.
         """
         return [self._import(chunk, writable) for chunk in chunks]
 
@@ -163,7 +155,7 @@ class Card:
         return handle
 
     def map(self, address: int, handles: Iterable[int]) -> None:
-        """Map chunks side by side, with no access yet. All or nothing."""
+        """Map chunks side by side, without access. All or nothing."""
         with self.using() as driver:
             mapped = 0
             try:
@@ -188,7 +180,7 @@ class Card:
                 driver.unmap(address + i * self.chunk_bytes, self.chunk_bytes)
 
     def forbid(self, address: int, chunks: int) -> bool:
-        """Remove all access to these chunks, if this driver can; return whether it did."""
+        """Remove all access; return False if this driver cannot."""
         if self._keeps_no_access:
             return False
         with self.using() as driver:
@@ -206,7 +198,7 @@ class Card:
             driver.set_access(address, chunks * self.chunk_bytes, access)
 
     def drop(self, chunks: Iterable[int]) -> None:
-        """Release the imports of these, because their memory goes to another process."""
+        """Release imports whose memory goes to another process."""
         numbers = list(chunks)
         self._files.drop(numbers)
         self._forget([(n, writable) for n in numbers for writable in (False, True)])
@@ -229,10 +221,7 @@ class Card:
     # --- memory of this process's own ----------------------------------------------------
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
-        """Allocate private memory: its handle, and its size, which may be larger.
-
-        Raises: OutOfMemory, with the missing bytes.
-        """
+        """Return a handle of private memory, and its size, perhaps larger. Raises: OutOfMemory."""
         with self.using() as driver:
             whole = vm.round_up(nbytes, driver.granularity())
             try:
@@ -248,7 +237,7 @@ class Card:
                 ) from exc
 
     def fill(self, address: int, master: OwnedFd, nbytes: int) -> None:
-        """Copy the first `nbytes` of `master` to `address`. Blocks until they are there."""
+        """Copy a host copy to `address`. Blocks."""
         span = vm.round_up(nbytes)
         source = vm.map_shared(master.fileno(), 0, span, writable=False)
         try:
@@ -258,10 +247,7 @@ class Card:
             vm.free(source, span)
 
     def fetch(self, spans: Sequence[Remote]) -> None:
-        """Copy this process's own memory on the GPU, after all work there, on any stream, is done.
-
-        Blocks. Raises: DeviceFailed.
-        """
+        """Copy GPU memory of this process, after all its work. Blocks. Raises: DeviceFailed."""
         if not self.settle():
             raise DeviceFailed(
                 f"work on {self._name} still runs after {SETTLE_S:g} s: wait for that "
@@ -279,16 +265,13 @@ class Card:
             )
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Zero `nbytes` at `address`. Blocks until it is done."""
+        """Zero these bytes. Blocks."""
         with self._at_once() as (driver, stream):
             driver.zero_later(address, nbytes, stream)
 
     @contextmanager
     def _at_once(self) -> Iterator[tuple[Driver, Any]]:
-        """A stream of its own, and a wait for its work.
-
-        The default stream would wait for the process's other streams.
-        """
+        """Yield a new stream, then wait for its work. The default stream would wait for all."""
         with self.using() as driver:
             stream = driver.stream()
             try:

@@ -1,9 +1,8 @@
-"""Copies this process's GPU memory to host copies.
+"""Copies this process's GPU memory to host copies, through a ring of pinned memory.
 
-The copy goes through a few places of pinned memory: while one is emptied into a host copy, the GPU
-fills the others. For memory that is not pinned the driver does the same, but one piece at a time,
-idle while it empties the piece. Pinning the host copy itself would take longer than the copy, and
-hold driver locks that other processes' copies need.
+While one place is emptied into a host copy, the GPU fills the others. Without pinned memory the
+driver copies one piece at a time, and the GPU idles in between. Pinning the host copy itself would
+take longer than the copy, and hold driver locks that other processes' copies need.
 """
 
 from collections import deque
@@ -17,14 +16,11 @@ from swapd.device.driver import Driver
 from swapd.shared import vm
 from swapd_client.memory.layout import Remote
 
-#: All pinned memory, and all host memory used besides the host copies.
 PLACES = 4
 PLACE_BYTES = 4 << 20
 
 
 class _Flying(NamedTuple):
-    """A piece on the stream: in `place` after `event`, then to be copied to `target`."""
-
     event: Any
     place: int
     target: int
@@ -32,10 +28,10 @@ class _Flying(NamedTuple):
 
 
 def fetch(driver: Driver, spans: Sequence[Remote]) -> str:
-    """Copy the contents as of the work done by now. Blocks. Its context is current.
+    """Copy the contents as of the work done by now. Blocks. The context must be current.
 
-    If nothing can be pinned, the driver copies without, and this returns the reason, else "".
-    Raises: DeviceError, after all copies have ended.
+    If nothing can be pinned, copies without, and returns the reason. Raises: DeviceError, after all
+    copies have ended.
     """
     with ExitStack() as undo:
         stream = driver.stream()
@@ -82,7 +78,6 @@ def _land(driver: Driver, piece: _Flying) -> None:
 
 
 def _cut(spans: Iterable[Remote]) -> Iterator[Remote]:
-    """Cut into pieces that fit into a place."""
     for target, source, nbytes in spans:
         for at in range(0, nbytes, PLACE_BYTES):
             yield Remote(target + at, source + at, min(PLACE_BYTES, nbytes - at))

@@ -1,7 +1,7 @@
 """A GPU computes; its work may still run after the release of a lease.
 
-This module does not use CUDA before a component of this process is registered, because a process
-may connect first, and fork then. It uses torch only if the process has loaded it.
+CUDA is unused until a component is registered, because a process may connect first and fork then.
+torch is used only if the process has loaded it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from swapd_client.session.processor import Arrival, Processor, Work
 
 
 class Gpu(Processor):
-    """One GPU. Its methods do what those of `Processor` say."""
+    """One GPU; see `Processor` for the methods."""
 
     works_late = True
     memory_is_scarce = True
@@ -46,7 +46,6 @@ class Gpu(Processor):
         return GpuRange(nbytes, self.card, writable=writable, before=before)
 
     def fits(self, where: Place) -> bool:
-        """A chunk is mapped as a whole."""
         assert isinstance(where, GpuRange)
         return vm.round_up(where.nbytes, self._chunk_bytes) <= where.reserved
 
@@ -91,11 +90,11 @@ class Gpu(Processor):
     # --- memory --------------------------------------------------------------------------
 
     def bring_in(self, placed: Sequence[tuple[Part, Placement]], arrival: Arrival) -> None:
-        """Map chunks while they are filled, because the driver's calls take as long as part of the
+        """Map chunks during their copy, because the driver's calls take as long as part of the
         copy.
 
-        It maps all chunks first, and makes them accessible when they are filled. When the last byte
-        has come, only the last chunk's calls remain.
+        First map all chunks, then make them accessible as they fill. After the last byte, only the
+        last chunk's calls remain.
         """
         coming = []
         for part, place in placed:
@@ -103,7 +102,7 @@ class Gpu(Processor):
                 part.where.show(place.generation, place.runs)
             else:
                 coming.append((part, place))
-        coming.sort(key=lambda one: one[1].generation)  # the order of their copies
+        coming.sort(key=lambda one: one[1].generation)  # the order of the copies
         try:
             for part, place in coming:
                 _range_of(part).put(place.generation, place.runs)
@@ -136,14 +135,13 @@ class Gpu(Processor):
         return self.attempt(self.card.drop, numbers) and dropped
 
     def cut_off(self, parts: Iterable[Part], end: Callable[[], None]) -> None:
-        """End the session first, wait for running work, then unmap."""
-        end()  # first: then waiting streams go on, and the work ends
+        end()  # first: waiting streams go on, and their work ends
         self.card.settle()
         for part in parts:
             self.attempt(part.where.revoke)
 
     def free_unused(self, parts: Collection[Part]) -> None:
-        """Mutable components stay on chunks that have later bytes than their host copies."""
+        """Mutable components stay on chunks with later bytes than their host copies."""
         needed: set[int] = set()
         for part in parts:
             where = _range_of(part)
@@ -166,7 +164,7 @@ class Gpu(Processor):
             self.card.settle()
 
     def let_go_of(self, parts: Iterable[Part]) -> None:
-        """Free the memory of a dead daemon for the copies."""
+        """Free the memory of a dead daemon for the private copies."""
         for part in parts:
             self.attempt(part.where.revoke)
         self.attempt(self.card.drop_all)
@@ -183,7 +181,7 @@ def _range_of(part: Part) -> GpuRange:
 
 
 def _halves(chunks: int) -> Iterator[int]:
-    """Half of them, half of the rest, and so on, without the last one, to save calls and waits."""
+    """Yield half of the chunks, half of the rest, and so on, but not the last, to save calls."""
     done = 0
     while (rest := chunks - done) > 1:
         done += rest // 2

@@ -1,8 +1,4 @@
-"""A component's address range on the GPU; the counterpart of `swapd_client.memory.mapping.Range`.
-
-Lives here: the chunks mapped there, their access, and private memory in the range. No messages, no
-torch, no waiting for the GPU's work.
-"""
+"""A component's address range on the GPU; the counterpart of `memory.mapping.Range`."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,56 +17,50 @@ from swapd_client.session.gpu.card import Card
 class GpuRange:
     """An address range, reserved once for a component of `nbytes`; chunks come and go in it.
 
-    Thread-safe. Mapping costs some driver calls for each chunk; hiding and showing the same chunks
-    again costs one call for all. So the client maps chunks during the copy, and makes them
-    accessible one after the other, or as the holder of an early lease waits for them. When the
-    range is hidden, no work that uses it may be on the GPU. The range is never freed, because
-    tensors may live for ever.
+    Thread-safe. Mapping costs driver calls for each chunk; hiding and showing the same chunks again
+    costs one call for all. So chunks are mapped during the copy, and made accessible as they fill,
+    or as the holder of an early lease waits for them. No GPU work may use the range when it is
+    hidden. The range is never freed once it is in use, because tensors may live for ever.
 
-    After an error that this process's GPU context does not survive, nothing can be unmapped, and
-    nothing need be: no work of this process runs there any more. So hiding then succeeds.
+    After an error that destroys the GPU context, nothing can be unmapped, but no work runs any
+    more: hiding then succeeds.
     """
 
-    #: Whether the CPU can access the bytes.
     addressable = False
-    #: Never: it is not freed, and a new owner checks first.
+    #: The range is not freed, and a new owner checks first.
     over = False
 
     def __init__(
         self, nbytes: int, card: Card, *, writable: bool, before: "GpuRange | None" = None
     ) -> None:
-        """`before`: a private range of this GPU whose addresses and memory this one takes over.
+        """`before`: a private range of as many bytes to take over, with room for the chunks.
 
-        It has as many bytes, and room for the chunks. This one keeps that memory until chunks are
-        shown, or `give_up_private`. Raises: DeviceFailed.
+        Its memory stays until chunks are shown, or `give_up_private`. Raises: DeviceFailed.
         """
         self._card = card
         self._span = vm.round_up(max(nbytes, 1), card.chunk_bytes)
         self._writable = writable
         self.lock: Any = threading.RLock()
         self.nbytes = nbytes
-        #: Stable until the end of the process.
         with card.using() as driver:
             self.address: int = driver.reserve(self._span) if before is None else before.address
-        #: Bytes of room for chunks.
         self.reserved: int = self._span if before is None else before.reserved
         self.taken_over = before is not None
         self.when_left: Callable[[], None] | None = before.when_left if before else None
-        #: Private memory mapped there: the bytes of each mapping.
+        #: Sizes of the mappings of private memory.
         self._pieces: tuple[int, ...] = () if before is None else before._pieces
-        #: The chunks mapped there, accessible or not.
+        #: The mapped chunks, accessible or not.
         self._mapped: tuple[int, ...] = ()
         #: Number of accessible chunks, from the first on.
         self._allowed = 0
-        #: As many or more, after an interrupt in a call that makes them accessible, or takes that.
+        #: As `_allowed`, but more after an interrupt in a driver call.
         self._to_forbid = 0
-        #: Whether leases may use the chunks that are accessible.
         self._shown = False
         self._private = False
         self.generation = 0
-        #: The chunks of this generation, while they have the latest bytes; else the host copy has.
+        #: The chunks with the latest bytes; None if the host copy has those.
         self._latest: tuple[int, ...] | None = None
-        #: Memory reserved for `make_private`: handle, and size.
+        #: Memory set aside for `make_private`: handle and size.
         self._own: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
@@ -83,21 +73,19 @@ class GpuRange:
 
     @property
     def on_chunks(self) -> bool:
-        """Whether memory of the daemon is mapped; for private memory too, if there is no other."""
         return bool(self._mapped)
 
     def is_shown(self, generation: int) -> bool:
         return self.is_lent(generation) and self._allowed == len(self._mapped)
 
     def is_lent(self, generation: int) -> bool:
-        """Whether leases may use its chunks: all of them, or those that they have reached."""
+        """Whether leases may use the chunks that they have reached."""
         return self._shown and generation == self.generation
 
     def show(self, generation: int, runs: Runs) -> None:
-        """Map the chunks of this generation into the range.
+        """Map and show the chunks of this generation. Blocks until the daemon has sent them.
 
-        Blocks until the daemon has sent them. Raises: DeviceFailed, SessionEnded; then the range is
-        hidden, or unchanged.
+        Raises: DeviceFailed, SessionEnded; then the range is hidden, or unchanged.
         """
         if not (self.is_shown(generation) or self._show_again(generation)):
             self._exchange(generation, runs, self._show_mapped)
@@ -107,20 +95,20 @@ class GpuRange:
             self._exchange(generation, runs, self._lend)
 
     def put(self, generation: int, runs: Runs) -> None:
-        """Map the chunks of this generation, none accessible yet. Blocks and raises as `show`."""
+        """Map chunks without access. Blocks and raises as `show`."""
         if not self.is_lent(generation):
             self._exchange(generation, runs)
 
     def _exchange(
         self, generation: int, runs: Runs, then: Callable[[], None] = lambda: None
     ) -> None:
-        """Map these chunks in place of others, once work on the memory taken over has ended."""
+        """Map these chunks in place of others, after work on memory taken over."""
         chunks = tuple(numbers(runs))
         handles = self._card.imports(chunks, writable=self._writable)
         if self._pieces:
             self._card.settle()
         with self.lock:
-            if not (self._private or self.is_shown(generation)):  # private: others may use them
+            if not (self._private or self.is_shown(generation)):  # private: others use the chunks
                 self._drop_private()
                 if generation != self.generation:
                     self._latest = None
@@ -131,10 +119,9 @@ class GpuRange:
         self._say_left()
 
     def allow(self, generation: int, chunks: int) -> None:
-        """Make the first `chunks` of this generation accessible: they are filled.
+        """Make the first `chunks`, which are filled, accessible. Raises: DeviceFailed.
 
-        No-op if they are no longer mapped: waits for the other chunks then raise the reason.
-        Raises: DeviceFailed.
+        No-op if they are no longer mapped: the next wait raises the reason.
         """
         with self.lock:
             if generation == self.generation and self._mapped and not self._private:
@@ -146,10 +133,7 @@ class GpuRange:
                 self._allow(-(-nbytes // self._card.chunk_bytes), writable=self._writable)
 
     def hide(self, generation: int | None = None) -> None:
-        """Make all accesses fault; the chunks can be shown again cheaply.
-
-        With `generation`, only if no newer one is shown. Raises: DeviceFailed.
-        """
+        """Make all accesses fault, unless a newer `generation` is shown. Raises: DeviceFailed."""
         self._withdraw(self._forbid, generation)
 
     def revoke(self, generation: int | None = None) -> None:
@@ -165,16 +149,16 @@ class GpuRange:
 
     @property
     def has_latest(self) -> bool:
-        """Whether the chunks have the latest bytes, or the same as the host copy."""
+        """Whether the chunks have the latest bytes."""
         return self._latest is not None
 
     def let_go(self) -> None:
-        """Unmap the chunks of a daemon that is gone: the host copy has the bytes."""
+        """Unmap the chunks of a dead daemon: the host copy has the bytes."""
         self.revoke()
         self.saved(self.generation)
 
     def leave(self) -> None:
-        """As `let_go`, for a range that may become private memory after its session is over."""
+        """As `let_go`, but the range may become private memory later."""
         self.let_go()
         self._card.has_private |= self.nbytes > 0
 
@@ -187,7 +171,7 @@ class GpuRange:
                 self._latest = None
 
     def saved(self, generation: int) -> None:
-        """The host copy has the latest bytes now; others may use the chunks of `generation`."""
+        """Note that the host copy has the latest bytes."""
         with self.lock:
             if generation == self.generation:
                 self._latest = None
@@ -206,11 +190,10 @@ class GpuRange:
                     driver.release(handle)
 
     def make_private(self, master: OwnedFd | None, *, keep_shown: bool) -> None:
-        """Make the range private memory, with the component's bytes in it.
+        """Make the range private memory, with the bytes of `master`, or zeros.
 
-        The bytes are copied from `master`, or are zeros. With `keep_shown`, if the chunks have
-        later bytes, the range keeps the chunks, which the daemon must have given up. Raises:
-        OutOfMemory, DeviceFailed; then nothing is mapped.
+        With `keep_shown` it keeps chunks with later bytes, which the daemon must have given up.
+        Raises: OutOfMemory, DeviceFailed; then nothing is mapped.
         """
         with self.lock:
             if self._private:
@@ -232,10 +215,7 @@ class GpuRange:
             self._card.has_private |= self.nbytes > 0
 
     def give_up_private(self) -> None:
-        """Free the memory taken over, because the component is registered.
-
-        Waits for all work of this process on the GPU. Raises: DeviceFailed.
-        """
+        """Free the memory taken over, after all GPU work of this process. Raises: DeviceFailed."""
         if self._pieces:
             self._card.settle()
         with self.lock:
@@ -243,9 +223,7 @@ class GpuRange:
         self._say_left()
 
     def stay_private(self) -> bool:
-        """After a failed registration: keep the memory taken over, if there was any. False if
-        chunks have taken its place.
-        """
+        """After a failed registration, keep the memory taken over; False if it is replaced."""
         with self.lock:
             if self._pieces:
                 self._shown = self._private = True
@@ -253,7 +231,7 @@ class GpuRange:
             return self._private or not self.generation
 
     def used_by(self, things: Iterable[object]) -> None:
-        """No-op: work on the GPU may outlive the tensors it reads, so private memory stays."""
+        """No-op: GPU work may outlive the tensors it reads, so private memory stays."""
 
     def discard(self) -> None:
         try:
@@ -270,10 +248,7 @@ class GpuRange:
             left()
 
     def _show_again(self, generation: int) -> bool:
-        """Show chunks that are already mapped or hidden; False if there are none.
-
-        A thread waits for the last bytes, so this looks up nothing.
-        """
+        """Show chunks that are mapped already; False if there are none."""
         with self.lock:
             if generation != self.generation or not self._mapped or self._pieces:
                 return False
@@ -345,7 +320,6 @@ class GpuRange:
 
 @contextmanager
 def _unless_lost(card: Card) -> Iterator[None]:
-    """Ignore errors once the GPU is lost for this process."""
     try:
         yield
     except DeviceFailed as exc:

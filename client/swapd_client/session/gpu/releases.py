@@ -1,13 +1,8 @@
 """Ends leases after the GPU work queued under them, without blocking their holders.
 
-The GPU does not execute work captured into a graph now, and no thread waits for it.
-
-Lives here: events, and the threads that block on them. May not live here: the state of leases.
-
-Work on one stream ends in the order in which it was queued. So one thread for each used stream is
-enough, and none delays another. A thread starts with the first release that has to wait, and ends
-when it has been idle for a while. Where the system grants no more threads, another stream's thread
-waits for the work, too, or the caller if there is none.
+Work captured into a graph does not run now, so nothing waits for it. Work on one stream ends in
+order, so one thread for each used stream is enough; it ends when it has been idle for a while. If
+the system grants no thread, another stream's thread waits for the work, or the caller.
 """
 
 import threading
@@ -24,28 +19,24 @@ from swapd_client.errors import DeviceFailed
 from swapd_client.session.gpu.card import Card
 from swapd_client.session.gpu.streams import LEGACY_DEFAULT
 
-#: Seconds that an idle thread stays.
 IDLE_S = 5.0
 #: Events kept for later releases.
 POOL = 64
 
 
-#: Used instead of a stream's number, without an event. ALL: everything on the GPU, because the
-#: given handle is no stream. From LATER on downwards: the stream with that handle, which cannot be
-#: queried during a capture.
+#: Stream numbers of marks without an event. ALL: everything, because the handle is no stream. LATER
+#: - handle: a stream that could not be queried during a capture.
 ALL, LATER = -1, -2
 
 
 class _Mark(NamedTuple):
-    """A place in a stream. The stream is known by its number and never used again."""
+    """A point in a stream's work. With an event, the stream itself is not used again."""
 
     stream: int
     event: Any | None = None
 
 
 class GpuWork:
-    """GPU work queued under a lease until its release; some of it was not done then."""
-
     def __init__(self, releases: "Releases", marks: list[_Mark]) -> None:
         self.marks = marks
         self._releases = releases
@@ -54,7 +45,6 @@ class GpuWork:
         return self._releases.is_pending(self.marks)
 
     def is_over(self) -> bool:
-        """Whether the GPU is known to have finished it. If so, do not use this object again."""
         return self._releases.is_over(self.marks)
 
 
@@ -92,11 +82,10 @@ class Releases:
         before: GpuWork | None = None,
         queued: Collection[int] = (),
     ) -> GpuWork | None:
-        """Work on `streams` now, and the rest of `before`, which becomes invalid.
+        """As `Processor.mark`. Raises nothing: if the GPU is lost, its work is over.
 
-        None if all of it is done. Streams may be destroyed afterwards, because this uses events
-        only; not those of `queued`, with work from before this call, which may capture by now. Does
-        not block, and raises nothing: if the GPU is lost for this process, its work is over.
+        Streams may be destroyed afterwards, because events are used. Those of `queued` may not:
+        they may be capturing by now.
         """
         try:
             with self._card.using() as driver:
@@ -110,7 +99,7 @@ class Releases:
         return GpuWork(self, [_Mark(ALL)])
 
     def after(self, work: GpuWork, then: Callable[[], None]) -> None:
-        """Call `then` in a thread when `work` is done. Blocks until then if there is no thread."""
+        """Call `then` in a thread when `work` is done; block until then if there is no thread."""
         ending = _Ending(len(work.marks), then)
         with self._lock:
             self._pending += 1
@@ -119,7 +108,7 @@ class Releases:
                 self._see_over(mark, ending)
 
     def is_pending(self, marks: Iterable[_Mark]) -> bool:
-        """Whether a mark has not passed; marks without an event are unknown and do not count."""
+        """Whether a mark has not passed. Marks without an event do not count."""
         try:
             with self._card.using() as driver:
                 return any(m.event is not None and not driver.query(m.event) for m in marks)
@@ -139,12 +128,11 @@ class Releases:
         return True
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is pending; return whether it is so."""
         with self._lock:
             return self._none_pending.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self) -> bool:
-        """End the threads as soon as they are idle; return whether they are now."""
+        """End the threads once they are idle; return whether they are now."""
         with self._lock:
             self._closed = True
             for lane in self._lanes.values():
@@ -166,7 +154,7 @@ class Releases:
         before: Iterable[_Mark],
         queued: Collection[int],
     ) -> list[_Mark]:
-        """One mark for each busy stream: the latest, because its work ends in order."""
+        """Return the latest mark of each busy stream, whose work ends in order."""
         marks: dict[int, _Mark] = {}
         for mark in before:
             if mark.event is None or not driver.query(mark.event):
@@ -183,10 +171,9 @@ class Releases:
         return list(marks.values())
 
     def _mark(self, driver: Driver, stream: int, *, was_queued: bool) -> _Mark | None:
-        """The stream's current place; None if it is idle.
+        """Return the stream's point; None if it is idle.
 
-        Does not query a capturing stream: its work is not executed now, but for what was queued
-        before.
+        A capturing stream is not queried: only work from before the capture runs.
         """
         has_work = was_queued or stream == LEGACY_DEFAULT
         later = _Mark(LATER - stream) if has_work else None  # if a capture is in the way
@@ -218,7 +205,6 @@ class Releases:
     # --- threads -------------------------------------------------------------------------
 
     def _hand_over(self, mark: _Mark, ending: _Ending) -> bool:
-        """Have a thread wait for it; False if there is none."""
         with self._lock:
             lane = self._lanes.get(mark.stream) or self._open(mark.stream)
             if lane is None:
@@ -243,7 +229,6 @@ class Releases:
             self._see_over(*item)
 
     def _next(self, stream: int, lane: _Lane) -> tuple[_Mark, _Ending] | None:
-        """The next mark to wait for; None if the thread is to end."""
         with self._lock:
             lane.changed.wait_for(lambda: lane.waiting or self._closed, IDLE_S)
             if lane.waiting:
@@ -252,7 +237,6 @@ class Releases:
             return None
 
     def _see_over(self, mark: _Mark, ending: _Ending) -> None:
-        """Wait for the mark, and end the lease if it was the last."""
         self._await(mark)
         with self._lock:
             ending.left -= 1
@@ -278,7 +262,7 @@ class Releases:
             self._card.complain(exc)  # then no work of this process is left
 
     def _recorded_late(self, driver: Driver, stream: int) -> Any:
-        """An event on the stream, once no capture is running that it would disturb."""
+        """Record an event once that disturbs no capture."""
         driver.after_captures(lambda: driver.is_capturing(stream))
         event = self._take(driver)
         driver.record(event, stream)

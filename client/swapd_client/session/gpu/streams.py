@@ -15,12 +15,11 @@ LEGACY_DEFAULT = 0
 
 
 def handle_of(stream: Any) -> int:
-    """The driver's handle of a `torch.cuda.Stream`, an object with `cuda_stream`, or an int."""
     return int(getattr(stream, "cuda_stream", stream))
 
 
 def _torch_on_gpu() -> Any:
-    """torch, if it uses a GPU in this process; None while another thread imports it."""
+    """Return torch if it uses a GPU in this process; None while another thread imports it."""
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     is_initialized = getattr(cuda, "is_initialized", None)
@@ -28,7 +27,7 @@ def _torch_on_gpu() -> Any:
 
 
 def current_stream(index: int) -> int:
-    """The current stream of this thread's torch, if torch uses the GPU; else the default."""
+    """Return the current stream of this thread's torch, or the default if torch uses no GPU."""
     torch = _torch_on_gpu()
     if torch is None:
         return LEGACY_DEFAULT
@@ -41,30 +40,28 @@ def lasting_stream(index: int) -> int | None:
     if torch is None:
         return LEGACY_DEFAULT
     stream = torch.cuda.current_stream(index)
-    # c10/cuda/CUDAStream.cpp: 0 is the default, an external stream's is its (even) address
+    # c10/cuda/CUDAStream.cpp: 0 is the default; the id of an external stream is its (even) address
     return int(stream.cuda_stream) if stream.stream_id == 0 or stream.stream_id & 1 else None
 
 
 def empty_cache() -> None:
-    """Make torch return its cached memory to the driver, if there is any."""
     torch = _torch_on_gpu()
     if torch is not None:
         torch.cuda.empty_cache()
 
 
-#: Pinned boards: they must stay mapped, even if their session is lost.
+#: Pinned boards must stay mapped, even if their session is lost.
 _pinned: set[Board] = set()
 
 
 class Doorbell:
-    """The session's board as mapped on the GPU, so that streams wait for words on it."""
+    """The session's board on the GPU: streams can wait for words on it."""
 
     def __init__(self, card: Card, board: Board) -> None:
         """Does not use the GPU."""
         self._card = card
         self._board = board
         self._lock = threading.Lock()
-        #: The board's address for the GPU; None before the first wait.
         self._address: int | None = None
         self._refused = False
         #: By stream, the event after its last wait: the stream itself may be gone by then.
@@ -73,7 +70,7 @@ class Doorbell:
     def wait(self, stream: int, slot: int, target: int) -> bool:
         """Make the stream wait until the word in `slot` is at least `target`. Does not block.
 
-        False if it captures, or this GPU or driver cannot wait: then the host must. Raises:
+        Returns False if the stream captures, or this GPU or driver cannot wait. Raises:
         DeviceFailed.
         """
         with self._lock, self._card.using() as driver:
@@ -93,9 +90,9 @@ class Doorbell:
             return True
 
     def close(self, timeout_s: float = SETTLE_S) -> None:
-        """Unpin the board, once no stream waits on it. All words must have been raised before.
+        """Unpin the board when no stream waits on it, within `timeout_s`.
 
-        If streams still wait after `timeout_s`, it stays pinned until the process ends.
+        All words must have been raised before.
         """
         with self._lock:
             if self._address is None:
