@@ -1,14 +1,16 @@
 """Predicts from the order of past uses when each component is needed again. Pure.
 
 Pipelines use the same few components in the same order, so counting what followed what soon gives
-the order. Where it does not, LRU is better. Two ghosts simulate evictions by both rules, and the
-rule that moved fewer chunks lately decides.
+the order. Where there is no order, counting how often each is used foretells more. LRU may be
+better than both. Two ghosts simulate evictions, by these counts and by LRU, and the one that moved
+fewer chunks lately decides.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import combinations
+from math import inf, log
 from typing import NamedTuple, Protocol, TypeVar
 
 #: With more components and families than this, always use LRU.
@@ -17,14 +19,18 @@ THINGS_MAX = 64
 AHEAD = 12
 #: Ignore futures less likely than this.
 LEAST = 0.02
-#: Uses remembered for each context; beyond this, all counts are halved.
-REMEMBERED = 128
+#: Uses remembered for each context, and without a context; beyond this, counts are halved.
+REMEMBERED, ALL_REMEMBERED = 128, 1024
 #: Trust what followed two things after so many uses, or while it was always the same.
 TRUSTED = 24
-#: Time constant, in uses, of the chunks that a ghost moved "lately".
-LATELY = 128
-#: While LRU decides, the ghosts follow one in so many periods of LATELY uses.
-SELDOM = 4
+#: Share of the uses after a context that makes one of them certain.
+CERTAIN = 0.95
+#: Time constants, in uses: of the chunks that a ghost moved lately, and of what foretold more.
+LATELY, FORETOLD = 512, 128
+#: Ghosts that move alike differ by chance: LRU decides again if its ghost moved less by that much.
+BY_CHANCE = 1.02
+#: While LRU decides, the ghosts follow one in so many periods of so many uses.
+SELDOM, PERIOD = 2, 128
 #: Compare all sets of so many candidates. Of more candidates, take those needed last.
 SETS_OF = 8
 
@@ -36,22 +42,63 @@ class Candidate(NamedTuple):
     chunks: int
 
 
+class _Counts:
+    """Counts the uses of each thing."""
+
+    __slots__ = ("of", "total")
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self.total = 0
+
+    def add(self, name: str, most: int) -> None:
+        self.of[name] = self.of.get(name, 0) + 1
+        self.total += 1
+        if self.total > most:
+            self.of = {one: count // 2 for one, count in self.of.items() if count > 1}
+            self.total = sum(self.of.values())
+
+    def forget(self, name: str) -> None:
+        self.total -= self.of.pop(name, 0)
+
+    def share(self, name: str) -> float:
+        """Return the share of `name`, which is more than 0 even if it was never used."""
+        return (self.of.get(name, 0) + 0.1) / (self.total + 1.0)
+
+    def certain(self) -> str | None:
+        """Return the name that nearly all uses have, if there is one."""
+        name = max(self.of, key=self.of.__getitem__, default=None)
+        return name if name and self.of[name] >= CERTAIN * self.total else None
+
+
+_NONE = _Counts()
+
+
 class Chain:
     """Counts what followed each context: the two things used last, or the last one."""
 
     def __init__(self) -> None:
-        self._followed: dict[Context, Counter[str]] = defaultdict(Counter)
+        #: The uses after each context; all uses after the empty one.
+        self._followed: dict[Context, _Counts] = defaultdict(_Counts)
         self._context: Context = ()
+        #: Chunks of each at its last use.
+        self._chunks: dict[str, int] = {}
+        #: By how much the context foretold the last uses better than frequencies: nats a use.
+        self._gain = 0.0
 
-    def use(self, name: str) -> None:
+    def use(self, name: str, chunks: int) -> None:
+        self._chunks[name] = chunks
         if self._context[-1:] == (name,):
             return
-        for context in (self._context, self._context[-1:]):
-            followed = self._followed[context]
-            followed[name] += 1
-            if sum(followed.values()) > REMEMBERED:
-                halved = {one: count // 2 for one, count in followed.items() if count > 1}
-                self._followed[context] = Counter(halved)
+        always, last = self._followed[()], self._context[-1:]
+        others = 1.0 - always.share(last[0]) if last else 1.0  # uses in a row count once
+        gain = log(self._after(self._context).share(name) * others / always.share(name))
+        self._gain += (gain - self._gain) / FORETOLD
+        always.add(name, ALL_REMEMBERED)
+        if last:
+            self._followed[last].add(name, REMEMBERED)
+        if self._context != last:
+            self._followed[self._context].add(name, REMEMBERED)
         self._context = _then(self._context, name)
 
     def forget(self, name: str) -> None:
@@ -59,10 +106,16 @@ class Chain:
         for context in [context for context in self._followed if name in context]:
             del self._followed[context]
         for followed in self._followed.values():
-            del followed[name]
+            followed.forget(name)
+        self._chunks.pop(name, None)
 
-    def expected(self, using: Iterable[str] = ()) -> defaultdict[str, float]:
-        """Return, by name, after how many uses each is expected again once `using` are used."""
+    def expected(self, room: int, using: Iterable[str] = ()) -> defaultdict[str, float]:
+        """Return, by name, after how many uses each is expected again once `using` are used.
+
+        Never, if it cannot stay until then: see `_cannot_stay`. `room`: chunks for all of them.
+        """
+        if self._gain < 0.0:
+            return self._by_frequency()
         context = reduce(_then, using, self._context)
         likely = {context: 1.0}
         #: Probability that each was not used until this step.
@@ -80,7 +133,26 @@ class Chain:
                 unused[name] = share * (1.0 - used.get(name, 0.0))
         for name, share in unused.items():
             expected[name] += share * (2 * AHEAD - step)
+        expected.update(dict.fromkeys(self._cannot_stay(context, room), inf))
         return expected
+
+    def _cannot_stay(self, context: Context, room: int) -> set[str]:
+        """Return those that leave before their next use in any case: something that certainly comes
+        first is too large to fit beside them."""
+        leave, before = set[str](), set[str]()
+        while name := self._after(context).certain():
+            if name in before:
+                break
+            before.add(name)
+            left = room - self._chunks[name]
+            leave |= {one for one, chunks in self._chunks.items() if chunks > left} - before
+            context = _then(context, name)
+        return leave
+
+    def _by_frequency(self) -> defaultdict[str, float]:
+        uses = self._followed[()]
+        expected = {name: uses.total / count for name, count in uses.of.items()}
+        return defaultdict(lambda: 2.0 * uses.total + 1.0, expected)
 
     def _step(
         self, likely: Mapping[Context, float]
@@ -88,23 +160,20 @@ class Chain:
         """Return the probabilities of each context and each use, one use later."""
         after, used = defaultdict[Context, float](float), defaultdict[str, float](float)
         for context, p in likely.items():
-            followed, total = self._after(context)
-            each = p / max(total, 1)
-            for name, count in followed.items():
+            followed = self._after(context)
+            each = p / max(followed.total, 1)
+            for name, count in followed.of.items():
                 if (share := each * count) >= LEAST:
                     used[name] += share
                     after[_then(context, name)] += share
         return after, used
 
-    def _after(self, context: Context) -> tuple[Mapping[str, int], int]:
-        """Return what followed the last two uses, or the last if that is not trusted; and the
-        sum."""
-        followed: Mapping[str, int] = self._followed.get(context, {})
-        total = sum(followed.values())
-        if total < TRUSTED and len(followed) != 1:
-            followed = self._followed.get(context[-1:], {})
-            total = sum(followed.values())
-        return followed, total
+    def _after(self, context: Context) -> _Counts:
+        """Return the uses after the last two, or after the last one if these are not trusted."""
+        followed = self._followed.get(context, _NONE)
+        if followed.total < TRUSTED and len(followed.of) != 1:
+            return self._followed.get(context[-1:], _NONE)
+        return followed
 
 
 def _then(context: Context, name: str) -> Context:
@@ -126,7 +195,7 @@ class _Ghost:
             self.moved += one.chunks
             candidates = list(self.there.values())
             need = one.chunks + sum([other.chunks for other in candidates]) - room
-            expected = chain.expected() if chain and need > 0 else None
+            expected = chain.expected(room) if chain and need > 0 else None
             for victim in going(need, candidates, expected):
                 del self.there[victim.name]
         self.there[one.name] = one
@@ -136,8 +205,9 @@ class Foresight:
     def __init__(self) -> None:
         self._chain = Chain()
         self._known: set[str] = set()
-        self._uses = 0
+        self._uses = self._room = 0
         self._lru, self._foreseen = _Ghost(), _Ghost()
+        self._moves_less = False
 
     def know(self, name: str) -> None:
         self._known.add(name)
@@ -146,13 +216,17 @@ class Foresight:
         """Note a use. `room`: chunks that evictable components have in all."""
         if len(self._known) > THINGS_MAX:
             return
-        self._chain.use(name)
+        self._chain.use(name, chunks)
+        self._room = room
         self._uses += 1
-        if not self.rules and self._uses // LATELY % SELDOM:
+        if not self.rules and self._uses // PERIOD % SELDOM:
             return  # LRU is better now: look again later
         one = Candidate(name, chunks)
         self._lru.use(one, room, None)
         self._foreseen.use(one, room, self._chain)
+        self._moves_less = self._foreseen.moved < self._lru.moved * (
+            BY_CHANCE if self._moves_less else 1.0
+        )
 
     def forget(self, name: str) -> None:
         """Forget it. Unknown names, such as those of parts, are ignored."""
@@ -165,11 +239,10 @@ class Foresight:
     @property
     def rules(self) -> bool:
         """Whether the chain moved less lately than LRU."""
-        few = len(self._known) <= THINGS_MAX
-        return few and self._foreseen.moved < self._lru.moved
+        return len(self._known) <= THINGS_MAX and self._moves_less
 
     def expected(self, using: Iterable[str]) -> defaultdict[str, float]:
-        return self._chain.expected(using)
+        return self._chain.expected(self._room, using)
 
 
 def going(
@@ -200,14 +273,20 @@ def _cheapest(
     """Return the cheapest set of `few` that is enough; of equal ones, the least recently used."""
     cost = {one: one.chunks / expected[one.name] for one in few}
     place = {one: at for at, one in enumerate(candidates)}
+    enough = [one for one in few if one.chunks >= need]
+    alone = sorted(enough, key=lambda one: (cost[one], place[one]))[:1]
+    # no set is cheaper than one of its members
+    cheap = [one for one in few if all(cost[one] < cost[other] for other in alone)]
     sets = (
-        some
-        for n in range(1, len(few) + 1)
-        for some in combinations(few, n)
+        list(some)
+        for n in range(2, len(cheap) + 1)
+        for some in combinations(cheap, n)
         if sum([one.chunks for one in some]) >= need
     )
-    best = min(sets, key=lambda some: (sum(cost[one] for one in some), sum(place[o] for o in some)))
-    return list(best)
+    return min(
+        filter(None, (alone, *sets)),
+        key=lambda some: (sum([cost[one] for one in some]), sum([place[one] for one in some])),
+    )
 
 
 def _first(need: int, candidates: Iterable[Candidate]) -> list[Candidate]:

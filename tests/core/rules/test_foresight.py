@@ -1,5 +1,7 @@
 """What is needed last goes first, once the order of uses is known; else the least recently used."""
 
+import math
+import random
 from collections.abc import Iterable
 
 from hypothesis import given, settings
@@ -68,9 +70,30 @@ def test_what_goes_away_is_forgotten(make: Make) -> None:
 def test_a_step_of_a_loop_is_no_new_use() -> None:
     chain = Chain()
     for name in "aaabbbccc" * 3:
-        chain.use(name)
-    expected = chain.expected()
+        chain.use(name, 1)
+    expected = chain.expected(2)
     assert expected["a"] < expected["b"] < expected["c"]
+
+
+def test_what_comes_in_no_order_stays_by_how_often_it_is_used() -> None:
+    chain, of_chance = Chain(), random.Random(5)
+    for name in of_chance.choices("abcdef", (12, 8, 5, 3, 2, 1), k=2000):
+        chain.use(name, 1)
+    expected = chain.expected(3)
+    assert sorted("abcdef", key=expected.__getitem__) == list("abcdef")
+
+
+def test_what_cannot_stay_beside_the_next_goes_before_what_is_needed_later() -> None:
+    pictures = {"text": 10, "dit": 24, "vae": 1, "text2": 16, "dit2": 28, "vae2": 1}
+    chain, of_chance = Chain(), random.Random(5)
+    for _ in range(50):
+        often = of_chance.random() < 0.7
+        for name in ("text", "dit", "vae") if often else ("text2", "dit2", "vae2"):
+            chain.use(name, pictures[name])
+    expected = chain.expected(48, ["text2"])
+    assert expected["text"] < expected["dit"] == math.inf
+    there = [Candidate(name, pictures[name]) for name in ("text", "dit", "vae")]
+    assert going(3, there, expected) == [Candidate("dit", 24)]
 
 
 def test_with_very_many_components_nothing_is_foreseen() -> None:
@@ -95,8 +118,8 @@ def test_what_goes_is_enough_and_none_of_it_is_needless(
     candidates = [Candidate(*one) for one in sizes]
     chain = Chain()
     for name in data.draw(st.lists(st.sampled_from("abcdef"), max_size=40)):
-        chain.use(name)
-    for expected in (None, chain.expected()):
+        chain.use(name, dict(sizes).get(name, 1))
+    for expected in (None, chain.expected(data.draw(st.integers(9, 40)))):
         chosen = going(need, candidates, expected)
         freed = sum(one.chunks for one in chosen)
         if need > sum(size for _, size in sizes):
