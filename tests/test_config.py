@@ -30,6 +30,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "residency_factor": ("0", 0.0),
     "residency_bound": ("1.25", 1.25),
     "patience": ("90", 90.0),
+    "order": ("thinker, talker; encoder,dit,vae", "thinker, talker; encoder,dit,vae"),
     "overtake": ("3", 3),
     "eviction": ("lru", "lru"),
     "turn": ("1m", 60.0),
@@ -107,7 +108,7 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(
     name: str, tmp_path: Path
 ) -> None:
     text, value = SAMPLES[name]
-    others = {"isolation": "relaxed", "eviction": "next_use"}
+    others = {"isolation": "relaxed", "eviction": "next_use", "order": "b,a"}
     other = others.get(name, "host") if isinstance(value, str) else "7"
     environ = {variable(name): text}
     file = toml(tmp_path, f'{name} = "{other}"')
@@ -123,6 +124,13 @@ def test_the_file_is_named_by_flag_or_else_by_variable(tmp_path: Path) -> None:
     assert load(None, {}, environ).patience == 1
     other = file_with(tmp_path / "other.toml", "patience = 2")
     assert load(other, {}, environ).patience == 2
+
+
+@pytest.mark.parametrize("order", ["a", "a,", "a,b;,c", ",".join("a" * 129)])
+def test_an_order_without_a_second_name_or_with_too_many_is_refused(
+    order: str, tmp_path: Path
+) -> None:
+    assert "order" in refusal(tmp_path, file=f'order = "{order}"')
 
 
 # --- unknown -----------------------------------------------------------------------------

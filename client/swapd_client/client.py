@@ -518,7 +518,8 @@ class Client:
         While `after` is in use, the daemon loads these, as for `prefetch` without `over`. It stops
         doing so while they mostly leave again unused. Names need not be registered yet, and may be
         of other processes. This replaces what any session said of `after`, and lasts as long as
-        this session; without names, nothing follows `after`. Answered at once.
+        this session; without names, nothing follows `after`. It has no effect on an `after` that
+        the daemon's `--order` names. Answered at once.
         """
         self._ask(lambda number: protocol.Follows(number, names, after))
 

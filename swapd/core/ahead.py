@@ -5,11 +5,12 @@ for memory. `planner.py` carries them out.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from swapd.core import eviction, explain, following, requests, transfers
 from swapd.core.actions import Foresee
 from swapd.core.ledger import Ledger
-from swapd.core.records import Component, Follower, State
+from swapd.core.records import OPERATOR, Component, Follower, State
 from swapd.shared.protocol import Follows, Prefetch
 
 #: Most components with followers. Followers that were only observed may fill half of it.
@@ -68,11 +69,18 @@ def _take_back(ledger: Ledger, c: Component) -> None:
 # --- what follows ------------------------------------------------------------------------
 
 
+def declare_order(ledger: Ledger) -> None:
+    for order in ledger.rules.order:
+        for after, name in pairwise(order):
+            ledger.followers.setdefault(after, {})[name] = Follower(name, after, OPERATOR)
+
+
 def on_follows(ledger: Ledger, session: int, asked: Follows) -> None:
-    """Replace the followers of `asked.after`, whoever named them."""
+    """Replace the followers of `asked.after`, unless the rules name them, or `asked` was only seen
+    and a session has declared others."""
     key = (session, asked.id)
     before = ledger.followers.get(asked.after, {}).values()
-    if asked.seen and not all(follower.seen for follower in before):
+    if any(f.session == OPERATOR or (asked.seen and not f.seen) for f in before):
         return ledger.accept(key)
     most = FOLLOWED_MAX // 2 if asked.seen else FOLLOWED_MAX
     if len(ledger.followers) >= most and not before:

@@ -8,7 +8,7 @@ from typing import Any
 from swapd.core import sharing
 from swapd.core.chunks import count
 from swapd.core.ledger import HITS_MAX, OTHERS, Ledger
-from swapd.core.records import Agent, Component, Key, State
+from swapd.core.records import OPERATOR, Agent, Component, Key, State
 from swapd.core.residency import Residency
 
 
@@ -322,7 +322,8 @@ def _predicted(ledger: Ledger) -> None:
         assert followers, f"nothing follows {after}, and yet it is kept"
         for name, follower in followers.items():
             _same(f"what follows {after}", (follower.name, follower.after), (name, after))
-            assert follower.session in ledger.sessions, f"who said it of {after} is gone"
+            said_by = {OPERATOR, *ledger.sessions}
+            assert follower.session in said_by, f"who said it of {after} is gone"
             known = ledger.predicted.get(name)
             assert known is follower or not follower.acted, f"{name} was predicted twice"
     for name, follower in ledger.predicted.items():

@@ -18,6 +18,9 @@ Agent = tuple[int, int]
 #: Agent number of leases that no thread uses. This agent never waits.
 NOBODY = -NUMBER_MAX - 1
 
+#: Session number of the followers that the rules name.
+OPERATOR = 0
+
 #: Prefix of the names of workspaces. No component may have it.
 WORKSPACE = "workspace "
 
@@ -41,6 +44,7 @@ class Rules(msgspec.Struct, frozen=True):
     overtake: int = 16  # most waiters that may go before the head of the queue
     turn_s: float = 600.0  # and for how long; also bounds the minimum residency
     eviction: Literal["next_use", "lru"] = "next_use"  # which idle component goes first
+    order: tuple[tuple[str, ...], ...] = ()  # what follows what, whatever sessions say
     unread_timeout_s: float = 60.0  # longest time in which a session reads none of its messages
     keep_host: int = 0  # most bytes of host copies that are kept without a component
 

@@ -229,6 +229,7 @@ class Residency:
         #: Read-only for callers: only `handle` may change it.
         self.ledger = Ledger(chunks, chunk_bytes, rules or Rules())
         self._planner = Planner(self.ledger)
+        ahead.declare_order(self.ledger)
 
     def __repr__(self) -> str:
         ledger = self.ledger

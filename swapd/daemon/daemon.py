@@ -350,6 +350,7 @@ def _rules(config: Config) -> Rules:
         overtake=config.overtake,
         turn_s=config.turn,
         eviction=config.eviction,
+        order=config.orders,
         keep_host=int(config.keep_host),
     )
 

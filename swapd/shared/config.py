@@ -59,6 +59,9 @@ GPU_CHUNK = 64 << 20
 SMALL_BUDGET = 1 << 30
 HOST_CHUNK = 2 << 20
 
+#: Most names in `order`.
+ORDERED_MAX = 128
+
 #: Kubernetes sets SWAPD_PORT to the address of a service called swapd.
 _SERVICE = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 #: NVIDIA's driver has a file there for each GPU: nvidia0, nvidia1.
@@ -132,6 +135,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["next_use", "lru"],
         Meta(description="next_use: first what is needed last, by the order of uses so far"),
     ] = "next_use"
+    order: Annotated[
+        str | None,
+        Meta(
+            description="What is used after what, as in thinker,talker,code2wav; several orders: "
+            "a semicolon between; default: as programs say"
+        ),
+    ] = None
     overtake: Annotated[
         int,
         Meta(
@@ -181,6 +191,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return int(self.chunk)
         auto = self.chunk == "auto" or self.isolation == "strict"
         return HOST_CHUNK if self.device == "host" else gpu_chunk(self.budget, large=auto)
+
+    @property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        return _orders(self.order or "")
 
     @property
     def folder(self) -> Path:
@@ -417,6 +431,22 @@ def _span(text: str) -> float:
         return parse_span(text)
 
 
+def _orders(text: str) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each order. Raises: ValueError."""
+    orders = [tuple(map(str.strip, order.split(","))) for order in text.split(";") if order.strip()]
+    for order in orders:
+        if len(order) < 2 or not all(order):
+            raise ValueError(f"{','.join(order)!r}: an order has two names at least: first,then")
+    if sum(map(len, orders)) > ORDERED_MAX:
+        raise ValueError(f"more than {ORDERED_MAX} names; leave out what follows nothing")
+    return tuple(orders)
+
+
+def _order(text: str) -> str:
+    _orders(text)
+    return text
+
+
 def _chunk(text: str) -> Size | str:
     return text if text == "auto" else typed_size(text)
 
@@ -428,6 +458,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "bandwidth": parse_rate,
     **dict.fromkeys(SIZES, typed_size),
     "chunk": _chunk,
+    "order": _order,
     **dict.fromkeys(("ack_timeout", "linger", "patience", "residency_bound", "turn"), _span),
     **dict.fromkeys(("stop_timeout", "swap_log_age"), _span),
 }

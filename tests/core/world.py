@@ -538,7 +538,8 @@ class World:
     def change_rules(self, **changed: float) -> None:
         """Change the rules; those not named stay."""
         rules = {**msgspec.structs.asdict(self.core.rules), **changed}
-        names = [n for n in rules if n not in ("strict", "eviction", "unread_timeout_s")]
+        fixed = ("strict", "eviction", "order", "unread_timeout_s")
+        names = [n for n in rules if n not in fixed]
         self.send(RulesChanged(self.now, *(rules[n] for n in names)))
 
     def find(self, name: str, nbytes: int, content: str, layout: str = "") -> int:

@@ -39,6 +39,22 @@ def test_what_follows_is_in_when_it_is_asked_for(make: Make) -> None:
     assert came(w) == [(name, "in") for name in ("b", "c", "a", "b", "c")]
 
 
+def test_what_the_rules_name_follows_whatever_sessions_say(make: Make) -> None:
+    w = make(10, residency_factor=0.0, order=(("a", "b", "a"),))
+    for _ in range(2):
+        s = w.open()
+        for name in ("a", "b", "c"):
+            w.register(s, name, 5)
+        w.follows(s, "c", after="a")
+        w.follows(s, "c", after="b", seen=True)
+        w.touch(s, "a")
+        w.touch(s, "b")
+        assert came(w)[0] == ("b", "in")
+        w.leave(s)
+        w.settle()
+        w.log.clear()
+
+
 def test_the_record_says_what_it_saved(make: Make) -> None:
     w, s = stages(make, 10, "a", "b")
     w.acquire(s, "a")
